@@ -1,0 +1,166 @@
+"""Rank agreement: before the first collective of a wrapped model, all ranks compare what ddpfix does on them.
+
+A rank on which ddpfix is missing, or does something else, would make the others wait for ever or train something
+else. The comparison goes through the process group's store (a few small keys a rank), never through a collective,
+because a collective would hang on exactly the rank that is to be found. Every rank compares itself with rank 0 only,
+so the work of a rank does not grow with the world size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from datetime import timedelta
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from ddpfix import log
+
+_COUNTS: Dict[str, int] = {}
+_PAUSE = (0.005, 0.5)
+
+
+class AgreementError(RuntimeError):
+    """A rank lacks ddpfix, or does not do the same there. The message names the rank and the difference."""
+
+
+def announce() -> None:
+    """Leave a mark in the store that ddpfix is at work on this rank; called when the process group has come up.
+
+    A rank with the mark that is late is waited for; a rank without it is not.
+    """
+    from torch import distributed
+
+    store = default_store()
+    if store is not None:
+        store.set(f"ddpfix/here/{distributed.get_rank()}", b"1")
+
+
+def default_store() -> Any:
+    """The store that torch elastic's rendezvous gave the default process group, or None where there is none."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        return distributed_c10d._get_default_store()
+    except (RuntimeError, ValueError, AttributeError, KeyError):
+        return None
+
+
+def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit: float) -> int:
+    """Compare ``facts`` with all ranks of a group and return the seed of its first rank.
+
+    Args:
+        ranks: the global ranks of the group, in the group's order.
+        rank: this process's global rank.
+        facts: what has to be equal everywhere, by name.
+        seed: what this rank would take as the seed; the first rank's is taken.
+        limit: seconds to wait for a rank that shows no sign of ddpfix.
+
+    Raises:
+        AgreementError: on every rank, if a rank lacks ddpfix or differs.
+    """
+    if len(ranks) == 1:
+        return seed
+    store = default_store()
+    if store is None:
+        raise AgreementError("the process group has no store, so ranks cannot compare what ddpfix does on them")
+    return _Meeting(store, ranks, rank, facts, limit).hold(seed)
+
+
+class _Meeting:
+    def __init__(self, store: Any, ranks: List[int], rank: int, facts: Mapping[str, str], limit: float) -> None:
+        group = hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
+        # The count tells the meetings of one group apart; its members hold them in the same order.
+        count = _COUNTS[group] = _COUNTS.get(group, -1) + 1
+        self.prefix = f"ddpfix/meet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{group}/{count}"
+        self.store, self.ranks, self.rank, self.limit = store, ranks, rank, limit
+        self.facts = dict(facts)
+
+    def key(self, name: object) -> str:
+        return f"{self.prefix}/{name}"
+
+    def hold(self, seed: int) -> int:
+        self.store.set(self.key(self.rank), json.dumps({"facts": self.facts, "seed": seed}))
+        first = self._wait(self.ranks[0])
+        difference = self._difference(first["facts"])
+        if difference:
+            self._conclude(difference)
+        elif self.store.add(self.key("count"), 1) == len(self.ranks):
+            self._conclude("ok")
+        verdict = self._verdict()
+        if verdict != "ok":
+            raise AgreementError(verdict)
+        return int(first["seed"])
+
+    def _difference(self, theirs: Mapping[str, str]) -> Optional[str]:
+        names = [name for name in {**theirs, **self.facts} if theirs.get(name) != self.facts.get(name)]
+        if not names:
+            return None
+        parts = (f"{n} is {self.facts.get(n)!r} there and {theirs.get(n)!r} on rank {self.ranks[0]}" for n in names)
+        return (
+            f"ddpfix does not do the same on all ranks. Rank {self.rank}: {'; '.join(parts)}. "
+            "Give every rank the same environment, or switch ddpfix off everywhere with DDPFIX=0."
+        )
+
+    def _conclude(self, verdict: str) -> None:
+        # Several ranks may differ: the first one to say so is heard, the others' words would only replace it.
+        if verdict == "ok" or self.store.add(self.key("faults"), 1) == 1:
+            self.store.set(self.key("verdict"), verdict)
+
+    def _wait(self, rank: int) -> Dict[str, Any]:
+        if not self._poll(self.key(rank), lambda: self._missing([rank])):
+            raise AgreementError(self._absent([rank]))
+        return dict(json.loads(self._get(self.key(rank))))
+
+    def _verdict(self) -> str:
+        # Only the group's first rank looks at every rank, and only when the time is up; the others wait for its word.
+        chief = self.rank == self.ranks[0]
+        found = self._poll(self.key("verdict"), self._anybody_missing if chief else lambda: [], 1.0 if chief else 1.5)
+        if not found and chief:
+            self._conclude(self._absent(self._anybody_missing()))
+        elif not found:
+            raise AgreementError(f"rank {self.ranks[0]} gave no word within the time limit; see its own message")
+        return self._get(self.key("verdict")).decode()
+
+    def _anybody_missing(self) -> List[int]:
+        return self._missing([rank for rank in self.ranks if not self.store.check([self.key(rank)])])
+
+    def _missing(self, ranks: List[int]) -> List[int]:
+        """Those of ``ranks`` that never left a mark: they run without ddpfix."""
+        return [rank for rank in ranks if not self.store.check([f"ddpfix/here/{rank}"])]
+
+    def _absent(self, ranks: List[int]) -> str:
+        shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        return (
+            f"ddpfix is active on rank {self.rank} but not on rank {shown} (waited {self.limit:g} s, DDPFIX_TIMEOUT). "
+            "Ranks that patch differently do not train the same model: install ddpfix there and set DDPFIX=1 on every "
+            "rank, or DDPFIX=0 on all."
+        )
+
+    def _poll(self, key: str, missing: Callable[[], List[int]], stretch: float = 1.0) -> bool:
+        """Wait for a key. Past the limit it goes on as long as no rank is missing: they are only late."""
+        deadline = time.monotonic() + self.limit * stretch
+        last = time.monotonic() + _patience()
+        pause, told = _PAUSE[0], False
+        while not self.store.check([key]):
+            now = time.monotonic()
+            if now > last or (now > deadline and missing()):
+                return False
+            if now > deadline and not told:
+                told = True
+                log.info("still waiting for the other ranks, which have ddpfix but are not here yet")
+            time.sleep(pause)
+            pause = min(pause * 1.5, _PAUSE[1])
+        return True
+
+    def _get(self, key: str) -> bytes:
+        return bytes(self.store.get(key))
+
+
+def _patience() -> float:
+    """How long a late rank is waited for: as long as torch itself waits in a collective."""
+    from torch.distributed import distributed_c10d
+
+    limit = getattr(distributed_c10d, "default_pg_timeout", timedelta(minutes=30))
+    return float(limit.total_seconds())

@@ -1,0 +1,108 @@
+"""The command line: ``run``, ``plan``, ``explain``, ``demo``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import List, Optional
+
+from ddpfix import __version__
+from ddpfix.matrix import MatrixError
+from ddpfix.settings import SETTINGS, SettingsError
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Run one command; returns the exit code. ``run`` does not return: it becomes the program that it starts."""
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    options = parser.parse_args(words)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        code: int = options.action(options)
+        return code
+    except (SettingsError, MatrixError) as error:
+        sys.stderr.write(f"ddpfix: {error}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ddpfix", description="The known cures for multi-GPU fine-tuning failures.")
+    parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="{run,plan,explain,demo}")
+    _add_run(commands)
+    plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    _add_settings(plan)
+    plan.set_defaults(action=_plan)
+    explain = commands.add_parser("explain", help="the problem that a patch cures, the evidence, versions and setting")
+    explain.add_argument("patch", help="a patch id as plan prints it, such as transformers.layerdrop")
+    explain.set_defaults(action=_explain)
+    _add_demo(commands)
+    return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a script, module, code or program under ddpfix",
+        allow_abbrev=False,
+        usage="ddpfix run [options] (script | -m module | -c code | program) [args ...]",
+    )
+    _add_settings(run)
+    run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    run.add_argument("-c", dest="code", nargs=argparse.REMAINDER, help="run code, as python -c does")
+    run.set_defaults(action=_run)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    for setting in SETTINGS:
+        parser.add_argument(f"--{setting.name}", metavar="VALUE", help=f"{setting.meaning} [{setting.variable}]")
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser("demo", help="two real ranks on the CPU: the failure, then the cure")
+    demo.add_argument("--model", choices=("wavlm", "bart"), default="wavlm", help="a tiny random one; nothing is loaded")
+    demo.add_argument("--loop", choices=("plain", "accelerate", "trainer"), default="plain", help="who trains")
+    demo.add_argument("--steps", type=int, default=20, help="optimizer steps under ddpfix")
+    demo.set_defaults(action=_demo)
+
+
+def _chosen(options: argparse.Namespace) -> dict[str, str]:
+    return {s.name: getattr(options, s.name) for s in SETTINGS if getattr(options, s.name, None) is not None}
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ddpfix import run
+
+    if options.module is not None:
+        rest = ["-m", *options.module]
+    elif options.code is not None:
+        rest = ["-c", *options.code]
+    else:
+        rest = list(options.rest)
+    if not rest or (rest[0] in ("-m", "-c") and len(rest) < 2):
+        sys.stderr.write("ddpfix: run needs a script, -m module, -c code, or a program\n")
+        return 2
+    return run.become(rest, _chosen(options))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from ddpfix import plan
+
+    plan.show(_chosen(options), as_json=options.json)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from ddpfix import plan
+
+    return plan.explain(options.patch)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from ddpfix import demo
+
+    return demo.show(options.model, options.loop, options.steps)

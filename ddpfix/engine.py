@@ -1,0 +1,243 @@
+"""Ties it together: settings and matrix give decisions, the finder tells what was imported, patches are put in place.
+
+A patch is *armed* when it waits for its target, and *applied* when it is in place. A patch that raises is undone and
+reported, and the import that it hooked succeeds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import threading
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Dict, List, Mapping, Optional
+
+from ddpfix import __version__, _boot, finder, log, matrix, resolve, settings
+from ddpfix.matrix import Target
+from ddpfix.registry import PatchError, Site
+from ddpfix.reporting import PatchReport, Report
+from ddpfix.resolve import Decision
+
+_LOCK = threading.RLock()
+
+
+class Engine:
+    """The state of one activation."""
+
+    def __init__(self, arguments: Mapping[str, object]) -> None:
+        self.matrix = matrix.load()
+        self.settings = settings.read(arguments, self.matrix.patches)
+        self.toolkits = resolve.installed_versions(self.matrix)
+        self.decisions = resolve.resolve(self.matrix, self.toolkits, self.settings)
+        self.notes: List[str] = []
+        self.waiting: List[_Armed] = [
+            _Armed(decision, target, _pattern(target.module))
+            for decision in self.decisions
+            if decision.action == resolve.APPLY and decision.row is not None
+            for target in decision.row.targets
+        ]
+        self.sites: Dict[str, Site] = {}
+        self.places: Dict[str, List[str]] = {}
+        self.failed: Dict[str, str] = {}
+        self.deferred: List[ModuleType] = []
+
+    def wanted(self, name: str) -> bool:
+        return name in self.toolkits or any(armed.pattern.match(name) for armed in self.waiting)
+
+    def imported(self, module: ModuleType) -> None:
+        """Put in place what waits for this module. Nothing escapes: the import has to succeed."""
+        with _LOCK:
+            name = module.__name__
+            if name in self.toolkits:
+                ready = [part for part in self.deferred if _top(part.__name__) == name]
+                self.deferred = [part for part in self.deferred if part not in ready]
+                for part in ready:
+                    self._put_in_place(part)
+            elif _initializing(sys.modules.get(_top(name))):
+                # The patches import from the toolkit, which works only when its own import has come to its end.
+                self.deferred.append(module)
+                return
+            self._put_in_place(module)
+
+    def _put_in_place(self, module: ModuleType) -> None:
+        for armed in [armed for armed in self.waiting if armed.pattern.match(module.__name__)]:
+            if armed.decision.patch not in self.failed:
+                self._apply(armed, module)
+
+    def catch_up(self) -> None:
+        """Patch what had been imported before us."""
+        for module in list(sys.modules.values()):
+            name = getattr(module, "__name__", None)
+            if not isinstance(name, str) or not self.wanted(name) or sys.modules.get(name) is not module:
+                continue
+            if not _initializing(module):
+                self.imported(module)
+
+    def _apply(self, armed: _Armed, module: ModuleType) -> None:
+        patch = armed.decision.patch
+        site = Site(patch, self.settings)
+        try:
+            owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
+            function = _code(self.matrix.patches[patch].code)
+            done = function(site, module, owner)
+        except Exception as error:
+            site.undo()
+            if patch in self.sites:
+                self.sites[patch].undo()
+            self.failed[patch] = f"{armed.target}: {error if isinstance(error, PatchError) else repr(error)}"
+            log.warning(
+                f"{patch} is not applied, {module.__name__} stays as it was: {self.failed[patch]}. "
+                f"{settings.switch_name(patch)}=0 silences this."
+            )
+            return
+        whole = self.sites.setdefault(patch, Site(patch, self.settings))
+        whole.records.extend(site.records)
+        whole.last_words.extend(site.last_words)
+        if site.records or done:
+            self.places.setdefault(patch, []).append(f"{module.__name__}:{armed.target.attribute}")
+            log.debug(f"{patch} applied at {module.__name__}:{armed.target.attribute}")
+        if "*" not in armed.target.module:
+            self.waiting.remove(armed)
+
+    def undo(self) -> List[str]:
+        problems = [problem for site in reversed(list(self.sites.values())) for problem in site.undo()]
+        self.sites.clear()
+        self.waiting.clear()
+        return problems
+
+    def state(self, decision: Decision) -> str:
+        if decision.patch in self.failed:
+            return "failed"
+        if decision.action != resolve.APPLY:
+            return decision.action
+        return "applied" if decision.patch in self.places else "armed"
+
+    def report(self) -> Report:
+        entries = [
+            PatchReport(
+                id=d.patch,
+                toolkit=d.toolkit,
+                version=d.version,
+                state=self.state(d),
+                reason=self.failed.get(d.patch, d.reason),
+                tested=d.tested,
+                places=list(self.places.get(d.patch, [])),
+            )
+            for d in self.decisions
+        ]
+        return Report(__version__, True, dict(self.toolkits), dict(self.settings.values), entries, list(self.notes))
+
+    def facts(self) -> Dict[str, str]:
+        """What has to be equal on every rank: versions, settings, decisions, and patches that could not be applied.
+
+        What happens to be imported so far is left out: rank 0 may well import more than the others.
+        """
+        found = {"ddpfix": __version__}
+        found.update({f"{name} version": str(version) for name, version in self.toolkits.items()})
+        skipped = ("log", "timeout")
+        found.update({f"DDPFIX_{n.upper()}": v for n, v in self.settings.values.items() if n not in skipped})
+        found.update({d.patch: "failed" if d.patch in self.failed else d.action for d in self.decisions})
+        return found
+
+
+class _Armed:
+    """A patch that waits for one of its targets."""
+
+    def __init__(self, decision: Decision, target: Target, pattern: re.Pattern[str]) -> None:
+        self.decision, self.target, self.pattern = decision, target, pattern
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _initializing(module: Optional[ModuleType]) -> bool:
+    """Whether a module is still being imported."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _pattern(module: str) -> re.Pattern[str]:
+    """A target's module name as a pattern: ``*`` stands for one part of the name or the rest of one."""
+    return re.compile(re.escape(module).replace(r"\*", "[^.]*") + "$")
+
+
+def _locate(module: ModuleType, target: Target) -> Any:
+    """The target's owner (module or class), after checking that the target is there and takes what we count on."""
+    owner: Any = module
+    *path, last = target.attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    found = getattr(owner, last, None)
+    if found is None:
+        raise PatchError(f"{target.attribute} is not there any more")
+    if target.expects:
+        parameters = inspect.signature(found).parameters
+        missing = [name for name in target.expects if name not in parameters]
+        if missing:
+            raise PatchError(f"{target.attribute} no longer takes {', '.join(missing)} (has {', '.join(parameters)})")
+    return owner
+
+
+def _code(name: str) -> Any:
+    file, _, function = name.partition(":")
+    return getattr(import_module("ddpfix.patches." + file), function)
+
+
+_engine: Optional[Engine] = None
+
+
+def current() -> Optional[Engine]:
+    """The engine of the activation in force, or None."""
+    return _engine
+
+
+def wake() -> None:
+    """Load the matrix and arm the patches; called by the finder, or by :func:`activate` in a process with torch."""
+    activate()
+
+
+def activate(**arguments: object) -> Report:
+    """Switch ddpfix on in this process. Doing so twice is one activation.
+
+    Args:
+        arguments: settings by name (``layerdrop="off"``) and switches by patch id with underscores
+            (``transformers_unused=0``); they win over the environment.
+
+    Raises:
+        SettingsError: a setting has a name or a value that is not known.
+        MatrixError: the compatibility matrix cannot be read.
+    """
+    global _engine
+    with _LOCK:
+        if _boot.refused():
+            return report()
+        if _engine is None or arguments:
+            if _engine is not None:
+                deactivate()
+            _engine = Engine(arguments)
+            log.set_level(_engine.settings["log"])
+            hook = finder.install()
+            hook.wake, hook.wanted, hook.imported = None, _engine.wanted, _engine.imported
+            _engine.catch_up()
+        return report()
+
+
+def deactivate() -> List[str]:
+    """Undo everything: every touched attribute is the object that it was. Returns what could not be taken back."""
+    global _engine
+    with _LOCK:
+        if _engine is None:
+            return []
+        problems = _engine.undo()
+        _engine = None
+        finder.remove()
+        for problem in problems:
+            log.warning(problem)
+        return problems
+
+
+def report() -> Report:
+    """What is applied, armed, skipped, and why; ``active`` is False where ddpfix is off."""
+    return _engine.report() if _engine is not None else Report(__version__, False)

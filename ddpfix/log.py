@@ -1,0 +1,53 @@
+"""What ddpfix prints: few lines, on stderr, from rank 0 unless they concern one rank alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Set
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+_said: Set[str] = set()
+
+
+def _logger() -> logging.Logger:
+    logger = logging.getLogger("ddpfix")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("ddpfix: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+    return logger
+
+
+def set_level(name: str) -> None:
+    _logger().setLevel(_LEVELS[name])
+
+
+def first_rank() -> bool:
+    """Whether this process is rank 0, by what the launcher says; true where there is no launcher."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def info(message: str) -> None:
+    if first_rank():
+        _logger().info(message)
+
+
+def debug(message: str) -> None:
+    _logger().debug(message)
+
+
+def warning(message: str) -> None:
+    """A line that a user has to see: once a process, from rank 0."""
+    if first_rank() and message not in _said:
+        _said.add(message)
+        _logger().warning(message)

@@ -1,0 +1,323 @@
+"""The compatibility matrix: reading and validating ``compat_matrix.yaml``.
+
+The file is the only place that says which patch is for which versions. Every error names the file, the line and what
+is accepted there. The file is data: it names patches that the package ships, never code to import.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from ddpfix.settings import SETTINGS
+
+STATUSES = ("cured", "not-cured", "not-affected")
+_CODE = re.compile(r"^[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*$")
+_TARGET = re.compile(r"^[A-Za-z_][\w]*(\.[\w*]+)*:[A-Za-z_*][\w]*(\.[A-Za-z_]\w*)*$")
+
+
+class MatrixError(ValueError):
+    """The matrix cannot be used; the message starts with file and line."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a patch is put on: a module (``*`` stands for one name), an attribute in it, and its expected parameters."""
+
+    module: str
+    attribute: str
+    expects: Tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.attribute}"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One cure: which code does it, what it is for, and the setting (with its values) that calls for it."""
+
+    id: str
+    toolkit: str
+    code: str
+    setting: Optional[str]
+    when: Tuple[str, ...]
+    problem: str
+    evidence: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the matrix: for these versions, this is done (or not done) for this reason."""
+
+    patch: str
+    versions: SpecifierSet
+    torch: Optional[SpecifierSet]
+    status: str
+    targets: Tuple[Target, ...]
+    tested: Tuple[Version, ...]
+    why: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The whole file: distribution names by toolkit, patches by id, and the rows in the file's order."""
+
+    toolkits: Mapping[str, str]
+    patches: Mapping[str, Patch]
+    rows: Tuple[Row, ...]
+
+    def rows_of(self, patch: str) -> List[Row]:
+        return [row for row in self.rows if row.patch == patch]
+
+
+def default_path() -> Path:
+    """The matrix of the installed package, or the one of the checkout."""
+    installed = Path(__file__).with_name("compat_matrix.yaml")
+    return installed if installed.exists() else Path(__file__).parent.parent / "compat_matrix.yaml"
+
+
+@lru_cache(maxsize=4)
+def _load_cached(path: str, stamp: float) -> Matrix:
+    return _Reader(Path(path)).matrix()
+
+
+def load(path: Optional[Path] = None) -> Matrix:
+    """Read and validate the matrix.
+
+    Raises:
+        MatrixError: the file is missing, is not YAML, or does not follow the schema.
+    """
+    path = path or default_path()
+    try:
+        stamp = path.stat().st_mtime
+    except OSError as error:
+        raise MatrixError(f"{path}: cannot be read ({error.strerror}); reinstall ddpfix") from None
+    return _load_cached(str(path), stamp)
+
+
+def _shipped(code: str) -> bool:
+    """Whether patches/ has this function. Only names below ddpfix.patches can be asked for, and nothing is imported."""
+    if not _CODE.match(code):
+        return False
+    module, _, function = code.partition(":")
+    here = Path(__file__).parent / "patches"
+    folder = here if here.is_dir() else Path(__file__).parent.parent / "patches"
+    file = folder.joinpath(*module.split(".")).with_suffix(".py")
+    return file.is_file() and f"\ndef {function}(" in file.read_text(encoding="utf-8")
+
+
+class _Node:
+    """A YAML node that knows its line. Only mappings, sequences and plain scalars are accepted."""
+
+    def __init__(self, node: yaml.Node, path: Path) -> None:
+        self.node = node
+        self.path = path
+
+    @property
+    def line(self) -> int:
+        return int(self.node.start_mark.line) + 1
+
+    def fail(self, message: str) -> NoReturn:
+        raise MatrixError(f"{self.path}:{self.line}: {message}")
+
+    def mapping(self, required: Sequence[str] = (), optional: Optional[Sequence[str]] = ()) -> Dict[str, _Node]:
+        """The entries; ``optional=None`` accepts any key."""
+        if not isinstance(self.node, yaml.MappingNode):
+            self.fail("a mapping is expected here")
+        found: Dict[str, _Node] = {}
+        for key_node, value_node in self.node.value:
+            key = _Node(key_node, self.path)
+            name = key.text()
+            if name in found:
+                key.fail(f"{name!r} stands twice in this mapping")
+            if optional is not None and name not in required and name not in optional:
+                key.fail(f"{name!r} is not known; accepted are {', '.join([*required, *optional])}")
+            found[name] = _Node(value_node, self.path)
+        missing = [name for name in required if name not in found]
+        if missing:
+            self.fail(f"{', '.join(missing)} missing")
+        return found
+
+    def items(self) -> List[_Node]:
+        if not isinstance(self.node, yaml.SequenceNode):
+            self.fail("a list is expected here")
+        return [_Node(item, self.path) for item in self.node.value]
+
+    def text(self) -> str:
+        if not isinstance(self.node, yaml.ScalarNode):
+            self.fail("a plain value is expected here")
+        if self.node.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+            self.fail(f"a text is expected here, not {self.node.tag.rsplit(':', 1)[-1]} (put it in quotes)")
+        return str(self.node.value).strip()
+
+    def choice(self, accepted: Sequence[str], what: str) -> str:
+        word = self.text()
+        if word not in accepted:
+            self.fail(f"{what} {word!r} is not known; accepted are {', '.join(accepted)}")
+        return word
+
+    def specifier(self) -> SpecifierSet:
+        text = self.text()
+        try:
+            specifier = SpecifierSet(text)
+        except InvalidSpecifier:
+            self.fail(f"{text!r} is not a version specifier; write it like '>=4.21,<5.24'")
+        if not text:
+            self.fail("an empty specifier; write '>=0' for every version")
+        if not any(_holds(specifier, version) for version in probes([specifier])):
+            self.fail(f"no version can satisfy {text!r}")
+        return specifier
+
+    def version(self) -> Version:
+        try:
+            return Version(self.text())
+        except InvalidVersion:
+            self.fail(f"{self.text()!r} is not a version (a float? put it in quotes)")
+
+
+def _holds(specifier: SpecifierSet, version: Version) -> bool:
+    # Without prereleases=True the answer for a release candidate depends on the version of packaging.
+    return specifier.contains(version, prereleases=True)
+
+
+def probes(specifiers: Sequence[SpecifierSet]) -> List[Version]:
+    """Versions that lie on, just below and just above every boundary: two specifiers meet iff they meet on one."""
+    found = {Version("0"), Version("99999")}
+    for specifier in specifiers:
+        for clause in specifier:
+            base = Version(clause.version.replace(".*", ""))
+            release = base.release
+            for length in range(1, len(release) + 1):
+                bumped = (*release[: length - 1], release[length - 1] + 1)
+                found.add(Version(".".join(map(str, bumped))))
+                found.add(Version(".".join(map(str, bumped)) + ".dev0"))
+            text = ".".join(map(str, release))
+            found.update(Version(text + suffix) for suffix in ("", ".dev0", "rc1", ".post1", ".0.1", ".1.0.99999"))
+            found.update((base, Version(f"{base.public}.post7") if not base.is_postrelease else base))
+    return sorted(found)
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def matrix(self) -> Matrix:
+        top = self._root().mapping(required=("schema", "toolkits", "patches", "rows"))
+        top["schema"].choice(("1",), "schema")
+        toolkits = {name: node.text() for name, node in top["toolkits"].mapping(optional=None).items()}
+        if "torch" not in toolkits:
+            top["toolkits"].fail("the toolkit 'torch' is missing")
+        patches = {name: self._patch(name, node, toolkits) for name, node in top["patches"].mapping(optional=None).items()}
+        nodes = top["rows"].items()
+        rows = tuple(self._row(node, patches) for node in nodes)
+        self._refuse_overlaps(rows, patches)
+        for name in patches:
+            if not any(row.patch == name for row in rows):
+                top["patches"].fail(f"patch {name!r} has no row")
+        return Matrix(toolkits, patches, rows)
+
+    def _root(self) -> _Node:
+        try:
+            text = self.path.read_text(encoding="utf-8")
+            # An alias can blow up a small file, and a tag can ask for code: neither has a place in plain data.
+            for token in yaml.scan(text, Loader=yaml.SafeLoader):
+                if isinstance(token, (yaml.AliasToken, yaml.AnchorToken, yaml.TagToken)):
+                    raise MatrixError(
+                        f"{self.path}:{token.start_mark.line + 1}: anchors, aliases and tags are not accepted here"
+                    )
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = mark.line + 1 if mark is not None else 1
+            raise MatrixError(f"{self.path}:{line}: not valid YAML: {error.problem or error.context}") from None
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            if isinstance(error, MatrixError):
+                raise
+            raise MatrixError(f"{self.path}:1: cannot be read: {error}") from None
+        if root is None:
+            raise MatrixError(f"{self.path}:1: the file is empty; expected are schema, toolkits, patches, rows")
+        return _Node(root, self.path)
+
+    def _patch(self, name: str, node: _Node, toolkits: Mapping[str, str]) -> Patch:
+        entry = node.mapping(required=("toolkit", "code", "problem", "evidence"), optional=("setting", "when"))
+        code = entry["code"].text()
+        if not _shipped(code):
+            entry["code"].fail(f"code {code!r} is not shipped; write it like 'toolkit.file:function', in patches/")
+        setting, when = None, ()  # type: Optional[str], Tuple[str, ...]
+        if "setting" in entry:
+            setting = entry["setting"].choice([s.name for s in SETTINGS], "setting")
+        if "when" in entry:
+            values = next((s.values for s in SETTINGS if s.name == setting), ())
+            when = tuple(item.choice(values, f"value of {setting}") for item in entry["when"].items())
+        return Patch(
+            id=name,
+            toolkit=entry["toolkit"].choice(list(toolkits), "toolkit"),
+            code=code,
+            setting=setting,
+            when=when,
+            problem=" ".join(entry["problem"].text().split()),
+            evidence=tuple(item.text() for item in entry["evidence"].items()),
+        )
+
+    def _row(self, node: _Node, patches: Mapping[str, Patch]) -> Row:
+        entry = node.mapping(required=("patch", "versions", "why"), optional=("torch", "status", "targets", "tested"))
+        status = entry["status"].choice(STATUSES, "status") if "status" in entry else "cured"
+        if status == "cured" and not ("targets" in entry and "tested" in entry):
+            node.fail("a row with status cured needs targets and tested")
+        versions = entry["versions"].specifier()
+        tested = tuple(item.version() for item in entry["tested"].items()) if "tested" in entry else ()
+        for version in tested:
+            if not _holds(versions, version):
+                entry["tested"].fail(f"{version} is tested, but {entry['versions'].text()!r} does not contain it")
+        return Row(
+            patch=entry["patch"].choice(list(patches), "patch"),
+            versions=versions,
+            torch=entry["torch"].specifier() if "torch" in entry else None,
+            status=status,
+            targets=tuple(self._target(item) for item in entry["targets"].items()) if "targets" in entry else (),
+            tested=tuple(sorted(tested)),
+            why=" ".join(entry["why"].text().split()),
+            line=node.line,
+        )
+
+    def _target(self, node: _Node) -> Target:
+        if isinstance(node.node, yaml.ScalarNode):
+            text, expects = node.text(), ()  # type: str, Tuple[str, ...]
+        else:
+            entry = node.mapping(required=("at", "expects"))
+            text, expects = entry["at"].text(), tuple(item.text() for item in entry["expects"].items())
+        if not _TARGET.match(text):
+            node.fail(f"{text!r} is not a target; write it like 'package.module:Class.method'")
+        module, _, attribute = text.partition(":")
+        return Target(module, attribute, expects)
+
+    def _refuse_overlaps(self, rows: Sequence[Row], patches: Mapping[str, Patch]) -> None:
+        for patch in patches:
+            same = [row for row in rows if row.patch == patch]
+            for index, row in enumerate(same):
+                for earlier in same[:index]:
+                    clash = _clash(earlier, row)
+                    if clash:
+                        raise MatrixError(
+                            f"{self.path}:{row.line}: version {clash} of patch {patch} is claimed by this row and by the"
+                            f" row in line {earlier.line}; every version needs exactly one row"
+                        )
+
+
+def _clash(one: Row, other: Row) -> Optional[str]:
+    if one.torch is not None and other.torch is not None and not _meet(one.torch, other.torch):
+        return None
+    meeting = _meet(one.versions, other.versions)
+    return str(meeting) if meeting is not None else None
+
+
+def _meet(one: SpecifierSet, other: SpecifierSet) -> Optional[Version]:
+    return next((v for v in probes([one, other]) if _holds(one, v) and _holds(other, v)), None)

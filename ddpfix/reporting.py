@@ -1,0 +1,61 @@
+"""What ddpfix did and why, as data: ``ddpfix.report()``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Dict, List, Optional
+
+
+@dataclass
+class PatchReport:
+    """One patch. ``state`` is applied, armed (its target is not imported yet), failed, or the decision's action."""
+
+    id: str
+    toolkit: str
+    version: Optional[str]
+    state: str
+    reason: str
+    tested: bool
+    places: List[str] = field(default_factory=list)
+    notes: List[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """The whole: versions of the toolkits, settings in force, one entry a patch, and what happened since."""
+
+    version: str
+    active: bool
+    toolkits: Dict[str, Optional[str]] = field(default_factory=dict)
+    settings: Dict[str, str] = field(default_factory=dict)
+    patches: List[PatchReport] = field(default_factory=list)
+    notes: List[str] = field(default_factory=list)
+
+    def json(self, indent: Optional[int] = 2) -> str:
+        return json.dumps(asdict(self), indent=indent)
+
+    def count(self, state: str) -> int:
+        return sum(1 for patch in self.patches if patch.state == state)
+
+    def patch(self, id: str) -> PatchReport:
+        """The entry of one patch; raises KeyError for an unknown id."""
+        for entry in self.patches:
+            if entry.id == id:
+                return entry
+        raise KeyError(f"no patch {id!r}; known are {', '.join(p.id for p in self.patches)}")
+
+    def summary(self) -> str:
+        """The one line: counts, and for what was left out, why."""
+        parts = [f"{self.count('applied')} applied", f"{self.count('armed')} armed"]
+        skipped = [p for p in self.patches if p.state == "skip"]
+        if skipped:
+            reasons = "; ".join(sorted({p.reason.split(";")[0] for p in skipped}))
+            parts.append(f"{len(skipped)} skipped ({reasons})")
+        failed = [p for p in self.patches if p.state == "failed"]
+        if failed:
+            parts.append(f"{len(failed)} failed ({'; '.join(f'{p.id}: {p.reason}' for p in failed)})")
+        untested = [p for p in self.patches if p.state == "applied" and not p.tested]
+        if untested:
+            parts.append("untested: " + ", ".join(sorted({f"{p.toolkit} {p.version}" for p in untested})))
+        return f"ddpfix {self.version}: " + ", ".join(parts)

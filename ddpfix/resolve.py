@@ -1,0 +1,114 @@
+"""Decides, for every patch, what is to be done here: a pure function of the matrix, what is installed, the settings.
+
+Nothing is imported and nothing is changed, so ``plan`` can show the decisions of an environment without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence
+
+from packaging.version import InvalidVersion, Version
+
+from ddpfix.matrix import Matrix, Patch, Row, _holds
+from ddpfix.settings import Settings, switch_name
+
+APPLY, SKIP, OFF, ABSENT, NOT_AFFECTED, NOT_CURED = "apply", "skip", "off", "absent", "not-affected", "not-cured"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done about one patch, with the reason in words.
+
+    ``tested`` is False when the version lies inside the row's range but is none of the versions that were run.
+    """
+
+    patch: str
+    toolkit: str
+    version: Optional[str]
+    action: str
+    reason: str
+    row: Optional[Row] = None
+    tested: bool = True
+    forced: bool = False
+
+
+def resolve(matrix: Matrix, installed: Mapping[str, Optional[str]], settings: Settings) -> List[Decision]:
+    """One decision a patch, in the matrix's order.
+
+    Args:
+        installed: version by toolkit name; None (or no entry) means that it is not installed.
+    """
+    return [_decide(matrix, patch, installed, settings) for patch in matrix.patches.values()]
+
+
+def installed_versions(matrix: Matrix) -> Dict[str, Optional[str]]:
+    """The versions of the matrix's toolkits from their metadata, without importing them."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: Dict[str, Optional[str]] = {}
+    for toolkit, distribution in matrix.toolkits.items():
+        try:
+            found[toolkit] = version(distribution)
+        except PackageNotFoundError:
+            found[toolkit] = None
+    return found
+
+
+def _decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]], settings: Settings) -> Decision:
+    text = installed.get(patch.toolkit)
+
+    def decision(action: str, reason: str, **more: object) -> Decision:
+        return Decision(patch.id, patch.toolkit, text, action, reason, **more)  # type: ignore[arg-type]
+
+    switched = settings.switched(patch.id)
+    if text is None:
+        return decision(ABSENT, f"{patch.toolkit} is not installed")
+    if switched == "0":
+        return decision(OFF, f"switched off by {settings.sources.get(patch.id, switch_name(patch.id))}")
+    if patch.setting is not None and patch.when and settings[patch.setting] not in patch.when:
+        return decision(OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        return decision(SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
+    rows = matrix.rows_of(patch.id)
+    row = next((row for row in rows if _holds(row.versions, version) and _torch_holds(row, installed)), None)
+    if row is None:
+        return _outside(decision, patch, rows, version, switched == "force")
+    if row.status != "cured":
+        return decision(NOT_AFFECTED if row.status == "not-affected" else NOT_CURED, row.why, row=row)
+    return decision(APPLY, row.why, row=row, tested=_is_tested(row, version))
+
+
+def _outside(decision: object, patch: Patch, rows: Sequence[Row], version: Version, forced: bool) -> Decision:
+    cures = [row for row in rows if row.status == "cured"]
+    if not cures:
+        return decision(SKIP, f"{patch.toolkit} {version} is in no row of the matrix")  # type: ignore[operator, no-any-return]
+    row, nearest = min(((row, v) for row in cures for v in row.tested), key=lambda pair: _distance(pair[1], version))
+    if forced:
+        return decision(  # type: ignore[operator, no-any-return]
+            APPLY, f"forced for {version}; nearest tested is {nearest}", row=row, tested=False, forced=True
+        )
+    reason = f"{patch.toolkit} {version}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it"
+    return decision(SKIP, reason)  # type: ignore[operator, no-any-return]
+
+
+def _torch_holds(row: Row, installed: Mapping[str, Optional[str]]) -> bool:
+    text = installed.get("torch")
+    if row.torch is None:
+        return True
+    try:
+        return text is not None and _holds(row.torch, Version(text))
+    except InvalidVersion:
+        return False
+
+
+def _is_tested(row: Row, version: Version) -> bool:
+    return any(version.release == tested.release and version.pre == tested.pre for tested in row.tested)
+
+
+def _distance(one: Version, other: Version) -> float:
+    """How far apart two versions are; the major number weighs most."""
+    parts = zip([*one.release, 0, 0, 0][:3], [*other.release, 0, 0, 0][:3])
+    return sum(abs(a - b) * weight for (a, b), weight in zip(parts, (1e6, 1e3, 1.0)))

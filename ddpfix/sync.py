@@ -1,0 +1,167 @@
+"""Rank-synchronous decisions: the same random numbers on every rank, without communication.
+
+A decision is a pure function of (shared seed, iteration of the wrapped model, module, call, draw): a counter-based
+hash (the splitmix64 finalizer of Steele et al., "Fast splittable pseudorandom number generators", 2014). There is no
+generator state that one rank could advance and another not. The seed is agreed once, when the model is wrapped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def mix(value: int) -> int:
+    """splitmix64's finalizer: 64 bits in, 64 well-mixed bits out."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def fold(*parts: int) -> int:
+    """One 64-bit number from several; the order counts."""
+    value = 0
+    for part in parts:
+        value = mix((value + _GAMMA + (part & _MASK)) & _MASK)
+    return value
+
+
+def uniform(base: int, index: int) -> float:
+    """The ``index``-th number in [0, 1) of the stream ``base``, with 53 random bits."""
+    return (mix((base + (index + 1) * _GAMMA) & _MASK) >> 11) * 2.0**-53
+
+
+def text_key(text: str) -> int:
+    """A 64-bit number for a name; the same in every process (``hash`` is not)."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+@dataclass(frozen=True)
+class Skip:
+    """One skipped layer: the module that skipped it, which call of it in this iteration, and the layer's index."""
+
+    module: str
+    call: int
+    layer: int
+
+
+class Replica:
+    """What one rank knows of one wrapped model: the agreed seed, the iteration, and its modules' names.
+
+    The iteration counts training forwards with gradients enabled, so that an evaluation, on one rank or on all, does
+    not shift anything. Every micro-batch of gradient accumulation is an iteration of its own.
+    """
+
+    def __init__(self, module: Any, seed: int) -> None:
+        self.seed = seed
+        self.iteration = -1
+        self.last: Optional[Step] = None
+        self._module = weakref.ref(module)
+        self._keys: weakref.WeakKeyDictionary[Any, Tuple[str, int]] = weakref.WeakKeyDictionary()
+
+    def key(self, module: Any) -> Tuple[str, int]:
+        """The module's qualified name in the wrapped model and its number; the same on every rank."""
+        if module not in self._keys:
+            self._learn()
+        if module not in self._keys:
+            # A module outside the wrapped tree (held in a list, say) has no name: its class and order have to do.
+            name = f"{type(module).__qualname__}#{len(self._keys)}"
+            self._keys[module] = (name, text_key(name))
+        return self._keys[module]
+
+    def _learn(self) -> None:
+        root = self._module()
+        for name, module in root.named_modules() if root is not None else ():
+            # Wrappers may come and go between runs (checkpoint wrappers, torch.compile); the name must not change.
+            clean = ".".join(p for p in name.split(".") if p not in _WRAPPERS)
+            self._keys.setdefault(module, (clean, text_key(clean)))
+
+
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+
+
+@dataclass
+class Step:
+    """One training forward of a wrapped model: hands out streams and keeps what was skipped."""
+
+    replica: Replica
+    iteration: int
+    calls: Dict[int, int] = field(default_factory=dict)
+    skipped: List[Skip] = field(default_factory=list)
+    # True once a gradient has reached the outputs of this forward: its backward is running, or has been run.
+    reached: bool = False
+
+    def stream(self, module: Any) -> Tuple[int, str, int]:
+        """(stream, module name, number of the call) for the next call of ``module`` in this step."""
+        call = self.calls.get(id(module), 0)
+        self.calls[id(module)] = call + 1
+        name, key = self.replica.key(module)
+        return fold(self.replica.seed, self.iteration, key, call), name, call
+
+
+_CURRENT: ContextVar[Optional[Step]] = ContextVar("ddpfix_step", default=None)
+_REPLICAS: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
+_SOURCES = _REPLICAS
+
+
+def current() -> Optional[Step]:
+    """The step whose forward is running here, or None outside of a wrapped model's training forward."""
+    return _CURRENT.get()
+
+
+def register(wrapper: Any, module: Any, seed: int) -> Replica:
+    """Remember the agreed seed of a wrapped model. ``wrapper`` is the DDP or FSDP module, ``module`` the one inside."""
+    replica = _REPLICAS[wrapper] = Replica(module, seed)
+    return replica
+
+
+def replica_of(wrapper: Any) -> Optional[Replica]:
+    return _REPLICAS.get(wrapper)
+
+
+@contextmanager
+def step(replica: Replica) -> Iterator[Step]:
+    """The length of one training forward of a wrapped model."""
+    token = enter(replica)
+    try:
+        yield token[0]
+    finally:
+        leave(token)
+
+
+def enter(replica: Replica) -> Tuple[Step, Any]:
+    """Begin the next iteration; for the hot path, where a context manager would cost more than the work."""
+    replica.iteration += 1
+    made = replica.last = Step(replica, replica.iteration)
+    return made, _CURRENT.set(made)
+
+
+def leave(token: Tuple[Step, Any]) -> None:
+    _CURRENT.reset(token[1])
+
+
+def forget() -> None:
+    """Drop all agreed seeds (undo): forwards from here on draw as the stock toolkit does."""
+    _REPLICAS.clear()
+
+
+def skipped_layers(wrapper: Any) -> List[Skip]:
+    """The layers that the last training forward of a DDP- or FSDP-wrapped model skipped, on every rank alike.
+
+    Args:
+        wrapper: the ``DistributedDataParallel`` or ``FullyShardedDataParallel`` module.
+
+    Raises:
+        LookupError: ddpfix did not see this model being wrapped.
+    """
+    replica = _REPLICAS.get(wrapper)
+    if replica is None:
+        raise LookupError("ddpfix was not active when this model was wrapped")
+    return list(replica.last.skipped) if replica.last is not None else []

@@ -1,0 +1,46 @@
+"""The moment at which a model is wrapped for data parallel training: what has to look at the model registers here."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+from ddpfix.registry import Site
+
+# Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
+_BEFORE: List[Callable[[Any], None]] = []
+
+# (True, value) while a toolkit wraps a model and we know what its user asked for; value None: nothing was asked for.
+_ASKED: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_asked", default=(False, None))
+
+
+def before(site: Site, action: Callable[[Any], None]) -> None:
+    """Have ``action(model)`` called before a model is wrapped, until the patch is undone."""
+    if action not in _BEFORE:
+        _BEFORE.append(action)
+        site.at_undo(lambda: _BEFORE.remove(action))
+
+
+def look_at(model: Any) -> None:
+    """Call everything that registered with :func:`before`."""
+    for action in list(_BEFORE):
+        action(model)
+
+
+@contextmanager
+def asked(value: Optional[bool]) -> Iterator[None]:
+    """Tell what the user asked of ``find_unused_parameters`` through the toolkit (None: nothing).
+
+    Toolkits pass their own default on as a keyword, or drop an explicit False on the way: at DDP the two look alike.
+    """
+    token = _ASKED.set((True, value))
+    try:
+        yield
+    finally:
+        _ASKED.reset(token)
+
+
+def what_was_asked() -> Tuple[bool, Optional[bool]]:
+    """(known, value): whether a toolkit told us what its user asked for, and what that is."""
+    return _ASKED.get()

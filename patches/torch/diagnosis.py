@@ -1,0 +1,67 @@
+"""Completes torch's "Expected to have finished reduction" with the names of the parameters and the cure."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any, Callable, Dict, List
+
+from ddpfix.draws import skip_frames
+from ddpfix.registry import Site
+
+ERROR = "Expected to have finished reduction in the prior iteration"
+_INDICES = re.compile(r"did not receive grad for rank (\d+): ([\d ]+)")
+
+
+def reduction(site: Site, module: ModuleType, owner: Any) -> None:
+    """Catch the error where DDP raises it: at the beginning of the next forward."""
+    site.often(owner, "forward", _forward)
+    skip_frames(owner.forward)
+
+
+def _forward(stock: Any) -> Callable[..., Any]:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(self, *inputs, **kwargs)
+        except RuntimeError as error:
+            if ERROR in str(error) and "ddpfix:" not in str(error):
+                error.args = (f"{error}\n{explain(self, str(error))}",)
+            raise
+
+    return forward
+
+
+def explain(wrapper: Any, message: str) -> str:
+    """The diagnosis: parameters without gradient on this rank, grouped by module, and the line that cures it."""
+    found = _INDICES.search(message)
+    names = _names(wrapper)
+    if found is None:
+        missing, where = [], ""
+    else:
+        missing = [names[int(i)] for i in found.group(2).split() if int(i) < len(names)]
+        where = f" on rank {found.group(1)}"
+    listed = "".join(f"\n    {module}: {', '.join(parts)}" for module, parts in _grouped(missing).items())
+    return (
+        f"ddpfix: {len(missing) or 'some'} parameters got no gradient{where}:{listed or ' torch names none'}\n"
+        "ddpfix: they are not used in every step, or an output that uses them is not part of the loss. The cure:\n"
+        "    DistributedDataParallel(model, find_unused_parameters=True)      # or, without an edit: DDPFIX_UNUSED=find"
+    )
+
+
+def _names(wrapper: Any) -> List[str]:
+    """Parameter names in the order of DDP's own indices."""
+    by_id: Dict[int, str] = {id(p): name for name, p in wrapper.module.named_parameters()}
+    built = wrapper._build_params_for_reducer()
+    parameters = built[0] if isinstance(built, tuple) else built
+    return [by_id.get(id(p), "?") for p in parameters]
+
+
+def _grouped(names: List[str]) -> Dict[str, List[str]]:
+    """Names by the layer that holds them: the part up to the last number, or the module."""
+    groups: Dict[str, List[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+        cut = numbers[-1] + 1 if numbers and numbers[-1] + 1 < len(parts) else len(parts) - 1
+        groups.setdefault(".".join(parts[:cut]) or "the model", []).append(".".join(parts[cut:]))
+    return groups

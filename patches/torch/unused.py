@@ -1,0 +1,64 @@
+"""``find_unused_parameters=True`` reaches DDP where the model needs it and the user has not said otherwise.
+
+A model that skips layers leaves their parameters without gradient; DDP then fails in the next forward (pytorch issue
+90171, speechbrain 2340, transformers 17116).
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any, Dict, Optional, Tuple
+
+from ddpfix import draws, log, wrapping
+from ddpfix.registry import Site
+
+FLAG = "find_unused_parameters"
+
+
+def find(site: Site, module: ModuleType, owner: Any) -> None:
+    """Decide the flag at ``DistributedDataParallel.__init__``, whoever builds it."""
+    always = site.settings["unused"] == "find"
+
+    def built(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        bound = inspect.signature(wrapped).bind(*args, **kwargs)
+        if _decide(bound.arguments, always):
+            bound.arguments[FLAG] = True
+        wrapped(*bound.args, **bound.kwargs)
+
+    site.once(owner, "__init__", built)
+
+
+def _decide(arguments: Dict[str, Any], always: bool) -> bool:
+    """Whether the flag is to be set to True."""
+    skipping = draws.active(arguments["module"])
+    if not skipping and not always:
+        return False
+    names = _named(skipping)
+    chosen = _chosen(arguments)
+    if arguments.get("static_graph"):
+        if skipping:
+            log.warning(f"static_graph=True cannot work with LayerDrop ({names}): set the rate to 0 or drop static_graph")
+        return False
+    if chosen is not None:
+        if not chosen and skipping:
+            log.warning(
+                f"{FLAG}=False is your own setting and stays; with LayerDrop active in {names}, expect 'Expected to have"
+                " finished reduction'. Leave it out, or set DDPFIX_LAYERDROP=off."
+            )
+        return False
+    if not arguments.get(FLAG):
+        log.info(f"{FLAG}=True: {names or 'DDPFIX_UNUSED=find'}" + (" skips layers" if names else ""))
+    return True
+
+
+def _chosen(arguments: Dict[str, Any]) -> Optional[bool]:
+    """What the user chose: told by the toolkit that builds the model, else the argument if there is one."""
+    known, value = wrapping.what_was_asked()
+    return value if known else arguments.get(FLAG)
+
+
+def _named(skipping: Any) -> str:
+    shown = [f"{type(module).__name__} (rate {rate:g})" for _, module, rate in skipping]
+    unique = list(dict.fromkeys(shown))
+    return ", ".join(unique[:4]) + (" and others" if len(unique) > 4 else "")

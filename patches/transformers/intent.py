@@ -1,0 +1,72 @@
+"""What the user asked of ``find_unused_parameters``, noted before Trainer and accelerate lose it.
+
+Trainer turns "nothing said" into its own True or False. accelerate passes on only what differs from its defaults, so
+an explicit False arrives at DDP as no keyword at all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import ModuleType
+from typing import Any, Dict, Optional, Tuple
+
+from ddpfix import wrapping
+from ddpfix.registry import Site
+
+FLAG = "find_unused_parameters"
+# By identity: accelerate's handlers are dataclasses that compare by value, and must not get attributes of ours,
+# because every attribute of a handler is passed on to DDP.
+_NOTES: Dict[int, Tuple[Any, Optional[bool]]] = {}
+
+
+def trainer(site: Site, module: ModuleType, owner: Any) -> None:
+    """Note ``TrainingArguments.ddp_find_unused_parameters`` (None: nothing said) on the handler that Trainer makes."""
+    if hasattr(owner, "_build_accelerator_args"):
+        site.once(owner, "_build_accelerator_args", _arguments_built)
+    else:
+        site.once(owner, "_wrap_model", _model_wrapped)
+
+
+def accelerate(site: Site, module: ModuleType, owner: Any) -> None:
+    """Note what the user gave to ``DistributedDataParallelKwargs``, and say so while accelerate wraps the model."""
+    if owner.__name__ == "Accelerator":
+        site.once(owner, "prepare_model", _prepared)
+    else:
+        site.once(owner, "__init__", _handler_made)
+
+
+def _arguments_built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    built = wrapped(*args, **kwargs)
+    for handler in built.get("kwargs_handlers") or ():
+        if hasattr(handler, FLAG):
+            _note(handler, instance.args.ddp_find_unused_parameters)
+    return built
+
+
+def _model_wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    said = instance.args.ddp_find_unused_parameters
+    # Up to 4.29 the model is wrapped in this call, later by accelerate with the handler that this call made.
+    with wrapping.asked(said):
+        model = wrapped(*args, **kwargs)
+    handler = getattr(getattr(instance, "accelerator", None), "ddp_handler", None)
+    if handler is not None:
+        _note(handler, said)
+    return model
+
+
+def _handler_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+    wrapped(*args, **kwargs)
+    if FLAG in kwargs:
+        _note(instance, bool(kwargs[FLAG]))
+
+
+def _prepared(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    handler = getattr(instance, "ddp_handler", None)
+    held, said = _NOTES.get(id(handler), (lambda: None, None))
+    with wrapping.asked(said if held() is handler else None):
+        return wrapped(*args, **kwargs)
+
+
+def _note(handler: Any, said: Optional[bool]) -> None:
+    number = id(handler)
+    _NOTES[number] = (weakref.ref(handler, lambda _: _NOTES.pop(number, None)), said)

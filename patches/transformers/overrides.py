@@ -1,0 +1,74 @@
+"""LayerDrop rates that were changed where nobody reads them, named when the model is wrapped.
+
+bart-like families copy the rate from the config when they are built; an encoder inside a composite model may hold a
+config of its own. In both cases a later ``model.config.layerdrop = 0`` changes nothing.
+"""
+
+from __future__ import annotations
+
+import dis
+from types import ModuleType
+from typing import Any, Dict, Iterator, List, Tuple
+
+from ddpfix import draws, log, wrapping
+from ddpfix.registry import Site
+
+
+def rates(site: Site, module: ModuleType, owner: Any) -> None:
+    """Compare the rates in force with what the configs say, when a model is wrapped."""
+    wrapping.before(site, _report)
+
+
+def _report(model: Any) -> None:
+    for name, setting, said, effective in differences(model):
+        log.warning(
+            f"LayerDrop: {setting}={said:g} in the config has no effect, {name or 'the model'} uses {effective:g}. The"
+            f" value that counts is the module's own: model.get_submodule({name!r}).{_counting(model, name)} = {said:g}"
+        )
+
+
+def _counting(model: Any, name: str) -> str:
+    module = model.get_submodule(name)
+    return ".".join(_covered(module).path)
+
+
+def _covered(module: Any) -> draws.Covered:
+    return next(draws.COVERED[level] for level in type(module).__mro__ if level in draws.COVERED)
+
+
+def differences(model: Any) -> List[Tuple[str, str, float, float]]:
+    """(module name, setting in the config, its value, the rate in force) wherever the two differ."""
+    modules: Dict[str, Any] = dict(model.named_modules())
+    found: List[Tuple[str, str, float, float]] = []
+    for name, module in modules.items():
+        if not any(level in draws.COVERED for level in type(module).__mro__):
+            continue
+        effective = draws.rate_of(module)
+        for setting, said in _said(modules, name, module):
+            if said != effective:
+                found.append((name, setting, said, effective))
+                break
+    return found
+
+
+def _said(modules: Dict[str, Any], name: str, module: Any) -> Iterator[Tuple[str, float]]:
+    """What the configs above a module say about its rate, the outermost first."""
+    settings = _settings(module)
+    parts = name.split(".") if name else []
+    for length in range(len(parts) + 1):
+        above = modules.get(".".join(parts[:length]))
+        config = getattr(above, "config", None)
+        for setting in settings:
+            said = getattr(config, setting, None)
+            if isinstance(said, (int, float)):
+                yield setting, float(said)
+
+
+def _settings(module: Any) -> List[str]:
+    """The names under which a class reads its rate from a config: in its forward, or in its constructor."""
+    path = _covered(module).path
+    if path[0] == "config":
+        return [path[1]]
+    instructions = dis.get_instructions(draws.innermost(type(module).__init__))
+    names = [i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    return [name for name in dict.fromkeys(names) if isinstance(name, str) and "layerdrop" in name]

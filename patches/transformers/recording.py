@@ -1,0 +1,54 @@
+"""Hidden states of skipped layers are recorded, so that there is one entry a layer again.
+
+transformers 5 collects hidden states with hooks on the layers, and a layer that is not called leaves no entry:
+``use_weighted_layer_sum`` then multiplies lists of different lengths and dies. A skipped layer's output is its input.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, List, Optional, Tuple
+
+from ddpfix import draws
+from ddpfix.registry import Site
+
+KEY = "hidden_states"
+
+
+def skipped(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Complete the collected hidden states when a call that skipped layers ends."""
+    recorder = (_begin, _end)
+    draws.RECORDERS.append(recorder)
+    site.at_undo(lambda: draws.RECORDERS.remove(recorder))
+    return True
+
+
+def _collected() -> Optional[List[Any]]:
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    if capturing is None:
+        return None
+    collected = capturing._active_collector.get()
+    return None if collected is None else collected.get(KEY)
+
+
+def _begin(module: Any) -> Optional[Tuple[List[Any], int]]:
+    """The list being filled and how long it is before the first layer runs."""
+    entries = _collected()
+    return None if entries is None else (entries, len(entries))
+
+
+def _end(module: Any, begun: Tuple[List[Any], int], call: draws.Call) -> None:
+    entries, before = begun
+    count = draws.layer_count(module)
+    left_out = {draws.first_layer(module, call) + index for index in call.skipped}
+    mine = entries[before:]
+    # The first entry is the input of the first layer that ran, and that is the input of all skipped before it. Where
+    # no layer ran, or the toolkit records otherwise, nothing is known to be missing.
+    if not left_out or len(mine) != count - len(left_out) + 1:
+        return
+    outputs = iter(mine[1:])
+    completed = [mine[0]]
+    for layer in range(count):
+        completed.append(completed[-1] if layer in left_out else next(outputs))
+    entries[before:] = completed

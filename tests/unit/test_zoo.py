@@ -1,0 +1,203 @@
+"""The zoo covers every class that draws, and its models behave as tests need them to."""
+
+from __future__ import annotations
+
+import random
+import sys
+from itertools import cycle, repeat
+from types import ModuleType
+from typing import Iterable, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.support.zoo import ZOO, Draw, Tiny, drawing_classes, drawing_classes_of, scripted_draws, tiny
+
+AVAILABLE = [entry for entry in ZOO if entry.available()]
+every_entry = pytest.mark.parametrize("entry", AVAILABLE, ids=lambda entry: entry.name)
+
+
+def run(entry: Tiny, model: nn.Module, decisions: Iterable[bool]) -> Tuple[float, List[Draw]]:
+    """One forward and backward; the loss and the draws taken."""
+    with scripted_draws(decisions, [entry.module()]) as taken:
+        loss = entry.loss(model(**entry.batch()))
+    model.zero_grad()
+    loss.backward()
+    return loss.item(), list(taken)
+
+
+def test_every_drawing_class_has_an_entry() -> None:
+    covered = {(entry.module(), name) for entry in AVAILABLE for name in entry.drawing()}
+    broken = {(entry.module(), name) for entry in ZOO if not entry.runs() for name in entry.drawing()}
+    wanted = {(module, name) for module, names in drawing_classes().items() for name in names}
+    assert wanted - covered - broken == set()
+
+
+@every_entry
+def test_draws_are_reached_and_decide(entry: Tiny) -> None:
+    model = entry.build()
+    kept, taken = run(entry, model, repeat(False))
+    assert {draw.owner for draw in taken} == set(entry.drawing())
+    # Of the layers of a stack at least three can be skipped.
+    assert min([draw.owner for draw in taken].count(name) for name in entry.drawing()) >= 3
+    assert run(entry, model, repeat(False))[0] == kept
+    if entry.survives():
+        skipped, _ = run(entry, model, repeat(True))
+        assert skipped != kept
+        mixed, _ = run(entry, model, cycle([True, False]))
+        assert mixed not in (kept, skipped)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in AVAILABLE if not entry.survives()], ids=lambda entry: entry.name)
+def test_stock_dies_where_the_zoo_says_so(entry: Tiny) -> None:
+    model = entry.build()
+    with pytest.raises((TypeError, RuntimeError)):
+        run(entry, model, cycle([True, False]))
+
+
+@pytest.mark.parametrize("name", ["bart", "wavlm", "wav2vec2-adapter"])
+def test_every_parameter_of_a_kept_layer_gets_a_gradient(name: str) -> None:
+    entry = tiny(name)
+    model = entry.build()
+    run(entry, model, repeat(False))
+    without = {key for key, value in model.named_parameters() if value.requires_grad and value.grad is None}
+    assert all("layers" not in key for key in without)
+
+
+def test_decisions_fall_on_the_layers_in_order() -> None:
+    entry = tiny("bart")
+    model = entry.build()
+    _, taken = run(entry, model, cycle([True, False]))
+    owners = ["BartEncoder"] * 4 + ["BartDecoder"] * 4
+    assert taken == [Draw(owner, skip) for owner, skip in zip(owners, cycle([True, False]))]
+    for stack in (model.encoder, model.decoder):
+        ran = [next(iter(layer.parameters())).grad is not None for layer in stack.layers]
+        assert ran == [False, True, False, True]
+
+
+def test_too_few_decisions_are_an_error_and_the_names_come_back() -> None:
+    entry = tiny("bart")
+    model = entry.build()
+    with pytest.raises(AssertionError, match="more layer draws than decisions: 3"):
+        run(entry, model, [False] * 3)
+    assert vars(sys.modules[entry.module()])["torch"] is torch
+
+
+def test_shims_leave_other_draws_alone() -> None:
+    module = ModuleType("some_module_of_the_zoo_test")
+    vars(module).update(torch=torch, random=random, np=np)
+    sys.modules[module.__name__] = module
+    try:
+        with scripted_draws([True, False, True, False], [module.__name__]) as taken:
+            assert module.torch.rand(2, 3).shape == (2, 3)
+            assert module.np.random.rand(1).shape == (1,)
+            assert 2 <= module.random.uniform(2, 3) <= 3
+            assert module.np.random.uniform(2, 3, size=4).shape == (4,)
+            assert taken == []
+            assert float(module.torch.rand([])) == pytest.approx(0.1)
+            assert module.random.uniform(0, 1) == 0.9
+            assert module.np.random.uniform(0, 1) == 0.1
+            assert module.np.random.random() == 0.9
+            assert [draw.skip for draw in taken] == [True, False, True, False]
+    finally:
+        del sys.modules[module.__name__]
+    assert vars(module)["torch"] is torch
+
+
+LOOP = """
+def helper():
+    return random.random()
+class Layer(nn.Module):
+    pass
+class Stack(nn.Module):
+    def decide(self):
+        return {draw}
+    def forward(self, x):
+        {before}
+        for i, layer in enumerate(self.layers):
+            if self.training and {test} < self.p:
+                continue
+            x = layer(x)
+        return x
+class Heir(Stack):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "torch.rand([])",
+        "torch.rand(())",
+        "torch.rand(1)",
+        "torch.rand(1, device=x.device).item()",
+        "torch.rand(size=())",
+        "torch.randint(0, 2, (1,))",
+        "torch.empty(1).uniform_()",
+        "torch.bernoulli(torch.tensor(0.5))",
+        "random.uniform(0, 1)",
+        "random.random()",
+        "np.random.uniform(0, 1)",
+        "np.random.uniform()",
+        "np.random.random()",
+        "np.random.rand()",
+        "np.random.binomial(1, 0.5)",
+        "self.rng.random()",
+        "uniform(0, 1)",
+        "self.decide()",
+        "helper()",
+    ],
+)
+def test_a_scalar_draw_in_a_loop_is_found(test: str) -> None:
+    assert drawing_classes_of(LOOP.format(draw="torch.rand([])", before="pass", test=test)) == {"Stack", "Heir"}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "keep = torch.rand(len(self.layers))",
+        "keep = np.random.rand(len(self.layers))",
+        "keep = [random.random() for _ in self.layers]",
+        "rate = self.config.layerdrop",
+    ],
+)
+def test_draws_ahead_of_the_loop_are_found(before: str) -> None:
+    assert "Stack" in drawing_classes_of(LOOP.format(draw="0", before=before, test="keep[i]"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "np.random.choice(np.arange(9), 3, replace=False)",
+        "torch.rand(x.shape[0], 1, 1)",
+        "torch.rand(1, self.num_points, 2)",
+        "torch.rand_like(x)",
+        "torch.randint(0, 9, (n,))",
+        "np.random.uniform(0, 1, size=x.shape)",
+        "np.random.uniform(0, 1, x.shape)",
+    ],
+)
+def test_other_draws_are_no_layer_skips(other: str) -> None:
+    source = LOOP.format(draw="0", before="pass", test=other)
+    assert drawing_classes_of(source.replace("Heir", "Other")) == set()
+
+
+def test_span_masking_is_no_layer_skip() -> None:
+    source = """
+def spans(shape, p):
+    epsilon = np.random.rand(1).item()
+    def count(n):
+        return int(p * n + epsilon)
+    for n in shape:
+        chosen = np.random.choice(np.arange(n), count(n), replace=False)
+    return chosen
+class Model(nn.Module):
+    def mask(self, x):
+        x[spans(x.shape, 0.1)] = 0
+    def forward(self, x):
+        self.mask(x)
+        return x
+"""
+    assert drawing_classes_of(source) == set()
