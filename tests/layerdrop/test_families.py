@@ -1,0 +1,173 @@
+"""Every family that draws a layer skip, on the installed release: covered, exact, and the stock streams kept.
+
+The reference does not go through ddpfix: stock code, whose draws are scripted to the decisions that ddpfix took.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from typing import Any, Dict, Iterator, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+
+from ddpfix import draws, sync
+from ddpfix.patches.transformers import layerdrop
+from ddpfix.registry import Site
+from tests.support import zoo
+
+ENTRIES = [entry for entry in zoo.ZOO if entry.available()]
+# Where stock itself dies in some patterns of skips, there is nothing to compare with.
+SURVIVING = [entry for entry in ENTRIES if entry.survives()]
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site("test")
+    yield made
+    made.undo()
+
+
+def named(entries: List[zoo.Tiny]) -> Any:
+    return pytest.mark.parametrize("entry", entries, ids=lambda entry: entry.name)
+
+
+def covered(site: Site, entry: zoo.Tiny, function: Any = layerdrop.sync) -> torch.nn.Module:
+    model = entry.build()
+    function(site, importlib.import_module(entry.module()), None)
+    return model
+
+
+def gradients(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def run(entry: zoo.Tiny, model: torch.nn.Module) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
+    loss = entry.loss(model(**entry.batch()))
+    if loss.requires_grad:
+        loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def states() -> Tuple[Any, ...]:
+    kind, keys, position, *_ = np.random.get_state()
+    return torch.get_rng_state().tolist(), (kind, keys.tolist(), position), random.getstate()
+
+
+def seed_everything() -> None:
+    torch.manual_seed(7)
+    np.random.seed(7)
+    random.seed(7)
+
+
+def test_every_class_that_draws_is_covered(site: Site) -> None:
+    missed = []
+    for module_name, classes in zoo.drawing_classes().items():
+        try:
+            module = importlib.import_module(module_name)
+        except (ImportError, RuntimeError):
+            # A model whose optional dependency is not installed here cannot be trained here either.
+            continue
+        layerdrop.sync(site, module, None)
+        missed += [f"{module_name}.{name}" for name in classes if getattr(module, name) not in draws.COVERED]
+    assert not missed, f"these classes skip layers and are not covered: {missed}"
+
+
+@named(SURVIVING)
+def test_equals_stock_with_the_same_decisions(
+    entry: zoo.Tiny, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = covered(site, entry)
+    answered: List[draws.Draw] = []
+    answer = draws.Call.answer
+
+    def noting(self: draws.Call, stock: Any) -> draws.Draw:
+        answered.append(answer(self, stock))
+        return answered[-1]
+
+    monkeypatch.setattr(draws.Call, "answer", noting)
+    for seed in range(3):
+        answered.clear()
+        model.zero_grad(set_to_none=True)
+        replica = sync.Replica(model, seed)
+        with sync.step(replica) as step:
+            loss, grads = run(entry, model)
+        decisions = [draw.index in draw.call.skipped for draw in answered]
+        assert decisions, "nothing was drawn"
+        assert len(step.skipped) == sum(decisions)
+        expected_loss, expected = reference(entry, site, decisions)
+        assert torch.equal(loss, expected_loss)
+        assert grads.keys() == expected.keys()
+        assert all(torch.equal(grads[name], expected[name]) for name in grads)
+
+
+def reference(
+    entry: zoo.Tiny, site: Site, decisions: List[bool]
+) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
+    site.undo()
+    try:
+        model = entry.build()
+        with zoo.scripted_draws(decisions, [entry.module()]):
+            return run(entry, model)
+    finally:
+        layerdrop.sync(site, importlib.import_module(entry.module()), None)
+
+
+@named(SURVIVING)
+def test_generators_advance_as_in_stock(entry: zoo.Tiny, site: Site) -> None:
+    model = entry.build()
+    batch = entry.batch()
+    seed_everything()
+    model(**batch)
+    stock = states()
+    layerdrop.sync(site, importlib.import_module(entry.module()), None)
+    seed_everything()
+    with sync.step(sync.Replica(model, 3)) as step:
+        model(**batch)
+    assert step.calls, "no class of ours was called"
+    assert states() == stock
+
+
+@named(SURVIVING)
+def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.Tiny, site: Site) -> None:
+    model = entry.build()
+    batch = entry.batch()
+    seed_everything()
+    stock = entry.loss(model(**batch))
+    layerdrop.sync(site, importlib.import_module(entry.module()), None)
+    seed_everything()
+    assert torch.equal(entry.loss(model(**batch)), stock)
+
+
+@named(ENTRIES)
+def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
+    model = covered(site, entry, layerdrop.off)
+    batch = entry.batch()
+    losses = [entry.loss(model(**batch)) for _ in range(4)]
+    site.undo()
+    with zoo.scripted_draws([False] * 100, [entry.module()]):
+        kept = entry.loss(entry.build()(**batch))
+    assert all(torch.equal(loss, kept) for loss in losses)
+
+
+@named(ENTRIES)
+def test_the_rate_is_found(entry: zoo.Tiny, site: Site) -> None:
+    model = covered(site, entry)
+    rates = {type(module).__name__: rate for _, module, rate in draws.active(model)}
+    assert rates == {name: 0.5 for name in entry.drawing()}
+    zoo.set_rate(model, 0.0)
+    assert draws.active(model) == []
+
+
+@named(ENTRIES)
+def test_undo_leaves_the_original_forward(entry: zoo.Tiny, site: Site) -> None:
+    module = importlib.import_module(entry.module())
+    before = {name: vars(getattr(module, name)).get("forward") for name in entry.drawing()}
+    names = set(vars(module))
+    layerdrop.sync(site, module, None)
+    assert all(vars(getattr(module, name)).get("forward") is not before[name] for name in before)
+    site.undo()
+    assert all(vars(getattr(module, name)).get("forward") is before[name] for name in before)
+    assert set(vars(module)) == names
