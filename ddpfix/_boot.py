@@ -23,15 +23,43 @@ def switch(value: str) -> bool:
     raise ValueError(f"DDPFIX={value!r} is not understood: use one of {', '.join(ON)} or {', '.join(OFF[1:])}")
 
 
+def say(message: str) -> None:
+    """One line on stderr. It may be closed, full or a broken pipe, and none of that may end the program."""
+    line = "ddpfix: " + message.replace("\n", " ") + "\n"
+    try:
+        if sys.stderr is sys.__stderr__:
+            # What a full disk refuses would stay in the stream's buffer, and spoil the exit code when Python flushes it.
+            os.write(sys.stderr.fileno(), line.encode("utf-8", "backslashreplace"))
+        else:
+            sys.stderr.write(line)
+    except (AttributeError, OSError, ValueError):
+        return
+
+
+def _on(value: str) -> bool:
+    """Like :func:`switch`, but a value that is not understood is said once a process, and nothing is switched on."""
+    try:
+        return switch(value)
+    except ValueError as error:
+        if value not in _said:
+            _said.append(value)
+            say(f"not activated: {error}")
+        return False
+
+
+_said: list[str] = []
+
+
 def refused() -> bool:
     """Whether the environment says that nothing may happen here (``DDPFIX=0`` wins over everything)."""
-    value = os.environ.get("DDPFIX")
-    return value is not None and not sys.flags.ignore_environment and not switch(value)
+    value = os.environ.get("DDPFIX", "")
+    # An empty variable says nothing, as everywhere in a shell.
+    return bool(value.strip()) and not sys.flags.ignore_environment and not _on(value)
 
 
 def start() -> None:
     """Arm the finder if the environment asks for it. Isolated interpreters (-I, -E) are left alone."""
-    if sys.flags.ignore_environment or not switch(os.environ.get("DDPFIX", "")):
+    if sys.flags.ignore_environment or not _on(os.environ.get("DDPFIX", "")):
         return
     from ddpfix import finder
 

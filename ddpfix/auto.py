@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 
-from ddpfix import _boot, engine
+from ddpfix import _boot
 
 if not _boot.refused():
+    from ddpfix import engine
+
     # Children that are not forked (spawned data loader workers, launched ranks) read the environment.
-    os.environ.setdefault("DDPFIX", "1")
+    if not os.environ.get("DDPFIX", "").strip():
+        os.environ["DDPFIX"] = "1"
     engine.activate()

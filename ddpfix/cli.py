@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 from ddpfix import __version__
 from ddpfix.matrix import MatrixError
@@ -13,14 +13,14 @@ from ddpfix.settings import SETTINGS, SettingsError
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command; returns the exit code. ``run`` does not return: it becomes the program that it starts."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words, command = _split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     options = parser.parse_args(words)
     if options.command is None:
         parser.print_help()
         return 0
     try:
-        code: int = options.action(options)
+        code: int = _run(options, command) if options.command == "run" else options.action(options)
         return code
     except (SettingsError, MatrixError) as error:
         sys.stderr.write(f"ddpfix: {error}\n")
@@ -43,6 +43,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _split(words: List[str]) -> Tuple[List[str], List[str]]:
+    """The words for us, and the command that ``run`` starts: argparse would look for our options in that too."""
+    if words[:1] != ["run"]:
+        return words, []
+    place = 1
+    while place < len(words) and words[place][:1] == "-" and words[place][:2] not in ("-m", "-c", "-"):
+        if words[place] == "--":
+            return words[:place], words[place + 1 :]
+        # Every option of ours takes a value; whatever else stands here is refused by the parser.
+        place += 2 if words[place].startswith("--") and "=" not in words[place] else 1
+    return words[:place], words[place:]
+
+
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = commands.add_parser(
         "run",
@@ -51,10 +64,6 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         usage="ddpfix run [options] (script | -m module | -c code | program) [args ...]",
     )
     _add_settings(run)
-    run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
-    run.add_argument("-c", dest="code", nargs=argparse.REMAINDER, help="run code, as python -c does")
-    run.set_defaults(action=_run)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -74,19 +83,13 @@ def _chosen(options: argparse.Namespace) -> dict[str, str]:
     return {s.name: getattr(options, s.name) for s in SETTINGS if getattr(options, s.name, None) is not None}
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, command: List[str]) -> int:
     from ddpfix import run
 
-    if options.module is not None:
-        rest = ["-m", *options.module]
-    elif options.code is not None:
-        rest = ["-c", *options.code]
-    else:
-        rest = list(options.rest)
-    if not rest or (rest[0] in ("-m", "-c") and len(rest) < 2):
+    if not command or command in (["-m"], ["-c"]):
         sys.stderr.write("ddpfix: run needs a script, -m module, -c code, or a program\n")
         return 2
-    return run.become(rest, _chosen(options))
+    return run.become(command, _chosen(options))
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from ddpfix.registry import PatchError, Site
 
 _SOURCES = ("torch", "random", "np", "numpy")
 _DRAWS = frozenset(("rand", "uniform", "random"))
+_SHARDED = ("is_fsdp_managed_module",)
 _HIDDEN = "_ddpfix_"
 _CALL: ContextVar[Optional[Call]] = ContextVar("ddpfix_call", default=None)
 
@@ -195,15 +196,26 @@ def _rename(site: Site, function: FunctionType) -> CodeType:
     }
     if not names:
         raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
+    names.update({name: _HIDDEN + name for name in _SHARDED if name in code.co_names and name in function.__globals__})
     for instruction in dis.get_instructions(code):
         if instruction.argval in names and instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST"):
             names.pop(instruction.argval)
     home = function.__globals__
     for name, hidden in names.items():
         if hidden not in home:
-            home[hidden] = _look_alike(home[name])
+            home[hidden] = _unless_shared(home[name]) if name in _SHARDED else _look_alike(home[name])
             site.at_undo(functools.partial(home.pop, hidden, None))
     return code.replace(co_names=tuple(names.get(name, name) for name in code.co_names))
+
+
+def _unless_shared(asks: Callable[..., bool]) -> Callable[..., bool]:
+    """transformers runs every layer of a sharded model, because ranks might disagree. Here they do not."""
+
+    @functools.wraps(asks)
+    def must_run_all(*args: Any, **kwargs: Any) -> bool:
+        return not isinstance(_CALL.get(), _StepCall) and asks(*args, **kwargs)
+
+    return must_run_all
 
 
 def _copy(function: FunctionType, code: CodeType) -> FunctionType:

@@ -7,16 +7,18 @@ loader and the spec stay the real ones, so ``runpy``, ``inspect`` and ``pkgutil`
 
 from __future__ import annotations
 
+# The module threading takes longer to import than all the rest of this file.
+import _thread
 import os
 import sys
-import threading
+
+from ddpfix import _boot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Callable, Iterable, Optional, Sequence
-
+    from typing import Any, Callable, Iterable, Optional, Sequence
 
 
 def watched() -> frozenset[str]:
@@ -60,8 +62,8 @@ class Finder:
         self.wake: Optional[Callable[[], None]] = None
         self.wanted: Optional[Callable[[str], bool]] = None
         self.imported: Optional[Callable[[ModuleType], None]] = None
-        self._lock = threading.RLock()
-        self._busy = threading.local()
+        self._lock = _thread.RLock()
+        self._busy = _thread._local()
 
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
@@ -86,11 +88,10 @@ class Finder:
         names = getattr(self._busy, "names", None)
         if names is None:
             names = self._busy.names = set()
-        return names  # type: ignore[no-any-return]
+        return names
 
     def _wake(self) -> None:
-        if self.wake is None:
-            return
+        # Another thread waits here until the patches are armed; its toolkit would be imported unpatched otherwise.
         with self._lock:
             wake, self.wake = self.wake, None
             if wake is not None:
@@ -100,7 +101,9 @@ class Finder:
 def _spec_of_others(
     finder: Finder, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType]
 ) -> Optional[ModuleSpec]:
-    for other in list(sys.meta_path):
+    """What the finders behind ours say; those before it have had their turn."""
+    others: list[object] = list(sys.meta_path)
+    for other in others[others.index(finder) + 1 if finder in others else 0 :]:
         find = getattr(other, "find_spec", None)
         if other is finder or find is None:
             continue
@@ -111,22 +114,30 @@ def _spec_of_others(
 
 
 def _hook(spec: ModuleSpec, imported: Callable[[ModuleType], None]) -> None:
-    """Have ``imported(module)`` called once, after the loader has executed this module."""
-    loader = spec.loader
-    stock = getattr(loader, "exec_module", None)
-    if stock is None:
+    """Have ``imported(module)`` called after the loader has executed this module."""
+    loader: Any = spec.loader
+    # The zip loader of Python 3.8 and 3.9 knows only the older protocol.
+    method = "exec_module" if hasattr(loader, "exec_module") else "load_module"
+    stock = getattr(loader, method, None)
+    if stock is None or isinstance(loader, type) or hasattr(stock, "ddpfix"):
         return
+    # A loader made for one module is left as it was when the module's code runs. One that serves many modules (a zip
+    # file has a single loader) keeps the hook: the next module may be looked for before this one is executed.
+    alone = getattr(loader, "name", None) == spec.name
 
-    def exec_module(module: ModuleType) -> None:
-        # An instance attribute shadows the method for this one call, and is gone when the module's code runs.
-        loader.__dict__.pop("exec_module", None)
-        stock(module)
-        imported(module)
+    def execute(subject: Any) -> Any:
+        if alone:
+            vars(loader).pop(method, None)
+        result = stock(subject)
+        imported(subject if result is None else result)
+        return result
 
+    execute.ddpfix = True  # type: ignore[attr-defined]
     try:
-        loader.exec_module = exec_module  # type: ignore[method-assign, union-attr]
+        # An attribute of the instance shadows the method.
+        setattr(loader, method, execute)
     except AttributeError:
-        # A loader that takes no attributes is left alone; the engine looks again when the next module is imported.
+        # A loader that takes no attributes is left alone, and what waits for its module stays armed.
         return
 
 
@@ -140,7 +151,7 @@ def install() -> Finder:
         _finder = Finder()
         _finder.wake = _wake_engine
     if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _finder)
     return _finder
 
 
@@ -148,7 +159,7 @@ def remove() -> None:
     """Take the finder off ``sys.meta_path``; a later :func:`install` starts afresh."""
     global _finder
     if _finder is not None and _finder in sys.meta_path:
-        sys.meta_path.remove(_finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(_finder)
     _finder = None
 
 
@@ -158,5 +169,6 @@ def _wake_engine() -> None:
         from ddpfix import engine
 
         engine.wake()
-    except Exception as error:
-        sys.stderr and sys.stderr.write(f"ddpfix: not activated: {error}\n")
+    except (Exception, SystemExit) as error:
+        # Our own errors are ValueErrors and speak for themselves; of others the kind has to be said too.
+        _boot.say(f"not activated: {error if isinstance(error, ValueError) else repr(error)}")

@@ -10,17 +10,18 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from ddpfix.settings import SETTINGS
+from ddpfix.settings import SETTINGS, switch_name
 
 STATUSES = ("cured", "not-cured", "not-affected")
 _CODE = re.compile(r"^[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*$")
-_TARGET = re.compile(r"^[A-Za-z_][\w]*(\.[\w*]+)*:[A-Za-z_*][\w]*(\.[A-Za-z_]\w*)*$")
+_ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
+_TARGET = re.compile(r"^[A-Za-z_]\w*(\.[\w*]+)*:(\*|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)$")
 
 
 class MatrixError(ValueError):
@@ -99,7 +100,7 @@ def load(path: Optional[Path] = None) -> Matrix:
     try:
         stamp = path.stat().st_mtime
     except OSError as error:
-        raise MatrixError(f"{path}: cannot be read ({error.strerror}); reinstall ddpfix") from None
+        raise MatrixError(f"{path}:1: cannot be read ({error.strerror}); reinstall ddpfix") from None
     return _load_cached(str(path), stamp)
 
 
@@ -117,13 +118,11 @@ def _shipped(code: str) -> bool:
 class _Node:
     """A YAML node that knows its line. Only mappings, sequences and plain scalars are accepted."""
 
-    def __init__(self, node: yaml.Node, path: Path) -> None:
+    def __init__(self, node: yaml.Node, path: Path, key: Optional[yaml.Node] = None) -> None:
         self.node = node
         self.path = path
-
-    @property
-    def line(self) -> int:
-        return int(self.node.start_mark.line) + 1
+        # A value below its key is looked for in the key's line.
+        self.line = int((key or node).start_mark.line) + 1
 
     def fail(self, message: str) -> NoReturn:
         raise MatrixError(f"{self.path}:{self.line}: {message}")
@@ -140,7 +139,7 @@ class _Node:
                 key.fail(f"{name!r} stands twice in this mapping")
             if optional is not None and name not in required and name not in optional:
                 key.fail(f"{name!r} is not known; accepted are {', '.join([*required, *optional])}")
-            found[name] = _Node(value_node, self.path)
+            found[name] = _Node(value_node, self.path, key_node)
         missing = [name for name in required if name not in found]
         if missing:
             self.fail(f"{', '.join(missing)} missing")
@@ -154,9 +153,16 @@ class _Node:
     def text(self) -> str:
         if not isinstance(self.node, yaml.ScalarNode):
             self.fail("a plain value is expected here")
-        if self.node.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+        # A float is refused because other readers of this file would see 4.1 where 4.10 is written.
+        if self.node.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int"):
             self.fail(f"a text is expected here, not {self.node.tag.rsplit(':', 1)[-1]} (put it in quotes)")
-        return str(self.node.value).strip()
+        text = str(self.node.value).strip()
+        if not text:
+            self.fail("a text is expected here, and this one is empty")
+        return text
+
+    def texts(self) -> Tuple[str, ...]:
+        return tuple(item.text() for item in self.items())
 
     def choice(self, accepted: Sequence[str], what: str) -> str:
         word = self.text()
@@ -170,8 +176,8 @@ class _Node:
             specifier = SpecifierSet(text)
         except InvalidSpecifier:
             self.fail(f"{text!r} is not a version specifier; write it like '>=4.21,<5.24'")
-        if not text:
-            self.fail("an empty specifier; write '>=0' for every version")
+        if any(clause.operator == "===" for clause in specifier):
+            self.fail(f"{text!r} compares texts; write == instead of ===")
         if not any(_holds(specifier, version) for version in probes([specifier])):
             self.fail(f"no version can satisfy {text!r}")
         return specifier
@@ -180,7 +186,7 @@ class _Node:
         try:
             return Version(self.text())
         except InvalidVersion:
-            self.fail(f"{self.text()!r} is not a version (a float? put it in quotes)")
+            self.fail(f"{self.text()!r} is not a version; write it like '4.57.6'")
 
 
 def _holds(specifier: SpecifierSet, version: Version) -> bool:
@@ -189,20 +195,36 @@ def _holds(specifier: SpecifierSet, version: Version) -> bool:
 
 
 def probes(specifiers: Sequence[SpecifierSet]) -> List[Version]:
-    """Versions that lie on, just below and just above every boundary: two specifiers meet iff they meet on one."""
-    found = {Version("0"), Version("99999")}
-    for specifier in specifiers:
-        for clause in specifier:
-            base = Version(clause.version.replace(".*", ""))
-            release = base.release
-            for length in range(1, len(release) + 1):
-                bumped = (*release[: length - 1], release[length - 1] + 1)
-                found.add(Version(".".join(map(str, bumped))))
-                found.add(Version(".".join(map(str, bumped)) + ".dev0"))
-            text = ".".join(map(str, release))
-            found.update(Version(text + suffix) for suffix in ("", ".dev0", "rc1", ".post1", ".0.1", ".1.0.99999"))
-            found.update((base, Version(f"{base.public}.post7") if not base.is_postrelease else base))
+    """Versions of which at least one is in all the specifiers, unless no version is.
+
+    The versions that all of them accept begin somewhere, and they begin at a boundary: at the version of some clause,
+    or right above it. Clauses with < and > leave out the pre- and post-releases of their own version, so there is more
+    than one kind of "right above".
+    """
+    versions = [Version(clause.version.replace(".*", "")) for specifier in specifiers for clause in specifier]
+    depth = max([len(version.release) for version in versions], default=1)
+    found = {Version("0.dev0"), Version("0")}
+    for version in versions:
+        found.update(map(Version, _boundaries(version, depth)))
     return sorted(found)
+
+
+def _boundaries(version: Version, depth: int) -> Iterator[str]:
+    """A version, and what follows it of each kind, with as little in between as versions of ``depth`` numbers allow."""
+    base, release = version.base_version, version.release
+    epoch = base.rpartition("!")[0] + "!" if version.epoch else ""
+    after = epoch + ".".join(map(str, (*release[:-1], release[-1] + 1)))
+    right_after = epoch + ".".join(map(str, (*release, *[0] * (depth - len(release)), 1)))
+    letter, number = version.pre or ("", 0)
+    stem = f"{base}{letter}{number}" if letter else base
+    post = -1 if version.post is None else version.post
+    finished = stem if post < 0 else f"{stem}.post{post}"
+    yield from (str(version), finished)
+    next_pre = [f"{base}{letter}{number + 1}"] if letter else []
+    for text in (base, after, right_after, f"{stem}.post{post + 1}", *next_pre):
+        yield from (text, f"{text}.dev0")
+    if version.dev is not None:
+        yield f"{finished}.dev{version.dev + 1}"
 
 
 class _Reader:
@@ -215,13 +237,16 @@ class _Reader:
         toolkits = {name: node.text() for name, node in top["toolkits"].mapping(optional=None).items()}
         if "torch" not in toolkits:
             top["toolkits"].fail("the toolkit 'torch' is missing")
-        patches = {name: self._patch(name, node, toolkits) for name, node in top["patches"].mapping(optional=None).items()}
+        patches = {
+            name: self._patch(name, node, toolkits) for name, node in top["patches"].mapping(optional=None).items()
+        }
         nodes = top["rows"].items()
-        rows = tuple(self._row(node, patches) for node in nodes)
+        self._refuse_shared_variables(top["patches"], patches)
+        rows = tuple(self._row(node, patches, toolkits) for node in nodes)
         self._refuse_overlaps(rows, patches)
         for name in patches:
             if not any(row.patch == name for row in rows):
-                top["patches"].fail(f"patch {name!r} has no row")
+                top["patches"].mapping(optional=None)[name].fail(f"patch {name!r} has no row")
         return Matrix(toolkits, patches, rows)
 
     def _root(self) -> _Node:
@@ -241,12 +266,14 @@ class _Reader:
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             if isinstance(error, MatrixError):
                 raise
-            raise MatrixError(f"{self.path}:1: cannot be read: {error}") from None
+            raise MatrixError(f"{self.path}:1: cannot be read as YAML in UTF-8: {error}") from None
         if root is None:
             raise MatrixError(f"{self.path}:1: the file is empty; expected are schema, toolkits, patches, rows")
         return _Node(root, self.path)
 
     def _patch(self, name: str, node: _Node, toolkits: Mapping[str, str]) -> Patch:
+        if not _ID.match(name):
+            node.fail(f"{name!r} is not a patch id; write it like 'toolkit.cure', in lower case")
         entry = node.mapping(required=("toolkit", "code", "problem", "evidence"), optional=("setting", "when"))
         code = entry["code"].text()
         if not _shipped(code):
@@ -255,6 +282,8 @@ class _Reader:
         if "setting" in entry:
             setting = entry["setting"].choice([s.name for s in SETTINGS], "setting")
         if "when" in entry:
+            if setting is None:
+                entry["when"].fail("when needs a setting beside it")
             values = next((s.values for s in SETTINGS if s.name == setting), ())
             when = tuple(item.choice(values, f"value of {setting}") for item in entry["when"].items())
         return Patch(
@@ -264,14 +293,25 @@ class _Reader:
             setting=setting,
             when=when,
             problem=" ".join(entry["problem"].text().split()),
-            evidence=tuple(item.text() for item in entry["evidence"].items()),
+            evidence=entry["evidence"].texts(),
         )
 
-    def _row(self, node: _Node, patches: Mapping[str, Patch]) -> Row:
+    def _refuse_shared_variables(self, node: _Node, patches: Mapping[str, Patch]) -> None:
+        """Each patch is switched by a variable that stands for nothing else."""
+        taken = {setting.variable: f"the setting {setting.name!r}" for setting in SETTINGS}
+        for name in patches:
+            variable = switch_name(name)
+            if variable in taken:
+                node.mapping(optional=None)[name].fail(
+                    f"patch {name!r} would be switched by {variable}, which stands for {taken[variable]}"
+                )
+            taken[variable] = f"patch {name!r}"
+
+    def _row(self, node: _Node, patches: Mapping[str, Patch], toolkits: Mapping[str, str]) -> Row:
         entry = node.mapping(required=("patch", "versions", "why"), optional=("torch", "status", "targets", "tested"))
         status = entry["status"].choice(STATUSES, "status") if "status" in entry else "cured"
-        if status == "cured" and not ("targets" in entry and "tested" in entry):
-            node.fail("a row with status cured needs targets and tested")
+        if status == "cured" and not all(name in entry and entry[name].items() for name in ("targets", "tested")):
+            node.fail("a row with status cured needs targets and tested, with at least one entry each")
         versions = entry["versions"].specifier()
         tested = tuple(item.version() for item in entry["tested"].items()) if "tested" in entry else ()
         for version in tested:
@@ -282,21 +322,26 @@ class _Reader:
             versions=versions,
             torch=entry["torch"].specifier() if "torch" in entry else None,
             status=status,
-            targets=tuple(self._target(item) for item in entry["targets"].items()) if "targets" in entry else (),
+            targets=tuple(self._target(item, toolkits) for item in entry["targets"].items())
+            if "targets" in entry
+            else (),
             tested=tuple(sorted(tested)),
             why=" ".join(entry["why"].text().split()),
             line=node.line,
         )
 
-    def _target(self, node: _Node) -> Target:
+    def _target(self, node: _Node, toolkits: Mapping[str, str]) -> Target:
         if isinstance(node.node, yaml.ScalarNode):
             text, expects = node.text(), ()  # type: str, Tuple[str, ...]
         else:
             entry = node.mapping(required=("at", "expects"))
-            text, expects = entry["at"].text(), tuple(item.text() for item in entry["expects"].items())
+            text, expects = entry["at"].text(), entry["expects"].texts()
         if not _TARGET.match(text):
             node.fail(f"{text!r} is not a target; write it like 'package.module:Class.method'")
         module, _, attribute = text.partition(":")
+        # Only imports of toolkits are watched: a patch on anything else would wait for ever.
+        if module.partition(".")[0] not in toolkits:
+            node.fail(f"{text!r} is in no toolkit; accepted are {', '.join(toolkits)}")
         return Target(module, attribute, expects)
 
     def _refuse_overlaps(self, rows: Sequence[Row], patches: Mapping[str, Patch]) -> None:
@@ -307,8 +352,8 @@ class _Reader:
                     clash = _clash(earlier, row)
                     if clash:
                         raise MatrixError(
-                            f"{self.path}:{row.line}: version {clash} of patch {patch} is claimed by this row and by the"
-                            f" row in line {earlier.line}; every version needs exactly one row"
+                            f"{self.path}:{row.line}: version {clash} of patch {patch} is claimed by this row and by"
+                            f" the row in line {earlier.line}; every version needs exactly one row"
                         )
 
 

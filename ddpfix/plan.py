@@ -31,7 +31,9 @@ def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
     return {
         "ddpfix": __version__,
         "toolkits": toolkits,
-        "settings": {s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS},
+        "settings": {
+            s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS
+        },
         "patches": [_entry(decision) for decision in decisions],
     }
 

@@ -11,20 +11,23 @@ import functools
 import sys
 import threading
 from dataclasses import dataclass
+from importlib import import_module
 from types import FunctionType, ModuleType
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import wrapt
 
 _LOCK = threading.RLock()
 _MISSING = object()
+# The base of all of wrapt's proxies; its public name is not the same in all releases.
+_PROXY: type = wrapt.FunctionWrapper.__mro__[-2]
 
 
 class PatchError(RuntimeError):
     """A patch cannot be put in place; the message says why. The engine reports it and leaves the toolkit as it was."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
     """One changed attribute. ``was`` is the raw object from the owner's ``__dict__`` (a descriptor stays one)."""
 
@@ -34,13 +37,32 @@ class Record:
     now: Any
     inherited: bool
 
-    def undo(self) -> Optional[str]:
-        """Take our layer away; returns what could not be done, in words."""
+    def undo(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
+        """Take our layer away; returns what could not be done, in words.
+
+        Args:
+            taken: (layer of another patcher, ours below it) of what has been taken away: copies share their layers.
+        """
+        with _LOCK:
+            problem = self._take_away(taken)
+            if self in _IN_PLACE:
+                _IN_PLACE.remove(self)
+            for record in _IN_PLACE:
+                # A later layer of ours stands on this one: what it gives back one day is what this one gives back.
+                if record.was is self.now:
+                    record.was = self.was
+                    record.inherited = self.inherited and record.owner is self.owner
+        return problem
+
+    def _take_away(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
         current = vars(self.owner).get(self.attribute, _MISSING)
-        if current is self.now:
+        if _is_layer(current, self.now):
             self._restore()
             return None
+        if any(current is top and self.now is ours for top, ours in taken):
+            return None
         if current is not _MISSING and _relink(current, self.now, self.was):
+            taken.append((current, self.now))
             return None
         where = getattr(self.owner, "__qualname__", getattr(self.owner, "__name__", self.owner))
         return f"{where}.{self.attribute} no longer holds our patch: somebody replaced it, and it stays as it is"
@@ -52,21 +74,49 @@ class Record:
             setattr(self.owner, self.attribute, self.was)
 
 
-def _relink(layer: Any, ours: Any, was: Any) -> bool:
-    """Find our layer below another patcher's, and put the original in its place."""
-    seen = set()
-    while layer is not None and id(layer) not in seen:
+# The records of all patches, oldest first: two patches may have changed the same attribute.
+_IN_PLACE: List[Record] = []
+
+
+def _is_layer(found: Any, ours: Any) -> bool:
+    """Whether this is our layer, or the bound form of it that ``getattr(class, name).__wrapped__`` hands out."""
+    return found is ours or (_is_proxy(found) and getattr(found, "_self_parent", None) is ours)
+
+
+def _is_proxy(found: Any) -> bool:
+    # isinstance is answered by what a proxy wraps.
+    return issubclass(type(found), _PROXY)
+
+
+def _relink(top: Any, ours: Any, was: Any) -> bool:
+    """Find our layer below those of other patchers, and put the original in its place wherever they hold it."""
+    found, waiting, seen = False, [top], set()
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) in seen:
+            continue
         seen.add(id(layer))
-        cells = [c for c in getattr(layer, "__closure__", None) or () if _content(c) is ours]
-        below = getattr(layer, "__wrapped__", None)
-        if below is ours or cells:
-            for cell in cells:
-                cell.cell_contents = was
-            if below is ours:
-                layer.__wrapped__ = was
-            return True
-        layer = below
-    return False
+        for below, put in _held(layer):
+            if _is_layer(below, ours):
+                put(was)
+                found = True
+            elif _is_proxy(below) or type(below) is FunctionType:
+                waiting.append(below)
+    return found
+
+
+def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
+    """What a wrapper calls, by all ways that wrappers use, each with the means to replace it."""
+    if _is_proxy(layer):
+        yield layer.__wrapped__, functools.partial(setattr, layer, "__wrapped__")
+        yield getattr(layer, "_self_parent", None), lambda _: None
+    elif type(layer) is FunctionType:
+        for cell in layer.__closure__ or ():
+            yield _content(cell), functools.partial(setattr, cell, "cell_contents")
+        yield layer.__dict__.get("__wrapped__"), functools.partial(setattr, layer, "__wrapped__")
+    else:
+        # classmethod and staticmethod hold their function for good, so it is only looked into.
+        yield getattr(layer, "__func__", None), lambda _: None
 
 
 def _content(cell: Any) -> Any:
@@ -74,6 +124,43 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+class _BoundLayer(wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._self_instance is None:
+            return _named, (self.__module__, self.__qualname__)
+        return getattr, (self._self_instance, self.__name__)
+
+
+class _Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
+    """wrapt's wrapper refuses to be pickled and copied; a function goes by its name and is its own copy."""
+
+    __bound_function_wrapper__ = _BoundLayer
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _named, (self.__module__, self.__qualname__)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+def _named(module: str, qualname: str) -> Any:
+    """What a module holds under a dotted name: how patched functions are unpickled."""
+    return functools.reduce(getattr, qualname.split("."), import_module(module))
+
+
+def _bound_first(stock: Any) -> Callable[..., Any]:
+    """Another patcher's method wrapper learns its instance when it is bound, not from the first argument."""
+
+    @functools.wraps(stock)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock.__get__(self, type(self))(*args, **kwargs)
+
+    return call
 
 
 class Site:
@@ -92,20 +179,28 @@ class Site:
             inherited = attribute not in vars(owner)
             was = self._raw(owner, attribute)
             setattr(owner, attribute, now)
-            self.records.append(Record(owner, attribute, was, now, inherited))
-        if isinstance(owner, ModuleType) and not inherited:
-            self._rebind(owner, was, now)
+            self._record(owner, attribute, was, now, inherited)
+            if isinstance(owner, ModuleType):
+                self._rebind(owner, was, now)
+
+    def _record(self, *change: Any) -> None:
+        record = Record(*change)
+        self.records.append(record)
+        _IN_PLACE.append(record)
 
     def once(self, owner: Any, attribute: str, wrapper: Callable[..., Any]) -> None:
         """Wrap something that is called once a run: ``wrapper(wrapped, instance, args, kwargs)``, by wrapt."""
-        self.replace(owner, attribute, wrapt.FunctionWrapper(self._raw(owner, attribute), wrapper))
+        with _LOCK:
+            self.replace(owner, attribute, _Layer(self._raw(owner, attribute), wrapper))
 
     def often(self, owner: Any, attribute: str, make: Callable[[Any], Callable[..., Any]]) -> None:
         """Wrap a function that is called every step: ``make(stock)`` returns a plain closure, which pickles by name."""
-        stock = self._raw(owner, attribute)
-        if not isinstance(stock, FunctionType):
-            raise PatchError(f"{attribute} of {owner!r} is a {type(stock).__name__}, not a plain function")
-        self.replace(owner, attribute, functools.wraps(stock)(make(stock)))
+        with _LOCK:
+            stock = self._raw(owner, attribute)
+            if not isinstance(stock, FunctionType):
+                raise PatchError(f"{attribute} of {owner!r} is a {type(stock).__name__}, not a plain function")
+            called = _bound_first(stock) if _is_proxy(stock) and isinstance(owner, type) else stock
+            self.replace(owner, attribute, functools.wraps(stock)(make(called)))
 
     def at_undo(self, action: Callable[[], None]) -> None:
         """Have something called when this patch is undone."""
@@ -113,10 +208,13 @@ class Site:
 
     def undo(self) -> List[str]:
         """Take back every change, the last one first; returns what could not be taken back, in words."""
-        problems = []
+        problems: List[str] = []
+        taken: List[Tuple[Any, Any]] = []
         with _LOCK:
             while self.records:
-                problem = self.records.pop().undo()
+                record = self.records.pop()
+                problem = record.undo(taken)
+                _take_back_copies(record)
                 if problem is not None:
                     problems.append(f"{self.patch}: {problem}")
             while self.last_words:
@@ -133,7 +231,15 @@ class Site:
         """Other modules may hold the old object from a ``from x import f``: give them ours too."""
         for module, name in stale_copies(was, home):
             setattr(module, name, now)
-            self.records.append(Record(module, name, was, now, False))
+            self._record(module, name, was, now, False)
+
+
+def _take_back_copies(record: Record) -> None:
+    """Modules that took our function by ``from x import f`` while it was in place get the original."""
+    home = record.owner
+    if isinstance(home, ModuleType) and getattr(record.was, "__module__", None) == home.__name__:
+        for module, name in stale_copies(record.now, home):
+            setattr(module, name, record.was)
 
 
 def stale_copies(old: Any, home: ModuleType) -> List[Any]:

@@ -6,7 +6,7 @@ Nothing is imported and nothing is changed, so ``plan`` can show the decisions o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -31,6 +31,9 @@ class Decision:
     row: Optional[Row] = None
     tested: bool = True
     forced: bool = False
+
+
+_Decider = Callable[..., Decision]
 
 
 def resolve(matrix: Matrix, installed: Mapping[str, Optional[str]], settings: Settings) -> List[Decision]:
@@ -75,23 +78,25 @@ def _decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]]
     rows = matrix.rows_of(patch.id)
     row = next((row for row in rows if _holds(row.versions, version) and _torch_holds(row, installed)), None)
     if row is None:
-        return _outside(decision, patch, rows, version, switched == "force")
+        return _outside(decision, patch, rows, version, installed.get("torch"), switched == "force")
     if row.status != "cured":
         return decision(NOT_AFFECTED if row.status == "not-affected" else NOT_CURED, row.why, row=row)
     return decision(APPLY, row.why, row=row, tested=_is_tested(row, version))
 
 
-def _outside(decision: object, patch: Patch, rows: Sequence[Row], version: Version, forced: bool) -> Decision:
-    cures = [row for row in rows if row.status == "cured"]
-    if not cures:
-        return decision(SKIP, f"{patch.toolkit} {version} is in no row of the matrix")  # type: ignore[operator, no-any-return]
-    row, nearest = min(((row, v) for row in cures for v in row.tested), key=lambda pair: _distance(pair[1], version))
+def _outside(
+    decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, torch: Optional[str], forced: bool
+) -> Decision:
+    here = f"{patch.toolkit} {version}"
+    if any(_holds(row.versions, version) for row in rows):
+        here += f" with torch {torch}"
+    tested = [(tested, row) for row in rows if row.status == "cured" for tested in row.tested]
+    if not tested:
+        return decision(SKIP, f"{here} is in no row of the matrix")
+    nearest, row = _nearest(tested, version)
     if forced:
-        return decision(  # type: ignore[operator, no-any-return]
-            APPLY, f"forced for {version}; nearest tested is {nearest}", row=row, tested=False, forced=True
-        )
-    reason = f"{patch.toolkit} {version}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it"
-    return decision(SKIP, reason)  # type: ignore[operator, no-any-return]
+        return decision(APPLY, f"forced for {here}; nearest tested is {nearest}", row=row, tested=False, forced=True)
+    return decision(SKIP, f"{here}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it")
 
 
 def _torch_holds(row: Row, installed: Mapping[str, Optional[str]]) -> bool:
@@ -105,7 +110,21 @@ def _torch_holds(row: Row, installed: Mapping[str, Optional[str]]) -> bool:
 
 
 def _is_tested(row: Row, version: Version) -> bool:
-    return any(version.release == tested.release and version.pre == tested.pre for tested in row.tested)
+    # Builds of one release differ in the local part only (+cpu, +cu121); a nightly is another release.
+    return Version(version.public) in row.tested
+
+
+def _nearest(tested: Sequence[Tuple[Version, Row]], version: Version) -> Tuple[Version, Row]:
+    """The closer one of the last tested version before ``version`` and the first one after it."""
+    before = [pair for pair in tested if pair[0] <= version]
+    after = [pair for pair in tested if pair[0] > version]
+    neighbours = [max(before, key=_release)] if before else []
+    neighbours += [min(after, key=_release)] if after else []
+    return min(neighbours, key=lambda pair: _distance(pair[0], version))
+
+
+def _release(pair: Tuple[Version, Row]) -> Version:
+    return pair[0]
 
 
 def _distance(one: Version, other: Version) -> float:

@@ -30,6 +30,8 @@ class Setting:
     default: str
     values: Tuple[str, ...]
     meaning: str
+    # For values that cannot be listed: what they are called, and what tells them.
+    kind: Optional[str] = None
     check: Optional[Callable[[str], bool]] = None
 
     @property
@@ -40,11 +42,13 @@ class Setting:
         word = value.strip().lower()
         if word in self.values or (self.check is not None and self.check(word)):
             return word
-        raise SettingsError(f"{source}={value!r}: accepted are {', '.join(self.values)}")
+        accepted = [*self.values, *([self.kind] if self.kind else [])]
+        raise SettingsError(f"{source}={value!r}: accepted are {', '.join(accepted)}")
 
 
 def _is_integer(word: str) -> bool:
-    return word.isascii() and word.isdigit() and int(word) < 2**63
+    # Python itself refuses to read a number of thousands of digits.
+    return word.isascii() and word.isdigit() and len(word) < 20 and int(word) < 2**63
 
 
 def _is_seconds(word: str) -> bool:
@@ -73,8 +77,22 @@ SETTINGS: Tuple[Setting, ...] = (
         ("report", "off"),
         "settings that cannot take effect: report (one warning that names them), off",
     ),
-    Setting("seed", "auto", ("auto", "an integer"), "seed of the shared decisions: auto (rank 0's torch seed) or an integer", _is_integer),
-    Setting("timeout", "60", ("seconds",), "how long ranks wait for one on which ddpfix is missing", _is_seconds),
+    Setting(
+        "seed",
+        "auto",
+        ("auto",),
+        "seed of the shared decisions: auto (rank 0's torch seed) or an integer",
+        "an integer",
+        _is_integer,
+    ),
+    Setting(
+        "timeout",
+        "60",
+        (),
+        "how long ranks wait for one on which ddpfix is missing",
+        "seconds (up to a week)",
+        _is_seconds,
+    ),
     Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
@@ -165,8 +183,9 @@ class _Reader:
                 self.set(variable[len(PREFIX) :], value, variable)
 
     def off_switches(self, environ: Mapping[str, str]) -> None:
-        for variable, patch in self.by_variable.items():
-            if environ.get(variable, "").strip().lower() in ("0", "false", "off"):
+        for variable, value in environ.items():
+            patch = self.by_variable.get(variable.upper())
+            if patch is not None and value.strip().lower() in ("0", "false", "off"):
                 self.switches[patch] = "0"
                 self.sources[patch] = variable
 

@@ -50,10 +50,8 @@ def explain(wrapper: Any, message: str) -> str:
 
 def _names(wrapper: Any) -> List[str]:
     """Parameter names in the order of DDP's own indices."""
-    by_id: Dict[int, str] = {id(p): name for name, p in wrapper.module.named_parameters()}
-    built = wrapper._build_params_for_reducer()
-    parameters = built[0] if isinstance(built, tuple) else built
-    return [by_id.get(id(p), "?") for p in parameters]
+    ignored = getattr(wrapper, "parameters_to_ignore", ())
+    return [name for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in ignored]
 
 
 def _grouped(names: List[str]) -> Dict[str, List[str]]:

@@ -70,7 +70,7 @@ class Tiny:
     class is not exported. ``draws`` names the classes inside it whose forward draws; a class that
     draws only in some releases is listed too, see ``drawing``. ``older`` maps a release to options
     that only releases before it need. From ``dies_from`` on, stock dies in some patterns of skips;
-    from ``broken_from`` on, stock cannot even build or run the class.
+    from ``broken_from`` on, and before ``works_from``, stock cannot even build or run it as configured here.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Tiny:
     older: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     dies_from: Optional[str] = None
     broken_from: Optional[str] = None
+    works_from: Optional[str] = None
 
     def available(self) -> bool:
         """Whether the installed release has the class, can run it and still draws in it."""
@@ -89,7 +90,8 @@ class Tiny:
 
     def runs(self) -> bool:
         """Whether stock can build and run the class at all."""
-        return self.broken_from is None or _before(self.broken_from)
+        old_enough = self.broken_from is None or _before(self.broken_from)
+        return old_enough and (self.works_from is None or not _before(self.works_from))
 
     def survives(self) -> bool:
         """Whether the stock forward runs whatever layers are skipped."""
@@ -468,9 +470,12 @@ class _Shim:
 
 
 @contextmanager
-def scripted_draws(decisions: Iterable[bool], modules: Iterable[str]) -> Iterator[List[Draw]]:
+def scripted_draws(
+    decisions: Iterable[bool], modules: Iterable[str], consume: bool = False
+) -> Iterator[List[Draw]]:
     """Answer the layer-level draws of these modeling modules from a list, True meaning skip.
 
+    With ``consume`` the generators advance as they do in stock, so that dropout draws the same masks.
     Yields the list of the draws taken so far. This is the reference that ddpfix is compared with,
     so it shares nothing with it.
     """
@@ -484,7 +489,7 @@ def scripted_draws(decisions: Iterable[bool], modules: Iterable[str]) -> Iterato
         taken.append(Draw(_asking_class(), skip))
         return SKIP if skip else KEEP
 
-    shims = _make_shims(answer)
+    shims = _make_shims(answer, consume)
     saved: List[Tuple[Dict[str, Any], str, Any]] = []
     try:
         for dotted in modules:
@@ -502,28 +507,32 @@ def _replace(names: Dict[str, Any], shims: Mapping[int, Any], saved: List[Tuple[
             names[name] = shims[id(value)]
 
 
-def _make_shims(answer: Callable[[], float]) -> Dict[int, Any]:
+def _make_shims(answer: Callable[[], float], consume: bool) -> Dict[int, Any]:
     """Replacements by the identity of the module they stand for, so aliases are found too."""
-    # Bound early: inside the functions below the names must mean the real modules.
-    real_rand, real_uniform = torch.rand, random.uniform
-    numpy_uniform, numpy_random = np.random.uniform, np.random.random
 
-    def rand(*args: Any, **kwargs: Any) -> Any:
-        return torch.tensor(answer()) if args == ([],) and not kwargs else real_rand(*args, **kwargs)
+    def scripted(real: Callable[..., Any], is_layer_draw: Callable[..., bool], wrap: Callable[[float], Any]) -> Any:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or not is_layer_draw(*args):
+                return real(*args, **kwargs)
+            if consume:
+                real(*args)
+            return wrap(answer())
 
-    def uniform(*args: Any, **kwargs: Any) -> Any:
-        return answer() if args == (0, 1) and not kwargs else real_uniform(*args, **kwargs)
+        return draw
 
-    def uniform_of_numpy(*args: Any, **kwargs: Any) -> Any:
-        return answer() if args == (0, 1) and not kwargs else numpy_uniform(*args, **kwargs)
+    def between_0_and_1(*args: Any) -> bool:
+        return args == (0, 1)
 
-    def random_of_numpy(*args: Any, **kwargs: Any) -> Any:
-        return numpy_random(*args, **kwargs) if args or kwargs else answer()
-
-    numpy_shim = _Shim(np.random, uniform=uniform_of_numpy, random=random_of_numpy)
+    # Bound early: inside the functions above the names must mean the real modules.
+    rand = scripted(torch.rand, lambda *args: args == ([],), torch.tensor)
+    numpy_shim = _Shim(
+        np.random,
+        uniform=scripted(np.random.uniform, between_0_and_1, float),
+        random=scripted(np.random.random, lambda *args: not args, float),
+    )
     return {
         id(torch): _Shim(torch, rand=rand),
-        id(random): _Shim(random, uniform=uniform),
+        id(random): _Shim(random, uniform=scripted(random.uniform, between_0_and_1, float)),
         id(np): _Shim(np, random=numpy_shim),
     }
 
@@ -1051,6 +1060,8 @@ ZOO: Tuple[Tiny, ...] = (
         },
         IMAGE,
         ("DetrDecoder",),
+        # The first releases take no backbone but Swin.
+        works_from="4.30",
     ),
     # The rate of this one is the plain dropout of its configuration, and it has one layer less than
     # decoder_layers says. The image is so small that every feature level is one pixel.

@@ -1,0 +1,231 @@
+"""Fine-tunes a tiny random model on synthetic data, under torchrun. An ordinary script: it knows nothing of ddpfix.
+
+Each rank writes one JSON line a step: the loss, and which layers were not called. Hooks on the layers themselves tell,
+so the record is as true of a stock run as of any other.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+
+# Nothing that goes wrong may leave a rank behind: one that is stuck prints where, and ends.
+faulthandler.dump_traceback_later(240, exit=True)
+
+import argparse  # noqa: E402
+import hashlib  # noqa: E402
+import inspect  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any, Callable, Dict, List, Set  # noqa: E402
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from torch import distributed  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
+
+RANKS, BATCH = 2, 8
+Example = Dict[str, torch.Tensor]
+
+
+def wavlm() -> Any:
+    """Six layers, of which each training forward skips about two; dropout as in the released checkpoints."""
+    config = transformers.WavLMConfig(
+        hidden_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        intermediate_size=96,
+        conv_dim=(32, 32, 32),
+        conv_kernel=(10, 3, 3),
+        conv_stride=(5, 2, 2),
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        classifier_proj_size=32,
+        num_labels=2,
+        layerdrop=0.4,
+    )
+    return transformers.WavLMForSequenceClassification(config)
+
+
+def bart() -> Any:
+    """Three encoder and three decoder layers; each is skipped in half of the training forwards."""
+    config = transformers.BartConfig(
+        vocab_size=24,
+        d_model=48,
+        encoder_layers=3,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=96,
+        decoder_ffn_dim=96,
+        max_position_embeddings=128,
+        encoder_layerdrop=0.5,
+        decoder_layerdrop=0.5,
+    )
+    return transformers.BartForConditionalGeneration(config)
+
+
+def stacks(model: Any) -> Dict[str, List[Any]]:
+    """The layers that may be skipped, by the name that the record gives them."""
+    if isinstance(model, transformers.WavLMForSequenceClassification):
+        return {"": list(model.wavlm.encoder.layers)}
+    return {"encoder ": list(model.model.encoder.layers), "decoder ": list(model.model.decoder.layers)}
+
+
+class Tones:
+    """Utterances of unequal length: one of two tones, in noise."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Example:
+        generator = torch.Generator().manual_seed(index)
+        length = int(torch.randint(1600, 3200, (), generator=generator))
+        noise, phase = torch.randn(length, generator=generator), torch.rand((), generator=generator)
+        cycles = (500.0 + 1500.0 * (index % 2)) / 16000 * torch.arange(length)
+        return {"input_values": torch.sin(6.2832 * (cycles + phase)) + 0.2 * noise, "labels": torch.tensor(index % 2)}
+
+    @staticmethod
+    def collate(examples: List[Example]) -> Example:
+        values = [example["input_values"] for example in examples]
+        padded = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(v), dtype=torch.long) for v in values], batch_first=True)
+        labels = torch.stack([example["labels"] for example in examples])
+        return {"input_values": padded, "attention_mask": mask, "labels": labels}
+
+
+class Counting(Tones):
+    """Sources of random tokens; the target begins with the source's first token and counts on from there."""
+
+    def __getitem__(self, index: int) -> Example:
+        generator = torch.Generator().manual_seed(index)
+        source = torch.randint(4, 24, (int(torch.randint(8, 64, (), generator=generator)),), generator=generator)
+        return {"input_ids": source, "labels": (source[0] - 4 + torch.arange(len(source))) % 20 + 4}
+
+    @staticmethod
+    def collate(examples: List[Example]) -> Example:
+        def padded(name: str, value: int) -> torch.Tensor:
+            parts = [example[name] for example in examples]
+            return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=value)
+
+        ids = padded("input_ids", 1)
+        return {"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": padded("labels", -100)}
+
+
+class Record:
+    """Notes which layers each training forward calls, and writes it down when the forward ends.
+
+    Not when the step ends: in a step that fails, the backward pass of some rank never does.
+    """
+
+    def __init__(self, folder: Path, model: Any, limit: float) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.file = (folder / f"rank-{self.rank}.jsonl").open("w", buffering=1)
+        self.limit, self.step = limit, 0
+        self.called: Set[str] = set()
+        self.layers = {f"{name}{i}": layer for name, part in stacks(model).items() for i, layer in enumerate(part)}
+        for name, layer in self.layers.items():
+            layer.register_forward_hook(self._noting(name))
+        model.register_forward_pre_hook(lambda module, arguments: self.called.clear())
+        model.register_forward_hook(self._forward_ended)
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        self.write(pid=os.getpid(), layers=list(self.layers), versions=versions)
+
+    def _noting(self, name: str) -> Callable[..., None]:
+        return lambda module, arguments, output: self.called.add(name)
+
+    def _forward_ended(self, model: Any, arguments: Any, output: Any) -> None:
+        if model.training:
+            self.step += 1
+            skipped = [name for name in self.layers if name not in self.called]
+            self.write(step=self.step, skipped=skipped, loss=output["loss"].item())
+            faulthandler.dump_traceback_later(self.limit, exit=True)
+
+    def compare(self, model: Any) -> None:
+        """Whether every rank ends with the same parameters, to the last bit."""
+        digest = hashlib.sha256()
+        for parameter in model.parameters():
+            digest.update(parameter.detach().contiguous().numpy().tobytes())
+        own = torch.tensor(list(digest.digest()))
+        others = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(others, own)
+        self.write(identical=all(bool(torch.equal(own, other)) for other in others), checksum=digest.hexdigest())
+
+    def write(self, **line: object) -> None:
+        self.file.write(json.dumps({"rank": self.rank, **line}) + "\n")
+
+
+def plain(model: Any, data: Tones, rate: float, folder: Path) -> None:
+    distributed.init_process_group("gloo")
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=rate)
+    sampler = DistributedSampler(data, seed=7)
+    for batch in DataLoader(data, BATCH, sampler=sampler, collate_fn=data.collate):
+        loss = wrapped(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def accelerate(model: Any, data: Tones, rate: float, folder: Path) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    loader = DataLoader(data, BATCH, shuffle=True, collate_fn=data.collate)
+    wrapped, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in loader:
+        accelerator.backward(wrapped(**batch).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trainer(model: Any, data: Tones, rate: float, folder: Path) -> None:
+    """With gradient checkpointing, without which Trainer sets find_unused_parameters by itself."""
+    known = inspect.signature(transformers.TrainingArguments).parameters
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH,
+        num_train_epochs=1,
+        learning_rate=rate,
+        lr_scheduler_type="constant",
+        gradient_checkpointing=True,
+        ddp_backend="gloo",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **{"use_cpu" if "use_cpu" in known else "no_cuda": True},
+    )
+    transformers.Trainer(model=model, args=arguments, train_dataset=data, data_collator=data.collate).train()
+
+
+MODELS: Dict[str, Any] = {"wavlm": (wavlm, Tones, 2e-3), "bart": (bart, Counting, 5e-3)}
+LOOPS = {"plain": plain, "accelerate": accelerate, "trainer": trainer}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=list(MODELS), required=True)
+    parser.add_argument("--loop", choices=list(LOOPS), required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--limit", type=float, required=True, help="seconds after which a step counts as stuck")
+    options = parser.parse_args()
+    build, dataset, rate = MODELS[options.model]
+    # Ranks get seeds of their own, as in many a recipe, so that dropout and augmentation differ between them.
+    transformers.set_seed(7 + int(os.environ["RANK"]))
+    model = build().train()
+    record = Record(options.folder, model, options.limit)
+    LOOPS[options.loop](model, dataset(options.steps * RANKS * BATCH), rate, options.folder)
+    record.compare(model)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Environments to start real interpreters in: fresh ones, with the wheel or without, beside a toy torch or the real one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+REQUIREMENTS = ("wrapt>=1.14", "packaging>=21", "PyYAML>=5.4", "rich>=10", "tomli>=1.1; python_version < '3.11'")
+VERSIONS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
+
+Finished = subprocess.CompletedProcess
+
+
+def clean(**more: Optional[str]) -> Dict[str, str]:
+    """This process's environment without what would steer Python or ddpfix; None as a value removes a variable."""
+    steering = ("DDPFIX", "PYTHON", "VIRTUAL_ENV", "COV_", "PYTEST", "UV_PYTHON", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+    environ["OMP_NUM_THREADS"] = "1"
+    for name, value in more.items():
+        environ.pop(name, None)
+        if value is not None:
+            environ[name] = value
+    return environ
+
+
+def start(
+    words: Sequence[object],
+    env: Optional[Mapping[str, str]] = None,
+    cwd: Optional[Path] = None,
+    stdin: str = "",
+    timeout: float = 240,
+) -> Finished[str]:
+    """Run a command to its end, with its output as text."""
+    command = [str(word) for word in words]
+    environ = clean() if env is None else dict(env)
+    return subprocess.run(
+        command, env=environ, cwd=cwd, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout
+    )
+
+
+def succeed(words: Sequence[object], env: Optional[Mapping[str, str]] = None, cwd: Optional[Path] = None) -> str:
+    """The output of a command that has to succeed."""
+    done = start(words, env, cwd)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Place:
+    """A virtual environment."""
+
+    folder: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.folder / ("Scripts" if os.name == "nt" else "bin")
+
+    @property
+    def python(self) -> Path:
+        return self.bin / "python"
+
+    @property
+    def packages(self) -> Path:
+        return next(self.folder.glob("lib/python*/site-packages"), self.folder / "Lib" / "site-packages")
+
+    def env(self, **more: Optional[str]) -> Dict[str, str]:
+        """A clean environment in which this place's programs are found first."""
+        path = os.pathsep.join([str(self.bin), os.environ.get("PATH", os.defpath)])
+        return clean(**{"PATH": path, **more})
+
+    def link(self, *folders: Path) -> None:
+        """Make the packages in other folders importable here, without running their .pth files."""
+        (self.packages / "linked_by_tests.pth").write_text("".join(f"{folder}\n" for folder in folders), encoding="utf-8")
+
+    def files(self) -> List[str]:
+        """All files and folders of site-packages, relative to it."""
+        return sorted(str(path.relative_to(self.packages)) for path in self.packages.rglob("*"))
+
+    def run(self, *words: object, cwd: Optional[Path] = None, stdin: str = "", **more: Optional[str]) -> Finished[str]:
+        """Start this place's interpreter; keywords are environment variables."""
+        return start([self.python, *words], self.env(**more), cwd, stdin)
+
+
+def new_place(folder: Path, python: object = sys.executable) -> Place:
+    """A fresh and empty virtual environment."""
+    succeed([python, "-m", "venv", "--without-pip", folder])
+    return Place(folder)
+
+
+def installer(place: Place) -> List[str]:
+    """The command that installs into a place, up to its arguments: uv where there is one, pip otherwise."""
+    uv = shutil.which("uv")
+    if uv is not None:
+        return [uv, "pip", "install", "-q", "--python", str(place.python)]
+    succeed([place.python, "-m", "ensurepip"])
+    return [str(place.python), "-m", "pip", "install", "-q"]
+
+
+def uninstaller(place: Place) -> List[str]:
+    uv = shutil.which("uv")
+    if uv is not None:
+        return [uv, "pip", "uninstall", "-q", "--python", str(place.python)]
+    return [str(place.python), "-m", "pip", "uninstall", "-q", "-y"]
+
+
+def unpack(wheel: Path, place: Place) -> Path:
+    """Put the files of a wheel into a place without any installer; returns the folder of the package."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place.packages)
+    return place.packages / "ddpfix"
+
+
+def build(target: str, source: Path, folder: Path) -> Path:
+    """Build the wheel or the sdist of a source tree with the project's own backend."""
+    succeed([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder], cwd=source)
+    (built,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return built
+
+
+def interpreters() -> Dict[str, str]:
+    """Path by version of the CPythons on this machine; TEST_PYTHONS (paths) adds some, the running one is always there."""
+    candidates = os.environ.get("TEST_PYTHONS", "").split(os.pathsep)
+    candidates += [shutil.which(f"python{version}") or "" for version in VERSIONS]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates += [str(path) for path in sorted(pyenv.glob("3.*/bin/python"))]
+    found = {"{}.{}".format(*sys.version_info): sys.executable}
+    for candidate in filter(None, candidates):
+        version = _version(candidate)
+        if version in VERSIONS:
+            found.setdefault(version, candidate)
+    return found
+
+
+def _version(python: str) -> str:
+    # A name on PATH may be a shim of a version manager that leads nowhere.
+    code = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
+    try:
+        done = start([python, "-c", code])
+    except OSError:
+        return ""
+    name, _, version = done.stdout.strip().partition(" ")
+    return version if done.returncode == 0 and name == "cpython" else ""
+
+
+TORCH_METADATA = "Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+
+
+def toy_torch(folder: Path, version: str = "0.1.0") -> Path:
+    """A package that is called torch and does nothing; no row of the matrix is for version 0.1.0."""
+    package = folder / "torch"
+    metadata = folder / f"torch-{version}.dist-info"
+    for path in (package / "nn" / "parallel", metadata):
+        path.mkdir(parents=True)
+    (metadata / "METADATA").write_text(TORCH_METADATA.format(version=version), encoding="utf-8")
+    (package / "__init__.py").write_text(f"__version__ = {version!r}\n", encoding="utf-8")
+    (package / "nn" / "__init__.py").write_text("", encoding="utf-8")
+    (package / "nn" / "parallel" / "__init__.py").write_text("", encoding="utf-8")
+    (package / "nn" / "parallel" / "distributed.py").write_text("class Other:\n    pass\n", encoding="utf-8")
+    (package / "tool.py").write_text("import sys\nprint(__name__, __spec__.name, sys.argv[1:])\n", encoding="utf-8")
+    return folder

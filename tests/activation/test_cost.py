@@ -1,0 +1,61 @@
+"""What is imported where ddpfix is off, and where it is on and no toolkit is imported."""
+
+from __future__ import annotations
+
+import os
+from typing import Set
+
+from tests.activation.support import Finished, Place
+
+# The module __future__ is seven lines long, and comes with every "from __future__ import annotations".
+MODULES = "import sys, __future__; print(*sorted(sys.modules))"
+ARMED = {"ddpfix", "ddpfix._boot", "ddpfix.finder"}
+WORK = "import json, random, argparse, threading\n"
+
+
+def modules(done: Finished[str]) -> Set[str]:
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return set(done.stdout.split())
+
+
+def test_off_imports_what_a_bare_interpreter_does(installed: Place, stock: Place) -> None:
+    bare = modules(stock.run("-c", MODULES))
+    assert modules(installed.run("-c", MODULES)) == bare
+    assert modules(installed.run("-c", MODULES, DDPFIX="0")) == bare
+
+
+def test_armed_imports_three_small_modules(installed: Place, stock: Place) -> None:
+    """Not one module of the standard library more than a bare interpreter has, let alone wrapt, yaml or torch."""
+    bare = modules(stock.run("-c", MODULES))
+    assert modules(installed.run("-c", MODULES, DDPFIX="1")) == bare | ARMED
+
+
+def test_armed_stays_asleep_while_no_toolkit_is_imported(installed: Place, stock: Place) -> None:
+    bare = modules(stock.run("-c", WORK + MODULES))
+    assert modules(installed.run("-c", WORK + MODULES, DDPFIX="1")) == bare | ARMED
+
+
+def test_armed_from_the_checkout(stock: Place) -> None:
+    from tests.activation.support import ROOT
+
+    path = os.pathsep.join([str(ROOT / "ddpfix" / "_site"), str(ROOT)])
+    bare = modules(stock.run("-c", MODULES))
+    assert modules(stock.run("-c", MODULES, PYTHONPATH=path, DDPFIX="1")) == bare | ARMED | {"sitecustomize"}
+    assert modules(stock.run("-c", MODULES, PYTHONPATH=path)) == bare | {"sitecustomize"}
+
+
+def test_the_first_toolkit_wakes_the_engine(installed: Place) -> None:
+    asleep = modules(installed.run("-c", MODULES, DDPFIX="1"))
+    awake = modules(installed.run("-c", "import torch\n" + MODULES, DDPFIX="1"))
+    assert {"ddpfix.engine", "wrapt", "yaml", "packaging"} <= awake - asleep
+
+
+def test_the_package_itself_is_cheap(installed: Place) -> None:
+    """A library may ``import ddpfix`` to ask for a report: that alone brings nothing along."""
+    bare = modules(installed.run("-c", MODULES))
+    assert modules(installed.run("-c", "import ddpfix\n" + MODULES)) == bare | {"ddpfix"}
+
+
+def test_every_toolkit_of_the_matrix_is_watched(installed: Place) -> None:
+    code = "from ddpfix import finder, matrix; print(sorted(finder.watched()) == sorted(matrix.load().toolkits))"
+    assert installed.run("-c", code).stdout == "True\n"

@@ -1,0 +1,164 @@
+"""Half uninstalled, broken, or with a hostile matrix: one clear line, and the program runs as if we were not there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Callable, Dict, Tuple
+
+import pytest
+
+from tests.activation import support
+from tests.activation.support import Finished, Place
+
+PROGRAM = "import torch, sys; print(torch.__version__); sys.exit({})"
+Break = Callable[[Path], object]
+
+
+def write(name: str, text: str) -> Break:
+    return lambda package: (package / name).write_text(text, encoding="utf-8")
+
+
+def remove(name: str) -> Break:
+    def act(package: Path) -> None:
+        path = package / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return act
+
+
+def matrix(text: str) -> Break:
+    return write("compat_matrix.yaml", text)
+
+
+def as_folder(package: Path) -> None:
+    (package / "compat_matrix.yaml").unlink()
+    (package / "compat_matrix.yaml").mkdir()
+
+
+def append(text: str) -> Break:
+    def act(package: Path) -> None:
+        path = package / "compat_matrix.yaml"
+        path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+
+    return act
+
+
+LAUGHS = "schema: &a 1\nx: &b [*a, *a]\ntoolkits: [*b, *b]\n"
+HOSTILE = "schema: !!python/object/apply:os.system ['touch was_executed']\n"
+# What breaks the switch itself is noticed in every process, the rest when the first toolkit is imported.
+AT_START: Dict[str, Break] = {
+    "the package is gone": shutil.rmtree,
+    "_boot is gone": remove("_boot.py"),
+    "_boot is broken": write("_boot.py", "def"),
+    "_boot exits": write("_boot.py", "raise SystemExit(5)"),
+    "_boot has another shape": write("_boot.py", ""),
+    "the package is broken": write("__init__.py", "import nowhere"),
+    "finder is broken": write("finder.py", "1 / 0"),
+}
+AT_TORCH: Dict[str, Break] = {
+    "engine is gone": remove("engine.py"),
+    "engine is broken": write("engine.py", "def"),
+    "engine exits": write("engine.py", "raise SystemExit(5)"),
+    "settings are broken": write("settings.py", "raise RuntimeError('two\\nlines')"),
+    "the patches are gone": remove("patches"),
+    "no matrix": remove("compat_matrix.yaml"),
+    "the matrix is a folder": as_folder,
+    "empty": matrix(""),
+    "comments only": matrix("# nothing\n"),
+    "no YAML": matrix("{[}"),
+    "binary": lambda package: (package / "compat_matrix.yaml").write_bytes(b"\xff\xfe\0\0" * 100),
+    "a list": matrix("- schema: 1\n"),
+    "a word": matrix("schema"),
+    "deep": matrix("[" * 600),
+    "code": matrix(HOSTILE),
+    "laughs": matrix(LAUGHS),
+    "code that is not ours": append("\n  - {patch: torch.steps, versions: '>=0', code: 'os:system', why: no}\n"),
+    "two documents": append("\n---\nschema: 1\n"),
+    "an unknown key": append("\nmore: 1\n"),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, wheel: Path, requirements: Path, torch_folder: Path) -> Place:
+    place = support.new_place(tmp_path / "place")
+    support.unpack(wheel, place)
+    place.link(requirements, torch_folder)
+    return place
+
+
+def one_line(done: Finished[str]) -> str:
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("ddpfix: ") and len(lines[0]) > 30, done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("fault", [*AT_START, *AT_TORCH])
+def test_the_program_runs_as_stock(place: Place, tmp_path: Path, fault: str) -> None:
+    {**AT_START, **AT_TORCH}[fault](place.packages / "ddpfix")
+    done = place.run("-c", PROGRAM.format(0), cwd=tmp_path, DDPFIX="1")
+    assert (done.returncode, done.stdout) == (0, "0.1.0\n"), done.stderr
+    one_line(done)
+    assert place.run("-c", PROGRAM.format(3), cwd=tmp_path, DDPFIX="1").returncode == 3
+    assert not (tmp_path / "was_executed").exists()
+    other = place.run("-c", "import json", DDPFIX="1")
+    assert (other.returncode, bool(other.stderr)) == (0, fault in AT_START)
+    off = place.run("-c", PROGRAM.format(0), DDPFIX="0")
+    assert (off.returncode, off.stderr) == (0, "")
+
+
+def test_the_same_without_a_fault_is_silent(place: Place) -> None:
+    """The tests above would mean nothing if the place were broken by itself."""
+    done = place.run("-c", "import torch, ddpfix; print(ddpfix.report().active)", DDPFIX="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.parametrize("name", ["wrapt", "yaml", "packaging"])
+def test_a_requirement_is_missing(place: Place, tmp_path: Path, requirements: Path, torch_folder: Path, name: str) -> None:
+    rest = tmp_path / "rest"
+    rest.mkdir()
+    for path in requirements.iterdir():
+        if path.name != name:
+            (rest / path.name).symlink_to(path)
+    place.link(rest, torch_folder)
+    done = place.run("-c", PROGRAM.format(0), DDPFIX="1")
+    assert (done.returncode, done.stdout) == (0, "0.1.0\n")
+    assert f"No module named '{name}'" in one_line(done)
+
+
+def test_the_line_names_the_remedy(place: Place) -> None:
+    shutil.rmtree(place.packages / "ddpfix")
+    line = one_line(place.run("-c", "pass", DDPFIX="1"))
+    assert "No module named 'ddpfix'" in line and "unset DDPFIX" in line
+
+
+def test_the_line_names_file_and_line_of_the_matrix(place: Place) -> None:
+    matrix("schema: 1\ntoolkits: [torch]\n")(place.packages / "ddpfix")
+    assert "compat_matrix.yaml:" in one_line(place.run("-c", "import torch", DDPFIX="1"))
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>&1 >/dev/full"])
+def test_there_is_nobody_to_tell(place: Place, where: str) -> None:
+    for fault in (AT_TORCH["engine is broken"], AT_START["the package is gone"]):
+        fault(place.packages / "ddpfix")
+        line = f"{place.python} -c '{PROGRAM.format(3).replace('print', 'str')}' {where}"
+        assert support.start(["sh", "-c", line], place.env(DDPFIX="1")).returncode == 3
+
+
+BROKEN_PATCH: Dict[str, Tuple[str, str]] = {
+    "exception": ("torch/steps.py", "1 / 0\ndef ddp(site, module, owner): pass\ndef fsdp(site, module, owner): pass\n"),
+    "syntax": ("torch/unused.py", "\ndef find(site, module, owner) = 1\n"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_PATCH)
+def test_a_patch_that_raises_leaves_the_import_fine(place: Place, tmp_path: Path, requirements: Path, kind: str) -> None:
+    """This torch says that it is 2.13.0 and lacks what the patches look for; one patch cannot even be imported."""
+    name, text = BROKEN_PATCH[kind]
+    (place.packages / "ddpfix" / "patches" / name).write_text(text, encoding="utf-8")
+    place.link(requirements, support.toy_torch(tmp_path / "newer", "2.13.0"))
+    code = "import torch.nn.parallel.distributed as d, ddpfix; print(d.Other.__name__, ddpfix.report().count('failed') > 2)"
+    done = place.run("-c", code, DDPFIX="1")
+    assert (done.returncode, done.stdout) == (0, "Other True\n"), done.stderr
+    assert all(line.startswith("ddpfix: ") and "is not applied" in line for line in done.stderr.splitlines())
+    assert place.run("-c", "import torch.tool", DDPFIX="1").returncode == 0

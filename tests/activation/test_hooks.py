@@ -1,0 +1,322 @@
+"""The import hook is invisible to tools, and survives whatever the import system does. Each test is a fresh process."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.activation.support import Place, toy_torch
+
+SETUP = """
+import sys, importlib
+from ddpfix import finder
+seen = []
+hook = finder.install()
+hook.watched = {"toy", "spaces", "broken", "zipped", "zip_more"}
+hook.wake, hook.wanted, hook.imported = None, lambda name: True, lambda module: seen.append(module.__name__)
+"""
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packages to be imported: a plain one, a namespace, one whose import fails at first, and two modules in a zip."""
+    import zipfile
+
+    folder = tmp_path_factory.mktemp("toys")
+    files = {
+        "toy/__init__.py": "from toy import part\nVALUE = 1\n",
+        "toy/part.py": "def function(x):\n    'Text.'\n    return x + 1\n\n\nclass Kind:\n    pass\n",
+        "toy/late.py": "import toy.part\n",
+        "toy/data.txt": "data",
+        "toy/run.py": "import sys\nprint(__name__, __spec__.name, sys.argv[1:])\n",
+        "spaces/inside.py": "VALUE = 2\n",
+        "broken.py": "import os\nif not os.environ.get('WHOLE'):\n    raise ValueError('the module itself')\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
+        archive.writestr("zipped/__init__.py", "")
+        archive.writestr("zipped/one.py", "ONE = 1\n")
+        archive.writestr("zip_more.py", "TWO = 2\n")
+    return folder
+
+
+@pytest.fixture
+def check(installed: Place, toys: Path) -> Checker:
+    return Checker(installed, toys)
+
+
+class Checker:
+    def __init__(self, place: Place, toys: Path) -> None:
+        self.place, self.toys = place, toys
+
+    def __call__(self, code: str, path: str = "") -> None:
+        """Run code after the set-up; it fails by an assertion, and prints nothing."""
+        text = SETUP + textwrap.dedent(code)
+        done = self.place.run("-c", text, cwd=self.toys, PYTHONPATH=path or str(self.toys))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+
+
+def test_each_module_is_told_once_and_when_it_is_complete(check: Checker) -> None:
+    check("""
+        hook.imported = lambda module: seen.append((module.__name__, hasattr(module, "VALUE") or hasattr(module, "Kind")))
+        import toy, toy.part, toy
+        assert seen == [("toy.part", True), ("toy", True)], seen
+    """)
+
+
+def test_spec_and_loader_are_the_stock_ones(check: Checker) -> None:
+    check("""
+        import toy.part, pickle, copy
+        from importlib.machinery import ModuleSpec, SourceFileLoader
+        spec = toy.part.__spec__
+        assert type(spec) is ModuleSpec and type(spec.loader) is SourceFileLoader
+        assert spec.loader is toy.part.__loader__ and sorted(vars(spec.loader)) == ["name", "path"]
+        assert spec.loader == SourceFileLoader("toy.part", spec.origin)
+        assert pickle.loads(pickle.dumps(toy.part.function)) is toy.part.function
+        copy.copy(spec)
+    """)
+
+
+def test_inspect_pkgutil_and_resources(check: Checker) -> None:
+    check("""
+        import inspect, pkgutil, toy, linecache
+        assert "return x + 1" in inspect.getsource(toy.part.function)
+        assert inspect.getsource(toy.part).startswith("def function") and inspect.getmodule(toy.part.Kind) is toy.part
+        names = [m.name for m in pkgutil.walk_packages(toy.__path__, "toy.")]
+        assert names == ["toy.late", "toy.part", "toy.run"], names
+        assert pkgutil.get_data("toy", "data.txt") == b"data"
+        assert hook in list(pkgutil.iter_importers())
+        linecache.checkcache()
+        if sys.version_info >= (3, 9):
+            from importlib.resources import files
+            assert files("toy").joinpath("data.txt").read_text() == "data"
+        importlib.invalidate_caches()
+        from importlib import metadata
+        assert metadata.version("torch") == "0.1.0"
+    """)
+
+
+def test_runpy_of_a_watched_module(installed: Place, toys: Path) -> None:
+    """``python -m toy.run``: the code runs as __main__, which is nobody's import, and its package's is."""
+    stock = installed.run("-m", "torch.tool", "a")
+    assert stock.stdout == "__main__ torch.tool ['a']\n"
+    done = installed.run("-m", "torch.tool", "a", DDPFIX="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, stock.stdout, "")
+
+
+def test_runpy_inside_a_process(check: Checker) -> None:
+    check("""
+        import runpy, io, contextlib
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            runpy.run_module("toy.run", run_name="__main__", alter_sys=True)
+            runpy.run_path("toy/part.py")
+        assert out.getvalue().startswith("__main__ toy.run"), out.getvalue()
+        assert seen == ["toy.part", "toy"] and "toy.run" not in sys.modules, seen
+    """)
+
+
+def test_looking_for_a_module_changes_nothing(check: Checker) -> None:
+    check("""
+        from importlib.util import find_spec, module_from_spec
+        first = find_spec("toy")
+        for _ in range(3):
+            assert find_spec("toy").origin == first.origin
+        assert find_spec("toy.nowhere") is None
+        assert find_spec("toy.late") is not None and "toy.late" not in sys.modules
+        assert seen == ["toy.part", "toy"]
+        import toy.late
+        assert seen == ["toy.part", "toy", "toy.late"]
+        twin = module_from_spec(find_spec("toy.late"))
+        twin.__spec__.loader.exec_module(twin)
+        assert twin is not toy.late
+    """)
+
+
+def test_reload(check: Checker) -> None:
+    check("""
+        import toy.part
+        before = toy.part.function
+        again = importlib.reload(toy.part)
+        assert again is toy.part and toy.part.function is not before and toy.part.function(1) == 2
+        assert seen == ["toy.part", "toy", "toy.part"]
+        del seen[:]
+        import toy.late
+        del sys.modules["toy.late"]
+        import toy.late
+        assert seen == ["toy.late", "toy.late"], seen
+    """)
+
+
+def test_a_namespace_package(check: Checker) -> None:
+    check("""
+        import spaces, spaces.inside
+        assert spaces.inside.VALUE == 2 and "spaces.inside" in seen and list(spaces.__path__)
+        assert getattr(spaces, "__file__", None) is None
+    """)
+
+
+def test_modules_in_a_zip_file(check: Checker, toys: Path) -> None:
+    """A zip file has one loader for all its modules, and that of Python 3.8 and 3.9 knows the older protocol only."""
+    check(
+        """
+        from importlib.util import find_spec
+        find_spec("zip_more"), find_spec("zip_more"), find_spec("zipped")
+        import zipped.one, zip_more, inspect
+        assert (zipped.one.ONE, zip_more.TWO) == (1, 2)
+        assert seen == ["zipped", "zipped.one", "zip_more"], seen
+        assert inspect.getsource(zip_more) == "TWO = 2\\n"
+        """,
+        path=str(toys / "archive.zip"),
+    )
+
+
+def test_a_module_that_fails_by_itself(check: Checker) -> None:
+    check("""
+        import os, traceback
+        try:
+            import broken
+        except ValueError:
+            text = traceback.format_exc()
+        assert "the module itself" in text and "ddpfix" not in text.splitlines()[-1]
+        assert "broken" not in sys.modules and seen == []
+        os.environ["WHOLE"] = "1"
+        import broken
+        assert seen == ["broken"]
+        try:
+            import toy.nowhere
+        except ModuleNotFoundError as error:
+            assert error.name == "toy.nowhere"
+    """)
+
+
+def test_other_finders(check: Checker) -> None:
+    """One before ours that asks all finders again (as ddtrace and wrapt do), one behind it, and one of the old kind."""
+    check("""
+        import wrapt
+        from importlib.util import find_spec
+        order, asked = [], []
+        class Before:
+            def find_spec(self, name, path=None, target=None):
+                asked.append(name)
+                if asked.count(name) < 3 and name == "toy.late":
+                    return find_spec(name)
+        class Old:
+            def find_module(self, name, path=None):
+                return None
+        wrapt.when_imported("toy.part")(lambda module: order.append("wrapt"))
+        sys.meta_path.insert(0, Before())
+        sys.meta_path.append(Old())
+        import toy.late
+        assert asked.count("toy") == 1, asked
+        assert order == ["wrapt"] and seen == ["toy.part", "toy", "toy.late"], (order, seen)
+    """)
+
+
+def test_wrapt_behind_us(check: Checker) -> None:
+    check("""
+        import wrapt
+        order = []
+        wrapt.when_imported("toy.part")(lambda module: order.append("wrapt"))
+        sys.meta_path.remove(hook)
+        sys.meta_path.insert(0, hook)
+        import toy.part
+        assert order == ["wrapt"] and "toy.part" in seen and toy.part.function(1) == 2
+    """)
+
+
+def test_loaders_that_cannot_be_hooked(check: Checker) -> None:
+    check("""
+        from importlib.machinery import BuiltinImporter, ModuleSpec
+        class Slots:
+            __slots__ = ()
+            def create_module(self, spec):
+                return None
+            def exec_module(self, module):
+                module.VALUE = 3
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                return ModuleSpec(name, Slots()) if name == "broken" else None
+        sys.meta_path.insert(1, Finder())
+        import broken
+        assert broken.VALUE == 3 and seen == []
+        hook.watched = {"_struct", "zlib", "_statistics"}
+        stock = vars(BuiltinImporter).copy()
+        for name in sorted(hook.watched & set(sys.builtin_module_names)):
+            sys.modules.pop(name, None)
+            importlib.import_module(name)
+        assert vars(BuiltinImporter) == stock
+    """)
+
+
+def test_lazy_loading(check: Checker) -> None:
+    check("""
+        from importlib.util import LazyLoader, find_spec, module_from_spec
+        spec = find_spec("toy")
+        spec.loader = LazyLoader(spec.loader)
+        module = sys.modules["toy"] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert seen == []
+        assert module.VALUE == 1 and seen == ["toy.part", "toy"]
+    """)
+
+
+def test_threads_wait_until_the_patches_are_armed(check: Checker) -> None:
+    """The thread that comes second must not import its toolkit before the first one has woken the engine."""
+    check("""
+        import threading, time
+        wanted, hook.wanted = hook.wanted, None
+        woken = []
+        def wake():
+            woken.append(1)
+            time.sleep(0.3)
+            hook.wanted = wanted
+        hook.wake = wake
+        names = ["toy.part", "broken", "spaces.inside"]
+        import os
+        os.environ["WHOLE"] = "1"
+        threads = [threading.Thread(target=importlib.import_module, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {"broken", "toy", "toy.part", "spaces.inside"} <= set(seen) and woken == [1]
+    """)
+
+
+def test_installing_twice_and_removing(check: Checker) -> None:
+    check("""
+        assert finder.install() is hook and sys.meta_path.count(hook) == 1
+        sys.meta_path.remove(hook)
+        assert finder.install() is hook and sys.meta_path[0] is hook
+        finder.remove()
+        finder.remove()
+        assert hook not in sys.meta_path
+        import toy
+        assert seen == []
+    """)
+
+
+def test_undo_takes_the_finder_away(installed: Place) -> None:
+    code = "import sys, ddpfix, torch; n = len(sys.meta_path); ddpfix.deactivate(); print(n - len(sys.meta_path), ddpfix.report().active)"
+    assert installed.run("-c", code, DDPFIX="1").stdout == "1 False\n"
+
+
+def test_a_file_of_the_user_that_is_called_like_a_toolkit(installed: Place, tmp_path: Path) -> None:
+    """torch.py beside the script shadows the real one; that is the user's business, and it works as in stock."""
+    (tmp_path / "transformers.py").write_text("VALUE = 5\n", encoding="utf-8")
+    (tmp_path / "main.py").write_text("import transformers, torch; print(transformers.VALUE)\n", encoding="utf-8")
+    done = installed.run("main.py", cwd=tmp_path, DDPFIX="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
+
+
+def test_a_toolkit_whose_metadata_is_gone(installed: Place, stock: Place, tmp_path: Path) -> None:
+    folder = toy_torch(tmp_path)
+    for path in folder.glob("*.dist-info/*"):
+        path.unlink()
+    done = installed.run("-c", "import torch, ddpfix; print(ddpfix.report().active)", PYTHONPATH=str(folder), DDPFIX="1")
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

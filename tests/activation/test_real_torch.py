@@ -1,0 +1,112 @@
+"""With the real torch: the patches are in place whichever way ddpfix came, and on every rank that a launcher starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import pytest
+
+from tests.activation.support import ROOT, Finished, Place, start
+
+RANKS = Path(__file__).with_name("ranks.py")
+APPLIED = "import torch, ddpfix\nprint(ddpfix.report().active, ddpfix.report().patch('torch.steps').state)\n"
+IMPORT = "import torch\nimport ddpfix.auto\nprint(ddpfix.report().active, ddpfix.report().patch('torch.steps').state)\n"
+
+# The words after the interpreter, the program, and DDPFIX.
+ACTIVATIONS: Dict[str, List[Optional[str]]] = {
+    "import first": ["program.py", "import ddpfix.auto\n" + APPLIED, None],
+    "import late": ["program.py", IMPORT, None],
+    "variable": ["-m program", APPLIED, "1"],
+    "run script": ["-m ddpfix run program.py", APPLIED, None],
+    "run module": ["-m ddpfix run -m program", APPLIED, None],
+    "run code": ["-m ddpfix run -c from|program|import|*", APPLIED, None],
+    "run program": ["-m ddpfix run sh start.sh", APPLIED, None],
+}
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_the_patches_are_applied(real: Place, tmp_path: Path, kind: str) -> None:
+    words, program, variable = ACTIVATIONS[kind]
+    (tmp_path / "program.py").write_text(program or "", encoding="utf-8")
+    (tmp_path / "start.sh").write_text("python program.py\n", encoding="utf-8")
+    command = [word.replace("|", " ") for word in (words or "").split()]
+    done = real.run(*command, cwd=tmp_path, DDPFIX=variable)
+    assert (done.returncode, done.stdout) == (0, "True applied\n"), done.stderr
+
+
+def test_tools_see_torch_as_it_is(real: Place) -> None:
+    """The loaders and specs of real modules are stock ones, and patched functions still show their source."""
+    code = (
+        "import inspect, pickle, torch, torch.nn.parallel.distributed as d\n"
+        "assert 'find_unused_parameters' in inspect.getsource(d.DistributedDataParallel.__init__)\n"
+        "assert 'class DistributedDataParallel' in inspect.getsource(d.DistributedDataParallel)\n"
+        "assert sorted(vars(d.__loader__)) == ['name', 'path']\n"
+        "assert pickle.loads(pickle.dumps(d.DistributedDataParallel)) is d.DistributedDataParallel\n"
+        "import ddpfix; print(ddpfix.report().patch('torch.steps').state)\n"
+    )
+    done = real.run("-c", code, DDPFIX="1")
+    assert (done.returncode, done.stdout) == (0, "applied\n"), done.stderr
+
+
+LAUNCHES: Dict[str, List[str]] = {
+    "run before torchrun": ["{python}", "-m", "ddpfix", "run", "torchrun", "{two}", "{script}", "a"],
+    "run behind torchrun": ["torchrun", "{two}", "-m", "ddpfix", "run", "{script}", "a"],
+    "run before the module": ["ddpfix", "run", "-m", "torch.distributed.run", "{two}", "-m", "tests.activation.ranks", "a"],
+    "variable and no python": ["{python}", "-m", "torch.distributed.run", "{two}", "--no-python", "{python}", "{script}", "a"],
+    "run before accelerate": [
+        *("{python}", "-m", "ddpfix", "run", "accelerate", "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "{script}", "a"),
+    ],
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_every_rank_of_a_launcher(real: Place, tmp_path: Path, launch: str) -> None:
+    names = {"python": str(real.python), "two": "--nproc_per_node=2", "script": str(RANKS)}
+    command = [str(real.bin / word) if place == 0 and "{" not in word else word for place, word in enumerate(LAUNCHES[launch])]
+    variable = "1" if launch.startswith("variable") else None
+    env = real.env(DDPFIX=variable, OUT=str(tmp_path), MASTER_PORT="0", PYTHONPATH=str(ROOT) if "module" in launch else None)
+    check(start([word.format(**names) for word in command], env, tmp_path), tmp_path, "module" in launch)
+
+
+def test_every_rank_from_the_checkout(tmp_path: Path, real: Place) -> None:
+    """Nothing is installed: the running interpreter, the checkout on the path, and the module of torchrun."""
+    command = [sys.executable, "-m", "ddpfix", "run", "-m", "torch.distributed.run", "--nproc_per_node=2", RANKS, "a"]
+    env = real.env(OUT=str(tmp_path), PYTHONPATH=str(ROOT), PATH=os.environ["PATH"])
+    check(start(command, env, tmp_path), tmp_path, False)
+
+
+def check(done: Finished[str], folder: Path, module: bool) -> None:
+    assert done.returncode == 0, done.stderr
+    # The launcher and its ranks say nothing but the one line of the process group.
+    assert sum(line.startswith("ddpfix") for line in done.stderr.splitlines()) == 1, done.stderr
+    for rank in ("0", "1"):
+        seen = json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
+        assert (seen["finders"], seen["steps"], seen["argv"]) == (1, "applied", [str(RANKS), "a"])
+        assert seen["main"] == ["__main__", "tests.activation.ranks" if module else None]
+        assert module or seen["path"] == str(RANKS.parent)
+
+
+WORKERS = """
+import torch, sys
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        import ddpfix
+        return int(ddpfix.report().active), sum(type(f).__module__ == "ddpfix.finder" for f in sys.meta_path)
+if __name__ == "__main__":
+    for kind in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context=kind)
+        print([[int(n) for n in pair] for pair in loader])
+"""
+
+
+def test_data_loader_workers(real: Place, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WORKERS, encoding="utf-8")
+    done = real.run("-m", "ddpfix", "run", tmp_path / "program.py")
+    assert (done.returncode, done.stdout) == (0, "[[1, 1], [1, 1]]\n" * 2), done.stderr

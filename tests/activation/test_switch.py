@@ -1,0 +1,172 @@
+"""What DDPFIX and the settings say is done: on, off, isolated, not understood; and a bad setting is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.activation.support import ROOT, Finished, Place, start
+from tests.activation.ways import PROBE, Way, way
+
+__all__ = ["way"]
+
+AUTO = "import ddpfix.auto\n"
+TRY_TORCH = "import torch, sys; ddpfix = sys.modules.get('ddpfix'); print(bool(ddpfix and ddpfix.report().active)); sys.exit(3)"
+
+
+def look(done: Finished[str]) -> Dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    seen: Dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+def nothing(done: Finished[str], *ours: str) -> None:
+    """No finder, and no module of ours but those named, which nobody can avoid."""
+    seen = look(done)
+    assert (seen["armed"], seen["active"], seen["ours"], done.stderr) == (0, False, sorted(ours), "")
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", " on "])
+def test_values_that_mean_on(installed: Place, value: str) -> None:
+    seen = look(installed.run("-c", PROBE, DDPFIX=value))
+    assert (seen["armed"], seen["active"]) == (1, True)
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_off_imports_nothing(installed: Place, value: str) -> None:
+    nothing(installed.run("-c", PROBE, DDPFIX=value))
+
+
+@pytest.mark.parametrize("value", ["false", "No", "off", " 0 ", " "])
+def test_other_values_that_mean_off(installed: Place, value: str) -> None:
+    nothing(installed.run("-c", PROBE, DDPFIX=value), "ddpfix", "ddpfix._boot")
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-S", "-ES"])
+def test_isolated_interpreters_stay_stock(installed: Place, flag: str) -> None:
+    nothing(installed.run(flag, "-c", PROBE, DDPFIX="1"))
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E"])
+def test_isolated_children_of_run_stay_stock(way: Way, flag: str) -> None:
+    rest = ["-c", PROBE] if not way.prefix else ["python", flag, "-c", PROBE]
+    flags = [flag] if not way.prefix else []
+    nothing(start(way.ours(flags, rest), way.ours_env()))
+
+
+def test_run_in_an_isolated_interpreter_says_that_it_does_nothing(installed: Place) -> None:
+    done = installed.run("-I", "-m", "ddpfix", "run", "-c", PROBE)
+    assert look(done)["armed"] == 0
+    assert len(done.stderr.splitlines()) == 1 and "-I" in done.stderr
+
+
+def test_zero_wins_over_the_import(installed: Place) -> None:
+    nothing(installed.run("-c", AUTO + PROBE, DDPFIX="0"), "ddpfix", "ddpfix._boot", "ddpfix.auto")
+
+
+def test_zero_wins_over_run_whatever_else_is_set(way: Way) -> None:
+    if way.prefix:
+        env = way.stock_env(DDPFIX="0", DDPFIX_LAYERDROP="nonsense")
+        nothing(start(way.ours([], ["-c", PROBE]), env))
+
+
+def test_an_empty_variable_does_not_forbid(installed: Place) -> None:
+    for words in (["-c", AUTO + PROBE], ["-m", "ddpfix", "run", "-c", PROBE]):
+        assert look(installed.run(*words, DDPFIX=""))["active"]
+
+
+def test_the_import_switches_on(installed: Place, stock: Place) -> None:
+    child = "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', {!r}], stdout=-1).stdout.decode())\n".format(PROBE)
+    assert look(installed.run("-c", AUTO + PROBE))["active"]
+    assert look(stock.run("-c", AUTO + PROBE, PYTHONPATH=str(ROOT)))["active"]
+    # Children that are started later find the variable.
+    assert look(installed.run("-c", AUTO + child))["active"]
+    assert look(installed.run("-c", AUTO + child, DDPFIX=""))["active"]
+
+
+def test_all_ways_at_once_are_one_activation(installed: Place) -> None:
+    twice = ["-m", "ddpfix", "run", "python", "-m", "ddpfix", "run", "-c", AUTO + PROBE]
+    seen = look(installed.run(*twice, DDPFIX="1"))
+    assert (seen["armed"], seen["active"]) == (1, True)
+
+
+def test_the_import_may_come_late(installed: Place) -> None:
+    assert look(installed.run("-c", "import torch\n" + AUTO + PROBE))["active"]
+
+
+@pytest.mark.parametrize("value", ["maybe", "2", "-1", "on off"])
+def test_a_value_that_is_not_understood_is_one_line(way: Way, value: str) -> None:
+    stock = start(way.stock([], ["-c", PROBE]), way.stock_env())
+    env = way.stock_env(DDPFIX=value)
+    done = start(way.ours([], ["-c", PROBE]), env)
+    assert look(done)["armed"] == 0 and look(done)["world"] == look(stock)["world"]
+    one_line(done, "DDPFIX", value, "1", "true", "yes", "on", "0", "false", "no", "off")
+    ending = start(way.ours([], ["-c", TRY_TORCH]), env)
+    assert (ending.returncode, ending.stdout) == (3, "False\n")
+    one_line(ending, value)
+
+
+def test_a_value_that_is_not_understood_and_the_import(installed: Place, stock: Place) -> None:
+    for place, path in ((installed, None), (stock, str(ROOT))):
+        done = place.run("-c", AUTO + PROBE, DDPFIX="maybe", PYTHONPATH=path)
+        assert look(done)["armed"] == 0
+        assert {line.partition(":")[0] for line in done.stderr.splitlines()} == {"ddpfix"}
+
+
+def one_line(done: Finished[str], *words: str) -> None:
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("ddpfix: "), done.stderr
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+BAD: List[Dict[str, str]] = [
+    {"DDPFIX_LAYERDROP": "wrong"},
+    {"DDPFIX_FOO": "1"},
+    {"DDPFIX_TRANSFORMERS_LAYERDROP": "perhaps"},
+    {"DDPFIX_SEED": "-3"},
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: next(iter(bad)))
+def test_a_bad_setting_is_one_line_and_the_program_runs_as_stock(installed: Place, bad: Dict[str, str]) -> None:
+    done = installed.run("-c", TRY_TORCH, DDPFIX="1", **bad)
+    assert (done.returncode, done.stdout) == (3, "False\n")
+    one_line(done, *bad, "accepted are")
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: next(iter(bad)))
+def test_run_refuses_a_bad_setting_before_it_starts(way: Way, tmp_path: Path, bad: Dict[str, str]) -> None:
+    if way.prefix:
+        done = start(way.ours([], ["-c", "open('started', 'w')"]), way.ours_env(**bad), tmp_path)
+        assert done.returncode == 2 and not (tmp_path / "started").exists()
+        one_line(done, *bad, "accepted are")
+
+
+def test_a_bad_project_file(installed: Place, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.ddpfix]\nlayerdrop = 'wrong'\n", encoding="utf-8")
+    done = installed.run("-c", TRY_TORCH, cwd=tmp_path, DDPFIX="1")
+    assert (done.returncode, done.stdout) == (3, "False\n")
+    one_line(done, "pyproject.toml", "sync, off, stock")
+    done = installed.run("-m", "ddpfix", "run", "-c", TRY_TORCH, cwd=tmp_path)
+    assert done.returncode == 2
+    one_line(done, "pyproject.toml")
+
+
+SETTINGS = "import os, torch, ddpfix; print(os.environ.get('DDPFIX_LAYERDROP'), ddpfix.report().settings['layerdrop'])"
+
+
+@pytest.mark.parametrize("option", [["--layerdrop", "off"], ["--layerdrop=off"], ["--layerdrop=off", "--"]], ids=" ".join)
+def test_settings_of_the_command_line_reach_the_program(way: Way, option: List[str]) -> None:
+    if way.prefix:
+        words = way.ours([], [*option, "-c", SETTINGS, "--layerdrop", "stock"])
+        done = start(words, way.ours_env(DDPFIX_LAYERDROP="stock"))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "off off\n", "")
+
+
+@pytest.mark.parametrize("words", [["--layerdorp", "off", "x.py"], ["--layerdrop"], ["-O", "x.py"], [], ["-m"], ["-c"]], ids=" ".join)
+def test_what_run_cannot_understand_is_refused(installed: Place, words: List[str]) -> None:
+    done = installed.run("-m", "ddpfix", "run", *words)
+    assert done.returncode == 2 and done.stdout == "" and "ddpfix" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,93 @@
+"""The ways to switch ddpfix on from outside of a program, each beside its stock command; and the probe that looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import pytest
+
+from tests.activation.support import ROOT, Place
+
+PROBE = '''
+import json, os, sys
+main = sys.modules["__main__"]
+spec = main.__spec__
+flags = [name for name in dir(sys.flags) if name[0] != "_" and isinstance(getattr(sys.flags, name), int)]
+world = {
+    "argv": sys.argv, "orig_argv": getattr(sys, "orig_argv", None), "path": sys.path, "executable": sys.executable,
+    "prefix": sys.prefix, "cwd": os.getcwd(), "name": __name__, "file": getattr(main, "__file__", None),
+    "package": __package__, "main": main.__dict__ is globals(),
+    "spec": spec and [spec.name, spec.origin, type(spec.loader).__name__], "loader": type(main.__loader__).__name__,
+    "flags": {name: getattr(sys.flags, name) for name in flags}, "warnings": sys.warnoptions, "x": sys._xoptions,
+    "through": sys.stdout.write_through, "encoding": sys.stdout.encoding, "pycache": sys.pycache_prefix,
+    "environment": sorted(set(os.environ) - {"DDPFIX", "PYTHONPATH"}),
+    "hooks": [getattr(hook, "__qualname__", "") for hook in sys.path_hooks],
+}
+armed = [f for f in sys.meta_path if (type(f).__module__, type(f).__name__) == ("ddpfix.finder", "Finder")]
+ours = sorted(name for name in sys.modules if name.partition(".")[0] == "ddpfix")
+if armed:
+    import torch, ddpfix
+active = bool(armed) and ddpfix.report().active
+print(json.dumps({"world": world, "armed": len(armed), "active": active, "ours": ours}))
+'''
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a command line is started under ddpfix, in which place, and with which environment both ways."""
+
+    place: Place
+    prefix: Tuple[str, ...]
+    env: Dict[str, str]
+    switch: Optional[str] = None
+    console: bool = False
+
+    def stock(self, flags: Sequence[str], rest: Sequence[object]) -> List[object]:
+        return [self.place.python, *flags, *rest]
+
+    def ours(self, flags: Sequence[str], rest: Sequence[object]) -> List[object]:
+        first = [self.place.bin / "ddpfix"] if self.console else [self.place.python, *flags]
+        return [*first, *self.prefix, *rest]
+
+    def stock_env(self, **more: Optional[str]) -> Dict[str, str]:
+        return self.place.env(**{**self.env, **more})
+
+    def ours_env(self, **more: Optional[str]) -> Dict[str, str]:
+        return self.stock_env(DDPFIX=self.switch, **more)
+
+
+WAYS = ("variable", "run", "console", "checkout")
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return make(request.param, request)
+
+
+def make(name: str, request: pytest.FixtureRequest) -> Way:
+    if name == "checkout":
+        # Nothing is installed here: the checkout is on the path, for us and for the stock command.
+        return Way(request.getfixturevalue("stock"), ("-m", "ddpfix", "run"), {"PYTHONPATH": str(ROOT)})
+    installed: Place = request.getfixturevalue("installed")
+    if name == "variable":
+        return Way(installed, (), {}, switch="1")
+    if name == "console":
+        return Way(installed, ("run",), {}, console=True)
+    return Way(installed, ("-m", "ddpfix", "run"), {})
+
+
+def lay_out(folder: Path) -> Path:
+    """The probe as a script, in a package, in a folder and in a zip file with a __main__, and without an ending."""
+    package = folder / "package"
+    package.mkdir()
+    for path in ("probe.py", "package/probe.py", "package/__main__.py", "probe", "my probe.py"):
+        (folder / path).write_text(PROBE, encoding="utf-8")
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (folder / "probe").chmod(0o755)
+    import zipfile
+
+    with zipfile.ZipFile(folder / "probe.zip", "w") as archive:
+        archive.writestr("__main__.py", PROBE)
+    return folder

@@ -1,0 +1,233 @@
+"""Two real ranks: the failure on the unpatched toolkit, then the same loop under ddpfix, against a plain reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from functools import lru_cache
+from typing import Any, Dict, List, Sequence, Tuple
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from tests.ranks.launch import Outcome, ranks
+
+pytestmark = pytest.mark.ranks
+
+REDUCTION = "Expected to have finished reduction in the prior iteration"
+TWICE = "Expected to mark a variable ready only once"
+RELEASE = Version(transformers.__version__)
+TORCH = Version(torch.__version__)
+ON = {"DDPFIX": "1"}
+STOCK = {"DDPFIX": "0", "TEST_STOCK": "1"}
+
+BASIC = ("plain_wavlm", "plain_wav2vec2", "plain_bart", "plain_whisper", "unequal_draws", "evaluation_on_rank_0")
+LOOPS = ("accumulation", "two_models", "resumed", "checkpointed_layers", "flag")
+TOOLS = ("accelerate_loop", "trainer_default", "trainer_checkpointing")
+SHARDED = ("fsdp1_bart", "fsdp2_bart", "fsdp1_wavlm", "fsdp2_wavlm")
+# Each way to switch on, as (environment, words in front of "-m torch.distributed.run").
+WAYS: Dict[str, Tuple[Dict[str, str], Sequence[str]]] = {
+    "environment": (ON, ()),
+    "import": ({"TEST_ACTIVATE": "import"}, ()),
+    "run": ({}, (sys.executable, "-m", "ddpfix", "run")),
+}
+
+
+@lru_cache(maxsize=None)
+def outcome(scenarios: Tuple[str, ...], way: str = "environment") -> Outcome:
+    """One launch serves all the tests that look at the same scenarios."""
+    environ, before = WAYS[way]
+    return ranks(scenarios, environ, before)
+
+
+def stock(*scenarios: str) -> Outcome:
+    return ranks(scenarios, STOCK)
+
+
+def check_skips(found: List[Dict[str, Any]]) -> None:
+    assert "failed" not in found[0], found[0]["failed"]
+    skipped = [one["skipped"] for one in found]
+    assert skipped[0] == skipped[1], "ranks skipped different layers"
+    assert len({tuple(step) for step in skipped[0]}) > 1, "the same layers were skipped in every step"
+    for one in found:
+        assert all(one.get("equal", [True])), "parameters differ between ranks"
+        assert max(one.get("errors", [0.0])) < 2e-7, one["errors"]
+
+
+# The failure first.
+
+
+def test_stock_plain_ddp_fails() -> None:
+    found = stock("plain_wavlm").found("plain_wavlm")
+    assert all(REDUCTION in one["error"] for one in found)
+    assert all("ddpfix" not in one["error"] for one in found)
+
+
+def test_stock_accelerate_fails() -> None:
+    assert all(REDUCTION in one["error"] for one in stock("accelerate_loop").found("accelerate_loop"))
+
+
+@pytest.mark.skipif(
+    Version("4.40") <= RELEASE < Version("5"), reason="WavLM's backward never ends in stock on these releases"
+)
+def test_stock_trainer_with_checkpointing_fails() -> None:
+    found = stock("trainer_checkpointing").found("trainer_checkpointing")
+    assert all(REDUCTION in one["error"] or TWICE in one["error"] for one in found)
+
+
+def test_stock_trainer_asks_for_unused_parameters_but_ranks_skip_differently() -> None:
+    found = stock("trainer_default").found("trainer_default")
+    assert found[0]["skipped"] != found[1]["skipped"]
+
+
+# Then the cure.
+
+
+@pytest.mark.parametrize("name", BASIC)
+def test_plain_loops(name: str) -> None:
+    found = outcome(BASIC).found(name)
+    check_skips(found)
+    assert len(found[0]["errors"]) == len(found[0]["skipped"])
+
+
+@pytest.mark.parametrize("name", ("plain_wavlm", "plain_wav2vec2", "plain_bart", "plain_whisper"))
+def test_skip_rate_is_the_configured_rate(name: str) -> None:
+    found = outcome(BASIC).found(name)[0]
+    first = 1 if name == "plain_wavlm" else 0
+    trials = len(found["skipped"]) * (found["layers"] - first)
+    skips = sum(map(len, found["skipped"]))
+    low, high = binomial_interval(trials, 0.5, 0.999)
+    assert low <= skips <= high, (skips, trials)
+
+
+def binomial_interval(trials: int, rate: float, confidence: float) -> Tuple[int, int]:
+    """The exact central interval of a binomial distribution."""
+    tail = (1 - confidence) / 2
+    mass = [math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(trials + 1)]
+    low = next(k for k in range(trials + 1) if sum(mass[: k + 1]) > tail)
+    return low, next(k for k in range(trials, -1, -1) if sum(mass[k:]) > tail)
+
+
+@pytest.mark.parametrize("name", ("accumulation", "resumed"))
+def test_longer_loops(name: str) -> None:
+    check_skips(outcome(LOOPS).found(name))
+
+
+def test_two_models_have_streams_of_their_own() -> None:
+    found = outcome(LOOPS).found("two_models")
+    check_skips(found)
+    assert found[0]["other"] == found[1]["other"]
+    assert found[0]["other"] != found[0]["skipped"]
+
+
+@pytest.mark.parametrize("model", ("wavlm", "bart"))
+def test_checkpointed_layers(model: str) -> None:
+    found = outcome(LOOPS).found("checkpointed_layers")
+    assert "failed" not in found[0], found[0]["failed"]
+    check_skips([one[model] for one in found])
+
+
+def test_the_flag_is_set_only_where_it_is_needed() -> None:
+    assert outcome(LOOPS).found("flag") == [{"told": [True, False]}] * 2
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_who_else_wraps(name: str) -> None:
+    check_skips(outcome(TOOLS).found(name))
+
+
+def test_trainer_told_ddp() -> None:
+    assert all(one["told"] for name in TOOLS[1:] for one in outcome(TOOLS).found(name))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
+def test_lightning() -> None:
+    check_skips(ranks(["lightning_loop"], ON).found("lightning_loop"))
+
+
+@pytest.mark.parametrize("way", ("import", "run"))
+@pytest.mark.parametrize("name", ("plain_wavlm", "plain_bart", *TOOLS))
+def test_every_way_to_switch_on(way: str, name: str) -> None:
+    check_skips(outcome(("plain_wavlm", "plain_bart", *TOOLS), way).found(name))
+
+
+# What the user said stays.
+
+
+def test_explicit_false_stays_and_the_error_names_the_parameters() -> None:
+    done = ranks(["explicit_false"], {**ON, "TEST_STOCK": "1"})
+    assert "find_unused_parameters=False is your own setting" in done.output
+    for rank, found in enumerate(done.found("explicit_false")):
+        assert REDUCTION in found["error"]
+        assert f"parameters got no gradient on rank {rank}" in found["error"]
+        assert "encoder.layers." in found["error"]
+        assert "find_unused_parameters=True)" in found["error"]
+
+
+def test_explicit_false_through_accelerate_and_trainer() -> None:
+    done = ranks(["accelerate_said_false", "trainer_said_false"], ON)
+    assert all(one["told"] == [False, True] for one in done.found("accelerate_said_false"))
+    assert all(one["told"] is False for one in done.found("trainer_said_false"))
+
+
+def test_switched_off_patches_leave_stock() -> None:
+    done = ranks(["plain_wavlm"], {**ON, "TEST_STOCK": "1", "DDPFIX_UNUSED": "off", "DDPFIX_LAYERDROP": "stock"})
+    assert all(REDUCTION in one["error"] for one in done.found("plain_wavlm"))
+
+
+def test_layerdrop_off_needs_no_flag() -> None:
+    done = ranks(["plain_bart", "flag"], {**ON, "DDPFIX_LAYERDROP": "off"})
+    for one in done.found("plain_bart"):
+        assert not any(one["skipped"])
+        assert all(one["equal"])
+    assert all(one["told"] == [False, False] for one in done.found("flag"))
+
+
+# Sharded models.
+
+
+@pytest.mark.skipif(TORCH < Version("2.6"), reason="the row for FSDP begins with torch 2.6")
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharded(name: str) -> None:
+    found = outcome(SHARDED).found(name)
+    check_skips(found)
+    assert any(found[0]["skipped"]), "no layer was skipped"
+    for one in found:
+        assert one["losses"] == pytest.approx(one["expected"], rel=2e-6)
+
+
+@pytest.mark.skipif(TORCH < Version("2.6"), reason="the row for FSDP begins with torch 2.6")
+def test_stock_sharded_bart_dies() -> None:
+    done = ranks(["fsdp2_bart"], {"DDPFIX": "0"})
+    assert done.code != 0 or any("failed" in one["fsdp2_bart"] for one in done.ranks.values()), done.output
+
+
+# Rank agreement.
+
+
+def test_a_rank_without_ddpfix_is_named() -> None:
+    done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "5", "TEST_RANK_1": "DDPFIX=0"})
+    assert done.code != 0
+    assert "ddpfix is active on rank 0 but not on rank 1" in done.output
+
+
+def test_rank_0_without_ddpfix_is_named() -> None:
+    done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "5", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
+    assert done.code != 0
+    assert "ddpfix is active on rank 1 but not on rank 0" in done.output
+
+
+def test_ranks_that_differ_are_named_with_the_difference() -> None:
+    done = ranks(["plain_wavlm"], {**ON, "TEST_RANK_1": "DDPFIX_LAYERDROP=off"})
+    assert done.code == 0, "the worker writes the error down, nothing hangs"
+    for one in done.found("plain_wavlm"):
+        assert "Rank 1: DDPFIX_LAYERDROP is 'off' there and 'sync' on rank 0" in one["error"]
+
+
+def test_one_summary_line_per_process_group() -> None:
+    output = outcome(LOOPS).output
+    assert output.count("applied") == 1, output
+    assert "ddpfix 0.1.0: " in output

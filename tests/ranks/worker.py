@@ -1,0 +1,595 @@
+"""One rank: runs the scenarios that it is told to and writes down what it found, for the test to judge.
+
+Nothing here asks ddpfix which layers ran or what a gradient should be: layers are watched by hooks on the real
+modules, and the reference gradients come from the stock forward without DDP, averaged over the ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+_OVERRIDE = os.environ.pop("TEST_RANK_1", None)
+if _OVERRIDE is not None and os.environ["RANK"] == "1":
+    # One rank with another environment than the others: as on a node that was set up differently.
+    _name, _, _value = _OVERRIDE.partition("=")
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, _name: _value})
+
+if os.environ.get("TEST_ACTIVATE") == "import":
+    import ddpfix.auto  # noqa: F401
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.support import zoo
+
+SCENARIOS: Dict[str, Callable[[], Any]] = {}
+
+
+def scenario(function: Callable[[], Any]) -> Callable[[], Any]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+class Watch:
+    """Which layers of a model were called: by hooks on the layers themselves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.called: List[str] = []
+        self.names = [
+            name
+            for name, _ in model.named_modules()
+            if name.split(".")[-1].isdigit() and name.split(".")[-2] == "layers" and "adapter" not in name
+        ]
+        for name in self.names:
+            model.get_submodule(name).register_forward_hook(lambda *_, name=name: self.called.append(name))
+
+    def skipped(self) -> List[str]:
+        """Layers that were not called since the last time."""
+        missing = [name for name in self.names if name not in self.called]
+        self.called.clear()
+        return missing
+
+
+def decided() -> List[bool]:
+    """The decisions of every draw answered since the last call (empty in stock)."""
+    from ddpfix import draws
+
+    found = [draw.index in draw.call.skipped for draw in ANSWERED]
+    ANSWERED.clear()
+    del draws
+    return found
+
+
+ANSWERED: List[Any] = []
+
+
+def note_answers() -> None:
+    from ddpfix import draws
+
+    answer = draws.Call.answer
+
+    def noting(self: Any, stock: Any) -> Any:
+        ANSWERED.append(answer(self, stock))
+        return ANSWERED[-1]
+
+    draws.Call.answer = noting  # type: ignore[method-assign]
+
+
+def with_dropout(model: nn.Module, rate: float = 0.1) -> nn.Module:
+    """Real dropout in front of the layers, so that the generators of the ranks drift apart as in real life."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = rate
+    return model
+
+
+def batch(entry: zoo.Tiny, step: int) -> Dict[str, torch.Tensor]:
+    """A batch of this rank: its own numbers, and its own length where the input is a sound."""
+    made = entry.batch(1000 * rank() + step)
+    if "input_values" in made:
+        made["input_values"] = made["input_values"][:, : made["input_values"].shape[1] - 80 * (rank() + step % 3)]
+    return made
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+# In stock a reduction stays unfinished, and any other collective would wait for it for ever.
+STOCK = os.environ.get("TEST_STOCK") is not None
+
+
+def same_everywhere(tensor: torch.Tensor) -> bool:
+    if STOCK:
+        return True
+    first = tensor.clone()
+    dist.broadcast(first, 0)
+    equal = torch.tensor(float(torch.equal(first, tensor)))
+    dist.all_reduce(equal, dist.ReduceOp.MIN)
+    return bool(equal)
+
+
+def mean_of_local(
+    entry: zoo.Tiny,
+    model: nn.Module,
+    inputs: Dict[str, torch.Tensor],
+    generator: torch.Tensor,
+    decisions: List[bool],
+) -> Dict[str, Optional[torch.Tensor]]:
+    """Gradients without DDP and without ddpfix: the stock forward with scripted decisions, averaged over ranks."""
+    alone = copy.deepcopy(model)
+    alone.zero_grad(set_to_none=True)
+    after = torch.get_rng_state()
+    torch.set_rng_state(generator)
+    with zoo.scripted_draws(decisions, [entry.module()], consume=True):
+        entry.last_loss(alone(**inputs)).backward()
+    torch.set_rng_state(after)
+    found: Dict[str, Optional[torch.Tensor]] = {}
+    for name, parameter in alone.named_parameters():
+        used = torch.tensor(float(parameter.grad is not None))
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        dist.all_reduce(used)
+        dist.all_reduce(gradient)
+        found[name] = gradient / dist.get_world_size() if float(used) > 0 else None
+    return found
+
+
+def compare(model: nn.Module, expected: Dict[str, Optional[torch.Tensor]]) -> float:
+    """The largest difference to the reference, relative to its largest gradient; None has to meet None."""
+    scale = max(float(g.abs().max()) for g in expected.values() if g is not None)
+    worst = 0.0
+    for name, parameter in model.named_parameters():
+        want, have = expected[name], parameter.grad
+        if want is None or have is None:
+            worst = max(worst, 0.0 if want is None and (have is None or not have.any()) else 9.0)
+        else:
+            worst = max(worst, float((want - have).abs().max()) / scale)
+    return worst
+
+
+def train(
+    entry: zoo.Tiny,
+    steps: int,
+    rate: float = 0.5,
+    between: Optional[Callable[[int, nn.Module, DistributedDataParallel], None]] = None,
+    reference: bool = True,
+    **ddp: Any,
+) -> Dict[str, Any]:
+    """A plain DDP loop; returns what was skipped, how far gradients were off, and whether parameters stayed equal."""
+    model = with_dropout(entry.build(rate=rate, seed=3))
+    watch = Watch(model)
+    wrapped = DistributedDataParallel(model, **ddp)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    torch.manual_seed(50 + rank())
+    found: Dict[str, Any] = {"skipped": [], "errors": [], "equal": [], "layers": len(watch.names)}
+    for step in range(steps):
+        if between is not None:
+            between(step, model, wrapped)
+        inputs = batch(entry, step)
+        generator = torch.get_rng_state()
+        watch.skipped()
+        decided()
+        optimizer.zero_grad(set_to_none=True)
+        loss = entry.last_loss(wrapped(**inputs))
+        found["skipped"].append(watch.skipped())
+        decisions = decided()
+        loss.backward()
+        if reference and not STOCK:
+            found["errors"].append(compare(model, mean_of_local(entry, model, inputs, generator, decisions)))
+        optimizer.step()
+        found["equal"].append(same_everywhere(flat(model)))
+    return found
+
+
+def plain(name: str) -> Dict[str, Any]:
+    return train(zoo.tiny(name), 20)
+
+
+for _name in ("wavlm", "wav2vec2", "bart", "whisper"):
+    SCENARIOS["plain_" + _name] = lambda name=_name: plain(name)  # type: ignore[misc]
+
+
+@scenario
+def unequal_draws() -> Dict[str, Any]:
+    def between(step: int, model: nn.Module, wrapped: DistributedDataParallel) -> None:
+        torch.rand(1 + 7 * rank() * step)
+
+    return train(zoo.tiny("wavlm"), 8, between=between)
+
+
+@scenario
+def evaluation_on_rank_0() -> Dict[str, Any]:
+    entry = zoo.tiny("wavlm")
+
+    def between(step: int, model: nn.Module, wrapped: DistributedDataParallel) -> None:
+        if rank() == 0:
+            with torch.no_grad():
+                model.eval()
+                model(**batch(entry, 900 + step))
+                model.train()
+                # Forgotten train mode, and a forward outside of DDP with gradients: neither may count as a step.
+                model(**batch(entry, 901 + step))
+            model(**batch(entry, 902 + step))
+
+    return train(entry, 8, between=between)
+
+
+@scenario
+def accumulation() -> Dict[str, Any]:
+    """Two micro-batches a step, the first under no_sync."""
+    entry = zoo.tiny("bart")
+    model = with_dropout(entry.build(seed=3))
+    watch = Watch(model)
+    wrapped = DistributedDataParallel(model)
+    torch.manual_seed(50 + rank())
+    found: Dict[str, Any] = {"skipped": [], "errors": [], "equal": []}
+    for step in range(5):
+        wrapped.zero_grad(set_to_none=True)
+        expected: List[Dict[str, Optional[torch.Tensor]]] = []
+        watch.skipped()
+        for micro in range(2):
+            inputs, generator = batch(entry, 10 * step + micro), torch.get_rng_state()
+            decided()
+            with wrapped.no_sync() if micro == 0 else nullcontext():
+                loss = entry.last_loss(wrapped(**inputs))
+                found["skipped"].append(watch.skipped())
+                decisions = decided()
+                loss.backward()
+            expected.append(mean_of_local(entry, model, inputs, generator, decisions))
+        found["errors"].append(compare(model, {name: add(*(e[name] for e in expected)) for name in expected[0]}))
+        found["equal"].append(same_everywhere(torch.cat([g.flatten() for g in gradients(model)])))
+    return found
+
+
+def add(one: Optional[torch.Tensor], other: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def gradients(model: nn.Module) -> List[torch.Tensor]:
+    return [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+
+
+@scenario
+def two_models() -> Dict[str, Any]:
+    """Two wrapped models in a process: each is synchronous, and they do not skip alike."""
+    entry = zoo.tiny("wavlm")
+    watches, wrapped = [], []
+    for _ in range(2):
+        model = with_dropout(entry.build(seed=3))
+        watches.append(Watch(model))
+        wrapped.append(DistributedDataParallel(model))
+    torch.manual_seed(50 + rank())
+    found: Dict[str, Any] = {"skipped": [], "other": []}
+    for step in range(10):
+        # Rank 1 uses them in another order: the streams must not depend on each other.
+        for index in (0, 1) if rank() == 0 else (0, 1):
+            entry.last_loss(wrapped[index](**batch(entry, step))).backward()
+            found["skipped" if index == 0 else "other"].append(watches[index].skipped())
+    return found
+
+
+@scenario
+def resumed() -> Dict[str, Any]:
+    """A model that is saved, built and wrapped again: ranks agree again."""
+    entry = zoo.tiny("wavlm")
+    first = train(entry, 3, reference=False)
+    model = entry.build(seed=3)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    fresh = entry.build(seed=4)
+    fresh.load_state_dict(state)
+    second = train(entry, 8)
+    return {"skipped": first["skipped"] + second["skipped"], "errors": second["errors"], "equal": second["equal"]}
+
+
+@scenario
+def checkpointed_layers() -> Dict[str, Any]:
+    """Per-layer checkpointing as transformers switches it on, with its own default kind."""
+    found = {}
+    for name in ("wavlm", "bart"):
+        entry = zoo.tiny(name)
+        model = with_dropout(entry.build(seed=3))
+        model.gradient_checkpointing_enable()
+        watch = Watch(model)
+        wrapped = DistributedDataParallel(model)
+        torch.manual_seed(50 + rank())
+        one: Dict[str, Any] = {"skipped": [], "errors": []}
+        for step in range(4):
+            inputs, generator = batch(entry, step), torch.get_rng_state()
+            wrapped.zero_grad(set_to_none=True)
+            watch.skipped()
+            decided()
+            loss = entry.last_loss(wrapped(**inputs))
+            one["skipped"].append(watch.skipped())
+            decisions = decided()
+            loss.backward()
+            one["errors"].append(compare(model, mean_of_local(entry, model, inputs, generator, decisions)))
+        found[name] = one
+    return found
+
+
+@scenario
+def explicit_false() -> Dict[str, Any]:
+    """A user's own False stays, and the error says which parameters and what to do."""
+    try:
+        train(zoo.tiny("wavlm"), 4, reference=False, find_unused_parameters=False)
+    except RuntimeError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+@scenario
+def flag() -> Dict[str, Any]:
+    """What DDP was told, for a model that skips layers and for one that does not."""
+    told = []
+    for rate in (0.5, 0.0):
+        told.append(DistributedDataParallel(zoo.tiny("bart").build(rate=rate)).find_unused_parameters)
+    return {"told": told}
+
+
+@scenario
+def accelerate_loop() -> Dict[str, Any]:
+    """accelerate wraps the model; nothing is said about unused parameters."""
+    from accelerate import Accelerator
+
+    entry = zoo.tiny("wavlm")
+    accelerator = Accelerator(cpu=True)
+    model = with_dropout(entry.build(seed=3))
+    watch = Watch(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    wrapped, optimizer = accelerator.prepare(model, optimizer)
+    torch.manual_seed(50 + rank())
+    found: Dict[str, Any] = {"skipped": [], "equal": []}
+    for step in range(8):
+        optimizer.zero_grad()
+        accelerator.backward(entry.last_loss(wrapped(**batch(entry, step))))
+        optimizer.step()
+        found["skipped"].append(watch.skipped())
+        found["equal"].append(same_everywhere(flat(model)))
+    return found
+
+
+@scenario
+def accelerate_said_false() -> Dict[str, Any]:
+    """An explicit False in accelerate's handler reaches DDP as no keyword at all, and is respected all the same."""
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+
+    told = []
+    for handlers in ([DistributedDataParallelKwargs(find_unused_parameters=False)], [DistributedDataParallelKwargs()]):
+        accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
+        told.append(accelerator.prepare(zoo.tiny("wavlm").build()).find_unused_parameters)
+        accelerator.free_memory()
+        Accelerator._shared_state.clear() if hasattr(Accelerator, "_shared_state") else None
+    return {"told": told}
+
+
+class _Sounds(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return {"input_values": torch.randn(1600, generator=generator), "labels": torch.tensor(index % 2)}
+
+
+def trainer_run(**options: Any) -> Dict[str, Any]:
+    import tempfile
+
+    import transformers
+    from transformers import Trainer, TrainingArguments
+
+    entry = zoo.tiny("wavlm")
+    config = entry.make_config(0.5)
+    config.num_labels = 2
+    torch.manual_seed(0)
+    model = with_dropout(transformers.WavLMForSequenceClassification(config))
+    watch = Watch(model)
+    found: Dict[str, Any] = {"skipped": []}
+    steps = options.pop("steps", 6)
+    arguments = TrainingArguments(
+        tempfile.mkdtemp(),
+        per_device_train_batch_size=2,
+        max_steps=steps,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **{CPU: True},
+        **options,
+    )
+
+    class Noting(Trainer):  # type: ignore[misc]
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            # Trainer seeds all ranks alike; real runs drift apart (another length, another augmentation).
+            torch.rand(1 + 3 * rank())
+            watch.skipped()
+            result = super().training_step(*args, **kwargs)
+            found["skipped"].append(watch.skipped())
+            found["told"] = self.model_wrapped.find_unused_parameters
+            return result
+
+    trainer = Noting(model=model, args=arguments, train_dataset=_Sounds())
+    trainer.train()
+    found["equal"] = [same_everywhere(flat(model))]
+    return found
+
+
+def _cpu_name() -> str:
+    import transformers
+    from packaging.version import Version
+
+    return "use_cpu" if Version(transformers.__version__) >= Version("4.34") else "no_cuda"
+
+
+CPU = _cpu_name()
+
+
+@scenario
+def trainer_default() -> Dict[str, Any]:
+    return trainer_run()
+
+
+@scenario
+def trainer_checkpointing() -> Dict[str, Any]:
+    return trainer_run(gradient_checkpointing=True)
+
+
+@scenario
+def trainer_said_false() -> Dict[str, Any]:
+    return trainer_run(ddp_find_unused_parameters=False, steps=1)
+
+
+@scenario
+def lightning_loop() -> Dict[str, Any]:
+    import lightning
+    from lightning.pytorch.strategies import DDPStrategy
+
+    entry = zoo.tiny("wavlm")
+    found: Dict[str, Any] = {"skipped": []}
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = with_dropout(entry.build(seed=3))
+            self.watch = [Watch(self.inner)]
+
+        def training_step(self, sample: Any, index: int) -> Any:
+            torch.rand(1 + 3 * rank())
+            loss = entry.last_loss(self.inner(**batch(entry, index)))
+            found["skipped"].append(self.watch[0].skipped())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    module = Module()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=int(os.environ["WORLD_SIZE"]),
+        strategy=DDPStrategy(process_group_backend="gloo"),
+        max_steps=6,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(_Sounds(), batch_size=2))
+    found["equal"] = [same_everywhere(flat(module))]
+    return found
+
+
+def sharded(name: str, wrap: Callable[[nn.Module], nn.Module]) -> Dict[str, Any]:
+    """A sharded model beside a whole one that takes the same steps without FSDP and without ddpfix."""
+    entry = zoo.tiny(name)
+    model = entry.build(seed=3)
+    alone = entry.build(seed=3)
+    watch = Watch(model)
+    wrapped = wrap(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+    torch.manual_seed(50 + rank())
+    found: Dict[str, Any] = {"skipped": [], "losses": [], "expected": [], "layers": len(watch.names)}
+    for step in range(6):
+        torch.rand(1 + 3 * rank())
+        inputs = batch(entry, step)
+        watch.called.clear()
+        decided()
+        optimizer.zero_grad()
+        loss = entry.loss(wrapped(**inputs))
+        found["skipped"].append(watch.skipped())
+        decisions = decided()
+        loss.backward()
+        optimizer.step()
+        found["losses"].append(float(loss.detach()))
+        found["expected"].append(whole_step(entry, alone, inputs, decisions))
+    return found
+
+
+def whole_step(entry: zoo.Tiny, model: nn.Module, inputs: Dict[str, torch.Tensor], decisions: List[bool]) -> float:
+    """One step of plain data parallel SGD by hand, with the stock forward."""
+    model.zero_grad(set_to_none=True)
+    with zoo.scripted_draws(decisions, [entry.module()]):
+        loss = entry.loss(model(**inputs))
+    loss.backward()
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients(model)):
+            dist.all_reduce(gradient)
+            parameter -= 1e-3 * gradient / dist.get_world_size()
+    return float(loss.detach())
+
+
+def layer_classes(model: nn.Module) -> Tuple[type, ...]:
+    found = {type(m) for n, m in model.named_modules() if n.split(".")[-1].isdigit() and n.split(".")[-2] == "layers"}
+    return tuple(found)
+
+
+def fsdp1(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy(set(layer_classes(model))),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
+
+
+def fsdp2(model: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    kinds = layer_classes(model)
+    for module in model.modules():
+        if isinstance(module, kinds):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # type: ignore[no-any-return]
+
+
+for _kind, _wrap in (("fsdp1", fsdp1), ("fsdp2", fsdp2)):
+    for _name in ("bart", "wavlm"):
+        SCENARIOS[f"{_kind}_{_name}"] = lambda n=_name, w=_wrap: sharded(n, w)  # type: ignore[misc]
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    if "lightning_loop" not in names:
+        dist.init_process_group("gloo")
+    try:
+        import ddpfix.draws  # noqa: F401
+
+        note_answers()
+        found: Dict[str, Any] = {}
+        for name in names:
+            try:
+                found[name] = SCENARIOS[name]()
+            except Exception as error:
+                found[name] = {"failed": traceback.format_exc(), "error": str(error)}
+                print(found[name]["failed"], flush=True)
+            Path(folder, f"{rank()}.json").write_text(json.dumps(found))
+    finally:
+        sys.stdout.flush()
+        if STOCK:
+            os._exit(0)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

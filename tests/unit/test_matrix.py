@@ -1,0 +1,354 @@
+"""The matrix: what is wrong in it is refused with file and line, and what ships is true of the installed releases."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from ddpfix import engine, finder, matrix, resolve
+from ddpfix.matrix import MatrixError
+from ddpfix.settings import SETTINGS
+
+GOOD = """\
+schema: 1
+toolkits:
+  torch: torch
+  transformers: transformers
+patches:
+  torch.unused:
+    toolkit: torch
+    code: torch.unused:find
+    setting: unused
+    when: [auto, find]
+    problem: a problem
+    evidence:
+      - https://example.org/1
+rows:
+  - patch: torch.unused
+    versions: ">=1.13,<2.16"
+    targets:
+      - {at: "torch.nn:Module.forward", expects: [self]}
+    tested: ["2.0.1"]
+    why: a reason
+"""
+
+
+def load(folder: Path, text: str) -> matrix.Matrix:
+    file = folder / "matrix.yaml"
+    file.write_text(text, encoding="utf-8")
+    return matrix._Reader(file).matrix()
+
+
+def refusal(folder: Path, text: str) -> Tuple[int, str]:
+    """The line and the message of the error that this text gives."""
+    with pytest.raises(MatrixError) as caught:
+        load(folder, text)
+    said = str(caught.value)
+    head = f"{folder / 'matrix.yaml'}:"
+    assert said.startswith(head)
+    line, _, message = said[len(head) :].partition(": ")
+    return int(line), message
+
+
+def line_of(text: str, part: str) -> int:
+    return text[: text.index(part)].count("\n") + 1
+
+
+def test_a_good_one_loads(tmp_path: Path) -> None:
+    loaded = load(tmp_path, GOOD)
+    (row,) = loaded.rows_of("torch.unused")
+    assert (row.line, row.status, str(row.targets[0])) == (15, "cured", "torch.nn:Module.forward")
+    assert row.targets[0].expects == ("self",)
+    assert row.tested == (Version("2.0.1"),)
+    assert loaded.patches["torch.unused"].when == ("auto", "find")
+
+
+# (what is replaced, by what, where the error is, what the message has to say)
+BAD = {
+    "not YAML": ("schema: 1", "schema: [1", "toolkits:", "not valid YAML"),
+    "tab": ("  torch: torch\n", "\ttorch: torch\n", "\ttorch", "not valid YAML"),
+    "two documents": ("rows:\n", "---\nrows:\n", "---", "not valid YAML"),
+    "unknown schema": ("schema: 1", "schema: 2", "schema", "accepted are 1"),
+    "unknown key at the top": ("rows:\n", "colour: red\nrows:\n", "colour", "accepted are schema, toolkits"),
+    "unknown key in a patch": ("    code:", "    cod:", "    cod:", "accepted are toolkit, code"),
+    "unknown key in a row": ("    why:", "    way:", "    way:", "accepted are patch, versions, why"),
+    "unknown key in a target": ("expects:", "wants:", "{at:", "accepted are at, expects"),
+    "missing key": ("    why: a reason\n", "", "patch: torch.unused\n    versions", "why missing"),
+    "a key twice": ("    why:", "    why: one\n    why:", "    why: a reason", "stands twice"),
+    "toolkits without torch": ("  torch: torch\n", "", "toolkits:", "'torch' is missing"),
+    "unknown patch": ("- patch: torch.unused", "- patch: torch.used", "torch.used", "accepted are torch.unused"),
+    "unknown toolkit": ("toolkit: torch", "toolkit: tocrh", "tocrh", "accepted are torch, transformers"),
+    "unknown code file": ("torch.unused:find", "torch.unsued:find", "torch.unsued:find", "'toolkit.file:function'"),
+    "unknown function": ("torch.unused:find", "torch.unused:fnid", "torch.unused:fnid", "'toolkit.file:function'"),
+    "code from elsewhere": ("torch.unused:find", "os:system", "os:system", "is not shipped"),
+    "code by a path": ("torch.unused:find", '"..ddpfix.cli:main"', "..ddpfix", "is not shipped"),
+    "unknown setting": ("setting: unused", "setting: unsued", "unsued", "accepted are unused, layerdrop"),
+    "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "accepted are auto, find, off"),
+    "off as a bool": ("[auto, find]", "[auto, off]", "[auto, off]", "not bool (put it in quotes)"),
+    "when without setting": ("    setting: unused\n", "", "when", "needs a setting"),
+    "patch id without dot": ("  torch.unused:\n", "  torch_unused:\n", "  torch_unused", "'toolkit.cure'"),
+    "impossible specifier": ('">=1.13,<2.16"', '">2,<1"', '">2,<1"', "no version can satisfy"),
+    "impossible, subtle": ('">=1.13,<2.16"', '"==1.*,!=1.*"', '"==1.*', "no version can satisfy"),
+    "invalid specifier": ('">=1.13,<2.16"', '"=>1.13"', '"=>1.13"', "write it like"),
+    "specifier of a text": ('">=1.13,<2.16"', '"===abc"', '"===abc"', "== instead of ==="),
+    "empty specifier": ('">=1.13,<2.16"', '""', 'versions: ""', "empty"),
+    "invalid torch specifier": ("    why:", "    torch: new\n    why:", "torch: new", "write it like"),
+    "impossible torch specifier": ("    why:", '    torch: ">2,<1"\n    why:', 'torch: ">2', "no version can satisfy"),
+    "unquoted float": ('["2.0.1"]', "[4.10]", "[4.10]", "not float (put it in quotes)"),
+    "tested version unreadable": ('["2.0.1"]', '["two"]', '["two"]', "write it like"),
+    "tested but outside": ('["2.0.1"]', '["2.16.0"]', '["2.16.0"]', "does not contain it"),
+    "nothing tested": ('["2.0.1"]', "[]", "patch: torch.unused\n    versions", "at least one entry"),
+    "no targets": ('targets:\n      - {at: "torch.nn:Module.forward", expects: [self]}', "targets: []", "patch: torch.unused\n    versions", "at least one entry"),
+    "target without colon": ('{at: "torch.nn:Module.forward", expects: [self]}', "torch.nn.Module", "torch.nn.Module", "'package.module:Class.method'"),
+    "target with half a star": ("torch.nn:Module.forward", "torch.nn:*Module", "{at:", "'package.module:Class.method'"),
+    "target in no toolkit": ("torch.nn:Module.forward", "numpy:array", "{at:", "accepted are torch, transformers"),
+    "a list for a mapping": ("toolkits:\n  torch: torch\n  transformers: transformers\n", "toolkits: [torch]\n", "toolkits", "a mapping is expected"),
+    "a mapping for a list": ('["2.0.1"]', "{a: b}", "{a: b}", "a list is expected"),
+    "a list for a text": ("why: a reason", "why: [a]", "why: [a]", "a plain value is expected"),
+    "nothing for a text": ("why: a reason", "why:", "why:", "a text is expected here, not null"),
+    "an empty text": ("why: a reason", 'why: "  "', "why:", "this one is empty"),
+    "a date for a text": ("why: a reason", "why: 2024-01-01", "why:", "not timestamp (put it in quotes)"),
+    "unknown status": ("    why:", "    status: fixed\n    why:", "fixed", "accepted are cured, not-cured, not-affected"),
+    "an anchor": ("why: a reason", "why: &a a reason", "&a", "aliases and tags are not accepted"),
+    "an alias": ("why: a reason", "why: *a", "*a", "not accepted"),
+    "a tag": ("why: a reason", "why: !!python/object:os.system [a]", "!!python", "tags are not accepted"),
+    "a tag on the whole": ("schema: 1", "--- !!python/object/apply:os.system\nschema: 1", "---", "tags are not accepted"),
+    "a patch without row": ("rows:\n", "  torch.diagnosis: {toolkit: torch, code: torch.diagnosis:reduction, problem: p, evidence: [e]}\nrows:\n", "  torch.diagnosis:", "'torch.diagnosis' has no row"),
+    "not a mapping at all": (GOOD, "just a text\n", "just", "a mapping is expected here"),
+    "empty": (GOOD, "", "", "expected are schema, toolkits, patches, rows"),
+    "only a comment": (GOOD, "# nothing\n", "", "expected are schema, toolkits, patches, rows"),
+    "deep": (GOOD, "[" * 3000 + "]" * 3000, "", "cannot be read as YAML"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_one_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
+    stock, instead, where, accepted = BAD[name]
+    assert GOOD.count(stock) >= 1
+    text = GOOD.replace(stock, instead, 1)
+    line, message = refusal(tmp_path, text)
+    assert line == line_of(text, where)
+    assert accepted in message
+
+
+def with_row(versions: str, torch: str = "") -> str:
+    extra = f'    torch: "{torch}"\n' if torch else ""
+    return GOOD + f'  - patch: torch.unused\n    versions: "{versions}"\n{extra}    status: not-affected\n    why: other\n'
+
+
+def test_a_row_twice_is_refused(tmp_path: Path) -> None:
+    line, message = refusal(tmp_path, GOOD + GOOD[GOOD.index("  - patch") :])
+    assert line == 21
+    assert "row in line 15" in message
+
+
+@pytest.mark.parametrize("versions", ["<1.13.1", ">=2.15", "==2.0.*", "~=2.14", ">2.15.0", "<=1.13", "!=1.13"])
+def test_overlapping_rows_are_refused(versions: str, tmp_path: Path) -> None:
+    line, message = refusal(tmp_path, with_row(versions))
+    assert line == 21
+    assert "row in line 15" in message and "exactly one row" in message
+    witness = message.split("version ")[1].split(" ")[0]
+    assert all(SpecifierSet(text).contains(witness, prereleases=True) for text in (versions, ">=1.13,<2.16"))
+
+
+@pytest.mark.parametrize("versions", ["<1.13", ">=2.16", ">=2.16.dev0", "==1.12.*", "<1.13,!=1.0"])
+def test_neighbouring_rows_are_accepted(versions: str, tmp_path: Path) -> None:
+    assert len(load(tmp_path, with_row(versions)).rows) == 2
+
+
+def test_overlaps_look_at_torch_too(tmp_path: Path) -> None:
+    first = GOOD.replace("    why:", '    torch: ">=2.0"\n    why:')
+    second = with_row(">=1.13")[len(GOOD) :]
+    load(tmp_path, first + second.replace("    status", '    torch: "<2.0"\n    status'))
+    line, _ = refusal(tmp_path, first + second.replace("    status", '    torch: "<=2.0"\n    status'))
+    assert line == line_of(first + second, second)
+    # A row that says nothing about torch is for every torch.
+    refusal(tmp_path, first + second)
+
+
+def test_two_patches_cannot_share_a_variable(tmp_path: Path) -> None:
+    entry = GOOD[GOOD.index("  torch.unused:") : GOOD.index("rows:")]
+    twin = entry.replace("torch.unused:\n", "torch.un_used:\n", 1)
+    other = entry.replace("torch.unused:\n", "torch_un.used:\n", 1)
+    line, message = refusal(tmp_path, GOOD.replace("rows:\n", twin + other + "rows:\n"))
+    assert "DDPFIX_TORCH_UN_USED" in message and "'torch.un_used'" in message
+    assert line == 22
+
+
+@pytest.mark.parametrize("content", [b"\x00\x01\x02", b"\xff\xfe\x80", b"\x89PNG\r\n\x1a\n\x00"])
+def test_binary_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_bytes(content)
+    with pytest.raises(MatrixError, match=re.escape(f"{file}:1: ") + ".*YAML in UTF-8"):
+        matrix.load(file)
+
+
+def test_missing_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "nothing.yaml"
+    with pytest.raises(MatrixError, match=re.escape(f"{file}:1: ") + ".*reinstall ddpfix"):
+        matrix.load(file)
+    with pytest.raises(MatrixError, match=re.escape(f"{tmp_path}:1: ")):
+        matrix.load(tmp_path)
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    import os
+
+    file = tmp_path / "matrix.yaml"
+    file.write_text(GOOD)
+    first = matrix.load(file)
+    assert matrix.load(file) is first
+    file.write_text(GOOD.replace("a reason", "another"))
+    os.utime(file, (1, 1))
+    assert matrix.load(file).rows[0].why == "another"
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damage_gives_another_error(tmp_path: Path, data: Any) -> None:
+    """Whatever is done to the text, either it loads or the error is ours, with a line."""
+    at = data.draw(st.integers(0, len(GOOD)))
+    length = data.draw(st.integers(0, 12))
+    junk = data.draw(st.text("[]{}:-#&*!|>'\"\n %@,a1.", max_size=8))
+    file = tmp_path / "matrix.yaml"
+    file.write_text(GOOD[:at] + junk + GOOD[at + length :], encoding="utf-8")
+    try:
+        matrix._Reader(file).matrix()
+    except MatrixError as error:
+        assert re.match(re.escape(str(file)) + r":\d+: .", str(error))
+
+
+# The overlap detector against brute force.
+
+_PRE = ("", "a1", "rc1", "rc2")
+_POST = ("", ".post0", ".post1", ".post2")
+_DEV = ("", ".dev0", ".dev1", ".dev2")
+_RELEASES = ("0", "0.9", "1", "1.0.1", "1.1", "1.1.1", "1.2", "1.2.0.1", "2", "2.0.1", "3")
+EVERY = [Version(r + p + q + d) for r, p, q, d in product(_RELEASES, _PRE, _POST, _DEV)]
+EVERY += [Version("1.1+cpu"), Version("1.2+cu121"), Version("1!1"), Version("1!1.1")]
+
+
+def clauses() -> Any:
+    release = st.sampled_from(["0.9", "1", "1.0.1", "1.1", "1.1.1", "1.2", "2", "1!1"])
+    suffix = st.sampled_from(["", "", "", "", "rc1", ".post1", ".dev1", "a1.post0", "rc1.dev1", ".post1.dev1"])
+    plain = st.builds("{}{}{}".format, st.sampled_from([">=", ">", "<", "<=", "==", "!="]), release, suffix)
+    star = st.builds("{}{}.*".format, st.sampled_from(["==", "!="]), st.sampled_from(["1", "1.1", "1.1.1", "2"]))
+    about = st.builds("~={}{}".format, st.sampled_from(["1.0", "1.1", "1.1.1", "1.0.1"]), st.sampled_from(["", "rc1"]))
+    return st.one_of(plain, plain, plain, star, about)
+
+
+def specifiers() -> Any:
+    return st.lists(clauses(), min_size=1, max_size=3).map(lambda parts: SpecifierSet(",".join(parts)))
+
+
+@settings(max_examples=400, deadline=None)
+@given(one=specifiers(), other=specifiers())
+@example(one=SpecifierSet(">1.1"), other=SpecifierSet("<1.1.0.0.1"))
+@example(one=SpecifierSet(">1.1rc1"), other=SpecifierSet("<1.1.post3"))
+@example(one=SpecifierSet("!=1.1"), other=SpecifierSet(">=1.1,<1.1.post1"))
+@example(one=SpecifierSet(">1.1.post1"), other=SpecifierSet("<1.1.post3"))
+@example(one=SpecifierSet(">1.1.dev3"), other=SpecifierSet("<1.1.dev5"))
+@example(one=SpecifierSet("!=1.*,>=1"), other=SpecifierSet("<2"))
+@example(one=SpecifierSet("!=1.1.*,>=1.1"), other=SpecifierSet("<1.2.1"))
+def test_the_overlap_detector_agrees_with_brute_force(one: SpecifierSet, other: SpecifierSet) -> None:
+    found = matrix._meet(one, other)
+    common = [v for v in EVERY if one.contains(v, prereleases=True) and other.contains(v, prereleases=True)]
+    if found is None:
+        assert not common
+        # packaging 26 knows the answer itself.
+        assert not hasattr(one, "is_disjoint") or one.is_disjoint(other)
+    else:
+        assert one.contains(found, prereleases=True) and other.contains(found, prereleases=True)
+
+
+# What ships.
+
+
+def shipped_targets() -> Iterator[Tuple[matrix.Row, matrix.Target]]:
+    """(row, target) of the rows that hold for the installed releases."""
+    whole = matrix.load()
+    installed = resolve.installed_versions(whole)
+    for row in whole.rows:
+        version = installed[whole.patches[row.patch].toolkit]
+        if version is not None and row.versions.contains(Version(version), prereleases=True):
+            for target in row.targets:
+                yield row, target
+
+
+def test_the_shipped_matrix_names_code_that_can_be_called() -> None:
+    for patch in matrix.load().patches.values():
+        function = engine._code(patch.code)
+        assert list(inspect.signature(function).parameters) == ["site", "module", "owner"]
+
+
+def test_the_shipped_matrix_is_whole() -> None:
+    whole = matrix.load()
+    names = [setting.name for setting in SETTINGS]
+    for patch in whole.patches.values():
+        assert patch.problem and patch.evidence
+        assert all(item.startswith("https://") for item in patch.evidence)
+        assert patch.setting is None or patch.setting in names
+    assert all(row.why for row in whole.rows)
+
+
+def test_the_finder_watches_the_toolkits_of_the_matrix() -> None:
+    assert finder.watched() == frozenset(matrix.load().toolkits)
+
+
+TARGETS: List[Any] = [pytest.param(target, id=f"{row.patch}-{target}") for row, target in shipped_targets() if "*" not in target.module]
+FAMILIES = [(row, target) for row, target in shipped_targets() if "*" in target.module]
+
+
+def test_there_are_targets_for_what_is_installed() -> None:
+    assert len(TARGETS) >= 12
+    assert {row.patch for row, _ in FAMILIES} == {"transformers.layerdrop", "transformers.layerdrop_off"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_is_in_the_installed_release(target: matrix.Target) -> None:
+    pattern = engine._pattern(target.module)
+    module = importlib.import_module(target.module)
+    assert pattern.match(module.__name__)
+    assert engine._locate(module, target) is not None
+    # The name is where the definition is: a re-export would be patched without its home.
+    found: Any = module
+    for part in target.attribute.split("."):
+        found = getattr(found, part)
+    assert found.__module__ == target.module or inspect.unwrap(found).__module__ == target.module
+
+
+@pytest.mark.parametrize("patch", ["transformers.layerdrop", "transformers.layerdrop_off"])
+def test_a_family_of_targets_has_members_in_the_installed_release(patch: str) -> None:
+    # Some of a row's families exist in a part of its releases only (transformers.models.deprecated.*).
+    found = [name for row, target in FAMILIES if row.patch == patch for name in modules_like(target.module)]
+    assert "transformers.models.wavlm.modeling_wavlm" in found and len(found) > 100
+    assert all(target.attribute == "*" for _, target in FAMILIES)
+
+
+def modules_like(name: str) -> List[str]:
+    """Modules on disk whose name has the form of a target's."""
+    spec = importlib.util.find_spec(name.partition(".")[0])
+    assert spec is not None and spec.origin is not None
+    site = Path(spec.origin).parent.parent
+    pattern = engine._pattern(name)
+    files = (".".join(file.relative_to(site).with_suffix("").parts) for file in site.glob(name.replace(".", "/") + ".py"))
+    return [module for module in files if pattern.match(module)]
+
+
+def test_a_pattern_stands_for_one_part_of_a_name() -> None:
+    pattern = engine._pattern("transformers.models.*.modeling_*")
+    assert pattern.match("transformers.models.wavlm.modeling_wavlm")
+    assert not pattern.match("transformers.models.wavlm.configuration_wavlm")
+    assert not pattern.match("transformers.models.deprecated.mctct.modeling_mctct")
+    assert not pattern.match("xtransformers.models.wavlm.modeling_wavlm")

@@ -1,0 +1,170 @@
+"""``ddpfix plan``, ``explain`` and the report: what they say, without touching anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from ddpfix import matrix, plan, resolve
+from ddpfix.reporting import PatchReport, Report
+from ddpfix.settings import SETTINGS, SettingsError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("DDPFIX")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> Dict[str, Any]:
+    """The versions that the plan finds installed."""
+    found: Dict[str, Any] = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": None}
+    monkeypatch.setattr(resolve, "installed_versions", lambda whole: found)
+    return found
+
+
+def entries(**chosen: object) -> Dict[str, Dict[str, Any]]:
+    return {entry["id"]: entry for entry in plan.make(chosen)["patches"]}
+
+
+def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]) -> None:
+    found = entries()
+    whole = matrix.load()
+    assert list(found) == list(whole.patches)
+    for entry in found.values():
+        assert entry["reason"]
+        if entry["action"] == "apply":
+            row = next(row for row in whole.rows if row.line == entry["matrix_line"])
+            assert row.patch == entry["id"] and entry["targets"] == [str(target) for target in row.targets]
+    assert found["accelerate.intent"]["action"] == "absent"
+    assert found["transformers.layerdrop_off"]["action"] == "off"
+
+
+def test_the_line_is_where_the_row_is(versions: Dict[str, Any]) -> None:
+    lines = matrix.default_path().read_text(encoding="utf-8").splitlines()
+    for entry in entries().values():
+        if entry["matrix_line"] is not None:
+            assert lines[entry["matrix_line"] - 1].strip() == f"- patch: {entry['id']}"
+
+
+def test_settings_and_where_they_come_from(versions: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPFIX_LAYERDROP", "off")
+    found = plan.make({"unused": "find"})["settings"]
+    assert found["layerdrop"] == {"value": "off", "from": "DDPFIX_LAYERDROP"}
+    assert found["unused"] == {"value": "find", "from": "argument unused"}
+    assert found["log"] == {"value": "info", "from": "default"}
+    assert list(found) == [setting.name for setting in SETTINGS]
+    actions = {name: entry["action"] for name, entry in entries().items()}
+    assert (actions["transformers.layerdrop"], actions["transformers.layerdrop_off"]) == ("off", "apply")
+
+
+def test_bad_settings_are_refused(versions: Dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="accepted are"):
+        plan.make({"unused": "never"})
+
+
+def test_the_table(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    versions["transformers"] = "5.22.1"
+    monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
+    plan.show({})
+    said = capsys.readouterr().out
+    assert re.search(r"transformers.checkpointing .*transformers 5.22.1 .*apply \(untested\)", said)
+    assert re.search(r"torch.unused .*torch 2.13.0 .*apply .*DDP takes the flag", said)
+    assert re.search(r"accelerate.intent .*accelerate - .*absent", said)
+    assert "nothing is changed" in said
+    assert "layerdrop = stock (from DDPFIX_LAYERDROP)" in said
+
+
+def test_a_skipped_patch_says_how_to_force_it(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    versions["transformers"] = "6.0.0"
+    plan.show({}, as_json=True)
+    plan_read = {entry["id"]: entry for entry in json.loads(capsys.readouterr().out)["patches"]}
+    entry = plan_read["transformers.intent"]
+    assert entry["action"] == "skip" and entry["targets"] == []
+    assert "nearest 5.23.0" in entry["reason"] and "DDPFIX_TRANSFORMERS_INTENT=force" in entry["reason"]
+
+
+def test_no_style_is_missing() -> None:
+    actions = {resolve.APPLY, resolve.SKIP, resolve.OFF, resolve.ABSENT, resolve.NOT_AFFECTED, resolve.NOT_CURED}
+    assert set(plan._STYLES) == actions
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.explain("transformers.recording") == 0
+    said = capsys.readouterr().out
+    assert "use_weighted_layer_sum" in said
+    assert "https://github.com/huggingface/transformers/issues/30113" in said
+    assert "not-affected" in said and "tested: 5.9.0, 5.23.0" in said
+    assert "transformers.utils.output_capturing:install_output_capuring_hook" in said
+    assert "DDPFIX_TRANSFORMERS_RECORDING=0 switches it off" in said
+
+
+def test_explain_names_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    plan.explain("torch.unused")
+    assert "wanted when DDPFIX_UNUSED is auto or find" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_explain_of_an_unknown_patch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.explain("torch.unsued") == 2
+    said = capsys.readouterr().err
+    assert "'torch.unsued'" in said and "torch.unused, torch.diagnosis" in said
+
+
+def test_plan_imports_no_toolkit(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ddpfix import plan; plan.show({}, as_json=True)\n"
+        "sys.stderr.write(str([n for n in ('torch', 'transformers', 'accelerate', 'wrapt') if n in sys.modules]))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, cwd=str(tmp_path), capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "[]"
+    assert [entry["id"] for entry in json.loads(done.stdout)["patches"]] == list(matrix.load().patches)
+
+
+# The report.
+
+
+def report_of(*states: str, **more: Any) -> Report:
+    entries = [
+        PatchReport(f"kit.p{number}", "kit", "1.2", state, f"reason {number}; more", **more)
+        for number, state in enumerate(states)
+    ]
+    return Report("9.9", True, {"kit": "1.2"}, {"log": "info"}, entries)
+
+
+def test_the_summary_counts_and_gives_reasons() -> None:
+    found = report_of("applied", "applied", "armed", "skip", "failed", "off", "absent", tested=True)
+    assert found.summary() == (
+        "ddpfix 9.9: 2 applied, 1 armed, 1 skipped (reason 3), 1 failed (kit.p4: reason 4; more)"
+    )
+    assert report_of("armed", tested=True).summary() == "ddpfix 9.9: 0 applied, 1 armed"
+
+
+def test_the_summary_names_what_is_untested_once() -> None:
+    assert report_of("applied", "applied", "armed", tested=False).summary().endswith(", untested: kit 1.2")
+
+
+def test_the_report_as_json() -> None:
+    found = json.loads(report_of("applied", tested=True).json())
+    assert found["active"] is True
+    assert found["patches"][0]["id"] == "kit.p0" and found["patches"][0]["tested"] is True
+
+
+def test_one_patch_of_a_report() -> None:
+    found = report_of("applied", "off", tested=True)
+    assert found.patch("kit.p1").state == "off"
+    with pytest.raises(KeyError, match=r"kit.p7.*known are kit.p0, kit.p1"):
+        found.patch("kit.p7")

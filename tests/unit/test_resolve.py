@@ -1,0 +1,280 @@
+"""Resolution: one decision a patch for every installed version, without importing or changing anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import combinations
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from ddpfix import matrix, resolve
+from ddpfix.matrix import Matrix, Patch, Row, Target
+from ddpfix.resolve import ABSENT, APPLY, NOT_AFFECTED, NOT_CURED, OFF, SKIP, Decision
+from ddpfix.settings import Settings, read
+
+TARGET = (Target("kit.module", "function"),)
+
+
+def row(versions: str, tested: str = "", status: str = "cured", torch: str = "", patch: str = "kit.cure") -> Row:
+    known = tuple(Version(text) for text in tested.split())
+    specifier = SpecifierSet(torch) if torch else None
+    return Row(patch, SpecifierSet(versions), specifier, status, TARGET, known, f"why {versions}", 1)
+
+
+def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = None) -> Matrix:
+    patches = {r.patch: Patch(r.patch, "kit", "kit:cure", setting, when, "problem", ()) for r in rows}
+    return Matrix({"torch": "torch", "kit": "kit"}, patches, rows)
+
+
+def settings_of(arguments: Optional[Mapping[str, object]] = None, **environ: str) -> Settings:
+    return read(arguments or {}, ["kit.cure"], environ, folder=matrix.default_path().parent / "nowhere")
+
+
+def decide(whole: Matrix, version: Optional[str], torch: Optional[str] = "2.13.0", **environ: str) -> Decision:
+    (decision,) = resolve.resolve(whole, {"kit": version, "torch": torch}, settings_of(**environ))
+    return decision
+
+
+CURE = matrix_of(
+    row(">=1.0,<1.5", "1.0.2 1.4.0"),
+    row(">=1.5,<2.0", "1.5.0 1.9.3"),
+    row(">=0.9,<1.0", status="not-affected"),
+    row("<0.9", status="not-cured"),
+)
+
+
+def test_a_tested_version_is_applied() -> None:
+    decision = decide(CURE, "1.4.0")
+    assert (decision.action, decision.tested, decision.forced) == (APPLY, True, False)
+    assert decision.row is CURE.rows[0]
+    assert decision.reason == "why >=1.0,<1.5"
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        ("1.4.0", True),
+        ("1.4", True),
+        ("1.4.0+cpu", True),
+        ("1.4.0+cu121", True),
+        ("1.4.1", False),
+        ("1.4.0rc1", False),
+        ("1.4.0.dev20240101", False),
+        ("1.4.0.post1", False),
+    ],
+)
+def test_tested_means_that_this_release_was_run(version: str, tested: bool) -> None:
+    decision = decide(CURE, version)
+    assert (decision.action, decision.tested) == (APPLY, tested)
+
+
+def test_a_release_candidate_at_a_boundary_is_in_no_row() -> None:
+    """It is before 1.5, and "<1.5" leaves it out as well: nobody decided about it."""
+    assert decide(CURE, "1.5.0rc1").action == SKIP
+
+
+def test_an_untested_version_outside_is_skipped_with_the_way_to_force_it() -> None:
+    decision = decide(CURE, "2.0.1")
+    assert (decision.action, decision.row) == (SKIP, None)
+    assert decision.reason == "kit 2.0.1: untested, nearest 1.9.3; DDPFIX_KIT_CURE=force applies it"
+
+
+@pytest.mark.parametrize(
+    ("version", "nearest"), [("2.0", "1.9.3"), ("3.5.7", "1.9.3"), ("10.0", "1.9.3"), ("2.0.0rc1", "1.9.3")]
+)
+def test_the_nearest_tested_version_is_the_neighbour(version: str, nearest: str) -> None:
+    """6.0 follows 5.23, although its minor number is that of 5.0."""
+    assert f"nearest {nearest};" in decide(CURE, version).reason
+
+
+def test_the_nearest_in_a_gap_is_on_the_closer_side() -> None:
+    gap = matrix_of(row("<1.5", "1.0 1.4.2"), row(">=1.9", "1.9.0 2.0"))
+    assert "nearest 1.4.2;" in decide(gap, "1.6.0").reason
+    assert "nearest 1.9.0;" in decide(gap, "1.8.0").reason
+    assert decide(gap, "1.8.0", DDPFIX_KIT_CURE="force").row is gap.rows[1]
+
+
+def test_force_applies_the_row_of_the_neighbour() -> None:
+    decision = decide(CURE, "2.0.1", DDPFIX_KIT_CURE="force")
+    assert (decision.action, decision.forced, decision.tested) == (APPLY, True, False)
+    assert decision.row is CURE.rows[1]
+    assert "2.0.1" in decision.reason and "1.9.3" in decision.reason
+
+
+def test_force_changes_nothing_inside() -> None:
+    assert decide(CURE, "1.4.0", DDPFIX_KIT_CURE="force") == decide(CURE, "1.4.0")
+    assert decide(CURE, "0.9.1", DDPFIX_KIT_CURE="force").action == NOT_AFFECTED
+
+
+def test_rows_without_a_cure() -> None:
+    assert decide(CURE, "0.9.1").action == NOT_AFFECTED
+    assert decide(CURE, "0.5").action == NOT_CURED
+    assert decide(CURE, "0.5").reason == "why <0.9"
+
+
+def test_outside_of_rows_without_any_cure() -> None:
+    never = matrix_of(row("<1", status="not-affected"))
+    for force in ("1", "force"):
+        decision = decide(never, "1.0", DDPFIX_KIT_CURE=force)
+        assert (decision.action, decision.reason) == (SKIP, "kit 1.0 is in no row of the matrix")
+
+
+def test_an_absent_toolkit() -> None:
+    for environ in ({}, {"DDPFIX_KIT_CURE": "force"}, {"DDPFIX_KIT_CURE": "0"}):
+        decision = decide(CURE, None, **environ)
+        assert (decision.action, decision.version, decision.reason) == (ABSENT, None, "kit is not installed")
+    (decision,) = resolve.resolve(CURE, {}, settings_of())
+    assert decision.action == ABSENT
+
+
+def test_a_version_that_is_none() -> None:
+    decision = decide(CURE, "unknown")
+    assert decision.action == SKIP and "'unknown'" in decision.reason
+
+
+def test_a_switch_wins_over_arguments() -> None:
+    environ = {"DDPFIX_KIT_CURE": "0"}
+    for argument in ("1", "force"):
+        (decision,) = resolve.resolve(
+            CURE, {"kit": "1.4.0", "torch": "2.13.0"}, settings_of({"kit_cure": argument}, **environ)
+        )
+        assert (decision.action, decision.reason) == (OFF, "switched off by DDPFIX_KIT_CURE")
+
+
+def test_a_setting_calls_for_the_patch_or_not() -> None:
+    wanted = matrix_of(row(">=1", "1.0"), setting="layerdrop", when=("sync", "off"))
+    assert decide(wanted, "1.0").action == APPLY
+    decision = decide(wanted, "1.0", DDPFIX_LAYERDROP="stock")
+    assert (decision.action, decision.reason) == (OFF, "layerdrop is 'stock', not sync or off")
+
+
+def test_the_torch_specifier_chooses_the_row() -> None:
+    both = matrix_of(row(">=1", "1.0", torch="<2"), row(">=1", "1.0", torch=">=2,<2.14", status="not-affected"))
+    assert decide(both, "1.0", torch="1.13.1+cu117").row is both.rows[0]
+    assert decide(both, "1.0", torch="2.0.0").row is both.rows[1]
+    decision = decide(both, "1.0", torch="2.14.0")
+    assert decision.action == SKIP and decision.reason.startswith("kit 1.0 with torch 2.14.0: untested")
+    assert decide(both, "1.0", torch=None).action == SKIP
+    assert decide(both, "1.0", torch="weird").action == SKIP
+
+
+def test_resolution_is_pure() -> None:
+    installed: Dict[str, Optional[str]] = {"kit": "1.4.0", "torch": "2.13.0"}
+    values = settings_of(DDPFIX_KIT_CURE="force")
+    before = (dict(installed), dict(values.values), dict(values.switches), CURE.rows)
+    assert resolve.resolve(CURE, installed, values) == resolve.resolve(CURE, installed, values)
+    assert before == (installed, values.values, values.switches, CURE.rows)
+
+
+def test_decisions_need_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from ddpfix import matrix, resolve, settings\n"
+        "whole = matrix.load()\n"
+        "found = resolve.resolve(whole, resolve.installed_versions(whole), settings.read({}, whole.patches, {}))\n"
+        "print(len(found), [n for n in ('torch', 'transformers', 'accelerate', 'wrapt') if n in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split(" ", 1) == [str(len(matrix.load().patches)), "[]\n"]
+
+
+def test_installed_versions_come_from_the_metadata() -> None:
+    import torch
+
+    whole = Matrix({"torch": "torch", "ghost": "no-such-distribution-anywhere"}, {}, ())
+    assert resolve.installed_versions(whole) == {"torch": torch.__version__, "ghost": None}
+
+
+# Random matrices and versions.
+
+VERSION = st.builds(
+    "{}.{}{}{}{}{}".format,
+    st.integers(0, 6),
+    st.integers(0, 30),
+    st.sampled_from(["", ".0", ".1", ".7.2"]),
+    st.sampled_from(["", "", "", "rc1", "a2", ".dev3", "b1.dev0"]),
+    st.sampled_from(["", "", "", ""]),
+    st.sampled_from(["", "", "+cpu", "+cu121.git0123"]),
+) | st.builds("{}.{}.post{}".format, st.integers(0, 6), st.integers(0, 30), st.integers(0, 3))
+
+
+@st.composite
+def matrices(draw: Any) -> Matrix:
+    """Rows that divide the line of versions at a few cuts, some of them left out, for one to three patches."""
+    rows: List[Row] = []
+    for number in range(draw(st.integers(1, 3))):
+        cuts = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 30)), min_size=1, max_size=5, unique=True))
+        names = ["{}.{}".format(*cut) for cut in sorted(cuts)]
+        bounds = [f"<{names[0]}", *[f">={a},<{b}" for a, b in zip(names, names[1:])], f">={names[-1]}"]
+        kept = draw(st.lists(st.sampled_from(bounds), min_size=1, unique=True))
+        for versions in kept:
+            status = draw(st.sampled_from(["cured", "not-cured", "not-affected"]))
+            lower = versions.lstrip("<>=").split(",")[0]
+            tested = lower if status == "cured" and versions.startswith(">=") else ""
+            rows.append(row(versions, tested or ("0.0.1" if status == "cured" else ""), status, patch=f"kit.p{number}"))
+    return matrix_of(*rows)
+
+
+@settings(max_examples=300, deadline=None)
+@given(whole=matrices(), version=VERSION, force=st.booleans())
+def test_every_version_gets_exactly_one_decision_a_patch(whole: Matrix, version: str, force: bool) -> None:
+    environ = {f"DDPFIX_KIT_P{number}": "force" for number in range(3)} if force else {}
+    values = read({}, ["kit.p0", "kit.p1", "kit.p2"], environ, folder=matrix.default_path().parent / "nowhere")
+    found = resolve.resolve(whole, {"kit": version, "torch": "2.13.0"}, values)
+    assert [decision.patch for decision in found] == list(whole.patches)
+    for decision in found:
+        rows = whole.rows_of(decision.patch)
+        holding = [r for r in rows if r.versions.contains(Version(version), prereleases=True)]
+        assert len(holding) <= 1
+        _check(decision, holding, rows, Version(version), force)
+
+
+def _check(decision: Decision, holding: List[Row], rows: List[Row], version: Version, force: bool) -> None:
+    if holding:
+        expected = {"cured": APPLY, "not-cured": NOT_CURED, "not-affected": NOT_AFFECTED}[holding[0].status]
+        assert (decision.action, decision.row, decision.forced) == (expected, holding[0], False)
+        if expected == APPLY:
+            assert decision.tested == (Version(version.public) in holding[0].tested)
+        return
+    cured = any(r.status == "cured" for r in rows)
+    assert decision.action == (APPLY if force and cured else SKIP)
+    assert decision.forced == (force and cured)
+    if decision.action == APPLY:
+        assert decision.row in rows and not decision.tested
+
+
+@settings(max_examples=100, deadline=None)
+@given(whole=matrices())
+def test_generated_rows_do_not_overlap(whole: Matrix) -> None:
+    """The detector accepts what was made without overlaps, and refuses every row that stands twice."""
+    for patch in whole.patches:
+        rows = whole.rows_of(patch)
+        assert all(matrix._clash(one, other) is None for one, other in combinations(rows, 2))
+        assert all(matrix._clash(one, one) is not None for one in rows)
+
+
+@pytest.mark.parametrize("version", ["4.21.3", "4.57.6", "5.0.0", "5.9.0", "5.23.0", "5.23.0rc1", "4.35.0", "5.23.9"])
+def test_the_shipped_matrix_decides_about_every_release(version: str) -> None:
+    whole = matrix.load()
+    values = read({}, whole.patches, {}, folder=matrix.default_path().parent / "nowhere")
+    installed = {"torch": "2.13.0+cu130", "transformers": version, "accelerate": "1.15.0"}
+    for decision in resolve.resolve(whole, installed, values):
+        assert decision.action in (APPLY, NOT_AFFECTED, OFF)
+        assert (decision.action == OFF) == (decision.patch == "transformers.layerdrop_off")
+
+
+def test_a_release_that_nobody_knows_is_left_alone() -> None:
+    whole = matrix.load()
+    values = read({}, whole.patches, {}, folder=matrix.default_path().parent / "nowhere")
+    installed = {"torch": "3.0.0", "transformers": "6.0.0", "accelerate": "2.0.0"}
+    for decision in resolve.resolve(whole, installed, values):
+        assert decision.action in (SKIP, OFF)
+        if decision.patch == "transformers.intent":
+            # The neighbour of 6.0 is the last release of 5, not 5.0 with the nearest number.
+            assert "nearest 5.23.0" in decision.reason

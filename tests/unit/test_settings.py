@@ -1,0 +1,212 @@
+"""Settings: which source wins, what is accepted, and what an error says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Dict, Mapping, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpfix import settings
+from ddpfix.settings import SETTINGS, Settings, SettingsError, read, switch_name
+
+PATCHES = ["torch.unused", "transformers.layerdrop", "transformers.layerdrop_off"]
+ROOT = Path(__file__).parents[2]
+
+
+def settle(
+    arguments: Optional[Mapping[str, object]] = None,
+    environ: Optional[Mapping[str, str]] = None,
+    pyproject: str = "",
+    folder: Optional[Path] = None,
+) -> Settings:
+    if folder is None:
+        return read(arguments or {}, PATCHES, environ or {}, folder=Path("/nonexistent"))
+    (folder / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    return read(arguments or {}, PATCHES, environ or {}, folder=folder)
+
+
+def test_defaults() -> None:
+    found = settle()
+    assert dict(found.values) == {
+        "unused": "auto",
+        "layerdrop": "sync",
+        "overrides": "report",
+        "seed": "auto",
+        "timeout": "60",
+        "log": "info",
+    }
+    assert found.switches == {} and found.sources == {}
+    assert found.seconds() == 60.0 and found.seed() is None
+
+
+def test_every_default_is_accepted_and_every_variable_is_known() -> None:
+    for setting in SETTINGS:
+        assert setting.validate(setting.default, "x") == setting.default
+        assert settle(environ={setting.variable: setting.default})[setting.name] == setting.default
+
+
+@pytest.mark.parametrize(("argument", "variable", "table"), list(product([False, True], repeat=3)))
+def test_the_order_of_sources(argument: bool, variable: bool, table: bool, tmp_path: Path) -> None:
+    found = settle(
+        {"unused": "find"} if argument else {},
+        {"DDPFIX_UNUSED": "off"} if variable else {},
+        '[tool.ddpfix]\nunused = "auto"\nlog = "debug"\n' if table else "",
+        tmp_path,
+    )
+    assert found["unused"] == ("find" if argument else "off" if variable else "auto")
+    source = "argument unused" if argument else "DDPFIX_UNUSED" if variable else None
+    if source is None and table:
+        source = "pyproject.toml [tool.ddpfix] unused"
+    assert found.sources.get("unused") == source
+    assert found["log"] == ("debug" if table else "info")
+
+
+@pytest.mark.parametrize(("argument", "variable", "table"), list(product([None, "0", "1", "force"], repeat=3)))
+def test_a_switch_that_says_0_in_the_environment_wins(
+    argument: Optional[str], variable: Optional[str], table: Optional[str], tmp_path: Path
+) -> None:
+    found = settle(
+        {"torch_unused": argument},
+        {"DDPFIX_TORCH_UNUSED": variable} if variable else {},
+        f'[tool.ddpfix]\n"torch.unused" = "{table}"\n' if table else "",
+        tmp_path,
+    )
+    assert found.switched("torch.unused") == ("0" if variable == "0" else argument or variable or table)
+    if variable == "0":
+        assert found.sources["torch.unused"] == "DDPFIX_TORCH_UNUSED"
+
+
+@pytest.mark.parametrize("word", ["0", "off", "FALSE", " Off "])
+@pytest.mark.parametrize("variable", ["DDPFIX_TORCH_UNUSED", "DDPFIX_torch_unused"])
+def test_ways_to_say_0(word: str, variable: str) -> None:
+    assert settle({"torch.unused": "force"}, {variable: word}).switched("torch.unused") == "0"
+
+
+@pytest.mark.parametrize("value", [0, False, "0", "off", "false"])
+@pytest.mark.parametrize("key", ["torch_unused", "torch.unused", "TORCH-UNUSED"])
+def test_switches_by_argument(key: str, value: object) -> None:
+    found = settle({key: value})
+    assert dict(found.switches) == {"torch.unused": "0"}
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    found = settle(environ={"DDPFIX_TRANSFORMERS_LAYERDROP_OFF": "0", "DDPFIX_LAYERDROP": "stock"})
+    assert dict(found.switches) == {"transformers.layerdrop_off": "0"}
+    assert found["layerdrop"] == "stock"
+    assert switch_name("transformers.layerdrop_off") == "DDPFIX_TRANSFORMERS_LAYERDROP_OFF"
+
+
+def test_none_is_not_said() -> None:
+    assert settle({"unused": None}, {"DDPFIX_UNUSED": "off"})["unused"] == "off"
+
+
+def test_words_are_read_as_written_by_people() -> None:
+    found = settle({"unused": " FIND "}, {"DDPFIX_LOG": "Debug"})
+    assert (found["unused"], found["log"]) == ("find", "debug")
+
+
+@pytest.mark.parametrize(
+    ("environ", "parts"),
+    [
+        ({"DDPFIX_UNUSED": "sometimes"}, ["DDPFIX_UNUSED='sometimes'", "accepted are auto, find, off"]),
+        ({"DDPFIX_UNUSED": ""}, ["DDPFIX_UNUSED=''", "auto, find, off"]),
+        ({"DDPFIX_UNSUED": "find"}, ["DDPFIX_UNSUED", "did you mean DDPFIX_UNUSED?", "DDPFIX_LAYERDROP"]),
+        ({"DDPFIX_LAYER_DROP": "off"}, ["DDPFIX_LAYER_DROP", "did you mean DDPFIX_LAYERDROP?"]),
+        ({"DDPFIX_TRANSFORMER_LAYERDROP": "0"}, ["did you mean DDPFIX_TRANSFORMERS_LAYERDROP?"]),
+        ({"DDPFIX_TORCH_UNUSED": "maybe"}, ["DDPFIX_TORCH_UNUSED='maybe'", "accepted are 0, 1, force"]),
+        ({"DDPFIX_XYZZY": "1"}, ["DDPFIX_XYZZY is not a setting", "DDPFIX_TORCH_UNUSED", "DDPFIX_SEED"]),
+        ({"DDPFIX_SEED": "-1"}, ["DDPFIX_SEED='-1'", "accepted are auto, an integer"]),
+        ({"DDPFIX_SEED": "an integer"}, ["DDPFIX_SEED='an integer'"]),
+        ({"DDPFIX_SEED": "9" * 5000}, ["DDPFIX_SEED=", "an integer"]),
+        ({"DDPFIX_SEED": str(2**63)}, ["DDPFIX_SEED=", "an integer"]),
+        ({"DDPFIX_SEED": "1.5"}, ["DDPFIX_SEED='1.5'"]),
+        ({"DDPFIX_TIMEOUT": "seconds"}, ["DDPFIX_TIMEOUT='seconds'", "accepted are seconds (up to a week)"]),
+        ({"DDPFIX_TIMEOUT": "0"}, ["DDPFIX_TIMEOUT='0'"]),
+        ({"DDPFIX_TIMEOUT": "nan"}, ["DDPFIX_TIMEOUT='nan'"]),
+        ({"DDPFIX_TIMEOUT": "inf"}, ["DDPFIX_TIMEOUT='inf'"]),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_errors_name_the_variable_and_what_is_accepted(environ: Dict[str, str], parts: list) -> None:  # type: ignore[type-arg]
+    with pytest.raises(SettingsError) as caught:
+        settle(environ=environ)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_errors_name_the_argument_and_the_file(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="argument unsued is not a setting.*did you mean DDPFIX_UNUSED"):
+        settle({"unsued": "find"})
+    with pytest.raises(SettingsError, match=r"pyproject.toml \[tool.ddpfix\] unused='yes'.*auto, find, off"):
+        settle(pyproject='[tool.ddpfix]\nunused = "yes"\n', folder=tmp_path)
+    with pytest.raises(SettingsError, match="pyproject.toml: .*line 2"):
+        settle(pyproject="[tool.ddpfix]\nunused = \n", folder=tmp_path)
+    with pytest.raises(SettingsError, match="has to be a table"):
+        settle(pyproject="[tool]\nddpfix = 3 # tool.ddpfix\n", folder=tmp_path)
+
+
+def test_other_files_are_not_ours_to_judge(tmp_path: Path) -> None:
+    assert settle(pyproject="this [is not TOML", folder=tmp_path).sources == {}
+    (tmp_path / "pyproject.toml").write_bytes(b"\xff\xfe[tool.ddpfix]")
+    assert read({}, PATCHES, {}, folder=tmp_path).sources == {}
+
+
+def test_values_of_toml_types(tmp_path: Path) -> None:
+    text = '[tool.ddpfix]\nseed = 7\ntimeout = 2.5\n"transformers.layerdrop" = false\ntorch_unused = true\n'
+    found = settle(pyproject=text, folder=tmp_path)
+    assert (found.seed(), found.seconds()) == (7, 2.5)
+    assert dict(found.switches) == {"transformers.layerdrop": "0", "torch.unused": "1"}
+
+
+def test_other_variables_are_not_ours() -> None:
+    assert settle(environ={"DDPFIX": "1", "DDP_FIX_UNUSED": "x", "PATH": "y"}).sources == {}
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_every_seed_in_range_is_accepted(seed: int) -> None:
+    assert settle({"seed": seed}).seed() == seed
+
+
+@given(st.text(max_size=30))
+def test_no_value_gives_another_error(word: str) -> None:
+    for setting in SETTINGS:
+        try:
+            found = settle({setting.name: word})
+        except SettingsError as error:
+            assert setting.name in str(error)
+            continue
+        # What was accepted can be used.
+        found.seed(), found.seconds()
+
+
+@given(st.text(max_size=30))
+def test_no_name_gives_another_error(name: str) -> None:
+    try:
+        settle({name: "0"})
+    except SettingsError as error:
+        assert "accepted are" in str(error)
+
+
+CODE = "from ddpfix import settings; print(settings.read({}, ['torch.unused'])['unused'])"
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], "off"), (["-E"], "auto")])
+def test_python_E_ignores_the_environment(flags: list, expected: str, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {CODE}"
+    environ = {**os.environ, "DDPFIX_UNUSED": "off"}
+    command = [sys.executable, *flags, "-c", code]
+    done = subprocess.run(command, env=environ, cwd=str(tmp_path), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
+
+
+def test_the_working_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.ddpfix]\nlayerdrop = "stock"\n')
+    monkeypatch.chdir(tmp_path)
+    assert settings.read({}, PATCHES, {})["layerdrop"] == "stock"
