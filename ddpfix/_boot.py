@@ -27,8 +27,8 @@ def say(message: str) -> None:
     """One line on stderr. It may be closed, full or a broken pipe, and none of that may end the program."""
     line = "ddpfix: " + message.replace("\n", " ") + "\n"
     try:
-        if sys.stderr is sys.__stderr__:
-            # What a full disk refuses would stay in the stream's buffer, and spoil the exit code when Python flushes it.
+        if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+            # What a full disk refuses would stay in the stream's buffer, and fail again at the end (exit code 120).
             os.write(sys.stderr.fileno(), line.encode("utf-8", "backslashreplace"))
         else:
             sys.stderr.write(line)

@@ -72,10 +72,14 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    demo = commands.add_parser("demo", help="two real ranks on the CPU: the failure, then the cure")
-    demo.add_argument("--model", choices=("wavlm", "bart"), default="wavlm", help="a tiny random one; nothing is loaded")
-    demo.add_argument("--loop", choices=("plain", "accelerate", "trainer"), default="plain", help="who trains")
-    demo.add_argument("--steps", type=int, default=20, help="optimizer steps under ddpfix")
+    demo = commands.add_parser(
+        "demo",
+        help="two real ranks on the CPU: the failure, then the cure",
+        description="Trains a tiny random model on two ranks (CPU, no download), stock and then under ddpfix.",
+    )
+    demo.add_argument("--model", choices=("wavlm", "bart"), default="wavlm", help="a tiny random one [wavlm]")
+    demo.add_argument("--loop", choices=("plain", "accelerate", "trainer"), default="plain", help="who trains [plain]")
+    demo.add_argument("--steps", type=int, default=20, help="optimizer steps under ddpfix [20]")
     demo.set_defaults(action=_demo)
 
 

@@ -14,6 +14,7 @@ import dis
 import functools
 import inspect
 import random
+import sys
 from contextvars import ContextVar
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -159,6 +160,7 @@ class Covered:
         if path is None:
             raise PatchError(f"no LayerDrop rate was found in {inner.__qualname__}")
         self.path: Tuple[str, ...] = path
+        self.never = False
         self.stock = function
         copy = _copy(inner, _rename(site, inner))
         skip_frames(copy)
@@ -247,27 +249,51 @@ def skip_frames(function: Any) -> None:
 
     The decisions change with every step: a graph that had them inside would be compiled anew for each pattern.
     """
-    from torch import _C
-
-    eval_frame = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
-    if eval_frame is not None and hasattr(eval_frame, "skip_code"):
-        eval_frame.skip_code(function.__code__)
+    _skip_code(function.__code__, and_all_below=False)
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = "ddpfix: the layers to skip are chosen anew in every step"
 
 
-def cover(site: Site, owner: type, choose: Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]) -> Covered:
+def _skip_code(code: CodeType, and_all_below: bool) -> None:
+    """Mark a code object for torch's frame evaluation, without importing torch.compile (seconds) to do it."""
+    from torch import _C
+
+    frames = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "skip_code"):
+        frames.skip_code(code)
+    elif hasattr(frames, "set_code_exec_strategy"):
+        actions = frames._FrameAction
+        below = actions.SKIP if and_all_below else actions.DEFAULT
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(actions.SKIP, below))
+
+
+def skip_module(module: ModuleType) -> None:
+    """Have torch.compile leave the functions of one of our modules alone, and what they call."""
+    for value in list(vars(module).values()):
+        inner = vars(value).values() if isinstance(value, type) else (value,)
+        for function in inner:
+            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                _skip_code(function.__code__, and_all_below=True)
+
+
+def cover(
+    site: Site, owner: type, choose: Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any], never: bool = False
+) -> Covered:
     """Put the schedule into ``owner.forward``.
 
     Args:
         site: records the change.
         owner: the class whose own ``__dict__`` holds the forward.
         choose: ``choose(module, args, kwargs)`` gives the :class:`Call` for a training forward, or None for stock.
+        never: whether no call of ``choose`` skips anything, so that the rate in force is 0.
 
     Raises:
         PatchError: the forward has another shape than expected; nothing was changed.
     """
     covered = Covered(site, vars(owner)["forward"])
+    covered.never = never
+    for ours in (recall, sync, sys.modules[__name__]):
+        skip_module(ours)
     rate = _reader(covered.path)
 
     def make(stock: Any) -> Callable[..., Any]:
@@ -316,7 +342,8 @@ def rate_of(module: Any) -> float:
     for level in type(module).__mro__:
         if level in COVERED and "forward" in vars(level):
             value = _reader(COVERED[level].path)(module)
-            return float(value) if isinstance(value, (int, float)) else 0.0
+            counts = isinstance(value, (int, float)) and not COVERED[level].never
+            return float(value) if counts else 0.0
     return 0.0
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ddpfix import sync
 
@@ -23,6 +22,22 @@ from ddpfix import sync
 _KEPT = 1024
 _PAST: weakref.WeakKeyDictionary[Any, Deque[_Past]] = weakref.WeakKeyDictionary()
 _task = getattr(torch._C, "_current_graph_task_id", None)
+
+
+class _WeakStorage:
+    """A weak reference to a tensor's storage: as long as it is held, no other storage gets the same number.
+
+    torch has such a class in its multiprocessing; torch.compile tries to compile that one, and fails.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage().untyped()
+        self.cdata = storage._weak_ref()
+        self._free = type(storage)._free_weak_ref
+
+    def __del__(self) -> None:
+        if hasattr(self, "cdata"):
+            self._free(self.cdata)
 
 
 @dataclass(eq=False)
@@ -98,12 +113,11 @@ def _storages(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[Tuple[A
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             try:
-                storage = value.untyped_storage() if hasattr(value, "untyped_storage") else value.storage()
-                yield StorageWeakRef(storage), value.storage_offset()
+                yield _WeakStorage(value), value.storage_offset()
             except (RuntimeError, NotImplementedError, AttributeError):
                 # A tensor without a storage (sparse, a subclass): the other rules have to do.
                 continue
 
 
 def _generator() -> int:
-    return hash(torch.get_rng_state().numpy().tobytes())
+    return hash(torch.default_generator.get_state().numpy().tobytes())

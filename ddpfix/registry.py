@@ -209,16 +209,20 @@ class Site:
     def undo(self) -> List[str]:
         """Take back every change, the last one first; returns what could not be taken back, in words."""
         problems: List[str] = []
+        undone: List[Record] = []
         taken: List[Tuple[Any, Any]] = []
         with _LOCK:
             while self.records:
-                record = self.records.pop()
-                problem = record.undo(taken)
-                _take_back_copies(record)
+                undone.append(self.records.pop())
+                problem = undone[-1].undo(taken)
                 if problem is not None:
                     problems.append(f"{self.patch}: {problem}")
+            _take_back_copies(undone)
             while self.last_words:
-                self.last_words.pop()()
+                try:
+                    self.last_words.pop()()
+                except Exception as error:
+                    problems.append(f"{self.patch}: {error!r} while it was undone")
         return problems
 
     def _raw(self, owner: Any, attribute: str) -> Any:
@@ -234,11 +238,11 @@ class Site:
             self._record(module, name, was, now, False)
 
 
-def _take_back_copies(record: Record) -> None:
+def _take_back_copies(undone: List[Record]) -> None:
     """Modules that took our function by ``from x import f`` while it was in place get the original."""
-    home = record.owner
-    if isinstance(home, ModuleType) and getattr(record.was, "__module__", None) == home.__name__:
-        for module, name in stale_copies(record.now, home):
+    functions = {id(record.now): record for record in undone if isinstance(record.owner, ModuleType)}
+    for record in functions.values():
+        for module, name in stale_copies(record.now, record.owner):
             setattr(module, name, record.was)
 
 

@@ -50,6 +50,8 @@ class Job:
     def environment(self) -> Dict[str, str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         environ.update(DDPFIX="1" if self.cured else "0", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+        # Torch and its launcher leave folders in the temporary directory; these go with ours.
+        environ.update(TMPDIR=str(self.folder))
         environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", USE_TF="0", USE_FLAX="0", WANDB_DISABLED="true")
         if "lo" in _interfaces():
             # Otherwise gloo asks what the host's name stands for, which many laptops and containers cannot say.
@@ -136,7 +138,7 @@ def _without_prefix(line: str, rank: int) -> str:
 
 
 def _tail(text: str) -> str:
-    return "\n".join(text.splitlines()[-25:])
+    return "\n".join(text.splitlines()[-40:])
 
 
 def _interfaces() -> List[str]:

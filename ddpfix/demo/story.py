@@ -31,6 +31,9 @@ def tell(model: str, loop: str, steps: int, folder: Path) -> int:
     screen.say(f"the training script knows nothing of ddpfix: {SCRIPT}", "dim")
     stock, cured = (Job(cured, model, loop, steps, folder) for cured in (False, True))
     passed = _stock(screen, stock)
+    if not passed and not verdict.steps(stock):
+        # Where not even a first step is possible, the second half would only repeat the same output.
+        return 1
     passed = _cured(screen, cured) and passed
     screen.heading("Switch it on for your own training, by any one of")
     for line, meaning in _WAYS:
@@ -48,8 +51,8 @@ def _stock(screen: Screen, job: Job) -> bool:
     _seen(screen, job, "up to the failure")
     failure = verdict.failure(job)
     if failure is None:
-        ended = "the training ended without an error" if job.code == 0 else "it failed in another way"
-        return _unexpected(screen, job, [f"stock should have failed with {verdict.UNFINISHED!r}, but {ended}"])
+        ended = "the training ended without an error" if job.code == 0 else f"it ended with {verdict.first_error(job)}"
+        return _unexpected(screen, job, [f"it should have failed with {verdict.UNFINISHED!r}, but {ended}"])
     screen.say(f"Failed in step {failure.step}, rank {failure.rank}:", "bold red")
     screen.say(_shortened(failure.text), "red")
     for rank, text in failure.others.items():

@@ -77,8 +77,7 @@ def failure(job: Job) -> Optional[Failure]:
 def complaints(job: Job) -> List[str]:
     """What is not as it should be under ddpfix; an empty list is a pass."""
     if job.code != 0:
-        first = next((f"rank {rank}: {job.error(rank)}" for rank in range(RANKS) if job.error(rank)), "no traceback")
-        return [f"the training did not finish: {first.splitlines()[0]}"]
+        return [f"the training did not finish: {first_error(job)}"]
     found, done = [], steps(job)
     if [step.number for step in done if None not in step.skipped] != list(range(1, job.steps + 1)):
         found.append(f"{len(done)} of {job.steps} steps were recorded by every rank")
@@ -92,6 +91,12 @@ def complaints(job: Job) -> List[str]:
     if len(done) >= JUDGED_STEPS and not learned(done):
         found.append("the loss did not go down")
     return found
+
+
+def first_error(job: Job) -> str:
+    """One line on why a training failed."""
+    said = [f"rank {rank}: {text.splitlines()[0]}" for rank in range(RANKS) for text in [job.error(rank)] if text]
+    return said[0] if said else f"exit code {job.code} of the launcher after {job.seconds:.0f} s and no traceback"
 
 
 def learned(done: List[Step]) -> bool:

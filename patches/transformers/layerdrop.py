@@ -54,7 +54,7 @@ def _cover(site: Site, classes: Any, choose: Callable[..., Any]) -> bool:
         if owner in draws.COVERED or "forward" not in vars(owner) or not draws.draws_layers(vars(owner)["forward"]):
             continue
         try:
-            draws.cover(site, owner, choose)
+            draws.cover(site, owner, choose, never=choose is _never)
             done = True
         except PatchError as error:
             log.warning(f"{owner.__module__}.{owner.__qualname__} skips layers, and ranks may disagree on them: {error}")

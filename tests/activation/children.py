@@ -1,4 +1,4 @@
-"""Starts one child of every kind and prints, as JSON, which of them were under ddpfix. A program for the tests."""
+"""Starts one child of every kind and prints, as JSON, which of them were under ddpfix. For the tests to start."""
 
 import json
 import multiprocessing
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 KINDS = ("fork", "spawn", "forkserver")
 LOOK = (
@@ -23,16 +24,16 @@ def look(*_: object) -> int:
     return int(active) + sum(type(finder).__module__ == "ddpfix.finder" for finder in sys.meta_path)
 
 
-def tell(queue) -> None:  # type: ignore[no-untyped-def]
+def tell(queue: Any) -> None:
     queue.put(look())
 
 
 def started(kind: str) -> int:
-    context = multiprocessing.get_context(kind)
+    context: Any = multiprocessing.get_context(kind)
     queue = context.Queue()
     process = context.Process(target=tell, args=(queue,))
     process.start()
-    answer = queue.get(timeout=60)
+    answer: int = queue.get(timeout=60)
     process.join()
     assert process.exitcode == 0
     return answer
@@ -72,7 +73,9 @@ def main() -> None:
     seen.update({"pool " + kind: pooled(kind) for kind in ("spawn", "forkserver")})
     seen["subprocess"] = output(python, "-c", LOOK)
     seen["shell"] = output("sh", "-c", '"$0" -c "$1"', python, LOOK)
-    seen["grandchild"] = output(python, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOOK!r}])")
+    seen["grandchild"] = output(
+        python, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOOK!r}])"
+    )
     print(json.dumps(seen))
 
 

@@ -1,4 +1,4 @@
-"""A rank of a small job: wraps a model, takes a step, and writes what it saw to the folder OUT. A program for the tests."""
+"""A rank of a small job: wraps a model, takes a step, writes what it saw to the folder OUT. For the tests to start."""
 
 import json
 import os

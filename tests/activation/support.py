@@ -1,13 +1,16 @@
-"""Environments to start real interpreters in: fresh ones, with the wheel or without, beside a toy torch or the real one."""
+"""Places to start real interpreters in: fresh, with the wheel or without, beside a toy torch or the real one."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence
 
@@ -30,6 +33,14 @@ def clean(**more: Optional[str]) -> Dict[str, str]:
     return environ
 
 
+@lru_cache(maxsize=None)
+def nowhere() -> Path:
+    """An empty folder to start programs in: in that of the checkout, ddpfix can be imported without an install."""
+    folder = Path(tempfile.mkdtemp(prefix="ddpfix-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def start(
     words: Sequence[object],
     env: Optional[Mapping[str, str]] = None,
@@ -38,10 +49,14 @@ def start(
     timeout: float = 240,
 ) -> Finished[str]:
     """Run a command to its end, with its output as text."""
-    command = [str(word) for word in words]
-    environ = clean() if env is None else dict(env)
     return subprocess.run(
-        command, env=environ, cwd=cwd, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout
+        [str(word) for word in words],
+        env=clean() if env is None else dict(env),
+        cwd=cwd or nowhere(),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
 
 
@@ -77,7 +92,8 @@ class Place:
 
     def link(self, *folders: Path) -> None:
         """Make the packages in other folders importable here, without running their .pth files."""
-        (self.packages / "linked_by_tests.pth").write_text("".join(f"{folder}\n" for folder in folders), encoding="utf-8")
+        lines = "".join(f"{folder}\n" for folder in folders)
+        (self.packages / "linked_by_tests.pth").write_text(lines, encoding="utf-8")
 
     def files(self) -> List[str]:
         """All files and folders of site-packages, relative to it."""
@@ -125,7 +141,7 @@ def build(target: str, source: Path, folder: Path) -> Path:
 
 
 def interpreters() -> Dict[str, str]:
-    """Path by version of the CPythons on this machine; TEST_PYTHONS (paths) adds some, the running one is always there."""
+    """Path by version of the CPythons on this machine; TEST_PYTHONS adds some, the running one is always there."""
     candidates = os.environ.get("TEST_PYTHONS", "").split(os.pathsep)
     candidates += [shutil.which(f"python{version}") or "" for version in VERSIONS]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"

@@ -53,13 +53,46 @@ def test_tools_see_torch_as_it_is(real: Place) -> None:
 
 
 LAUNCHES: Dict[str, List[str]] = {
-    "run before torchrun": ["{python}", "-m", "ddpfix", "run", "torchrun", "{two}", "{script}", "a"],
-    "run behind torchrun": ["torchrun", "{two}", "-m", "ddpfix", "run", "{script}", "a"],
-    "run before the module": ["ddpfix", "run", "-m", "torch.distributed.run", "{two}", "-m", "tests.activation.ranks", "a"],
-    "variable and no python": ["{python}", "-m", "torch.distributed.run", "{two}", "--no-python", "{python}", "{script}", "a"],
+    "run before torchrun": ["{python}", "-m", "ddpfix", "run", "torchrun", "--standalone", "{two}", "{script}", "a"],
+    "run behind torchrun": ["torchrun", "--standalone", "{two}", "-m", "ddpfix", "run", "{script}", "a"],
+    "run before the module": [
+        "ddpfix",
+        "run",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "{two}",
+        "-m",
+        "tests.activation.ranks",
+        "a",
+    ],
+    "variable and no python": [
+        "{python}",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "{two}",
+        "--no-python",
+        "{python}",
+        "{script}",
+        "a",
+    ],
+    # The option --cpu alone starts one process; what asks for several has the name of the GPU case, and works without.
     "run before accelerate": [
-        *("{python}", "-m", "ddpfix", "run", "accelerate", "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no", "{script}", "a"),
+        *(
+            "{python}",
+            "-m",
+            "ddpfix",
+            "run",
+            "accelerate",
+            "launch",
+            "--multi_gpu",
+            "--num_processes",
+            "2",
+            "--num_machines",
+            "1",
+        ),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "{script}", "a"),
     ],
 }
 
@@ -67,15 +100,28 @@ LAUNCHES: Dict[str, List[str]] = {
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_every_rank_of_a_launcher(real: Place, tmp_path: Path, launch: str) -> None:
     names = {"python": str(real.python), "two": "--nproc_per_node=2", "script": str(RANKS)}
-    command = [str(real.bin / word) if place == 0 and "{" not in word else word for place, word in enumerate(LAUNCHES[launch])]
+    command = [
+        str(real.bin / word) if place == 0 and "{" not in word else word for place, word in enumerate(LAUNCHES[launch])
+    ]
     variable = "1" if launch.startswith("variable") else None
-    env = real.env(DDPFIX=variable, OUT=str(tmp_path), MASTER_PORT="0", PYTHONPATH=str(ROOT) if "module" in launch else None)
+    env = real.env(DDPFIX=variable, OUT=str(tmp_path), PYTHONPATH=str(ROOT) if "module" in launch else None)
     check(start([word.format(**names) for word in command], env, tmp_path), tmp_path, "module" in launch)
 
 
 def test_every_rank_from_the_checkout(tmp_path: Path, real: Place) -> None:
     """Nothing is installed: the running interpreter, the checkout on the path, and the module of torchrun."""
-    command = [sys.executable, "-m", "ddpfix", "run", "-m", "torch.distributed.run", "--nproc_per_node=2", RANKS, "a"]
+    command = [
+        sys.executable,
+        "-m",
+        "ddpfix",
+        "run",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        RANKS,
+        "a",
+    ]
     env = real.env(OUT=str(tmp_path), PYTHONPATH=str(ROOT), PATH=os.environ["PATH"])
     check(start(command, env, tmp_path), tmp_path, False)
 

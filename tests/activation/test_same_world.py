@@ -1,4 +1,4 @@
-"""A program cannot tell that it runs under ddpfix: paths, arguments, flags, signals and exit codes are the stock ones."""
+"""A program cannot tell that it runs under ddpfix: paths, arguments, flags, signals, exit codes are the stock ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
@@ -124,13 +123,13 @@ def test_missing_programs_end_as_in_stock(way: Way, here: Path) -> None:
 
 
 WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-TIDY = "import signal, sys, os, time; signal.signal(signal.{}, lambda *_: sys.exit(9)); print(os.getpid(), flush=True); time.sleep(60)"
+TIDY = "import signal, sys; signal.signal(signal.{}, lambda *_: sys.exit(9)); " + WAITS
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("code", [WAITS, TIDY], ids=["default", "handler"])
 def test_signals_arrive(way: Way, name: str, code: str) -> None:
-    rest = ["-c", code.format(name) if code is TIDY else code]
+    rest = ["-c", code.format(name)]
     stock = signalled(way.stock([], rest), way.stock_env(), getattr(signal, name))
     assert signalled(way.ours([], rest), way.ours_env(), getattr(signal, name)) == stock
     assert stock[0] == (9 if code is TIDY else -getattr(signal, name))
@@ -157,9 +156,14 @@ def test_programs(way: Way, here: Path) -> None:
     if not way.prefix:
         return
     shell = here / "start.sh"
-    shell.write_text("#!/bin/sh\nexec python probe.py \"$@\"\n", encoding="utf-8")
+    shell.write_text('#!/bin/sh\nexec python probe.py "$@"\n', encoding="utf-8")
     shell.chmod(0o755)
-    for rest in (["sh", "-c", "python probe.py a"], ["./start.sh", "a"], [str(shell), "a"], ["python", "probe.py", "a"]):
+    for rest in (
+        ["sh", "-c", "python probe.py a"],
+        ["./start.sh", "a"],
+        [str(shell), "a"],
+        ["python", "probe.py", "a"],
+    ):
         seen = look(start(way.ours([], rest), way.ours_env(), here))
         assert (seen["armed"], seen["active"], seen["world"]["argv"]) == (1, True, ["probe.py", "a"])
     refused = here / "no_program"
@@ -184,7 +188,7 @@ def test_the_users_own_sitecustomize_runs(way: Way, here: Path, tmp_path: Path) 
     witness = tmp_path / "witness"
     path = os.pathsep.join([str(tmp_path), way.env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     more = {"WITNESS": str(witness), "PYTHONPATH": path}
-    code = PROBE.replace('world = {', 'import sitecustomize\nworld = {"site": sitecustomize.__file__, ')
+    code = PROBE.replace("world = {", 'import sitecustomize\nworld = {"site": sitecustomize.__file__, ')
     stock = look(start(way.stock([], ["-c", code]), way.stock_env(**more), here))
     assert witness.read_text(encoding="utf-8") == "mine\n"
     witness.unlink()
@@ -195,9 +199,13 @@ def test_the_users_own_sitecustomize_runs(way: Way, here: Path, tmp_path: Path) 
 
 
 def test_a_broken_sitecustomize_of_the_user_is_reported_as_in_stock(way: Way, here: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os\nif 'BREAK' in os.environ: raise ValueError('mine')\n", encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif 'BREAK' in os.environ: raise ValueError('mine')\n", encoding="utf-8"
+    )
     path = os.pathsep.join([str(tmp_path), way.env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    code = "import os; os.environ['BREAK'] = '1'; os.execv({!r}, [{!r}, '-c', 'pass'])".format(*[str(way.place.python)] * 2)
+    code = "import os; os.environ['BREAK'] = '1'; os.execv({!r}, [{!r}, '-c', 'pass'])".format(
+        *[str(way.place.python)] * 2
+    )
     stock = start(way.stock([], ["-c", code]), way.stock_env(PYTHONPATH=path), here)
     ours = start(way.ours([], ["-c", code]), way.ours_env(PYTHONPATH=path), here)
     assert "ValueError: mine" in stock.stderr
@@ -216,5 +224,3 @@ def test_from_the_folder_of_the_checkout(stock: Place, here: Path) -> None:
 def test_patches_is_not_a_module_of_its_own(way: Way, here: Path) -> None:
     code = "import torch, sys\ntry:\n    import patches\nexcept ImportError:\n    sys.exit(0)\nsys.exit(1)"
     assert start(way.ours([], ["-c", code]), way.ours_env(), here).returncode == 0
-
-

@@ -14,7 +14,9 @@ from tests.activation.ways import PROBE, Way, way
 __all__ = ["way"]
 
 AUTO = "import ddpfix.auto\n"
-TRY_TORCH = "import torch, sys; ddpfix = sys.modules.get('ddpfix'); print(bool(ddpfix and ddpfix.report().active)); sys.exit(3)"
+TRY_TORCH = (
+    "import torch, sys; ours = sys.modules.get('ddpfix'); print(bool(ours and ours.report().active)); sys.exit(3)"
+)
 
 
 def look(done: Finished[str]) -> Dict[str, Any]:
@@ -79,7 +81,7 @@ def test_an_empty_variable_does_not_forbid(installed: Place) -> None:
 
 
 def test_the_import_switches_on(installed: Place, stock: Place) -> None:
-    child = "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', {!r}], stdout=-1).stdout.decode())\n".format(PROBE)
+    child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {PROBE!r}])\n"
     assert look(installed.run("-c", AUTO + PROBE))["active"]
     assert look(stock.run("-c", AUTO + PROBE, PYTHONPATH=str(ROOT)))["active"]
     # Children that are started later find the variable.
@@ -132,7 +134,7 @@ BAD: List[Dict[str, str]] = [
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: next(iter(bad)))
 def test_a_bad_setting_is_one_line_and_the_program_runs_as_stock(installed: Place, bad: Dict[str, str]) -> None:
-    done = installed.run("-c", TRY_TORCH, DDPFIX="1", **bad)
+    done = start([installed.python, "-c", TRY_TORCH], installed.env(DDPFIX="1", **bad))
     assert (done.returncode, done.stdout) == (3, "False\n")
     one_line(done, *bad, "accepted are")
 
@@ -158,7 +160,9 @@ def test_a_bad_project_file(installed: Place, tmp_path: Path) -> None:
 SETTINGS = "import os, torch, ddpfix; print(os.environ.get('DDPFIX_LAYERDROP'), ddpfix.report().settings['layerdrop'])"
 
 
-@pytest.mark.parametrize("option", [["--layerdrop", "off"], ["--layerdrop=off"], ["--layerdrop=off", "--"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "option", [["--layerdrop", "off"], ["--layerdrop=off"], ["--layerdrop=off", "--"]], ids=" ".join
+)
 def test_settings_of_the_command_line_reach_the_program(way: Way, option: List[str]) -> None:
     if way.prefix:
         words = way.ours([], [*option, "-c", SETTINGS, "--layerdrop", "stock"])
@@ -166,7 +170,10 @@ def test_settings_of_the_command_line_reach_the_program(way: Way, option: List[s
         assert (done.returncode, done.stdout, done.stderr) == (0, "off off\n", "")
 
 
-@pytest.mark.parametrize("words", [["--layerdorp", "off", "x.py"], ["--layerdrop"], ["-O", "x.py"], [], ["-m"], ["-c"]], ids=" ".join)
+WRONG = [["--layerdorp", "off", "x.py"], ["--layerdrop"], ["-O", "x.py"], [], ["-m"], ["-c"]]
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
 def test_what_run_cannot_understand_is_refused(installed: Place, words: List[str]) -> None:
     done = installed.run("-m", "ddpfix", "run", *words)
     assert done.returncode == 2 and done.stdout == "" and "ddpfix" in done.stderr and "Traceback" not in done.stderr

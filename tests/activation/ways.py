@@ -10,7 +10,7 @@ import pytest
 
 from tests.activation.support import ROOT, Place
 
-PROBE = '''
+PROBE = """
 import json, os, sys
 main = sys.modules["__main__"]
 spec = main.__spec__
@@ -31,7 +31,7 @@ if armed:
     import torch, ddpfix
 active = bool(armed) and ddpfix.report().active
 print(json.dumps({"world": world, "armed": len(armed), "active": active, "ours": ours}))
-'''
+"""
 
 
 @dataclass(frozen=True)

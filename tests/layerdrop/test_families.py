@@ -152,6 +152,7 @@ def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.Tiny, site: Site) -
 def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
     model = covered(site, entry, layerdrop.off)
     batch = entry.batch()
+    assert draws.active(model) == [], "DDP would be told to look for unused parameters"
     losses = [entry.loss(model(**batch)) for _ in range(4)]
     site.undo()
     with zoo.scripted_draws([False] * 100, [entry.module()]):

@@ -73,6 +73,10 @@ def _run(command: List[str], environ: Dict[str, str], folder: str, timeout: floa
         try:
             code = child.wait(timeout)
         except subprocess.TimeoutExpired:
+            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(40)
             code = 124
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -60,22 +60,26 @@ def check_skips(found: List[Dict[str, Any]]) -> None:
 # The failure first.
 
 
+def raised(found: List[Dict[str, Any]], *messages: str) -> bool:
+    """Whether a rank raised it. The other may find its peer gone first, if it skipped nothing in that step."""
+    return any(message in one.get("error", "") for one in found for message in messages)
+
+
 def test_stock_plain_ddp_fails() -> None:
     found = stock("plain_wavlm").found("plain_wavlm")
-    assert all(REDUCTION in one["error"] for one in found)
-    assert all("ddpfix" not in one["error"] for one in found)
+    assert raised(found, REDUCTION)
+    assert not raised(found, "ddpfix")
 
 
 def test_stock_accelerate_fails() -> None:
-    assert all(REDUCTION in one["error"] for one in stock("accelerate_loop").found("accelerate_loop"))
+    assert raised(stock("accelerate_loop").found("accelerate_loop"), REDUCTION)
 
 
 @pytest.mark.skipif(
     Version("4.40") <= RELEASE < Version("5"), reason="WavLM's backward never ends in stock on these releases"
 )
 def test_stock_trainer_with_checkpointing_fails() -> None:
-    found = stock("trainer_checkpointing").found("trainer_checkpointing")
-    assert all(REDUCTION in one["error"] or TWICE in one["error"] for one in found)
+    assert raised(stock("trainer_checkpointing").found("trainer_checkpointing"), REDUCTION, TWICE)
 
 
 def test_stock_trainer_asks_for_unused_parameters_but_ranks_skip_differently() -> None:
@@ -175,7 +179,7 @@ def test_explicit_false_through_accelerate_and_trainer() -> None:
 
 def test_switched_off_patches_leave_stock() -> None:
     done = ranks(["plain_wavlm"], {**ON, "TEST_STOCK": "1", "DDPFIX_UNUSED": "off", "DDPFIX_LAYERDROP": "stock"})
-    assert all(REDUCTION in one["error"] for one in done.found("plain_wavlm"))
+    assert raised(done.found("plain_wavlm"), REDUCTION)
 
 
 def test_layerdrop_off_needs_no_flag() -> None:
@@ -210,14 +214,12 @@ def test_stock_sharded_bart_dies() -> None:
 
 def test_a_rank_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "5", "TEST_RANK_1": "DDPFIX=0"})
-    assert done.code != 0
-    assert "ddpfix is active on rank 0 but not on rank 1" in done.output
+    assert "ddpfix is active on rank 0 but not on rank 1" in done.found("plain_wavlm")[0]["error"]
 
 
 def test_rank_0_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "5", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
-    assert done.code != 0
-    assert "ddpfix is active on rank 1 but not on rank 0" in done.output
+    assert "ddpfix is active on rank 1 but not on rank 0" in done.found("plain_wavlm")[1]["error"]
 
 
 def test_ranks_that_differ_are_named_with_the_difference() -> None:

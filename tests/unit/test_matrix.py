@@ -109,27 +109,57 @@ BAD = {
     "tested version unreadable": ('["2.0.1"]', '["two"]', '["two"]', "write it like"),
     "tested but outside": ('["2.0.1"]', '["2.16.0"]', '["2.16.0"]', "does not contain it"),
     "nothing tested": ('["2.0.1"]', "[]", "patch: torch.unused\n    versions", "at least one entry"),
-    "no targets": ('targets:\n      - {at: "torch.nn:Module.forward", expects: [self]}', "targets: []", "patch: torch.unused\n    versions", "at least one entry"),
-    "target without colon": ('{at: "torch.nn:Module.forward", expects: [self]}', "torch.nn.Module", "torch.nn.Module", "'package.module:Class.method'"),
+    "no targets": (
+        'targets:\n      - {at: "torch.nn:Module.forward", expects: [self]}',
+        "targets: []",
+        "patch: torch.unused\n    versions",
+        "at least one entry",
+    ),
+    "target without colon": (
+        '{at: "torch.nn:Module.forward", expects: [self]}',
+        "torch.nn.Module",
+        "torch.nn.Module",
+        "'package.module:Class.method'",
+    ),
     "target with half a star": ("torch.nn:Module.forward", "torch.nn:*Module", "{at:", "'package.module:Class.method'"),
     "target in no toolkit": ("torch.nn:Module.forward", "numpy:array", "{at:", "accepted are torch, transformers"),
-    "a list for a mapping": ("toolkits:\n  torch: torch\n  transformers: transformers\n", "toolkits: [torch]\n", "toolkits", "a mapping is expected"),
+    "a list for a mapping": (
+        "toolkits:\n  torch: torch\n  transformers: transformers\n",
+        "toolkits: [torch]\n",
+        "toolkits",
+        "a mapping is expected",
+    ),
     "a mapping for a list": ('["2.0.1"]', "{a: b}", "{a: b}", "a list is expected"),
     "a list for a text": ("why: a reason", "why: [a]", "why: [a]", "a plain value is expected"),
     "nothing for a text": ("why: a reason", "why:", "why:", "a text is expected here, not null"),
     "an empty text": ("why: a reason", 'why: "  "', "why:", "this one is empty"),
     "a date for a text": ("why: a reason", "why: 2024-01-01", "why:", "not timestamp (put it in quotes)"),
-    "unknown status": ("    why:", "    status: fixed\n    why:", "fixed", "accepted are cured, not-cured, not-affected"),
+    "unknown status": (
+        "    why:",
+        "    status: fixed\n    why:",
+        "fixed",
+        "accepted are cured, not-cured, not-affected",
+    ),
     "an anchor": ("why: a reason", "why: &a a reason", "&a", "aliases and tags are not accepted"),
     "an alias": ("why: a reason", "why: *a", "*a", "not accepted"),
     "a tag": ("why: a reason", "why: !!python/object:os.system [a]", "!!python", "tags are not accepted"),
-    "a tag on the whole": ("schema: 1", "--- !!python/object/apply:os.system\nschema: 1", "---", "tags are not accepted"),
-    "a patch without row": ("rows:\n", "  torch.diagnosis: {toolkit: torch, code: torch.diagnosis:reduction, problem: p, evidence: [e]}\nrows:\n", "  torch.diagnosis:", "'torch.diagnosis' has no row"),
+    "a tag on the whole": (
+        "schema: 1",
+        "--- !!python/object/apply:os.system\nschema: 1",
+        "---",
+        "tags are not accepted",
+    ),
+    "a patch without row": (
+        "rows:\n",
+        "  torch.diagnosis: {toolkit: torch, code: torch.diagnosis:reduction, problem: p, evidence: [e]}\nrows:\n",
+        "  torch.diagnosis:",
+        "'torch.diagnosis' has no row",
+    ),
     "not a mapping at all": (GOOD, "just a text\n", "just", "a mapping is expected here"),
     "empty": (GOOD, "", "", "expected are schema, toolkits, patches, rows"),
     "only a comment": (GOOD, "# nothing\n", "", "expected are schema, toolkits, patches, rows"),
     "deep": (GOOD, "[" * 3000 + "]" * 3000, "", "cannot be read as YAML"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -144,7 +174,8 @@ def test_a_bad_one_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
 
 def with_row(versions: str, torch: str = "") -> str:
     extra = f'    torch: "{torch}"\n' if torch else ""
-    return GOOD + f'  - patch: torch.unused\n    versions: "{versions}"\n{extra}    status: not-affected\n    why: other\n'
+    rest = "    status: not-affected\n    why: other\n"
+    return GOOD + f'  - patch: torch.unused\n    versions: "{versions}"\n{extra}{rest}'
 
 
 def test_a_row_twice_is_refused(tmp_path: Path) -> None:
@@ -306,7 +337,9 @@ def test_the_finder_watches_the_toolkits_of_the_matrix() -> None:
     assert finder.watched() == frozenset(matrix.load().toolkits)
 
 
-TARGETS: List[Any] = [pytest.param(target, id=f"{row.patch}-{target}") for row, target in shipped_targets() if "*" not in target.module]
+TARGETS: List[Any] = [
+    pytest.param(target, id=f"{row.patch}-{target}") for row, target in shipped_targets() if "*" not in target.module
+]
 FAMILIES = [(row, target) for row, target in shipped_targets() if "*" in target.module]
 
 
@@ -342,8 +375,9 @@ def modules_like(name: str) -> List[str]:
     assert spec is not None and spec.origin is not None
     site = Path(spec.origin).parent.parent
     pattern = engine._pattern(name)
-    files = (".".join(file.relative_to(site).with_suffix("").parts) for file in site.glob(name.replace(".", "/") + ".py"))
-    return [module for module in files if pattern.match(module)]
+    files = site.glob(name.replace(".", "/") + ".py")
+    modules = (".".join(file.relative_to(site).with_suffix("").parts) for file in files)
+    return [module for module in modules if pattern.match(module)]
 
 
 def test_a_pattern_stands_for_one_part_of_a_name() -> None:

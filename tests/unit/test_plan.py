@@ -74,7 +74,9 @@ def test_bad_settings_are_refused(versions: Dict[str, Any]) -> None:
         plan.make({"unused": "never"})
 
 
-def test_the_table(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table(
+    versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     versions["transformers"] = "5.22.1"
     monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
     plan.show({})

@@ -340,6 +340,15 @@ def test_one_lost_layer_does_not_stop_the_others(kit: Any) -> None:
     assert done == ["second", "first"]
 
 
+def test_an_undo_that_raises_does_not_stop_the_others(kit: Any) -> None:
+    site = Site("p")
+    done: List[str] = []
+    site.at_undo(lambda: done.append("first"))
+    site.at_undo(lambda: done.remove("nothing"))
+    (problem,) = site.undo()
+    assert problem.startswith("p: ValueError(") and done == ["first"]
+
+
 # Functions of modules, and their copies.
 
 
@@ -538,9 +547,10 @@ assert pickle.loads(pickle.dumps(DistributedDataParallel.forward)) is Distribute
 assert WavLMEncoder in draws.COVERED
 encoder = WavLMEncoder(WavLMConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8,
                                    num_conv_pos_embeddings=3, num_conv_pos_embedding_groups=2))
+del encoder.pos_conv_embed  # torch refuses to pickle it, with or without us
 again = pickle.loads(pickle.dumps(encoder.forward))
 assert again.__func__ is WavLMEncoder.forward and type(again.__self__) is WavLMEncoder
-del encoder.pos_conv_embed  # torch refuses to save it, with or without us
+
 torch.save(encoder, sys.argv[1])
 print("fine")
 """

@@ -37,7 +37,7 @@ def settings_of(arguments: Optional[Mapping[str, object]] = None, **environ: str
 
 
 def decide(whole: Matrix, version: Optional[str], torch: Optional[str] = "2.13.0", **environ: str) -> Decision:
-    (decision,) = resolve.resolve(whole, {"kit": version, "torch": torch}, settings_of(**environ))
+    (decision,) = resolve.resolve(whole, {"kit": version, "torch": torch}, settings_of(None, **environ))
     return decision
 
 

@@ -1,0 +1,315 @@
+"""Patches that raise and targets that changed: undone, said in one line, and the import that was hooked succeeds.
+
+Each test runs a copy of ddpfix with a small toolkit ``kit``, its patches and its matrix, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+KIT = """\
+def one(x):
+    return ["one", x]
+
+
+def two(x):
+    return ["two", x]
+
+
+class Thing:
+    def method(self, x):
+        return ["method", x]
+
+
+STOCK = {"one": one, "two": two, "method": vars(Thing)["method"]}
+"""
+
+PATCHES = """\
+from ddpfix.registry import PatchError
+
+LEFT = []
+
+
+def _ours(wrapped, instance, args, kwargs):
+    return ["ours", *wrapped(*args, **kwargs)]
+
+
+def good(site, module, owner):
+    site.once(module, "two", _ours)
+
+
+def half(site, module, owner):
+    LEFT.append("state")
+    site.at_undo(LEFT.clear)
+    site.once(module, "one", _ours)
+    site.often(module.Thing, "method", lambda stock: lambda self, x: stock(self, x))
+    raise RuntimeError("boom")
+
+
+def refuses(site, module, owner):
+    site.once(module, "one", _ours)
+    raise PatchError("the release looks odd")
+
+
+def first_then_raises(site, module, owner):
+    if module.__name__ == "kit.late":
+        raise RuntimeError("boom in the second")
+    site.once(module, "one", _ours)
+
+
+def builtin(site, module, owner):
+    site.once(module, "one", _ours)
+    site.replace(dict, "get", None)
+
+
+def one(site, module, owner):
+    site.once(module, "one", _ours)
+
+
+def method(site, module, owner):
+    site.once(owner, "method", _ours)
+"""
+
+HEAD = """\
+schema: 1
+toolkits:
+  torch: torch
+  kit: kit
+patches:
+"""
+
+# Prints what the process found, as JSON.
+SCRIPT = """\
+import json, sys
+import ddpfix.auto
+import kit
+{more}
+import ddpfix
+from ddpfix import engine
+stock = lambda: {{
+    "one": kit.one is kit.STOCK["one"],
+    "two": kit.two is kit.STOCK["two"],
+    "method": vars(kit.Thing)["method"] is kit.STOCK["method"],
+}}
+found = {{
+    "stock": stock(),
+    "states": {{patch.id: patch.state for patch in ddpfix.report().patches}},
+    "reasons": {{patch.id: patch.reason for patch in ddpfix.report().patches}},
+    "summary": ddpfix.report().summary(),
+    "facts": engine.current().facts(),
+    "left": list(sys.modules["ddpfix.patches.kit.cures"].LEFT) if "ddpfix.patches.kit.cures" in sys.modules else None,
+}}
+found["undo"] = ddpfix.deactivate()
+found["after"] = stock()
+print(json.dumps(found))
+"""
+
+
+class Bench:
+    """A copy of ddpfix with a toolkit ``kit`` of a given version."""
+
+    def __init__(self, folder: Path, kit: str = KIT, version: str = "1.0", cures: str = PATCHES) -> None:
+        self.folder = folder
+        self.entries, self.rows = "", ""
+        shutil.copytree(str(ROOT / "ddpfix"), str(folder / "ddpfix"), ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "patches" / "kit").mkdir(parents=True)
+        (folder / "patches" / "__init__.py").write_text("")
+        (folder / "patches" / "kit" / "__init__.py").write_text("")
+        (folder / "patches" / "kit" / "cures.py").write_text(cures)
+        (folder / "kit").mkdir()
+        (folder / "kit" / "__init__.py").write_text(kit)
+        (folder / "kit" / "late.py").write_text("")
+        self.release(version)
+
+    def release(self, version: str) -> None:
+        metadata = self.folder / "kit-0.dist-info"
+        metadata.mkdir(exist_ok=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kit\nVersion: {version}\n")
+
+    def patch(self, function: str, *targets: str, versions: str = ">=1,<2") -> Bench:
+        targets = targets or ("kit:one",)
+        self.entries += (
+            f"  kit.{function}:\n    toolkit: kit\n    code: kit.cures:{function}\n    problem: p\n    evidence: [e]\n"
+        )
+        listed = "".join(f"      - {target}\n" for target in targets)
+        self.rows += f'  - patch: kit.{function}\n    versions: "{versions}"\n    targets:\n{listed}'
+        self.rows += '    tested: ["1.0"]\n    why: w\n'
+        return self
+
+    def python(self, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
+        kept.update(environ, PYTHONPATH=str(self.folder))
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=kept, cwd=str(self.folder), capture_output=True, text=True)
+
+    def write(self) -> None:
+        (self.folder / "compat_matrix.yaml").write_text(HEAD + self.entries + "rows:\n" + self.rows)
+
+    def run(self, more: str = "", **environ: str) -> Result:
+        self.write()
+        done = self.python(SCRIPT.format(more=more), **environ)
+        assert done.returncode == 0, done.stderr
+        return Result(json.loads(done.stdout), done.stderr.splitlines())
+
+
+class Result:
+    def __init__(self, found: Dict[str, Any], said: List[str]) -> None:
+        self.found, self.said = found, said
+
+    def untouched(self, *but: str) -> bool:
+        return all(is_stock != (name in but) for name, is_stock in self.found["stock"].items())
+
+    def given_back(self) -> bool:
+        return all(self.found["after"].values()) and self.found["undo"] == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def check_failure(result: Result, patch: str, *reasons: str, patched: Optional[str] = "two") -> None:
+    """One patch failed and left nothing, one line says so, the other one is applied, and undo leaves nothing."""
+    assert result.untouched(*([patched] if patched else []))
+    assert result.found["states"][patch] == "failed"
+    assert all(state == "applied" for name, state in result.found["states"].items() if name != patch)
+    (line,) = result.said
+    variable = "DDPFIX_" + patch.upper().replace(".", "_")
+    assert line.startswith(f"ddpfix: {patch} is not applied, kit")
+    assert line.endswith(f"{variable}=0 silences this.")
+    for reason in reasons:
+        assert reason in line and reason in result.found["reasons"][patch]
+    assert patch in result.found["summary"] and "1 failed" in result.found["summary"]
+    assert result.found["facts"][patch] == "failed"
+    assert result.given_back()
+
+
+def test_the_bench_itself(folder: Path) -> None:
+    result = Bench(folder).patch("good").patch("one").run()
+    assert result.untouched("one", "two") and result.said == []
+    assert result.found["states"] == {"kit.good": "applied", "kit.one": "applied"}
+    assert result.given_back()
+
+
+@pytest.mark.parametrize("order", [("half", "good"), ("good", "half")])
+def test_a_patch_that_raises_is_undone_and_the_others_are_applied(folder: Path, order: Any) -> None:
+    bench = Bench(folder)
+    for function in order:
+        bench.patch(function)
+    result = bench.run()
+    check_failure(result, "kit.half", "RuntimeError('boom')")
+    assert result.found["left"] == []
+
+
+def test_a_patch_that_refuses_gives_its_reason_in_words(folder: Path) -> None:
+    result = Bench(folder).patch("refuses").patch("good").run()
+    check_failure(result, "kit.refuses", "kit:one: the release looks odd")
+
+
+def test_a_patch_that_raises_at_its_second_target_is_undone_at_the_first(folder: Path) -> None:
+    bench = Bench(folder).patch("first_then_raises", "kit:one", "kit.late:*").patch("good")
+    result = bench.run("assert kit.one(1)[0] == 'ours'\nimport kit.late\nassert kit.one(1)[0] == 'one'")
+    check_failure(result, "kit.first_then_raises", "kit.late:*", "boom in the second")
+
+
+def test_a_target_that_cannot_be_set(folder: Path) -> None:
+    result = Bench(folder).patch("builtin").patch("good").run()
+    check_failure(result, "kit.builtin", "TypeError")
+
+
+def test_a_target_whose_signature_changed(folder: Path) -> None:
+    target = '{at: "kit:Thing.method", expects: [self, x]}'
+    kit = KIT.replace("def method(self, x):", "def method(self, hidden, *, mask=None):").replace('["method", x]', "[]")
+    result = Bench(folder, kit).patch("method", target).patch("good").run()
+    check_failure(result, "kit.method", "Thing.method no longer takes x (has self, hidden, mask)")
+    other = folder / "same"
+    other.mkdir()
+    assert Bench(other).patch("method", target).run().found["states"] == {"kit.method": "applied"}
+
+
+@pytest.mark.parametrize("target", ["kit:gone", "kit:Gone.method", "kit:Thing.gone"])
+def test_a_target_that_vanished(folder: Path, target: str) -> None:
+    result = Bench(folder).patch("one", target).patch("good").run()
+    check_failure(result, "kit.one", f"{target}: {target.partition(':')[2]} is not there any more")
+
+
+def test_a_module_that_vanished_is_waited_for(folder: Path) -> None:
+    result = Bench(folder).patch("one", "kit.gone:one").patch("good").run()
+    assert result.found["states"] == {"kit.one": "armed", "kit.good": "applied"} and result.said == []
+    assert result.given_back()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [("from kit import moved_elsewhere", "ImportError"), ("this is no Python", "SyntaxError")],
+)
+def test_a_patch_file_that_cannot_be_imported(folder: Path, line: str, reason: str) -> None:
+    bench = Bench(folder).patch("one")
+    (folder / "patches" / "kit" / "cures.py").write_text(PATCHES + line + "\n")
+    check_failure(bench.run(), "kit.one", reason, patched=None)
+
+
+def test_the_variable_silences_it(folder: Path) -> None:
+    result = Bench(folder).patch("half").patch("good").run(DDPFIX_KIT_HALF="0")
+    assert result.said == [] and result.found["states"] == {"kit.half": "off", "kit.good": "applied"}
+    assert result.untouched("two")
+
+
+def test_it_is_said_on_rank_0_only(folder: Path) -> None:
+    result = Bench(folder).patch("half").run(RANK="1")
+    assert result.said == [] and result.found["states"] == {"kit.half": "failed"}
+
+
+def test_an_unknown_version_is_left_alone_and_can_be_forced(folder: Path) -> None:
+    bench = Bench(folder, version="2.5").patch("one")
+    result = bench.run()
+    assert result.untouched() and result.found["states"] == {"kit.one": "skip"}
+    assert "kit 2.5: untested, nearest 1.0" in result.found["summary"]
+    forced = bench.run(DDPFIX_KIT_ONE="force")
+    assert forced.untouched("one") and "untested: kit 2.5" in forced.found["summary"]
+    assert forced.given_back()
+
+
+def test_a_toolkit_that_fails_by_itself_fails_as_ever(folder: Path) -> None:
+    bench = Bench(folder, "import flag_for_tests\n" + KIT).patch("one")
+    bench.write()
+    code = (
+        "import ddpfix.auto, sys, types\n"
+        "try:\n    import kit\nexcept ModuleNotFoundError as error:\n    print(error)\n"
+        "print('kit' in sys.modules)\n"
+        "sys.modules['flag_for_tests'] = types.ModuleType('flag_for_tests')\n"
+        "import kit\n"
+        "print(kit.one(1))\n"
+    )
+    done = bench.python(code)
+    assert done.stdout.splitlines() == ["No module named 'flag_for_tests'", "False", "['ours', 'one', 1]"], done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("damage", ["schema: 2", "schema: [", "", None])
+def test_a_broken_matrix_does_not_break_the_import(folder: Path, damage: Optional[str]) -> None:
+    bench = Bench(folder).patch("one")
+    bench.write()
+    file = folder / "compat_matrix.yaml"
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_text(file.read_text().replace("schema: 1", damage))
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("")
+    code = "from ddpfix import _boot; _boot.start(); import torch, kit; print(kit.one(1))"
+    done = bench.python(code, DDPFIX="1")
+    assert (done.returncode, done.stdout) == (0, "['one', 1]\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ddpfix: not activated: ") and re.search(r"compat_matrix.yaml:\d+: ", line)

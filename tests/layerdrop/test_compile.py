@@ -1,0 +1,128 @@
+"""torch.compile of a model that skips layers: right results, and a bounded number of graphs beside stock's."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Iterator, List, Tuple
+
+import pytest
+import torch
+from packaging.version import Version
+
+from ddpfix import sync
+from ddpfix.patches.transformers import layerdrop
+from ddpfix.registry import Site
+from tests.support import zoo
+
+pytestmark = pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.1"), reason="torch.compile came with 2.0 and does not trace these models there"
+)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    torch._dynamo.reset()
+    made = Site("test")
+    yield made
+    made.undo()
+    torch._dynamo.reset()
+
+
+class Counting:
+    """A compiler backend that runs graphs as they are and counts them."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return graph.forward
+
+
+def patched(site: Site, name: str) -> zoo.Tiny:
+    entry = zoo.tiny(name)
+    entry.build()
+    layerdrop.sync(site, importlib.import_module(entry.module()), None)
+    return entry
+
+
+def steps(entry: zoo.Tiny, model: torch.nn.Module, run: Any, count: int) -> Tuple[List[torch.Tensor], List[Any]]:
+    replica = sync.Replica(model, 7)
+    losses, skips = [], []
+    for index in range(count):
+        model.zero_grad(set_to_none=True)
+        with sync.step(replica) as step:
+            loss = entry.loss(run(**entry.batch(index)))
+        loss.backward()
+        losses.append(loss.detach())
+        skips.append(tuple((skip.module, skip.layer) for skip in step.skipped))
+    return losses, skips
+
+
+@pytest.mark.parametrize("name", ("wav2vec2", "bart"))
+def test_whole_model(site: Site, name: str) -> None:
+    entry = zoo.tiny(name)
+    stock = Counting()
+    model = entry.build()
+    steps(entry, model, torch.compile(model, backend=stock), 12)
+    torch._dynamo.reset()
+    patched(site, name)
+    model, same = entry.build(), entry.build()
+    expected, patterns = steps(entry, same, same, 12)
+    backend = Counting()
+    found, skips = steps(entry, model, torch.compile(model, backend=backend), 12)
+    assert len(set(patterns)) > 4
+    assert skips == patterns
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    # Which layers are skipped makes no new graph: stock, too, breaks at every draw, and compiles each layer once.
+    assert backend.graphs <= stock.graphs + 2, (backend.graphs, stock.graphs)
+
+
+@pytest.mark.parametrize("name", ("wav2vec2", "bart"))
+def test_each_layer(site: Site, name: str) -> None:
+    entry = patched(site, name)
+    model, same = entry.build(), entry.build()
+    expected, patterns = steps(entry, same, same, 12)
+    backend = Counting()
+    for part, module in model.named_modules():
+        if part.split(".")[-1].isdigit() and part.split(".")[-2] == "layers":
+            module.compile(backend=backend, fullgraph=True)
+    # All layers share the code of Module.__call__, and each one is a variant of it: more than torch's default of 8.
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    with torch._dynamo.config.patch({limit: 64}):
+        found, skips = steps(entry, model, model, 12)
+    assert skips == patterns
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert 0 < backend.graphs <= 16, backend.graphs
+
+
+@pytest.mark.parametrize("name", ("wav2vec2", "bart"))
+def test_evaluation_is_one_graph_as_in_stock(site: Site, name: str) -> None:
+    entry = zoo.tiny(name)
+    model = entry.build().eval()
+    backend = Counting()
+    try:
+        stock = torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
+    except torch._dynamo.exc.Unsupported:
+        pytest.skip("stock itself cannot be compiled as one graph on this release")
+    graphs = backend.graphs
+    torch._dynamo.reset()
+    patched(site, name)
+    found = torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
+    assert backend.graphs == 2 * graphs
+    assert torch.equal(entry.loss(found), entry.loss(stock))
+
+
+def test_rate_zero_is_one_graph_as_in_stock(site: Site) -> None:
+    entry = patched(site, "bart")
+    model = entry.build(rate=0.0)
+    backend = Counting()
+    try:
+        torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
+    except torch._dynamo.exc.Unsupported:
+        site.undo()
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(entry.build(rate=0.0), backend=backend, fullgraph=True)(**entry.batch())
+        pytest.skip("stock itself cannot be compiled as one graph on this release")
+    assert backend.graphs == 1

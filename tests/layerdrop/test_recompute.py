@@ -1,0 +1,226 @@
+"""Activation checkpointing around whatever draws: the recomputation gets the decisions of the forward it repeats.
+
+Each case is compared with the same decisions without checkpointing. One process is enough, because a step is opened
+by hand as DDP's forward would; real ranks are in tests/ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Callable, Dict, Iterator, List
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ddpfix import sync
+from ddpfix.patches.transformers import layerdrop
+from ddpfix.registry import Site
+from tests.support import zoo
+
+ENTRY = zoo.tiny("wav2vec2-stable")
+KINDS = pytest.mark.parametrize("reentrant", (True, False), ids=("reentrant", "non-reentrant"))
+Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def patched() -> Iterator[None]:
+    site = Site("test")
+    layerdrop.sync(site, importlib.import_module(ENTRY.module()), None)
+    yield
+    site.undo()
+
+
+def encoder() -> nn.Module:
+    model = ENTRY.build(rate=0.5).encoder
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.1
+    return model
+
+
+def hidden(seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    size = ENTRY.make_config().hidden_size
+    return torch.randn(2, 5, size, generator=generator)
+
+
+def call(model: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    return model(states)[0]
+
+
+def gradients(model: nn.Module) -> Dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+class Run:
+    """Steps of a model under one replica; every run begins with the same weights, seeds and iteration."""
+
+    def __init__(self) -> None:
+        self.model = encoder()
+        self.replica = sync.Replica(self.model, 11)
+        self.skips: List[List[sync.Skip]] = []
+        torch.manual_seed(5)
+
+    def forward(self, body: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
+        with sync.step(self.replica) as step:
+            output = body(self.model)
+
+        def reached(gradient: Any) -> None:
+            step.reached = True
+
+        output.register_hook(reached)
+        self.skips.append(list(step.skipped))
+        return output
+
+    def backward(self, output: torch.Tensor) -> None:
+        output.pow(2).sum().backward()
+
+
+def compare(plain: Callable[[nn.Module], torch.Tensor], kept: Callable[[nn.Module], torch.Tensor], steps: int = 6) -> None:
+    """Gradients and skips of every step, with and without checkpointing."""
+    one, other = Run(), Run()
+    patterns = set()
+    for _ in range(steps):
+        results = []
+        for run, body in ((one, plain), (other, kept)):
+            torch.manual_seed(5)
+            run.model.zero_grad(set_to_none=True)
+            run.backward(run.forward(body))
+            results.append(gradients(run.model))
+        assert one.skips == other.skips
+        patterns.add(tuple(skip.layer for skip in one.skips[-1]))
+        assert results[0].keys() == results[1].keys(), "another set of layers got gradients"
+        assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+    assert len(patterns) > 1
+
+
+@KINDS
+@pytest.mark.parametrize("preserve", (True, False))
+def test_around_the_encoder(reentrant: bool, preserve: bool) -> None:
+    def kept(model: nn.Module) -> torch.Tensor:
+        # Without the generator's state, dropout would differ in stock as well.
+        for module in model.modules():
+            if isinstance(module, nn.Dropout) and not preserve:
+                module.p = 0.0
+        states = hidden().requires_grad_()
+        return checkpoint(call, model, states, use_reentrant=reentrant, preserve_rng_state=preserve)
+
+    def plain(model: nn.Module) -> torch.Tensor:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout) and not preserve:
+                module.p = 0.0
+        return call(model, hidden().requires_grad_())
+
+    compare(plain, kept)
+
+
+@KINDS
+def test_encoder_called_twice(reentrant: bool) -> None:
+    def twice(one: Body) -> Callable[[nn.Module], torch.Tensor]:
+        return lambda model: one(model, hidden(1).requires_grad_()) + 2 * one(model, hidden(2).requires_grad_())
+
+    compare(twice(call), twice(lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant)))
+
+
+@KINDS
+def test_encoder_called_twice_with_the_same_input(reentrant: bool) -> None:
+    def twice(one: Body) -> Callable[[nn.Module], torch.Tensor]:
+        def body(model: nn.Module) -> torch.Tensor:
+            states = hidden().requires_grad_()
+            return one(model, states) + 2 * one(model, states)
+
+        return body
+
+    compare(twice(call), twice(lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant)))
+
+
+@KINDS
+def test_region_that_begins_before_the_encoder(reentrant: bool) -> None:
+    """What comes into the encoder is recomputed too, so its storage is another one."""
+
+    def before(model: nn.Module, states: torch.Tensor) -> torch.Tensor:
+        return call(model, torch.nn.functional.dropout(states * 1.5, 0.1))
+
+    compare(
+        lambda model: before(model, hidden().requires_grad_()),
+        lambda model: checkpoint(before, model, hidden().requires_grad_(), use_reentrant=reentrant),
+    )
+
+
+@KINDS
+def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
+    def losses(run: Run, one: Body) -> Dict[str, torch.Tensor]:
+        outputs = [run.forward(lambda model, s=seed: one(model, hidden(s).requires_grad_())) for seed in (1, 2)]
+        # The later one first, as a list of losses might be worked off.
+        for output in reversed(outputs):
+            run.backward(output)
+        return gradients(run.model)
+
+    plain, kept = Run(), Run()
+    torch.manual_seed(5)
+    expected = losses(plain, call)
+    torch.manual_seed(5)
+    found = losses(kept, lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant))
+    assert plain.skips == kept.skips
+    assert plain.skips[0] != plain.skips[1]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@KINDS
+def test_the_same_tensor_in_every_step(reentrant: bool) -> None:
+    """A batch that is used again and again has the same storage in all steps."""
+    states = hidden().requires_grad_()
+    compare(
+        lambda model: call(model, states),
+        lambda model: checkpoint(call, model, states, use_reentrant=reentrant),
+    )
+
+
+@KINDS
+def test_recomputing_does_not_count(reentrant: bool) -> None:
+    run = Run()
+    for _ in range(3):
+        run.backward(run.forward(lambda m: checkpoint(call, m, hidden().requires_grad_(), use_reentrant=reentrant)))
+    assert run.replica.iteration == 2
+    assert all(len({skip.call for skip in skips}) <= 1 for skips in run.skips)
+
+
+def test_an_ambiguous_recomputation_is_refused() -> None:
+    """Twice the same input, no generator state kept and no dropout: nothing tells the two calls apart."""
+    run = Run()
+    for module in run.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+    def body(model: nn.Module) -> torch.Tensor:
+        states = hidden().requires_grad_()
+        options: Dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        return checkpoint(call, model, states, **options) + checkpoint(call, model, states, **options)
+
+    with pytest.raises(RuntimeError, match="could be the one that it repeats"):
+        run.backward(run.forward(body))
+
+
+@KINDS
+def test_layers_checkpointed_by_transformers(reentrant: bool) -> None:
+    entry = zoo.tiny("bart")
+    site = Site("test")
+    layerdrop.sync(site, importlib.import_module(entry.module()), None)
+    try:
+        results = []
+        for kept in (False, True):
+            model = entry.build()
+            if kept:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            with sync.step(sync.Replica(model, 4)) as step:
+                loss = entry.loss(model(**entry.batch()))
+            loss.backward()
+            results.append((step.skipped, gradients(model)))
+        assert results[0][0] == results[1][0] != []
+        # Reentrant backwards add up the gradients of a shared input in another order.
+        torch.testing.assert_close(results[1][1], results[0][1], rtol=1e-5, atol=1e-5)
+    finally:
+        site.undo()

@@ -1,0 +1,336 @@
+"""Walks the tree of all orderings: every step is made in a process of its own, forked from the one before it.
+
+A forked process has exactly the history of its path through the tree, and orderings that begin alike share their
+imports. Run as a script: reads orderings from stdin (one a line), writes one line of JSON a step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import json
+import os
+import sys
+import traceback
+from types import FunctionType, ModuleType
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+WAVLM = "transformers.models.wavlm.modeling_wavlm"
+HOME = "torch.nn.parallel.distributed"
+C10D = "torch.distributed.distributed_c10d"
+WATCHED = (
+    HOME,
+    C10D,
+    "torch.distributed",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+    "torch.utils.checkpoint",
+    "transformers.utils.output_capturing",
+    "transformers.modeling_utils",
+    "accelerate.accelerator",
+    "accelerate.utils.dataclasses",
+    WAVLM,
+)
+# Only the toolkits themselves have to be imported in each order; what they need from elsewhere may be there before.
+HEAVY = ("numpy", "scipy.optimize", "sympy", "huggingface_hub", "tokenizers", "regex", "httpx", "safetensors", "psutil")
+
+
+class Observer:
+    """Notes what a module holds at the moment at which its code has run: nobody has patched it yet."""
+
+    def __init__(self) -> None:
+        self.seen: Dict[Tuple[str, Optional[str]], Dict[str, Any]] = {}
+
+    def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: Any = None) -> Any:
+        if name not in WATCHED:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec is not None
+        loader: Any = spec.loader
+        stock = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            loader.__dict__.pop("exec_module", None)
+            stock(module)
+            self.note(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+    def note(self, module: ModuleType) -> None:
+        self.seen[module.__name__, None] = dict(vars(module))
+        for name, value in list(vars(module).items()):
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                self.seen[module.__name__, name] = dict(vars(value))
+
+    def changed(self) -> Iterator[str]:
+        """Functions and descriptors that are not what they were, and names of ours that were left behind."""
+        kinds = (FunctionType, classmethod, staticmethod, property)
+        for (module, name), before in self.seen.items():
+            owner = sys.modules[module] if name is None else before_class(module, name, self.seen)
+            now = vars(owner)
+            for key, value in before.items():
+                if isinstance(value, kinds) and now.get(key) is not value:
+                    yield f"{module}.{name + '.' if name else ''}{key}"
+            yield from (f"{module}: {key} is left" for key in now if "ddpfix" in key)
+
+
+def before_class(module: str, name: str, seen: Dict[Any, Dict[str, Any]]) -> Any:
+    return seen[module, None][name]
+
+
+class World:
+    """What is expected after the steps so far, and the steps themselves."""
+
+    def __init__(self) -> None:
+        self.observer = Observer()
+        self.path: List[str] = []
+        self.armed = self.active = False
+        # The layers on DistributedDataParallel.__init__, outermost first.
+        self.chain: List[str] = []
+        self.lost = 0
+        self.copies: List[ModuleType] = []
+        self.said: List[str] = []
+
+    # The steps.
+
+    def T(self) -> None:
+        import torch.nn.parallel  # noqa: F401
+
+        self._imported()
+
+    def W(self) -> None:
+        importlib.import_module(WAVLM)
+        self._imported()
+
+    def A(self) -> None:
+        import ddpfix
+
+        ddpfix.activate()
+        self._activated()
+
+    R = A
+
+    def O(self) -> None:  # noqa: E743
+        import ddpfix.auto  # noqa: F401
+
+        self._activated()
+
+    def E(self) -> None:
+        os.environ["DDPFIX"] = "1"
+        from ddpfix import _boot
+
+        _boot.start()
+        self.armed = True
+
+    def U(self) -> None:
+        import ddpfix
+
+        self.said = ddpfix.deactivate()
+        self.armed = self.active = False
+        self.chain = [layer for layer in self.chain if layer == "theirs"]
+
+    def P(self) -> None:
+        """As ddtrace does."""
+        import wrapt
+
+        wrapt.wrap_function_wrapper("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", theirs)
+        self.chain.insert(0, "theirs")
+
+    def Q(self) -> None:
+        """As ddtrace does: whichever layer is outermost goes."""
+        owner = ddp()
+        setattr(owner, "__init__", getattr(owner, "__init__").__wrapped__)  # noqa: B009, B010
+        self.lost += self.chain.pop(0) != "theirs"
+
+    def S(self) -> None:
+        copy = ModuleType(f"user_{len(self.copies)}")
+        sys.modules[copy.__name__] = copy
+        exec("from torch.distributed import init_process_group as begin", copy.__dict__)
+        self.copies.append(copy)
+
+    def _imported(self) -> None:
+        if self.armed and not self.active:
+            self._activated()
+        elif self.active:
+            self._ours()
+
+    def _activated(self) -> None:
+        self.active = self.armed = True
+        self._ours()
+
+    def _ours(self) -> None:
+        if HOME in sys.modules and not self.chain_has_ours() and not self.lost:
+            self.chain = ["steps", "unused", *self.chain]
+
+    def chain_has_ours(self) -> bool:
+        return any(layer != "theirs" for layer in self.chain)
+
+    # The checks: each yields what is wrong.
+
+    def problems(self) -> Iterator[str]:
+        yield from self._report()
+        if HOME in sys.modules:
+            yield from self._ddp()
+            yield from self._group()
+        if WAVLM in sys.modules:
+            yield from self._wavlm()
+        if not self.active:
+            yield from self._residue()
+
+    def _report(self) -> Iterator[str]:
+        import ddpfix
+
+        report = ddpfix.report()
+        yield from expect("report().active", report.active, self.active)
+        if self.path[-1] == "U":
+            if len(self.said) != self.lost:
+                yield f"undo could not take back {self.said}, {self.lost} were lost"
+            self.lost = 0
+        if report.active:
+            states = {entry.id: entry.state for entry in report.patches}
+            applied = {True: "applied", False: "armed"}
+            yield from expect("torch.unused", states["torch.unused"], applied[HOME in sys.modules])
+            yield from expect("transformers.layerdrop", states["transformers.layerdrop"], applied[WAVLM in sys.modules])
+            yield from expect("failed", [name for name, state in states.items() if state == "failed"], [])
+
+    def _ddp(self) -> Iterator[str]:
+        owner = ddp()
+        found, below = [], vars(owner)["__init__"]
+        while hasattr(below, "_self_wrapper"):
+            found.append(below._self_wrapper.__module__.rpartition(".")[2].replace("__main__", "theirs"))
+            below = below.__wrapped__
+        yield from expect("the layers on DDP.__init__", found, self.chain)
+        yield from expect("the function below them is the original", below is self._stock(HOME, "__init__"), True)
+        forward = vars(owner)["forward"]
+        names = []
+        while hasattr(forward, "__wrapped__"):
+            names.append(forward.__code__.co_filename.rpartition("/")[2])
+            forward = forward.__wrapped__
+        yield from expect("the layers on DDP.forward", names, ["steps.py", "diagnosis.py"] if self.active else [])
+        yield from expect("DDP.forward is the original", forward is self._stock(HOME, "forward"), True)
+
+    def _stock(self, module: str, attribute: str) -> Any:
+        return self.observer.seen[module, "DistributedDataParallel"][attribute]
+
+    def _group(self) -> Iterator[str]:
+        name = "init_process_group"
+        now = vars(sys.modules[C10D])[name]
+        stock = self.observer.seen[C10D, None][name]
+        yield from expect(f"{name} is patched", now is not stock, self.active)
+        yield from expect(f"{name} leads to the original", below_ours(now) is stock, True)
+        yield from expect("torch.distributed's copy", sys.modules["torch.distributed"].__dict__[name] is now, True)
+        for copy in self.copies:
+            yield from expect(f"the copy in {copy.__name__}", copy.__dict__["begin"] is now, True)
+
+    def _wavlm(self) -> Iterator[str]:
+        from ddpfix import draws
+
+        encoder = sys.modules[WAVLM].__dict__["WavLMEncoder"]
+        stock = self.observer.seen[WAVLM, "WavLMEncoder"]["forward"]
+        yield from expect("WavLMEncoder is covered", encoder in draws.COVERED, self.active)
+        yield from expect("WavLMEncoder.forward is patched", vars(encoder)["forward"] is not stock, self.active)
+        base: Any = sys.modules["transformers.modeling_utils"].__dict__["PreTrainedModel"]
+        name = "_set_gradient_checkpointing"
+        now = vars(base)[name]
+        stock = self.observer.seen["transformers.modeling_utils", "PreTrainedModel"][name]
+        yield from expect(f"{name} is patched", now is not stock, self.active)
+        yield from expect(f"{name} is patched once", below_ours(now) is stock, True)
+        yield from expect("recorders", len(draws.RECORDERS), int(self.active))
+
+    def _residue(self) -> Iterator[str]:
+        allowed = [f"{HOME}.DistributedDataParallel.__init__"] if self.chain else []
+        yield from expect("what is not the original", list(self.observer.changed()), allowed)
+        for module, name in (
+            ("draws", "COVERED"),
+            ("draws", "RECORDERS"),
+            ("wrapping", "_BEFORE"),
+            ("registry", "_IN_PLACE"),
+        ):
+            held = getattr(sys.modules.get(f"ddpfix.{module}"), name, ())
+            yield from expect(f"ddpfix.{module}.{name}", len(held), 0)
+        if not self.armed:
+            finders = [finder for finder in sys.meta_path if type(finder).__module__ == "ddpfix.finder"]
+            yield from expect("finders", len(finders), 0)
+
+
+def expect(what: str, found: Any, wanted: Any) -> Iterator[str]:
+    if found != wanted:
+        yield f"{what}: {found!r}, not {wanted!r}"
+
+
+def ddp() -> Any:
+    return sys.modules[HOME].__dict__["DistributedDataParallel"]
+
+
+def below_ours(function: Any) -> Any:
+    return function.__wrapped__ if hasattr(function, "_self_wrapper") else function
+
+
+def theirs(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return wrapped(*args, **kwargs)
+
+
+Tree = Dict[str, Any]
+
+
+def grow(orderings: List[List[str]]) -> Tree:
+    tree: Tree = {}
+    for ordering in orderings:
+        branch = tree
+        for step in ordering:
+            branch = branch.setdefault(step, {})
+    return tree
+
+
+def walk(world: World, tree: Tree, at_once: int = 1) -> None:
+    """Make every step of this branch in a forked process, ``at_once`` of them at a time."""
+    running = 0
+    for step, branch in tree.items():
+        if running == at_once:
+            os.wait()
+            running -= 1
+        sys.stdout.flush()
+        if os.fork() == 0:
+            end(lambda step=step, branch=branch: make(world, step, branch))  # type: ignore[misc]
+        running += 1
+    for _ in range(running):
+        os.wait()
+
+
+def make(world: World, step: str, branch: Tree) -> None:
+    world.path.append(step)
+    try:
+        getattr(world, step)()
+        problems = list(world.problems())
+    except BaseException:
+        problems = [traceback.format_exc()]
+    # One write that fits into a pipe's buffer is never mixed with another process's.
+    problems = [problem[-800:] for problem in problems[:4]]
+    print(json.dumps({"path": " ".join(world.path), "problems": problems, "pid": os.getpid()}), flush=True)
+    walk(world, branch)
+
+
+def end(action: Callable[[], None]) -> None:
+    try:
+        action()
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def main() -> None:
+    for name in HEAVY:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    early = [name for name in ("torch", "transformers", "accelerate", "ddpfix") if name in sys.modules]
+    assert not early, early
+    world = World()
+    sys.meta_path.insert(0, world.observer)
+    walk(world, grow([line.split() for line in sys.stdin]), at_once=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Editable installs by pip and by uv: the code of the checkout runs, and uninstalling takes everything away."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.activation import support
+from tests.activation.support import ROOT, Place
+from tests.packaging.test_wheel import NO_PATCHES, after_uninstall, nothing_left, use
+
+pytestmark = pytest.mark.packaging
+
+
+@pytest.fixture
+def place(tmp_path: Path, requirements: Path, torch_folder: Path) -> Place:
+    """A fresh environment that finds hatchling where the running one has it."""
+    place = support.new_place(tmp_path / "place")
+    spec = find_spec("hatchling")
+    assert spec is not None and spec.origin is not None
+    place.link(requirements, torch_folder, Path(spec.origin).parent.parent)
+    return place
+
+
+def check(place: Place, folder: Path) -> None:
+    code = "import ddpfix, ddpfix.patches.torch as p; print(ddpfix.__file__, p.__file__)"
+    assert support.succeed([place.python, "-c", code], place.env()).split() == [
+        str(ROOT / "ddpfix" / "__init__.py"),
+        str(ROOT / "patches" / "torch" / "__init__.py"),
+    ]
+    assert (place.packages / "ddpfix.pth").read_bytes() == (ROOT / "ddpfix" / "ddpfix.pth").read_bytes()
+    use(place, folder)
+
+
+def test_uv(place: Place, tmp_path: Path) -> None:
+    uv = shutil.which("uv")
+    if uv is None:
+        pytest.skip("NOT TRIED: uv is not on this machine")
+    before = place.files()
+    python = ["--python", place.python]
+    options = ["--no-deps", "--no-build-isolation"]
+    support.succeed([uv, "pip", "install", "-q", *python, *options, "-e", ROOT], place.env())
+    check(place, tmp_path)
+    support.succeed([uv, "pip", "uninstall", "-q", *python, "ddpfix"], place.env())
+    assert nothing_left(place, before) == []
+    after_uninstall(place)
+
+
+def test_pip(place: Place, tmp_path: Path) -> None:
+    support.succeed([place.python, "-m", "ensurepip"], place.env())
+    before = place.files()
+    pip = [place.python, "-m", "pip", "-q", "--disable-pip-version-check"]
+    support.succeed([*pip, "install", "--no-deps", "--no-build-isolation", "-e", ROOT], place.env())
+    check(place, tmp_path)
+    support.succeed([*pip, "uninstall", "-y", "ddpfix"], place.env())
+    assert nothing_left(place, before) == []
+    after_uninstall(place)
+
+
+def test_the_checkout_without_any_install(stock: Place, tmp_path: Path) -> None:
+    """``python -m ddpfix`` in the folder of the checkout; nothing is written to the environment."""
+    before = stock.files()
+    program = tmp_path / "program.py"
+    program.write_text("import torch, ddpfix; print(ddpfix.report().active)", encoding="utf-8")
+    assert support.succeed([stock.python, "-m", "ddpfix", "run", program], stock.env(), ROOT) == "True\n"
+    assert "nothing is changed" in support.succeed([stock.python, "-m", "ddpfix", "plan"], stock.env(), ROOT)
+    support.succeed([stock.python, "-c", NO_PATCHES], stock.env(), ROOT)
+    assert nothing_left(stock, before) == []
