@@ -116,7 +116,7 @@ class _Meeting:
     def _verdict(self) -> str:
         # Only the group's first rank looks at every rank, and only when the time is up; the others wait for its word.
         chief = self.rank == self.ranks[0]
-        found = self._poll(self.key("verdict"), self._anybody_missing if chief else lambda: [], 1.0 if chief else 1.5)
+        found = self._poll(self.key("verdict"), self._anybody_missing if chief else list, 1.0 if chief else 1.5)
         if not found and chief:
             self._conclude(self._absent(self._anybody_missing()))
         elif not found:

@@ -77,25 +77,20 @@ class Engine:
 
     def _apply(self, armed: _Armed, module: ModuleType) -> None:
         patch = armed.decision.patch
-        site = Site(patch, self.settings)
+        site = self.sites.setdefault(patch, Site(patch, self.settings))
+        before = len(site.records)
         try:
             owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
-            function = _code(self.matrix.patches[patch].code)
-            done = function(site, module, owner)
+            done = _code(self.matrix.patches[patch].code)(site, module, owner)
         except Exception as error:
-            site.undo()
-            if patch in self.sites:
-                self.sites[patch].undo()
+            self.notes.extend(site.undo())
             self.failed[patch] = f"{armed.target}: {error if isinstance(error, PatchError) else repr(error)}"
             log.warning(
                 f"{patch} is not applied, {module.__name__} stays as it was: {self.failed[patch]}. "
                 f"{settings.switch_name(patch)}=0 silences this."
             )
             return
-        whole = self.sites.setdefault(patch, Site(patch, self.settings))
-        whole.records.extend(site.records)
-        whole.last_words.extend(site.last_words)
-        if site.records or done:
+        if len(site.records) > before or done:
             self.places.setdefault(patch, []).append(f"{module.__name__}:{armed.target.attribute}")
             log.debug(f"{patch} applied at {module.__name__}:{armed.target.attribute}")
         if "*" not in armed.target.module:
@@ -214,13 +209,16 @@ def activate(**arguments: object) -> Report:
         if _boot.refused():
             return report()
         if _engine is None or arguments:
+            # Built first: bad input has to leave the activation in force as it is.
+            engine = Engine(arguments)
             if _engine is not None:
                 deactivate()
-            _engine = Engine(arguments)
-            log.set_level(_engine.settings["log"])
+            # The finder may be asking just now (it woke us): it has to stay the same one.
+            _engine = engine
+            log.set_level(engine.settings["log"])
             hook = finder.install()
-            hook.wake, hook.wanted, hook.imported = None, _engine.wanted, _engine.imported
-            _engine.catch_up()
+            hook.wake, hook.wanted, hook.imported = None, engine.wanted, engine.imported
+            engine.catch_up()
         return report()
 
 
@@ -228,11 +226,11 @@ def deactivate() -> List[str]:
     """Undo everything: every touched attribute is the object that it was. Returns what could not be taken back."""
     global _engine
     with _LOCK:
+        finder.remove()
         if _engine is None:
             return []
         problems = _engine.undo()
         _engine = None
-        finder.remove()
         for problem in problems:
             log.warning(problem)
         return problems

@@ -91,7 +91,8 @@ class Finder:
         return names
 
     def _wake(self) -> None:
-        # Another thread waits here until the patches are armed; its toolkit would be imported unpatched otherwise.
+        # Another thread waits here until the patches are armed: its toolkit would be imported unpatched otherwise. (An
+        # import statement holds the import lock anyway, others who look for a module may not.)
         with self._lock:
             wake, self.wake = self.wake, None
             if wake is not None:

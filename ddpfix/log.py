@@ -17,11 +17,19 @@ _LEVELS = {
 _said: Set[str] = set()
 
 
+class _Named(logging.Formatter):
+    """Every line begins with our name, once."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if text.startswith("ddpfix ") else f"ddpfix: {text}"
+
+
 def _logger() -> logging.Logger:
     logger = logging.getLogger("ddpfix")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("ddpfix: %(message)s"))
+        handler.setFormatter(_Named())
         logger.addHandler(handler)
         logger.propagate = False
         logger.setLevel(logging.INFO)

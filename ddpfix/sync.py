@@ -63,6 +63,8 @@ class Replica:
         self.seed = seed
         self.iteration = -1
         self.last: Optional[Step] = None
+        # Whether the model skips layers, so that parameters go unused in it.
+        self.skips = False
         self._module = weakref.ref(module)
         self._keys: weakref.WeakKeyDictionary[Any, Tuple[str, int]] = weakref.WeakKeyDictionary()
 
@@ -108,7 +110,6 @@ class Step:
 
 _CURRENT: ContextVar[Optional[Step]] = ContextVar("ddpfix_step", default=None)
 _REPLICAS: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
-_SOURCES = _REPLICAS
 
 
 def current() -> Optional[Step]:

@@ -9,13 +9,13 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 from ddpfix.registry import Site
 
 # Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
-_BEFORE: List[Callable[[Any], None]] = []
+_BEFORE: List[Callable[[Any], object]] = []
 
 # (True, value) while a toolkit wraps a model and we know what its user asked for; value None: nothing was asked for.
 _ASKED: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_asked", default=(False, None))
 
 
-def before(site: Site, action: Callable[[Any], None]) -> None:
+def before(site: Site, action: Callable[[Any], object]) -> None:
     """Have ``action(model)`` called before a model is wrapped, until the patch is undone."""
     if action not in _BEFORE:
         _BEFORE.append(action)

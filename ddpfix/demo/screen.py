@@ -45,9 +45,8 @@ class Screen:
 
             yield show
 
-    def skipped(self, title: str, layers: Sequence[str], steps: List[Step]) -> None:
+    def skipped(self, layers: Sequence[str], steps: List[Step]) -> None:
         """One row a step, one column a rank: skipped layers by number, the others as dots."""
-        self.say(title)
         table = Table()
         table.add_column("step", justify="right")
         ranks = range(len(steps[0].skipped)) if steps else range(0)

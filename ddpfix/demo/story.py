@@ -84,10 +84,11 @@ def _cured(screen: Screen, job: Job) -> bool:
 def _seen(screen: Screen, job: Job, when: str) -> None:
     """The table of a training, as far as it came."""
     about = job.lines("versions")
-    if about:
+    if about and verdict.steps(job):
         versions = ", ".join(f"{name} {version}" for name, version in about[0]["versions"].items())
-        title = f"Layers that each rank skipped, {when} ({versions}, {job.seconds:.0f} s)"
-        screen.skipped(title, about[0]["layers"], verdict.steps(job))
+        title = f"Layers by rank, {when} ({versions}, {job.seconds:.0f} s)"
+        screen.say(f"{title}: a number is a layer that was skipped, a dot one that ran")
+        screen.skipped(about[0]["layers"], verdict.steps(job))
 
 
 def _unexpected(screen: Screen, job: Job, what: List[str]) -> bool:

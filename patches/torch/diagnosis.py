@@ -6,17 +6,25 @@ import re
 from types import ModuleType
 from typing import Any, Callable, Dict, List
 
-from ddpfix.draws import skip_frames
+from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
 
 ERROR = "Expected to have finished reduction in the prior iteration"
+_SET_THE_FLAG = (
+    "they are not used in every step, or an output that uses them is not part of the loss. The cure:\n"
+    "    DistributedDataParallel(model, find_unused_parameters=True)      # or, without an edit: DDPFIX_UNUSED=find"
+)
+_ALREADY_SET = (
+    "find_unused_parameters=True is set, so DDP found them behind an output that is not part of the loss. The cure:\n"
+    "    return only what the loss needs from the wrapped model, or add 0.0 * output.sum() to the loss"
+)
 _INDICES = re.compile(r"did not receive grad for rank (\d+): ([\d ]+)")
 
 
 def reduction(site: Site, module: ModuleType, owner: Any) -> None:
     """Catch the error where DDP raises it: at the beginning of the next forward."""
     site.often(owner, "forward", _forward)
-    skip_frames(owner.forward)
+    skip_frames(vars(owner)["forward"])
 
 
 def _forward(stock: Any) -> Callable[..., Any]:
@@ -40,12 +48,20 @@ def explain(wrapper: Any, message: str) -> str:
     else:
         missing = [names[int(i)] for i in found.group(2).split() if int(i) < len(names)]
         where = f" on rank {found.group(1)}"
-    listed = "".join(f"\n    {module}: {', '.join(parts)}" for module, parts in _grouped(missing).items())
-    return (
-        f"ddpfix: {len(missing) or 'some'} parameters got no gradient{where}:{listed or ' torch names none'}\n"
-        "ddpfix: they are not used in every step, or an output that uses them is not part of the loss. The cure:\n"
-        "    DistributedDataParallel(model, find_unused_parameters=True)      # or, without an edit: DDPFIX_UNUSED=find"
-    )
+    cure = _ALREADY_SET if wrapper.find_unused_parameters else _SET_THE_FLAG
+    return f"ddpfix: {len(missing) or 'some'} parameters got no gradient{where}:{_listed(missing)}\nddpfix: {cure}"
+
+
+def _listed(names: List[str]) -> str:
+    """The parameters, a line a layer, and no more lines than can be read."""
+    groups = _grouped(names)
+    lines = [f"\n    {module}: {_short(parts, 4)}" for module, parts in groups.items()]
+    more = f"\n    and {len(lines) - 20} more modules" if len(lines) > 20 else ""
+    return "".join(lines[:20]) + more or " torch names none"
+
+
+def _short(words: List[str], most: int) -> str:
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def _names(wrapper: Any) -> List[str]:

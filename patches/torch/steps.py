@@ -12,6 +12,7 @@ import torch
 from torch import distributed
 
 from ddpfix import agree, draws, engine, log, recall, sync, wrapping
+from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
 
 
@@ -24,7 +25,7 @@ def ddp(site: Site, module: ModuleType, owner: Any) -> None:
         return
     site.once(owner, "__init__", _ddp_built)
     site.often(owner, "forward", _ddp_forward)
-    draws.skip_frames(owner.forward)
+    skip_frames(vars(owner)["forward"])
     site.at_undo(sync.forget)
 
 
@@ -32,7 +33,7 @@ def fsdp(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for fully sharded models; their root is known only when it first runs, so ranks agree then."""
     if inspect.isclass(owner):
         site.often(owner, "forward", _fsdp_forward)
-        draws.skip_frames(owner.forward)
+        skip_frames(vars(owner)["forward"])
     else:
         site.once(module, "fully_shard", _fully_sharded)
     site.at_undo(sync.forget)
@@ -50,7 +51,8 @@ def _ddp_built(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[
     group = arguments.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
     seed = _agree(arguments["module"], group)
     wrapped(*args, **kwargs)
-    sync.register(instance, arguments["module"], seed)
+    replica = sync.register(instance, arguments["module"], seed)
+    replica.skips = bool(draws.active(arguments["module"]))
 
 
 def _agree(model: Any, group: Any) -> int:

@@ -38,13 +38,13 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
     chosen = _chosen(arguments)
     if arguments.get("static_graph"):
         if skipping:
-            log.warning(f"static_graph=True cannot work with LayerDrop ({names}): set the rate to 0 or drop static_graph")
+            log.warning(f"static_graph=True cannot work with LayerDrop ({names}): set the rate to 0, or leave it out")
         return False
     if chosen is not None:
         if not chosen and skipping:
             log.warning(
-                f"{FLAG}=False is your own setting and stays; with LayerDrop active in {names}, expect 'Expected to have"
-                " finished reduction'. Leave it out, or set DDPFIX_LAYERDROP=off."
+                f"{FLAG}=False is your own setting and stays; with LayerDrop active in {names}, the next step raises"
+                " 'Expected to have finished reduction'. Leave it out, or set DDPFIX_LAYERDROP=off."
             )
         return False
     if not arguments.get(FLAG):

@@ -68,11 +68,11 @@ def _switched(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _default(stock: Any) -> Callable[..., Any]:
-    """Releases before 4.35 leave ``use_reentrant`` to torch's default: in a step that skips layers it is False."""
+    """Releases before 4.35 leave ``use_reentrant`` to torch's default: in a model that skips layers it is False."""
 
     def checkpoint(*args: Any, **kwargs: Any) -> Any:
         step = sync.current()
-        if "use_reentrant" not in kwargs and step is not None and step.calls:
+        if "use_reentrant" not in kwargs and step is not None and step.replica.skips:
             kwargs["use_reentrant"] = False
         return stock(*args, **kwargs)
 

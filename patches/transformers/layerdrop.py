@@ -57,5 +57,5 @@ def _cover(site: Site, classes: Any, choose: Callable[..., Any]) -> bool:
             draws.cover(site, owner, choose, never=choose is _never)
             done = True
         except PatchError as error:
-            log.warning(f"{owner.__module__}.{owner.__qualname__} skips layers, and ranks may disagree on them: {error}")
+            log.warning(f"{owner.__module__}.{owner.__qualname__} skips layers, and ranks may disagree: {error}")
     return done

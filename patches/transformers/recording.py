@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ddpfix import draws
 from ddpfix.registry import Site
@@ -20,8 +20,16 @@ def skipped(site: Site, module: ModuleType, owner: Any) -> bool:
     """Complete the collected hidden states when a call that skipped layers ends."""
     recorder = (_begin, _end)
     draws.RECORDERS.append(recorder)
+    draws.WATCHED.append(_wanted)
     site.at_undo(lambda: draws.RECORDERS.remove(recorder))
+    site.at_undo(lambda: draws.WATCHED.remove(_wanted))
     return True
+
+
+def _wanted(module: Any, kwargs: Dict[str, Any]) -> bool:
+    """Whether hidden states are collected in this call: stock dies of a gap on a single process, too."""
+    asked = kwargs.get(f"output_{KEY}") or getattr(getattr(module, "config", None), f"output_{KEY}", False)
+    return bool(asked) or _collected() is not None
 
 
 def _collected() -> Optional[List[Any]]:

@@ -166,9 +166,17 @@ def test_modules_in_a_zip_file(check: Checker, toys: Path) -> None:
         """
         from importlib.util import find_spec
         find_spec("zip_more"), find_spec("zip_more"), find_spec("zipped")
+        class Between:
+            # Another module is looked for and imported between the look-up of a module and its execution.
+            def find_spec(self, name, path=None, target=None):
+                spec = hook.find_spec(name, path, target)
+                if name == "zipped":
+                    import zip_more
+                return spec
+        sys.meta_path.insert(0, Between())
         import zipped.one, zip_more, inspect
         assert (zipped.one.ONE, zip_more.TWO) == (1, 2)
-        assert seen == ["zipped", "zipped.one", "zip_more"], seen
+        assert seen == ["zip_more", "zipped", "zipped.one"], seen
         assert inspect.getsource(zip_more) == "TWO = 2\\n"
         """,
         path=str(toys / "archive.zip"),
@@ -279,12 +287,19 @@ def test_threads_wait_until_the_patches_are_armed(check: Checker) -> None:
         names = ["toy.part", "broken", "spaces.inside"]
         import os
         os.environ["WHOLE"] = "1"
+        # One thread looks by itself, as a tool may do; import statements are kept apart by the import lock already.
+        def look():
+            spec = hook.find_spec("toy")
+            assert "exec_module" in vars(spec.loader), "the hook is missing"
+            looked.append(spec)
+        looked = []
         threads = [threading.Thread(target=importlib.import_module, args=(name,)) for name in names]
+        threads.append(threading.Thread(target=look))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert {"broken", "toy", "toy.part", "spaces.inside"} <= set(seen) and woken == [1]
+        assert {"broken", "toy", "toy.part", "spaces.inside"} <= set(seen) and woken == [1] and looked
     """)
 
 

@@ -52,78 +52,33 @@ def test_tools_see_torch_as_it_is(real: Place) -> None:
     assert (done.returncode, done.stdout) == (0, "applied\n"), done.stderr
 
 
-LAUNCHES: Dict[str, List[str]] = {
-    "run before torchrun": ["{python}", "-m", "ddpfix", "run", "torchrun", "--standalone", "{two}", "{script}", "a"],
-    "run behind torchrun": ["torchrun", "--standalone", "{two}", "-m", "ddpfix", "run", "{script}", "a"],
-    "run before the module": [
-        "ddpfix",
-        "run",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "{two}",
-        "-m",
-        "tests.activation.ranks",
-        "a",
-    ],
-    "variable and no python": [
-        "{python}",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "{two}",
-        "--no-python",
-        "{python}",
-        "{script}",
-        "a",
-    ],
+# Each launch finds a free port by itself: other jobs may be running on this machine.
+LAUNCHES = {
+    "run before torchrun": "python -m ddpfix run torchrun --standalone --nproc_per_node=2 {script} a",
+    "run behind torchrun": "torchrun --standalone --nproc_per_node=2 -m ddpfix run {script} a",
+    "run before the module": "ddpfix run -m torch.distributed.run --standalone --nproc_per_node=2 -m {module} a",
+    "variable and no python": "python -m torch.distributed.run --standalone --nproc_per_node=2 "
+    "--no-python {python} {script} a",
     # The option --cpu alone starts one process; what asks for several has the name of the GPU case, and works without.
-    "run before accelerate": [
-        *(
-            "{python}",
-            "-m",
-            "ddpfix",
-            "run",
-            "accelerate",
-            "launch",
-            "--multi_gpu",
-            "--num_processes",
-            "2",
-            "--num_machines",
-            "1",
-        ),
-        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "{script}", "a"),
-    ],
+    "run before accelerate": "python -m ddpfix run accelerate launch --multi_gpu --num_processes 2 --num_machines 1 "
+    "--mixed_precision no --dynamo_backend no --main_process_port 0 {script} a",
 }
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_every_rank_of_a_launcher(real: Place, tmp_path: Path, launch: str) -> None:
-    names = {"python": str(real.python), "two": "--nproc_per_node=2", "script": str(RANKS)}
-    command = [
-        str(real.bin / word) if place == 0 and "{" not in word else word for place, word in enumerate(LAUNCHES[launch])
-    ]
+    module = "module" in launch
+    words = LAUNCHES[launch].format(script=RANKS, module="tests.activation.ranks", python=real.python).split()
     variable = "1" if launch.startswith("variable") else None
-    env = real.env(DDPFIX=variable, OUT=str(tmp_path), PYTHONPATH=str(ROOT) if "module" in launch else None)
-    check(start([word.format(**names) for word in command], env, tmp_path), tmp_path, "module" in launch)
+    env = real.env(DDPFIX=variable, OUT=str(tmp_path), PYTHONPATH=str(ROOT) if module else None)
+    check(start([real.bin / words[0], *words[1:]], env, tmp_path), tmp_path, module)
 
 
 def test_every_rank_from_the_checkout(tmp_path: Path, real: Place) -> None:
     """Nothing is installed: the running interpreter, the checkout on the path, and the module of torchrun."""
-    command = [
-        sys.executable,
-        "-m",
-        "ddpfix",
-        "run",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        RANKS,
-        "a",
-    ]
+    words = f"-m ddpfix run -m torch.distributed.run --standalone --nproc_per_node=2 {RANKS} a".split()
     env = real.env(OUT=str(tmp_path), PYTHONPATH=str(ROOT), PATH=os.environ["PATH"])
-    check(start(command, env, tmp_path), tmp_path, False)
+    check(start([sys.executable, *words], env, tmp_path), tmp_path, False)
 
 
 def check(done: Finished[str], folder: Path, module: bool) -> None:

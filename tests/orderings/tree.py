@@ -307,7 +307,8 @@ def make(world: World, step: str, branch: Tree) -> None:
         problems = [traceback.format_exc()]
     # One write that fits into a pipe's buffer is never mixed with another process's.
     problems = [problem[-800:] for problem in problems[:4]]
-    print(json.dumps({"path": " ".join(world.path), "problems": problems, "pid": os.getpid()}), flush=True)
+    line = json.dumps({"path": " ".join(world.path), "problems": problems, "pid": os.getpid()}) + "\n"
+    os.write(1, line.encode())
     walk(world, branch)
 
 

@@ -1,0 +1,38 @@
+"""Keeps torch.compile away from the choice of layers, and lets it compile the layers themselves."""
+
+from __future__ import annotations
+
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+
+def skip_frames(function: Any) -> None:
+    """Have torch.compile run this function as plain Python and compile what it calls (the layers).
+
+    The decisions change with every step: a graph that had them inside would be compiled anew for each pattern.
+    """
+    _skip_code(function.__code__, and_all_below=False)
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = "ddpfix: the layers to skip are chosen anew in every step"
+
+
+def _skip_code(code: CodeType, and_all_below: bool) -> None:
+    """Mark a code object for torch's frame evaluation, without importing torch.compile (seconds) to do it."""
+    from torch import _C
+
+    frames: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "skip_code"):
+        frames.skip_code(code)
+    elif hasattr(frames, "set_code_exec_strategy"):
+        actions = frames._FrameAction
+        below = actions.SKIP if and_all_below else actions.DEFAULT
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(actions.SKIP, below))
+
+
+def skip_module(module: ModuleType) -> None:
+    """Have torch.compile leave the functions of one of our modules alone, and what they call."""
+    for value in list(vars(module).values()):
+        inner = vars(value).values() if isinstance(value, type) else (value,)
+        for function in inner:
+            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                _skip_code(function.__code__, and_all_below=True)

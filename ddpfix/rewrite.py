@@ -1,0 +1,154 @@
+"""Copies a function that draws, so that its draws can be answered; the function itself is never changed.
+
+In the copy the names ``torch``, ``random`` and ``numpy`` lead to look-alikes, which take the stock number first, so
+every generator advances as in stock.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import random
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from ddpfix import calls
+from ddpfix.registry import PatchError, Site
+
+_SOURCES = ("torch", "random", "np", "numpy")
+_DRAWS = frozenset(("rand", "uniform", "random"))
+_SHARDED = ("is_fsdp_managed_module",)
+_HIDDEN = "_ddpfix_"
+
+
+class _LookAlike:
+    """Stands for a module in the copied function: everything is the real module's, except the draws."""
+
+    def __init__(self, module: Any, draws: Dict[str, Any]) -> None:
+        self.__dict__.update(draws)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _scalar_draw(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        value = stock(*args, **kwargs)
+        call = calls.CURRENT.get()
+        # Only a single number decides about a layer; a tensor of draws is noise or a mask.
+        if call is None or (not isinstance(value, float) and getattr(value, "shape", None) != ()):
+            return value
+        return call.answer(value)
+
+    return draw
+
+
+def _look_alike(module: ModuleType) -> _LookAlike:
+    if module.__name__ == "torch":
+        return _LookAlike(module, {"rand": _scalar_draw(module.rand)})
+    if module is random:
+        return _LookAlike(module, {name: _scalar_draw(getattr(random, name)) for name in ("random", "uniform")})
+    generators = module.random
+    names = ("rand", "random", "random_sample", "uniform")
+    return _LookAlike(
+        module, {"random": _LookAlike(generators, {name: _scalar_draw(getattr(generators, name)) for name in names})}
+    )
+
+
+def innermost(function: Any) -> Any:
+    """The function below all decorators that left a ``__wrapped__``."""
+    return inspect.unwrap(function)
+
+
+def rate_path(function: Any) -> Optional[Tuple[str, ...]]:
+    """Where a forward reads its LayerDrop rate: ``("layerdrop",)`` or ``("config", "layerdrop")``; None if nowhere."""
+    before = ""
+    for instruction in dis.get_instructions(innermost(function)):
+        name = instruction.argval
+        if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if "layerdrop" in name or "layer_drop" in name:
+                return ("config", name) if before == "config" else (name,)
+            before = name
+        else:
+            before = ""
+    return None
+
+
+def draws_layers(function: Any) -> bool:
+    """Whether this forward names a LayerDrop rate and a scalar random draw: it decides about layers by itself."""
+    code = getattr(innermost(function), "__code__", None)
+    if code is None or not _DRAWS.intersection(code.co_names):
+        return False
+    return rate_path(function) is not None
+
+
+def rename(site: Site, function: FunctionType) -> CodeType:
+    """The function's code with its random sources renamed to look-alikes, which are put into its globals."""
+    code = function.__code__
+    names = {
+        name: _HIDDEN + name
+        for name in _SOURCES
+        if name in code.co_names and isinstance(function.__globals__.get(name), ModuleType)
+    }
+    if not names:
+        raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
+    names.update({name: _HIDDEN + name for name in _SHARDED if name in code.co_names and name in function.__globals__})
+    for instruction in dis.get_instructions(code):
+        if instruction.argval in names and instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST"):
+            names.pop(instruction.argval)
+    home = function.__globals__
+    for name, hidden in names.items():
+        if hidden not in home:
+            home[hidden] = _unless_shared(home[name]) if name in _SHARDED else _look_alike(home[name])
+            site.at_undo(functools.partial(home.pop, hidden, None))
+    renamed = tuple(names.get(name, name) for name in code.co_names)
+    return code.replace(co_names=renamed, co_consts=_complete_outputs(code))
+
+
+def _complete_outputs(code: CodeType) -> Tuple[Any, ...]:
+    """The constants, with the outputs of a skipped layer as long as those of a layer that ran.
+
+    Up to 4.36 a skipped layer leaves ``(None, None)``, and WavLM with ``output_attentions`` asks for a third entry.
+    """
+    steps = list(dis.get_instructions(code))
+    unpacked = any(
+        one.argval == (None, None) and other.opname == "UNPACK_SEQUENCE" for one, other in zip(steps, steps[1:])
+    )
+    return tuple((None,) * 5 if value == (None, None) and not unpacked else value for value in code.co_consts)
+
+
+def _unless_shared(asks: Callable[..., bool]) -> Callable[..., bool]:
+    """transformers runs every layer of a sharded model, because ranks might disagree. Here they do not."""
+
+    @functools.wraps(asks)
+    def must_run_all(*args: Any, **kwargs: Any) -> bool:
+        return not isinstance(calls.CURRENT.get(), calls.StepCall) and asks(*args, **kwargs)
+
+    return must_run_all
+
+
+def copy_with(function: FunctionType, code: CodeType) -> FunctionType:
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__, copy.__module__, copy.__doc__ = function.__qualname__, function.__module__, function.__doc__
+    return copy
+
+
+def rebuild(function: Any, inner: Any, replacement: Any) -> Any:
+    """A copy of a chain of decorators around ``inner`` that ends in ``replacement``."""
+    if function is inner:
+        return replacement
+    below = function.__wrapped__
+    cells = getattr(function, "__closure__", None) or ()
+    if not isinstance(function, FunctionType) or not any(cell.cell_contents is below for cell in cells):
+        raise PatchError(f"the decorator around {inner.__qualname__} does not hold it in a closure")
+    rebuilt = rebuild(below, inner, replacement)
+    closure = tuple(CellType(rebuilt) if cell.cell_contents is below else cell for cell in cells)
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__dict__.update(function.__dict__)
+    copy.__dict__["__wrapped__"] = rebuilt
+    return copy
