@@ -11,7 +11,7 @@ import functools
 import inspect
 import random
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 
 from ddpfix import calls
 from ddpfix.registry import PatchError, Site
@@ -30,6 +30,8 @@ class _LookAlike:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith(_HIDDEN):
+            return getattr(self, name[len(_HIDDEN) :])
         return getattr(self._module, name)
 
 
@@ -88,17 +90,16 @@ def draws_layers(function: Any) -> bool:
 def rename(site: Site, function: FunctionType) -> CodeType:
     """The function's code with its random sources renamed to look-alikes, which are put into its globals."""
     code = function.__code__
+    loaded = _globals_of(code)
     names = {
         name: _HIDDEN + name
         for name in _SOURCES
-        if name in code.co_names and isinstance(function.__globals__.get(name), ModuleType)
+        if name in loaded and isinstance(function.__globals__.get(name), ModuleType)
     }
     if not names:
         raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
-    names.update({name: _HIDDEN + name for name in _SHARDED if name in code.co_names and name in function.__globals__})
-    for instruction in dis.get_instructions(code):
-        if instruction.argval in names and instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST"):
-            names.pop(instruction.argval)
+    names.update({name: _HIDDEN + name for name in _SHARDED if name in loaded and name in function.__globals__})
+    _refuse_ambiguous(function, names)
     home = function.__globals__
     for name, hidden in names.items():
         if hidden not in home:
@@ -106,6 +107,23 @@ def rename(site: Site, function: FunctionType) -> CodeType:
             site.at_undo(functools.partial(home.pop, hidden, None))
     renamed = tuple(names.get(name, name) for name in code.co_names)
     return code.replace(co_names=renamed, co_consts=_complete_outputs(code))
+
+
+def _globals_of(code: CodeType) -> FrozenSet[str]:
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+def _refuse_ambiguous(function: FunctionType, names: Dict[str, str]) -> None:
+    """A name and an attribute share one entry in the code: ``random.random`` is renamed as a whole.
+
+    That is right behind a look-alike, which knows its hidden names; behind anything else it would be an error.
+    """
+    before = ""
+    for instruction in dis.get_instructions(function.__code__):
+        name = instruction.argval
+        if name in names and instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")) and before not in names:
+            raise PatchError(f"{function.__qualname__} uses {name} both as a module and as an attribute")
+        before = name if isinstance(name, str) else ""
 
 
 def _complete_outputs(code: CodeType) -> Tuple[Any, ...]:

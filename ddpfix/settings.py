@@ -38,12 +38,15 @@ class Setting:
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 
+    @property
+    def accepted(self) -> str:
+        return ", ".join([*self.values, *([self.kind] if self.kind else [])])
+
     def validate(self, value: str, source: str) -> str:
         word = value.strip().lower()
         if word in self.values or (self.check is not None and self.check(word)):
             return word
-        accepted = [*self.values, *([self.kind] if self.kind else [])]
-        raise SettingsError(f"{source}={value!r}: accepted are {', '.join(accepted)}")
+        raise SettingsError(f"{source}={value!r}: accepted are {self.accepted}")
 
 
 def _is_integer(word: str) -> bool:

@@ -81,10 +81,10 @@ def make(cell: Cell, python: Path) -> None:
 
 
 def interpreter(version: str) -> str:
-    """A CPython of this version: this one, one of those named in DDPFIX_PYTHONS, or what uv finds."""
+    """A CPython of this version: this one, one of those named in TEST_PYTHONS, or what uv finds."""
     if version == "{}.{}".format(*sys.version_info[:2]):
         return sys.executable
-    named = os.environ.get("DDPFIX_PYTHONS", "").split(os.pathsep)
+    named = os.environ.get("TEST_PYTHONS", "").split(os.pathsep)
     return next((path for path in named if f"/{version}." in path or f"python{version}" in path), version)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 import os
@@ -23,10 +24,22 @@ def ddp(site: Site, module: ModuleType, owner: Any) -> None:
         if distributed.is_available() and distributed.is_initialized():
             agree.announce()
         return
+    _name_those_before(owner)
     site.once(owner, "__init__", _ddp_built)
     site.often(owner, "forward", _ddp_forward)
     skip_frames(vars(owner)["forward"])
     site.at_undo(sync.forget)
+
+
+def _name_those_before(owner: Any) -> None:
+    """A model that was wrapped before us has agreed on nothing: it is named, and stays as it is."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    for found in [found for found in gc.get_objects() if type(found) is owner]:
+        log.warning(
+            f"a {type(found.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated, and is"
+            " not covered. Activate ddpfix first: import ddpfix.auto as the first line."
+        )
 
 
 def fsdp(site: Site, module: ModuleType, owner: Any) -> None:

@@ -42,10 +42,9 @@ def _in_module(module: ModuleType) -> Iterator[type]:
 
 
 def _in_model(model: Any) -> List[type]:
-    """The classes whose forward the modules of a model run: user subclasses and remote code are among them."""
-    kinds = dict.fromkeys(type(module) for module in model.modules())
-    owners = (next((level for level in kind.__mro__ if "forward" in vars(level)), None) for kind in kinds)
-    return [owner for owner in dict.fromkeys(owners) if owner is not None]
+    """The classes whose forward the modules of a model may run: user subclasses and remote code are among them."""
+    levels = (level for module in model.modules() for level in type(module).__mro__ if "forward" in vars(level))
+    return list(dict.fromkeys(levels))
 
 
 def _cover(site: Site, classes: Any, choose: Callable[..., Any]) -> bool:

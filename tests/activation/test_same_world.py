@@ -143,7 +143,8 @@ def signalled(words: Sequence[object], env: Dict[str, str], number: int) -> List
     assert int(process.stdout.readline()) == process.pid
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    return [process.returncode, errors]
+    # Where exactly the signal arrived is chance, and in the lines before the last.
+    return [process.returncode, errors.splitlines()[-1:]]
 
 
 def test_a_signal_that_python_ignores_is_not_ignored_in_a_program(way: Way) -> None:

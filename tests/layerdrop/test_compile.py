@@ -7,15 +7,15 @@ from typing import Any, Iterator, List, Tuple
 
 import pytest
 import torch
+from ddpfix.patches.transformers import layerdrop
 from packaging.version import Version
 
 from ddpfix import sync
-from ddpfix.patches.transformers import layerdrop
 from ddpfix.registry import Site
 from tests.support import zoo
 
 pytestmark = pytest.mark.skipif(
-    Version(torch.__version__) < Version("2.1"), reason="torch.compile came with 2.0 and does not trace these models there"
+    Version(torch.__version__) < Version("2.1"), reason="torch.compile of 2.0 does not trace these models"
 )
 
 

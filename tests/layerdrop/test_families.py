@@ -12,9 +12,9 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 import pytest
 import torch
+from ddpfix.patches.transformers import layerdrop
 
 from ddpfix import draws, sync
-from ddpfix.patches.transformers import layerdrop
 from ddpfix.registry import Site
 from tests.support import zoo
 
@@ -164,7 +164,7 @@ def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
 def test_the_rate_is_found(entry: zoo.Tiny, site: Site) -> None:
     model = covered(site, entry)
     rates = {type(module).__name__: rate for _, module, rate in draws.active(model)}
-    assert rates == {name: 0.5 for name in entry.drawing()}
+    assert rates == dict.fromkeys(entry.drawing(), 0.5)
     zoo.set_rate(model, 0.0)
     assert draws.active(model) == []
 

@@ -11,17 +11,18 @@ from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 import torch
+from ddpfix.patches.transformers import layerdrop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddpfix import sync
-from ddpfix.patches.transformers import layerdrop
 from ddpfix.registry import Site
 from tests.support import zoo
 
 ENTRY = zoo.tiny("wav2vec2-stable")
 KINDS = pytest.mark.parametrize("reentrant", (True, False), ids=("reentrant", "non-reentrant"))
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+Whole = Callable[[nn.Module], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +79,7 @@ class Run:
         output.pow(2).sum().backward()
 
 
-def compare(plain: Callable[[nn.Module], torch.Tensor], kept: Callable[[nn.Module], torch.Tensor], steps: int = 6) -> None:
+def compare(plain: Whole, kept: Whole, steps: int = 6) -> None:
     """Gradients and skips of every step, with and without checkpointing."""
     one, other = Run(), Run()
     patterns = set()

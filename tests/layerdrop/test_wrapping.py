@@ -1,0 +1,210 @@
+"""What happens to a model when it is wrapped: own classes are found, rates nobody reads are named, checkpointing."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import subprocess
+import sys
+from typing import Any, Iterator, List
+
+import pytest
+import torch
+import transformers
+from ddpfix.patches.transformers import checkpointing, layerdrop, overrides
+from packaging.version import Version
+from torch import nn
+
+from ddpfix import draws, log, sync, wrapping
+from ddpfix.registry import Site
+from tests.support import zoo
+
+RELEASE = Version(transformers.__version__)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site("test")
+    yield made
+    made.undo()
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> List[str]:
+    said: List[str] = []
+    for level in ("info", "warning"):
+        monkeypatch.setattr(log, level, said.append)
+    return said
+
+
+class OwnStack(nn.Module):
+    """A stack as remote code or a user would write it: copied from no release, with a rate of its own."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layerdrop = rate
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if self.training and random.random() < self.layerdrop:
+                continue
+            states = block(states)
+        return states
+
+
+class LocalSource(OwnStack):
+    """Draws from something that cannot be answered: a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.dice = random.Random(3)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if self.training and self.dice.random() < self.layerdrop:
+                continue
+            states = block(states)
+        return states
+
+
+def wrapped(site: Site, model: nn.Module) -> None:
+    """Everything that looks at a model before DDP wraps it."""
+    layerdrop.sync(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
+    wrapping.look_at(model)
+
+
+def patterns(model: nn.Module, seed: int, count: int = 12) -> List[Any]:
+    found = []
+    replica = sync.Replica(model, seed)
+    for _ in range(count):
+        with sync.step(replica) as step:
+            model(torch.ones(1, 4))
+        found.append([(skip.module, skip.layer) for skip in step.skipped])
+    return found
+
+
+def test_a_users_own_class_is_found_when_it_is_wrapped(site: Site) -> None:
+    model = nn.Sequential(OwnStack(0.5), OwnStack(0.3)).train()
+    wrapped(site, model)
+    assert OwnStack in draws.COVERED
+    random.seed(1)
+    first = patterns(model, seed=5)
+    random.seed(2)
+    assert patterns(model, seed=5) == first
+    assert len({str(one) for one in first}) > 6
+    assert {name for one in first for name, _ in one} == {"0", "1"}
+    assert [rate for _, _, rate in draws.active(model)] == [0.5, 0.3]
+    site.undo()
+    assert OwnStack not in draws.COVERED
+
+
+def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
+    base = type(zoo.tiny("wav2vec2").build().encoder)
+
+    class Mine(base):  # type: ignore[misc, valid-type]
+        def forward(self, hidden_states: Any, **kwargs: Any) -> Any:
+            return super().forward(hidden_states * 1.0, **kwargs)
+
+    model = zoo.tiny("wav2vec2").build()
+    model.encoder.__class__ = Mine
+    wrapped(site, model)
+    assert base in draws.COVERED or Mine in draws.COVERED
+    with sync.step(sync.Replica(model, 3)) as step:
+        model(**zoo.tiny("wav2vec2").batch())
+    assert step.calls
+
+
+def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -> None:
+    model = LocalSource().train()
+    wrapped(site, model)
+    assert LocalSource not in draws.COVERED
+    assert any("LocalSource skips layers, and ranks may disagree" in line for line in lines)
+    # Its parameters go unused all the same, so DDP is told.
+    assert [rate for _, _, rate in draws.active(model)] == [0.5]
+
+
+@pytest.mark.parametrize("name", ("bart", "opt"))
+def test_a_rate_that_nobody_reads_is_named(site: Site, lines: List[str], name: str) -> None:
+    model = zoo.tiny(name).build(rate=0.5)
+    for setting in ("encoder_layerdrop", "decoder_layerdrop", "layerdrop"):
+        if hasattr(model.config, setting):
+            setattr(model.config, setting, 0.0)
+    for module in model.modules():
+        # Later releases share one object among all modules; the user changes the outermost.
+        if hasattr(module, "config"):
+            module.config = model.config
+    wrapped(site, model)
+    overrides.rates(site, importlib.import_module("torch.nn.parallel.distributed"), None)
+    wrapping.look_at(model)
+    named = [line for line in lines if "has no effect" in line]
+    assert len(named) == len(zoo.tiny(name).drawing())
+    assert all("=0 in the config" in line and "uses 0.5" in line for line in named)
+
+
+def test_a_rate_that_is_read_is_not_named(site: Site, lines: List[str]) -> None:
+    model = zoo.tiny("wav2vec2").build(rate=0.5)
+    model.config.layerdrop = 0.2
+    wrapped(site, model)
+    overrides.rates(site, importlib.import_module("torch.nn.parallel.distributed"), None)
+    wrapping.look_at(model)
+    assert not [line for line in lines if "has no effect" in line]
+    assert draws.rate_of(model.encoder) == 0.2
+
+
+def test_a_config_inside_a_composite_model(site: Site, lines: List[str]) -> None:
+    """model.config.encoder is not the object that the drawing module holds."""
+    import copy
+
+    model = zoo.tiny("wav2vec2").build(rate=0.5)
+    model.encoder.config = copy.deepcopy(model.config)
+    model.config.layerdrop = 0.0
+    wrapped(site, model)
+    assert [d[0] for d in overrides.differences(model)] == ["encoder"]
+
+
+@pytest.mark.skipif(Version("4.35") > RELEASE, reason="modules keep their checkpoint function from 4.35 on")
+def test_wrapping_makes_checkpointing_non_reentrant(site: Site, lines: List[str]) -> None:
+    for rate in (0.5, 0.0):
+        model = zoo.tiny("bart").build(rate=rate)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        wrapped(site, model)
+        checkpointing.reentrant(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
+        wrapping.look_at(model)
+        kinds = {
+            checkpointing.is_reentrant(module._gradient_checkpointing_func)
+            for module in model.modules()
+            if getattr(module, "gradient_checkpointing", False)
+        }
+        # Without LayerDrop the user's choice works, and stays.
+        assert kinds == ({False} if rate else {True})
+
+
+HANGING = """
+import sys, threading, os
+from tests.support import zoo
+entry = zoo.tiny("wavlm")
+model = entry.build(rate=0.0)
+model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+loss = entry.last_loss(model(**entry.batch()))
+timer = threading.Timer(float(sys.argv[1]), lambda: os._exit(9))
+timer.start()
+loss.backward()
+timer.cancel()
+"""
+
+
+@pytest.mark.skipif(Version("4.57") > RELEASE, reason="stock ends its backward on releases before 4.57")
+def test_wavlm_with_reentrant_checkpointing_ends() -> None:
+    from tests.ranks.launch import ROOT, environment
+
+    def code(switch: str, limit: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "ignore", "-c", HANGING, limit]
+        return subprocess.run(
+            command, env=environment({"DDPFIX": switch}), cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+
+    assert code("0", "6").returncode == 9, "stock ends by now: this cure may go"
+    cured = code("1", "60")
+    assert cured.returncode == 0
+    assert "never ends its backward: use_reentrant=False is used" in cured.stderr
