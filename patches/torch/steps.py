@@ -37,8 +37,8 @@ def _name_those_before(owner: Any) -> None:
         return
     for found in [found for found in gc.get_objects() if type(found) is owner]:
         log.warning(
-            f"a {type(found.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated, and is"
-            " not covered. Activate ddpfix first: import ddpfix.auto as the first line."
+            f"a {type(found.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated: it is"
+            " not covered. Activate ddpfix first (import ddpfix.auto as the first line)."
         )
 
 
