@@ -120,6 +120,10 @@ def test_longer_loops(name: str) -> None:
     check_skips(outcome(LOOPS).found(name))
 
 
+def test_forked_and_spawned_loaders() -> None:
+    check_skips(ranks(["loaders"], ON).found("loaders"))
+
+
 def test_two_models_have_streams_of_their_own() -> None:
     found = outcome(LOOPS).found("two_models")
     check_skips(found)

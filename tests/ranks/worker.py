@@ -344,6 +344,25 @@ def flag() -> Dict[str, Any]:
 
 
 @scenario
+def loaders() -> Dict[str, Any]:
+    """Batches from forked and from spawned workers."""
+    entry = zoo.tiny("wavlm")
+    model = with_dropout(entry.build(seed=3))
+    watch = Watch(model)
+    wrapped = DistributedDataParallel(model)
+    torch.manual_seed(50 + rank())
+    found: Dict[str, Any] = {"skipped": [], "equal": []}
+    for kind in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(_Sounds(), batch_size=8, num_workers=1, multiprocessing_context=kind)
+        for sample in loader:
+            wrapped.zero_grad(set_to_none=True)
+            entry.last_loss(wrapped(input_values=sample["input_values"])).backward()
+            found["skipped"].append(watch.skipped())
+            found["equal"].append(same_everywhere(torch.cat([g.flatten() for g in gradients(model)])))
+    return found
+
+
+@scenario
 def accelerate_loop() -> Dict[str, Any]:
     """accelerate wraps the model; nothing is said about unused parameters."""
     from accelerate import Accelerator

@@ -1,0 +1,54 @@
+"""What ddpfix adds to a process that imports torch, transformers and a model, and which part of it costs what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any, Callable, Dict, List
+
+from tests.activation.support import Place
+from tests.benchmarks import places
+from tests.benchmarks.measure import extra, middle_half, take_turns
+from tests.benchmarks.report import Figure
+
+_CHILD = Path(__file__).with_name("import_child.py")
+_MODEL = ("transformers", "transformers.models.wav2vec2.modeling_wav2vec2")
+
+
+def with_toolkits(folder: Path, quick: bool) -> List[Figure]:
+    """DDPFIX=1 against DDPFIX unset."""
+    place = places.with_toolkits(folder / "toolkits")
+    modules = () if quick else _MODEL
+    said: Dict[str, List[Dict[str, Any]]] = {"stock": [], "ours": []}
+    runs = {"stock": _import(place, modules, said["stock"]), "ours": _import(place, modules, said["ours"], DDPFIX="1")}
+    # The first start reads a gigabyte from the disk.
+    runs["stock"]()
+    said["stock"].clear()
+    turns = take_turns(runs, 1 if quick else 6)
+    torch = median(one["torch"] for one in said["stock"])
+    parts = {**_parts(said["ours"]), **_parts(said["stock"])}
+    total, more = sum(parts.values()), extra(turns, "ours", "stock")
+    what = " and ".join(["torch", *modules[:1]])
+    return [
+        Figure("added CPU, its parts added up", total, "ms", 60),
+        Figure("the same, of what import torch needs", 100 * total / torch, "%", 2, f"import torch: {torch:.0f} ms"),
+        Figure("added CPU, whole processes", median(more), "ms", note=middle_half(more)),
+        Figure(f"whole process with {what}", median(turns["stock"]), "ms", note=middle_half(turns["stock"], 0)),
+        *(Figure(f"  {name}", value, "ms") for name, value in sorted(parts.items(), key=lambda pair: -pair[1])),
+    ]
+
+
+def _import(place: Place, modules: Any, said: List[Dict[str, Any]], **more: str) -> Callable[[], float]:
+    def run() -> float:
+        done = place.run(_CHILD, *modules, DDPFIX_LOG="off", **more)
+        assert done.returncode == 0, done.stderr
+        said.append(json.loads(done.stdout.splitlines()[-1]))
+        return float(said[-1]["whole"])
+
+    return run
+
+
+def _parts(said: List[Dict[str, Any]]) -> Dict[str, float]:
+    """Each part in the run in which it was least: more work cannot make it shorter, another job can make it longer."""
+    return {name: min(one["parts"][name] for one in said) for name in said[0]["parts"]}
