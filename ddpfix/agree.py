@@ -34,7 +34,21 @@ def announce() -> None:
 
     store = default_store()
     if store is not None:
-        store.set(f"ddpfix/here/{distributed.get_rank()}", b"1")
+        store.add(_mark(distributed.get_rank()), 1)
+
+
+def _mark(rank: int) -> str:
+    return f"ddpfix/here/{rank}"
+
+
+def _put(store: Any, key: str, value: str) -> None:
+    store.set(key, value)
+    store.add(key + "/set", 1)
+
+
+def _has(store: Any, key: str) -> bool:
+    """Whether a key is there, without waiting for it. Before torch 2.1 a prefixed store has no ``check``."""
+    return bool(store.add(key + "/set", 0))
 
 
 def default_store() -> Any:
@@ -81,7 +95,7 @@ class _Meeting:
         return f"{self.prefix}/{name}"
 
     def hold(self, seed: int) -> int:
-        self.store.set(self.key(self.rank), json.dumps({"facts": self.facts, "seed": seed}))
+        _put(self.store, self.key(self.rank), json.dumps({"facts": self.facts, "seed": seed}))
         first = self._wait(self.ranks[0])
         difference = self._difference(first["facts"])
         if difference:
@@ -106,7 +120,7 @@ class _Meeting:
     def _conclude(self, verdict: str) -> None:
         # Several ranks may differ: the first one to say so is heard, the others' words would only replace it.
         if verdict == "ok" or self.store.add(self.key("faults"), 1) == 1:
-            self.store.set(self.key("verdict"), verdict)
+            _put(self.store, self.key("verdict"), verdict)
 
     def _wait(self, rank: int) -> Dict[str, Any]:
         if not self._poll(self.key(rank), lambda: self._missing([rank])):
@@ -124,11 +138,11 @@ class _Meeting:
         return self._get(self.key("verdict")).decode()
 
     def _anybody_missing(self) -> List[int]:
-        return self._missing([rank for rank in self.ranks if not self.store.check([self.key(rank)])])
+        return self._missing([rank for rank in self.ranks if not _has(self.store, self.key(rank))])
 
     def _missing(self, ranks: List[int]) -> List[int]:
         """Those of ``ranks`` that never left a mark: they run without ddpfix."""
-        return [rank for rank in ranks if not self.store.check([f"ddpfix/here/{rank}"])]
+        return [rank for rank in ranks if not self.store.add(_mark(rank), 0)]
 
     def _absent(self, ranks: List[int]) -> str:
         shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
@@ -143,7 +157,7 @@ class _Meeting:
         deadline = time.monotonic() + self.limit * stretch
         last = time.monotonic() + _patience()
         pause, told = _PAUSE[0], False
-        while not self.store.check([key]):
+        while not _has(self.store, key):
             now = time.monotonic()
             if now > last or (now > deadline and missing()):
                 return False

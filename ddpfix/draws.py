@@ -98,36 +98,36 @@ def cover(
     covered.never = never
     for ours in (recall, sync, calls):
         skip_module(ours)
-    rate = _reader(covered.path)
-
-    def make(stock: Any) -> Callable[..., Any]:
-        scheduled = covered.scheduled
-
-        def training(self: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-            call = choose(self, args, kwargs)
-            if call is None:
-                return stock(self, *args, **kwargs)
-            token = calls.CURRENT.set(call)
-            try:
-                return scheduled(self, *args, **kwargs)
-            finally:
-                calls.CURRENT.reset(token)
-                call.close(self)
-
-        skip_frames(training)
-
-        # torch.compile follows this function in evaluation, and as far as the rate is zero in training.
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.training and rate(self):
-                return training(self, args, kwargs)
-            return stock(self, *args, **kwargs)
-
-        return forward
-
-    site.often(owner, "forward", make)
+    site.often(owner, "forward", functools.partial(_dispatch, covered, choose))
     COVERED[owner] = covered
     site.at_undo(functools.partial(_uncover, owner))
     return covered
+
+
+def _dispatch(covered: Covered, choose: Callable[..., Optional[Call]], stock: Any) -> Callable[..., Any]:
+    """The forward that decides between the stock function and its copy."""
+    scheduled, rate = covered.scheduled, _reader(covered.path)
+
+    def training(self: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        call = choose(self, args, kwargs)
+        if call is None:
+            return stock(self, *args, **kwargs)
+        token = calls.CURRENT.set(call)
+        try:
+            return scheduled(self, *args, **kwargs)
+        finally:
+            calls.CURRENT.reset(token)
+            call.close(self)
+
+    skip_frames(training)
+
+    # torch.compile follows this function in evaluation, and as far as the rate is zero in training.
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training and rate(self):
+            return training(self, args, kwargs)
+        return stock(self, *args, **kwargs)
+
+    return forward
 
 
 COVERED: Dict[type, Covered] = {}

@@ -10,13 +10,14 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ddpfix.settings import SETTINGS, switch_name
+from ddpfix.specifiers import holds, meet, probes
 
 STATUSES = ("cured", "not-cured", "not-affected")
 _CODE = re.compile(r"^[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*$")
@@ -178,7 +179,7 @@ class _Node:
             self.fail(f"{text!r} is not a version specifier; write it like '>=4.21,<5.24'")
         if any(clause.operator == "===" for clause in specifier):
             self.fail(f"{text!r} compares texts; write == instead of ===")
-        if not any(_holds(specifier, version) for version in probes([specifier])):
+        if not any(holds(specifier, version) for version in probes([specifier])):
             self.fail(f"no version can satisfy {text!r}")
         return specifier
 
@@ -187,44 +188,6 @@ class _Node:
             return Version(self.text())
         except InvalidVersion:
             self.fail(f"{self.text()!r} is not a version; write it like '4.57.6'")
-
-
-def _holds(specifier: SpecifierSet, version: Version) -> bool:
-    # Without prereleases=True the answer for a release candidate depends on the version of packaging.
-    return specifier.contains(version, prereleases=True)
-
-
-def probes(specifiers: Sequence[SpecifierSet]) -> List[Version]:
-    """Versions of which at least one is in all the specifiers, unless no version is.
-
-    The versions that all of them accept begin somewhere, and they begin at a boundary: at the version of some clause,
-    or right above it. Clauses with < and > leave out the pre- and post-releases of their own version, so there is more
-    than one kind of "right above".
-    """
-    versions = [Version(clause.version.replace(".*", "")) for specifier in specifiers for clause in specifier]
-    depth = max([len(version.release) for version in versions], default=1)
-    found = {Version("0.dev0"), Version("0")}
-    for version in versions:
-        found.update(map(Version, _boundaries(version, depth)))
-    return sorted(found)
-
-
-def _boundaries(version: Version, depth: int) -> Iterator[str]:
-    """A version, and what follows it of each kind, with as little in between as versions of ``depth`` numbers allow."""
-    base, release = version.base_version, version.release
-    epoch = base.rpartition("!")[0] + "!" if version.epoch else ""
-    after = epoch + ".".join(map(str, (*release[:-1], release[-1] + 1)))
-    right_after = epoch + ".".join(map(str, (*release, *[0] * (depth - len(release)), 1)))
-    letter, number = version.pre or ("", 0)
-    stem = f"{base}{letter}{number}" if letter else base
-    post = -1 if version.post is None else version.post
-    finished = stem if post < 0 else f"{stem}.post{post}"
-    yield from (str(version), finished)
-    next_pre = [f"{base}{letter}{number + 1}"] if letter else []
-    for text in (base, after, right_after, f"{stem}.post{post + 1}", *next_pre):
-        yield from (text, f"{text}.dev0")
-    if version.dev is not None:
-        yield f"{finished}.dev{version.dev + 1}"
 
 
 class _Reader:
@@ -315,7 +278,7 @@ class _Reader:
         versions = entry["versions"].specifier()
         tested = tuple(item.version() for item in entry["tested"].items()) if "tested" in entry else ()
         for version in tested:
-            if not _holds(versions, version):
+            if not holds(versions, version):
                 entry["tested"].fail(f"{version} is tested, but {entry['versions'].text()!r} does not contain it")
         return Row(
             patch=entry["patch"].choice(list(patches), "patch"),
@@ -358,11 +321,7 @@ class _Reader:
 
 
 def _clash(one: Row, other: Row) -> Optional[str]:
-    if one.torch is not None and other.torch is not None and not _meet(one.torch, other.torch):
+    if one.torch is not None and other.torch is not None and not meet(one.torch, other.torch):
         return None
-    meeting = _meet(one.versions, other.versions)
+    meeting = meet(one.versions, other.versions)
     return str(meeting) if meeting is not None else None
-
-
-def _meet(one: SpecifierSet, other: SpecifierSet) -> Optional[Version]:
-    return next((v for v in probes([one, other]) if _holds(one, v) and _holds(other, v)), None)

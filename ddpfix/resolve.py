@@ -10,8 +10,9 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from packaging.version import InvalidVersion, Version
 
-from ddpfix.matrix import Matrix, Patch, Row, _holds
+from ddpfix.matrix import Matrix, Patch, Row
 from ddpfix.settings import Settings, switch_name
+from ddpfix.specifiers import holds
 
 APPLY, SKIP, OFF, ABSENT, NOT_AFFECTED, NOT_CURED = "apply", "skip", "off", "absent", "not-affected", "not-cured"
 
@@ -76,7 +77,7 @@ def _decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]]
     except InvalidVersion:
         return decision(SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
     rows = matrix.rows_of(patch.id)
-    row = next((row for row in rows if _holds(row.versions, version) and _torch_holds(row, installed)), None)
+    row = next((row for row in rows if holds(row.versions, version) and _torchholds(row, installed)), None)
     if row is None:
         return _outside(decision, patch, rows, version, installed.get("torch"), switched == "force")
     if row.status != "cured":
@@ -88,7 +89,7 @@ def _outside(
     decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, torch: Optional[str], forced: bool
 ) -> Decision:
     here = f"{patch.toolkit} {version}"
-    if any(_holds(row.versions, version) for row in rows):
+    if any(holds(row.versions, version) for row in rows):
         here += f" with torch {torch}"
     tested = [(tested, row) for row in rows if row.status == "cured" for tested in row.tested]
     if not tested:
@@ -99,12 +100,12 @@ def _outside(
     return decision(SKIP, f"{here}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it")
 
 
-def _torch_holds(row: Row, installed: Mapping[str, Optional[str]]) -> bool:
+def _torchholds(row: Row, installed: Mapping[str, Optional[str]]) -> bool:
     text = installed.get("torch")
     if row.torch is None:
         return True
     try:
-        return text is not None and _holds(row.torch, Version(text))
+        return text is not None and holds(row.torch, Version(text))
     except InvalidVersion:
         return False
 

@@ -6,6 +6,7 @@ imported after the toolkit: many are there already, so this is what they cost us
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -85,6 +86,9 @@ def ask_again(hook: Any) -> None:
 
 
 def main(modules: List[str]) -> None:
+    # The collector comes when enough has been made, whoever made it: its 90 ms would fall to one part or another, or
+    # to neither process, by chance.
+    gc.disable()
     hook = None
     if "DDPFIX" in os.environ:
         from ddpfix import finder
