@@ -65,6 +65,8 @@ class Replica:
         self.last: Optional[Step] = None
         # Whether the model skips layers, so that parameters go unused in it.
         self.skips = False
+        # Whether the last forward was a micro-batch that is not communicated (``no_sync``): more of its window follow.
+        self.open = False
         self._module = weakref.ref(module)
         self._keys: weakref.WeakKeyDictionary[Any, Tuple[str, int]] = weakref.WeakKeyDictionary()
 

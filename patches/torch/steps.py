@@ -42,6 +42,21 @@ def _name_those_before(owner: Any) -> None:
         )
 
 
+def hold(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Before torch 2.4 all micro-batches of an accumulation window skip the same layers.
+
+    There, DDP with ``find_unused_parameters`` averages only what the last micro-batch used: a parameter that an earlier
+    one used, under ``no_sync``, keeps the gradient of its own rank, and ranks drift apart without a word (pytorch issue
+    69031, mended by pull request 124193). With one decision a window, what is unused at the end was never used in it.
+    """
+    _HOLDING.append(True)
+    site.at_undo(_HOLDING.clear)
+    return True
+
+
+_HOLDING: List[bool] = []
+
+
 def fsdp(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for fully sharded models; their root is known only when it first runs, so ranks agree then."""
     if inspect.isclass(owner):
@@ -125,6 +140,9 @@ def _ddp_forward(stock: Any) -> Callable[..., Any]:
         replica = sync.replica_of(self) if self.training and torch.is_grad_enabled() else None
         if replica is None:
             return stock(self, *inputs, **kwargs)
+        if _HOLDING and replica.open:
+            replica.iteration -= 1
+        replica.open = not self.require_backward_grad_sync
         return _run(stock, replica, self, inputs, kwargs)
 
     return forward

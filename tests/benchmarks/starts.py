@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Callable, List, Set
 
-from tests.activation.support import Place, nowhere
+from tests.activation.support import Place, nowhere, start
 from tests.benchmarks import places
 from tests.benchmarks.measure import extra, middle_half, process_ms, ratio, take_turns
 from tests.benchmarks.report import Figure
@@ -62,9 +62,10 @@ def _start(place: Place, **more: str) -> Callable[[], float]:
 
 def _one_pth(place: Place) -> Callable[[], float]:
     """The microseconds that one .pth file takes in a fresh interpreter."""
+    env = place.env()
 
     def run() -> float:
-        done = place.run("-S", "-c", _ONE_PTH, place.packages)
+        done = start([place.python, "-S", "-c", _ONE_PTH, place.packages], env)
         assert done.returncode == 0, done.stderr
         return float(done.stdout) / 1000
 
@@ -72,6 +73,6 @@ def _one_pth(place: Place) -> Callable[[], float]:
 
 
 def _modules(place: Place, **more: str) -> Set[str]:
-    done = place.run("-c", _MODULES, **more)
+    done = start([place.python, "-c", _MODULES], place.env(**more))
     assert done.returncode == 0 and not done.stderr, done.stderr
     return set(done.stdout.split())

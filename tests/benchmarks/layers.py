@@ -1,0 +1,202 @@
+"""What shared decisions cost in a training forward: a layer, a call, and as a share of a real step.
+
+The layers are replaced by ones that hand their input on, so that what is timed is the loop around them: in stock a
+draw and a comparison a layer, with ddpfix the same draw and our answer to it. Stock compares tensors and we compare
+numbers, so a forward may well be faster with ddpfix; what our own code takes is therefore shown by itself too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+
+import torch
+import transformers
+from torch import nn
+
+from ddpfix import calls, draws, engine, recall, sync
+from tests.benchmarks.measure import take_turns
+from tests.benchmarks.report import Figure
+from tests.support import zoo
+
+_MANY = 24
+# No draw is below the first, and every draw is below the second.
+_RATES = {"kept": 1e-30, "skipped": 1.0}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An encoder of the zoo whose loop is timed: its inputs, and what is expensive around the loop."""
+
+    name: str
+    inputs: Mapping[str, zoo.Array]
+    around: Tuple[str, ...] = ()
+
+    def build(self, rate: float, depth: int) -> nn.Module:
+        encoder = zoo.tiny(self.name).build(rate).get_submodule("encoder")
+        for name in self.around:
+            setattr(encoder, name, nn.Identity())
+        free = _Free(_in_tuple(encoder, self.arguments()))
+        encoder.layers = nn.ModuleList([free] * depth)
+        return encoder
+
+    def arguments(self) -> Dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return {name: array.make(generator) for name, array in self.inputs.items()}
+
+
+STACKS = (
+    Stack("wav2vec2", {"hidden_states": zoo.floats(2, 4, 16)}, ("pos_conv_embed",)),
+    Stack("bart", {"input_ids": zoo.ids(2, 7)}),
+)
+
+
+class _Free(nn.Module):  # type: ignore[misc, unused-ignore]
+    """A layer that costs nothing, and returns what the real one would: a tensor, or a tuple that begins with one."""
+
+    def __init__(self, in_tuple: bool) -> None:
+        super().__init__()
+        self.in_tuple = in_tuple
+
+    def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return (hidden,) if self.in_tuple else hidden
+
+
+def _in_tuple(encoder: Any, arguments: Dict[str, torch.Tensor]) -> bool:
+    found: List[Any] = []
+    handle = encoder.layers[0].register_forward_hook(lambda *seen: found.append(seen[-1]))
+    training = encoder.training
+    encoder.eval()(**arguments)
+    encoder.train(training)
+    handle.remove()
+    return isinstance(found[0], tuple)
+
+
+@contextmanager
+def _active() -> Iterator[None]:
+    """ddpfix is at work, torch uses one core, and all is as before in the end."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    engine.activate(log="off")
+    try:
+        yield
+    finally:
+        engine.deactivate()
+        torch.set_num_threads(threads)
+
+
+def a_layer(folder: Path, quick: bool) -> List[Figure]:
+    """A forward with free layers, with ddpfix above stock."""
+    with _active():
+        return [
+            *(figure for stack in STACKS for figure in _of_stack(stack, quick)),
+            Figure("our own code, a layer", _answer_us(quick), "us", note="the answer and the comparison"),
+            Figure("our own code, a call is remembered", _remember_us(quick), "us", note="for a recomputation of it"),
+        ]
+
+
+def _of_stack(stack: Stack, quick: bool) -> Iterator[Figure]:
+    for what, rate in _RATES.items():
+        once = _once_us(stack, rate, quick)
+        stock, ours = _least(stack.build(rate, _MANY), stack.arguments(), quick)
+        note = f"a forward with {_MANY} free layers: {ours:.0f} us, in stock {stock:.0f} us"
+        yield Figure(f"{stack.name}, above stock, a {what} layer", (ours - stock - once) / _MANY, "us", 4, note)
+        yield Figure(f"{stack.name}, above stock, once a forward", once, "us", note="without any layer")
+
+
+def _once_us(stack: Stack, rate: float, quick: bool) -> float:
+    """What does not depend on the number of layers: the step, the call, and what is kept for a recomputation."""
+    stock, ours = _least(stack.build(rate, 0), stack.arguments(), quick)
+    return ours - stock
+
+
+def _least(encoder: nn.Module, arguments: Dict[str, torch.Tensor], quick: bool) -> Tuple[float, float]:
+    """The least microseconds of a forward in stock and of one as a step of a wrapped model."""
+    from ddpfix.patches.torch.steps import _run  # type: ignore[import-not-found]
+
+    owner = next(level for level in type(encoder).__mro__ if level in draws.COVERED)
+    ours, stock = vars(owner)["forward"], draws.COVERED[owner].stock
+    replica = sync.Replica(encoder, 1)
+
+    def plain(wrapper: Any, **inputs: Any) -> Any:
+        return wrapper(**inputs)
+
+    def step() -> None:
+        _run(plain, replica, encoder, (), arguments)
+        if replica.last is not None:
+            # As if its backward had begun: the next step may forget it.
+            replica.last.reached = True
+
+    def timed(forward: Any, call: Callable[[], Any]) -> Callable[[], float]:
+        def run() -> float:
+            owner.forward = forward  # type: ignore[attr-defined]
+            return _loop_us(call, 20 if quick else 50)
+
+        return run
+
+    try:
+        runs = {"stock": timed(stock, lambda: encoder(**arguments)), "ours": timed(ours, step)}
+        turns = take_turns(runs, 2 if quick else 50)
+    finally:
+        owner.forward = ours  # type: ignore[attr-defined]
+    return min(turns["stock"]), min(turns["ours"])
+
+
+def _loop_us(call: Callable[[], Any], times: int) -> float:
+    """Microseconds of CPU a call, after a few calls in which the interpreter adapts to it."""
+    for _ in range(10):
+        call()
+    begun = time.process_time()
+    for _ in range(times):
+        call()
+    return (time.process_time() - begun) / times * 1e6
+
+
+def _answer_us(quick: bool) -> float:
+    call = calls.StepCall(1, sync.Step(sync.Replica(nn.Identity(), 1), 0), "", 0)
+    stock = torch.rand([])
+    return min(_loop_us(lambda: call.answer(stock) < 1e-30, 1000) for _ in range(3 if quick else 20))
+
+
+def _remember_us(quick: bool) -> float:
+    module, hidden = nn.Identity(), torch.randn(2, 4, 16)
+    replica = sync.Replica(module, 1)
+    steps = itertools.cycle([sync.Step(replica, number, reached=True) for number in range(2)])
+
+    def remember() -> None:
+        # Calls of an earlier step whose backward has begun are forgotten on the way, as in training.
+        recall.remember(module, (hidden,), {}, 1, next(steps))
+
+    return min(_loop_us(remember, 1000) for _ in range(3 if quick else 20))
+
+
+def a_step(folder: Path, quick: bool) -> List[Figure]:
+    """The share of a training step of a model of WavLM-base's size: 2 s of sound, two in a batch, one core."""
+    with _active():
+        own = _once_us(STACKS[0], _RATES["kept"], quick) + 12 * _answer_us(quick)
+        step = min(_wavlm_ms(quick))
+    return [
+        Figure("our own code, of a step", 100 * own / 1000 / step, "%", 0.2),
+        Figure("our own code", own, "us", note="the step, the call, and 12 answers"),
+        Figure("the step", step, "ms", note="forward and backward; an optimizer would make it longer"),
+    ]
+
+
+def _wavlm_ms(quick: bool) -> List[float]:
+    small = {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 96, "num_conv_pos_embeddings": 16}
+    config = transformers.WavLMConfig(**(small if quick else {}))
+    model = transformers.WavLMModel(config).train()
+    sound = torch.randn(2, 8000 if quick else 32000)
+
+    def step() -> float:
+        begun = time.process_time()
+        model.zero_grad(set_to_none=True)
+        model(sound).last_hidden_state.square().mean().backward()
+        return (time.process_time() - begun) * 1000
+
+    # The first step finds no memory to use again.
+    return [step() for _ in range(2 if quick else 4)][1:]
