@@ -65,7 +65,7 @@ def _cured(screen: Screen, job: Job) -> bool:
     with screen.progress("ddpfix", job.steps) as watch:
         job.train(watch)
     for line in job.output(0).splitlines():
-        if line.startswith("ddpfix: "):
+        if line.startswith(("ddpfix: ", f"ddpfix {__version__}: ")):
             screen.say(line, "dim")
     _seen(screen, job, "under ddpfix")
     complaints = verdict.complaints(job)

@@ -57,6 +57,9 @@ def measured(name: str, folder: Path, quick: bool) -> report.Section:
 
 def main(words: Optional[Sequence[str]] = None) -> None:
     chosen = arguments(sys.argv[1:] if words is None else words)
+    for name in [name for name in os.environ if name.startswith("DDPFIX")]:
+        # Each measurement says for itself whether ddpfix is on.
+        del os.environ[name]
     console = Console(width=None if sys.stdout.isatty() else 140)
     about = report.machine()
     report.show_machine(console, about)

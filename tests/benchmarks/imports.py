@@ -26,7 +26,7 @@ def with_toolkits(folder: Path, quick: bool) -> List[Figure]:
         # The first start reads a gigabyte from the disk.
         runs["stock"]()
         said["stock"].clear()
-    turns = take_turns(runs, 1 if quick else 4)
+    turns = take_turns(runs, 1 if quick else 3)
     torch = median(one["torch"] for one in said["stock"])
     parts = {**_parts(said["ours"]), **_parts(said["stock"])}
     total = sum(parts.values())

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import torch
 from torch import distributed as dist
@@ -53,6 +53,8 @@ class Trained:
 
     def __init__(self, stack: Stack, **options: Any) -> None:
         self.stack = stack
+        # CPU milliseconds of this rank, a step an entry.
+        self.busy: List[float] = []
         self.wrapped = DistributedDataParallel(stack, **options)
 
     def steps(self, count: int) -> float:
@@ -60,10 +62,12 @@ class Trained:
         dist.barrier()
         begun = time.perf_counter()
         for _ in range(count):
+            working = time.process_time()
             self.wrapped.zero_grad(set_to_none=True)
             # It needs a gradient, or a step in which every layer is skipped would have no backward.
             hidden = torch.randn(TOKENS, WIDTH, requires_grad=True)
             self.wrapped(hidden).square().mean().backward()
+            self.busy.append((time.process_time() - working) * 1000)
         return (time.perf_counter() - begun) / count * 1000
 
 
@@ -81,16 +85,22 @@ def steps(rate: float, quick: bool) -> Dict[str, Any]:
     for arm in arms.values():
         arm.steps(1 if quick else 3)
         arm.stack.ran.clear()
+        arm.busy.clear()
     turns: Dict[str, List[float]] = {name: [] for name in arms}
     for turn in range(2 if quick else 30):
         for name in list(arms)[:: -1 if turn % 2 else 1]:
             turns[name].append(arms[name].steps(1 if quick else 4))
-    return {"rate": rate, "turns": turns, "layers": {name: _slowest(arm.stack.ran) for name, arm in arms.items()}}
+    return {
+        "rate": rate,
+        "turns": turns,
+        "busy": {name: _slowest(arm.busy) for name, arm in arms.items()},
+        "layers": {name: _slowest(arm.stack.ran) for name, arm in arms.items()},
+    }
 
 
-def _slowest(ran: List[int]) -> float:
-    """Layers that the rank with most of them ran, in the mean over the steps."""
-    most = torch.tensor(ran, dtype=torch.float32)
+def _slowest(values: Sequence[float]) -> float:
+    """What the rank with most of it has in a step, in the mean over the steps."""
+    most = torch.tensor(values, dtype=torch.float32)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return float(most.mean())
 

@@ -26,7 +26,7 @@ def test_stock_fails_and_ddpfix_trains(model: str, loop: str, tmp_path: Path) ->
     assert f"RuntimeError: {verdict.UNFINISHED}" in stock
     assert re.search(r"Failed in step \d+, rank [01]:", stock)
     assert verdict.UNFINISHED not in cured
-    assert "ddpfix: ddpfix 0.1.0: " in cured and "find_unused_parameters=True" in cured
+    assert "\nddpfix 0.1.0: " in cured and "find_unused_parameters=True" in cured
     assert len(re.findall(r"^│ +\d+ │.*│ same +│", cured, re.MULTILINE)) == 20
     assert "DIFFERENT" not in cured
     assert "in the last five" in cured and "identical on all ranks" in cured
