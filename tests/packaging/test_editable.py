@@ -21,8 +21,17 @@ def place(tmp_path: Path, requirements: Path, torch_folder: Path) -> Place:
     place = support.new_place(tmp_path / "place")
     spec = find_spec("hatchling")
     assert spec is not None and spec.origin is not None
-    place.link(requirements, torch_folder, Path(spec.origin).parent.parent)
+    place.link(requirements, torch_folder, without_ddpfix(Path(spec.origin).parent.parent, tmp_path / "hatchling"))
     return place
+
+
+def without_ddpfix(packages: Path, folder: Path) -> Path:
+    """The same packages, without what an editable install of ddpfix itself left among them."""
+    folder.mkdir()
+    for entry in packages.iterdir():
+        if "ddpfix" not in entry.name:
+            (folder / entry.name).symlink_to(entry)
+    return folder
 
 
 def check(place: Place, folder: Path) -> None:
