@@ -25,6 +25,17 @@ _ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
 _TARGET = re.compile(r"^[A-Za-z_]\w*(\.[\w*]+)*:(\*|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)$")
 
 
+# libyaml's loader, where PyYAML was built with it, takes a tenth of the time.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_OPENING = (
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.FlowSequenceStartToken,
+)
+_CLOSING = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+
+
 class MatrixError(ValueError):
     """The matrix cannot be used; the message starts with file and line."""
 
@@ -215,13 +226,8 @@ class _Reader:
     def _root(self) -> _Node:
         try:
             text = self.path.read_text(encoding="utf-8")
-            # An alias can blow up a small file, and a tag can ask for code: neither has a place in plain data.
-            for token in yaml.scan(text, Loader=yaml.SafeLoader):
-                if isinstance(token, (yaml.AliasToken, yaml.AnchorToken, yaml.TagToken)):
-                    raise MatrixError(
-                        f"{self.path}:{token.start_mark.line + 1}: anchors, aliases and tags are not accepted here"
-                    )
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            self._refuse_hostile(text)
+            root = yaml.compose(text, Loader=_LOADER)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark is not None else 1
@@ -233,6 +239,18 @@ class _Reader:
         if root is None:
             raise MatrixError(f"{self.path}:1: the file is empty; expected are schema, toolkits, patches, rows")
         return _Node(root, self.path)
+
+    def _refuse_hostile(self, text: str) -> None:
+        """An alias can blow up a small file, a tag can ask for code, and deep nesting can end the process."""
+        depth = 0
+        for token in yaml.scan(text, Loader=_LOADER):
+            depth += isinstance(token, _OPENING)
+            depth -= isinstance(token, _CLOSING)
+            line = token.start_mark.line + 1
+            if isinstance(token, (yaml.AliasToken, yaml.AnchorToken, yaml.TagToken)):
+                raise MatrixError(f"{self.path}:{line}: anchors, aliases and tags are not accepted here")
+            if depth > 20:
+                raise MatrixError(f"{self.path}:{line}: nested too deeply; the schema needs five levels")
 
     def _patch(self, name: str, node: _Node, toolkits: Mapping[str, str]) -> Patch:
         if not _ID.match(name):

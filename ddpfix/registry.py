@@ -254,5 +254,8 @@ def stale_copies(old: Any, home: ModuleType) -> List[Any]:
         if module is home or not isinstance(module, ModuleType):
             continue
         # The values of a lazy module are looked at in its dictionary only: an attribute look-up could import something.
+        # Nearly no module has a copy, and this is the fastest way to know.
+        if id(old) not in map(id, list(names.values())):
+            continue
         found.extend((module, name) for name, value in list(names.items()) if value is old)
     return found

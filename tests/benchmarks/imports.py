@@ -35,7 +35,12 @@ def with_toolkits(folder: Path, quick: bool) -> List[Figure]:
         Figure("added CPU, its parts added up", total, "ms", 60),
         Figure("the same, of what import torch needs", 100 * total / torch, "%", 2, f"import torch: {torch:.0f} ms"),
         # One process differs from the next by more than we add, so this only shows that no part was forgotten.
-        Figure("added CPU, least whole process", min(turns["ours"]) - min(turns["stock"]), "ms", note="a rough check"),
+        Figure(
+            "added CPU, least whole process",
+            min(turns["ours"]) - min(turns["stock"]),
+            "ms",
+            note="rough: one process differs from the next by 100 ms",
+        ),
         Figure(f"whole process with {what}", median(turns["stock"]), "ms", note=middle_half(turns["stock"], 0)),
         *(Figure(f"  {name}", value, "ms") for name, value in sorted(parts.items(), key=lambda pair: -pair[1])),
     ]

@@ -159,7 +159,8 @@ BAD = {
     "not a mapping at all": (GOOD, "just a text\n", "just", "a mapping is expected here"),
     "empty": (GOOD, "", "", "expected are schema, toolkits, patches, rows"),
     "only a comment": (GOOD, "# nothing\n", "", "expected are schema, toolkits, patches, rows"),
-    "deep": (GOOD, "[" * 3000 + "]" * 3000, "", "cannot be read as YAML"),
+    "deep": (GOOD, "[" * 3000 + "]" * 3000, "", "nested too deeply"),
+    "very deep": (GOOD, "[" * 300000 + "]" * 300000, "", "nested too deeply"),
 }
 
 
