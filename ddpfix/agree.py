@@ -62,8 +62,10 @@ def default_store() -> Any:
         return None
 
 
-def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit: float) -> int:
+def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit: float) -> Optional[int]:
     """Compare ``facts`` with all ranks of a group and return the seed of its first rank.
+
+    None where the process group has no store (the MPI backend): ranks then decide for themselves, as in stock.
 
     Args:
         ranks: the global ranks of the group, in the group's order.
@@ -79,7 +81,11 @@ def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit
         return seed
     store = default_store()
     if store is None:
-        raise AgreementError("the process group has no store, so ranks cannot compare what ddpfix does on them")
+        log.warning(
+            "the process group has no store, so ranks can agree on nothing: LayerDrop stays as shipped. A group that is"
+            " started by torchrun has one."
+        )
+        return None
     return _Meeting(store, ranks, rank, facts, limit).hold(seed)
 
 

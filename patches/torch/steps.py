@@ -79,12 +79,13 @@ def _ddp_built(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[
     group = arguments.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
     seed = _agree(arguments["module"], group)
     wrapped(*args, **kwargs)
-    replica = sync.register(instance, arguments["module"], seed)
-    replica.skips = bool(draws.active(arguments["module"]))
+    if seed is not None:
+        replica = sync.register(instance, arguments["module"], seed)
+        replica.skips = bool(draws.active(arguments["module"]))
 
 
-def _agree(model: Any, group: Any) -> int:
-    """Look at the model, compare with the other ranks, and return the shared seed."""
+def _agree(model: Any, group: Any) -> Optional[int]:
+    """Look at the model, compare with the other ranks, and return the shared seed (None: ranks cannot agree here)."""
     facts = dict(_facts())
     try:
         wrapping.look_at(model)
@@ -181,7 +182,8 @@ def _fsdp_forward(stock: Any) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if _inner(self) or getattr(self, "_is_root", None) is False:
             return stock(self, *inputs, **kwargs)
-        return _run(stock, _sharded(self, self.process_group), self, inputs, kwargs)
+        replica = _sharded(self, self.process_group)
+        return stock(self, *inputs, **kwargs) if replica is None else _run(stock, replica, self, inputs, kwargs)
 
     return forward
 
@@ -193,10 +195,11 @@ def _inner(module: Any) -> bool:
     return sync.current() is not None or recall.in_backward()
 
 
-def _sharded(root: Any, group: Any) -> sync.Replica:
+def _sharded(root: Any, group: Any) -> Optional[sync.Replica]:
     replica = sync.replica_of(root)
     if replica is None:
-        replica = sync.register(root, root, _agree(root, group))
+        seed = _agree(root, group)
+        replica = None if seed is None else sync.register(root, root, seed)
     return replica
 
 
@@ -223,7 +226,8 @@ class _Steps:
 
     def begin(self, module: Any, args: Any) -> None:
         inner = engine.current() is None or _inner(module)
-        self.tokens.append(None if inner else sync.enter(_sharded(module, self._group())))
+        replica = None if inner else _sharded(module, self._group())
+        self.tokens.append(None if replica is None else sync.enter(replica))
 
     def end(self, module: Any, args: Any, output: Any) -> None:
         token = self.tokens.pop() if self.tokens else None

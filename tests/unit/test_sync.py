@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddpfix import sync
+from ddpfix import agree, sync
 from ddpfix.sync import Replica, fold, mix, text_key, uniform
 
 SEEDS = (0, 1, 1234, 2**63 - 1)
@@ -277,3 +277,13 @@ def test_models_are_not_kept_alive() -> None:
     del wrapper, model, step
     gc.collect()
     assert len(sync._REPLICAS) == before - 1
+
+
+def test_ranks_without_a_store_agree_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MPI backend has none: a job that ran before has to run on."""
+    said: List[str] = []
+    monkeypatch.setattr(agree, "default_store", lambda: None)
+    monkeypatch.setattr(agree.log, "warning", said.append)
+    assert agree.meet([0, 1], 0, {}, 7, 1.0) is None
+    assert agree.meet([0], 0, {}, 7, 1.0) == 7
+    assert len(said) == 1 and "LayerDrop stays as shipped" in said[0]
