@@ -148,8 +148,8 @@ def test_there_is_nobody_to_tell(place: Place, where: str) -> None:
 
 
 BROKEN_PATCH: Dict[str, Tuple[str, str]] = {
-    "exception": ("torch/steps.py", "1 / 0\ndef ddp(site, module, owner): pass\ndef fsdp(site, module, owner): pass\n"),
-    "syntax": ("torch/unused.py", "\ndef find(site, module, owner) = 1\n"),
+    "exception": ("torch/steps.py", "\n1 / 0\n"),
+    "syntax": ("torch/unused.py", "\ndef more(site, module, owner) = 1\n"),
 }
 
 
@@ -159,7 +159,8 @@ def test_a_patch_that_raises_leaves_the_import_fine(
 ) -> None:
     """This torch says that it is 2.13.0 and lacks what the patches look for; one patch cannot even be imported."""
     name, text = BROKEN_PATCH[kind]
-    (place.packages / "ddpfix" / "patches" / name).write_text(text, encoding="utf-8")
+    file = place.packages / "ddpfix" / "patches" / name
+    file.write_text(file.read_text(encoding="utf-8") + text, encoding="utf-8")
     place.link(requirements, support.toy_torch(tmp_path / "newer", "2.13.0"))
     code = "import torch.nn.parallel.distributed as d, ddpfix; print(d.Other, ddpfix.report().count('failed') > 2)"
     done = place.run("-c", code, DDPFIX="1")
