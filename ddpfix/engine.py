@@ -54,7 +54,8 @@ class Engine:
                 ready = [part for part in self.deferred if _top(part.__name__) == name]
                 self.deferred = [part for part in self.deferred if part not in ready]
                 for part in ready:
-                    self._put_in_place(part)
+                    # A module that was imported twice meanwhile counts as what it is now.
+                    self._put_in_place(sys.modules.get(part.__name__, part))
             elif _initializing(sys.modules.get(_top(name))):
                 # The patches import from the toolkit, which works only when its own import has come to its end.
                 self.deferred.append(module)
@@ -95,6 +96,13 @@ class Engine:
             log.debug(f"{patch} applied at {module.__name__}:{armed.target.attribute}")
         if "*" not in armed.target.module:
             self.waiting.remove(armed)
+
+    def verify(self) -> List[str]:
+        """What is not in place any more, in words: a toolkit may import a module of its own a second time."""
+        records = [(patch, record) for patch, site in self.sites.items() for record in site.records]
+        lost = [(patch, record) for patch, record in records if _outdated(record.owner) or not record.in_place()]
+        said = [f"{patch} is not in place any more at {r.owner.__name__}.{r.attribute}" for patch, r in lost]
+        return list(dict.fromkeys(said))
 
     def undo(self) -> List[str]:
         problems = [problem for site in reversed(list(self.sites.values())) for problem in site.undo()]
@@ -173,6 +181,16 @@ def _locate(module: ModuleType, target: Target) -> Any:
         if missing:
             raise PatchError(f"{target.attribute} no longer takes {', '.join(missing)} (has {', '.join(parameters)})")
     return owner
+
+
+def _outdated(owner: Any) -> bool:
+    """Whether a module or class has been replaced by another of its name since it was patched."""
+    if isinstance(owner, ModuleType):
+        return sys.modules.get(owner.__name__, owner) is not owner
+    found: Any = sys.modules.get(owner.__module__)
+    for part in owner.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return isinstance(found, type) and found is not owner
 
 
 def _code(name: str) -> Any:

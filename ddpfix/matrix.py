@@ -7,7 +7,7 @@ is accepted there. The file is data: it names patches that the package ships, ne
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
@@ -22,6 +22,7 @@ from ddpfix.specifiers import holds, meet, probes
 STATUSES = ("cured", "not-cured", "not-affected")
 _CODE = re.compile(r"^[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*$")
 _ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
+_FILE = re.compile(r"^\w[\w.-]*$")
 _TARGET = re.compile(r"^[A-Za-z_]\w*(\.[\w*]+)*:(\*|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)$")
 
 
@@ -63,6 +64,8 @@ class Patch:
     when: Tuple[str, ...]
     problem: str
     evidence: Tuple[str, ...]
+    # Whether it is applied without being asked for; the others wait for DDPFIX_<PATCH>=1.
+    default: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The whole file: distribution names by toolkit, patches by id, and the rows in the file's order."""
+    """The whole file: distribution names by toolkit, patches by id, and the rows in the file's order.
+
+    ``version_files`` has, for toolkits that ship one, the file in the package that tells its version: a clone in front
+    of the installed wheel is what is imported, and the metadata is the wheel's.
+    """
 
     toolkits: Mapping[str, str]
     patches: Mapping[str, Patch]
     rows: Tuple[Row, ...]
+    version_files: Mapping[str, str] = field(default_factory=dict)
 
     def rows_of(self, patch: str) -> List[Row]:
         return [row for row in self.rows if row.patch == patch]
@@ -208,7 +216,7 @@ class _Reader:
     def matrix(self) -> Matrix:
         top = self._root().mapping(required=("schema", "toolkits", "patches", "rows"))
         top["schema"].choice(("1",), "schema")
-        toolkits = {name: node.text() for name, node in top["toolkits"].mapping(optional=None).items()}
+        toolkits, files = self._toolkits(top["toolkits"])
         if "torch" not in toolkits:
             top["toolkits"].fail("the toolkit 'torch' is missing")
         patches = {
@@ -221,7 +229,21 @@ class _Reader:
         for name in patches:
             if not any(row.patch == name for row in rows):
                 top["patches"].mapping(optional=None)[name].fail(f"patch {name!r} has no row")
-        return Matrix(toolkits, patches, rows)
+        return Matrix(toolkits, patches, rows, files)
+
+    def _toolkits(self, node: _Node) -> Tuple[Dict[str, str], Dict[str, str]]:
+        """Distribution names, and version files of the toolkits that have one."""
+        names: Dict[str, str] = {}
+        files: Dict[str, str] = {}
+        for name, entry in node.mapping(optional=None).items():
+            if isinstance(entry.node, yaml.ScalarNode):
+                names[name] = entry.text()
+                continue
+            both = entry.mapping(required=("distribution", "version_file"))
+            names[name], files[name] = both["distribution"].text(), both["version_file"].text()
+            if not _FILE.match(files[name]):
+                both["version_file"].fail(f"{files[name]!r} is not the name of a file in the package")
+        return names, files
 
     def _root(self) -> _Node:
         try:
@@ -255,7 +277,9 @@ class _Reader:
     def _patch(self, name: str, node: _Node, toolkits: Mapping[str, str]) -> Patch:
         if not _ID.match(name):
             node.fail(f"{name!r} is not a patch id; write it like 'toolkit.cure', in lower case")
-        entry = node.mapping(required=("toolkit", "code", "problem", "evidence"), optional=("setting", "when"))
+        entry = node.mapping(
+            required=("toolkit", "code", "problem", "evidence"), optional=("setting", "when", "default")
+        )
         code = entry["code"].text()
         if not _shipped(code):
             entry["code"].fail(f"code {code!r} is not shipped; write it like 'toolkit.file:function', in patches/")
@@ -275,6 +299,7 @@ class _Reader:
             when=when,
             problem=" ".join(entry["problem"].text().split()),
             evidence=entry["evidence"].texts(),
+            default="default" not in entry or entry["default"].choice(("on", "off"), "default") == "on",
         )
 
     def _refuse_shared_variables(self, node: _Node, patches: Mapping[str, Patch]) -> None:

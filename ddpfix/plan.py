@@ -105,6 +105,8 @@ def explain(patch_id: str) -> int:
 
 def _controls(patch: matrix.Patch) -> str:
     switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to an untested version"
+    if not patch.default:
+        switch = f"{settings.switch_name(patch.id)}=1 switches it on (it is off by default)"
     if patch.setting is None:
         return switch
     variable = settings.PREFIX + patch.setting.upper()

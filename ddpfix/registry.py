@@ -12,7 +12,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from importlib import import_module
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import wrapt
@@ -53,6 +53,11 @@ class Record:
                     record.was = self.was
                     record.inherited = self.inherited and record.owner is self.owner
         return problem
+
+    def in_place(self) -> bool:
+        """Whether our layer is where it was put, alone or below those of others."""
+        current = vars(self.owner).get(self.attribute, _MISSING)
+        return _is_layer(current, self.now) or any(_is_layer(layer, self.now) for layer in _layers(current))
 
     def _take_away(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
         current = vars(self.owner).get(self.attribute, _MISSING)
@@ -103,6 +108,18 @@ def _relink(top: Any, ours: Any, was: Any) -> bool:
             elif _is_proxy(below) or type(below) is FunctionType:
                 waiting.append(below)
     return found
+
+
+def _layers(top: Any) -> Iterator[Any]:
+    """Everything that a wrapper calls, directly or through other wrappers."""
+    waiting, seen = [top], set()
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer
+            if _is_proxy(layer) or type(layer) in (FunctionType, classmethod, staticmethod):
+                waiting.extend(below for below, _ in _held(layer) if below is not None)
 
 
 def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
@@ -163,6 +180,16 @@ def _bound_first(stock: Any) -> Callable[..., Any]:
     return call
 
 
+def _bound(wrapped: Any, instance: Any) -> Any:
+    """A method is a bound one, also where it was called as ``Class.method(instance)``.
+
+    For such a call wrapt hands out a partial object, whose signature, in its older releases, still has ``self``.
+    """
+    if instance is not None and issubclass(type(wrapped), wrapt.PartialCallableObjectProxy):
+        return MethodType(wrapped.__wrapped__, instance)
+    return wrapped
+
+
 class Site:
     """Where one patch does its work: each change goes through here, is recorded, and can be undone as a whole."""
 
@@ -190,8 +217,12 @@ class Site:
 
     def once(self, owner: Any, attribute: str, wrapper: Callable[..., Any]) -> None:
         """Wrap something that is called once a run: ``wrapper(wrapped, instance, args, kwargs)``, by wrapt."""
+
+        def called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            return wrapper(_bound(wrapped, instance), instance, args, kwargs)
+
         with _LOCK:
-            self.replace(owner, attribute, _Layer(self._raw(owner, attribute), wrapper))
+            self.replace(owner, attribute, _Layer(self._raw(owner, attribute), called))
 
     def often(self, owner: Any, attribute: str, make: Callable[[Any], Callable[..., Any]]) -> None:
         """Wrap a function that is called every step: ``make(stock)`` returns a plain closure, which pickles by name."""

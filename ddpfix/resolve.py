@@ -6,6 +6,7 @@ Nothing is imported and nothing is changed, so ``plan`` can show the decisions o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from packaging.version import InvalidVersion, Version
@@ -56,7 +57,21 @@ def installed_versions(matrix: Matrix) -> Dict[str, Optional[str]]:
             found[toolkit] = version(distribution)
         except PackageNotFoundError:
             found[toolkit] = None
+        if toolkit in matrix.version_files:
+            found[toolkit] = _told_by_file(toolkit, matrix.version_files[toolkit]) or found[toolkit]
     return found
+
+
+def _told_by_file(toolkit: str, file: str) -> Optional[str]:
+    """The version of the package that an import would find: a clone may lie in front of the installed release."""
+    from importlib.util import find_spec
+
+    try:
+        spec = find_spec(toolkit)
+        folder = next(iter(spec.submodule_search_locations or ())) if spec is not None else ""
+        return (Path(folder) / file).read_text(encoding="utf-8").strip() or None if folder else None
+    except (ImportError, OSError, ValueError, StopIteration):
+        return None
 
 
 def _decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]], settings: Settings) -> Decision:
@@ -70,6 +85,8 @@ def _decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]]
         return decision(ABSENT, f"{patch.toolkit} is not installed")
     if switched == "0":
         return decision(OFF, f"switched off by {settings.sources.get(patch.id, switch_name(patch.id))}")
+    if not patch.default and switched is None:
+        return decision(OFF, f"not asked for; {switch_name(patch.id)}=1 switches it on")
     if patch.setting is not None and patch.when and settings[patch.setting] not in patch.when:
         return decision(OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
     try:

@@ -54,6 +54,10 @@ def _is_integer(word: str) -> bool:
     return word.isascii() and word.isdigit() and len(word) < 20 and int(word) < 2**63
 
 
+def _is_positive(word: str) -> bool:
+    return _is_integer(word) and int(word) > 0
+
+
 def _is_seconds(word: str) -> bool:
     try:
         return 0 < float(word) < 86400 * 7
@@ -76,9 +80,32 @@ SETTINGS: Tuple[Setting, ...] = (
     ),
     Setting(
         "overrides",
-        "report",
-        ("report", "off"),
-        "settings that cannot take effect: report (one warning that names them), off",
+        "apply",
+        ("apply", "off"),
+        "settings that a toolkit loses: apply (they arrive, or a warning names them), off",
+    ),
+    Setting(
+        "uneven",
+        "pad",
+        ("pad", "stop", "off"),
+        "ranks with different numbers of batches: pad (the shorter ones repeat some), stop (all at the shortest), off",
+    ),
+    Setting("memory", "on", ("on", "off"), "length limits and batch budgets of the toolkit hold for every batch"),
+    Setting(
+        "attention",
+        "off",
+        ("off",),
+        "largest batch size times squared length of a batch (frames squared), or off",
+        "an integer",
+        _is_positive,
+    ),
+    Setting(
+        "cache",
+        "off",
+        ("off",),
+        "release cached blocks of the GPU every so many optimizer steps, or off",
+        "an integer",
+        _is_positive,
     ),
     Setting(
         "seed",
@@ -119,6 +146,10 @@ class Settings:
 
     def switched(self, patch: str) -> Optional[str]:
         return self.switches.get(patch)
+
+    def number(self, name: str) -> Optional[int]:
+        """A setting that is off or a number; None stands for off."""
+        return None if self.values[name] == "off" else int(self.values[name])
 
     def seconds(self) -> float:
         return float(self.values["timeout"])

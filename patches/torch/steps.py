@@ -133,6 +133,9 @@ def _tell() -> None:
     global _told
     if not _told:
         _told = True
+        running = engine.current()
+        for lost in running.verify() if running is not None else ():
+            log.warning(lost)
         log.info(engine.report().summary())
 
 

@@ -313,3 +313,41 @@ def test_a_broken_matrix_does_not_break_the_import(folder: Path, damage: Optiona
     assert (done.returncode, done.stdout) == (0, "['one', 1]\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith("ddpfix: not activated: ") and re.search(r"compat_matrix.yaml:\d+: ", line)
+
+
+TWICE = """\
+import sys
+from importlib import import_module
+
+for _ in range(2):
+    # What FunASR does with its submodules: an import that is tried again after the first one was thrown away.
+    sys.modules.pop("kit.late", None)
+    import_module("kit.late")
+STOCK = {}
+one = two = None
+class Thing:
+    method = None
+
+STOCK = {"one": one, "two": two, "method": vars(Thing)["method"]}
+"""
+
+
+def test_a_module_that_is_imported_twice_during_the_first_import_is_patched_as_it_is(folder: Path) -> None:
+    bench = Bench(folder, kit=TWICE).patch("one", "kit.late:one")
+    (folder / "kit" / "late.py").write_text("def one(x):\n    return ['one', x]\n")
+    result = bench.run(more="import kit.late\nassert kit.late.one(1) == ['ours', 'one', 1]")
+    assert result.found["states"] == {"kit.one": "applied"} and result.said == []
+
+
+def test_what_was_replaced_after_us_is_told(folder: Path) -> None:
+    bench = Bench(folder).patch("one").patch("method", "kit:Thing.method")
+    more = (
+        "from ddpfix import engine as e\n"
+        "assert e.current().verify() == []\n"
+        "ours, stock, other = kit.one, kit.STOCK['one'], type('Thing', (), {'__module__': 'kit'})\n"
+        "kit.one, kit.Thing, thing = stock, other, kit.Thing\n"
+        "assert e.current().verify() == ['kit.one is not in place any more at kit.one',"
+        " 'kit.method is not in place any more at Thing.method']\n"
+        "kit.one, kit.Thing = ours, thing\n"
+    )
+    assert bench.run(more=more).given_back()

@@ -388,3 +388,23 @@ def test_a_pattern_stands_for_one_part_of_a_name() -> None:
     assert not pattern.match("transformers.models.wavlm.configuration_wavlm")
     assert not pattern.match("transformers.models.deprecated.mctct.modeling_mctct")
     assert not pattern.match("xtransformers.models.wavlm.modeling_wavlm")
+
+
+def test_a_toolkit_may_name_the_file_that_tells_its_version(tmp_path: Path) -> None:
+    good = GOOD.replace(
+        "  torch: torch\n", "  torch: torch\n  kit: {distribution: a-kit, version_file: version.txt}\n", 1
+    )
+    found = load(tmp_path, good)
+    assert found.toolkits["kit"] == "a-kit" and found.version_files == {"kit": "version.txt"}
+    line, said = refusal(tmp_path, good.replace("version.txt", "../version.txt"))
+    assert line == 4 and "is not the name of a file in the package" in said
+    line, said = refusal(tmp_path, good.replace("version_file: version.txt", "file: version.txt"))
+    assert line == 4 and "accepted are distribution, version_file" in said
+
+
+def test_a_patch_may_be_off_by_default(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD).patches["torch.unused"].default
+    off = GOOD.replace("    problem:", '    default: "off"\n    problem:', 1)
+    assert not load(tmp_path, off).patches["torch.unused"].default
+    line, said = refusal(tmp_path, off.replace('"off"', "never"))
+    assert line == 11 and "accepted are on, off" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import os
 import pickle
 import subprocess
@@ -173,6 +174,37 @@ def test_a_property_can_be_replaced(kit: Any) -> None:
     site.replace(kit.Thing, "prop", property(lambda self: ["ours"]))
     assert kit.Thing().prop == ["ours"]
     assert site.undo() == [] and vars(kit.Thing)["prop"] is stock
+
+
+def test_a_method_called_by_its_class_is_bound(kit: Any) -> None:
+    """A subclass may call ``Base.method(self)``; the signature that a wrapper sees must not have ``self`` then."""
+    seen = []
+
+    def wrapper(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        seen.append((list(inspect.signature(wrapped).parameters), instance, args))
+        return wrapped(*args, **kwargs)
+
+    one, two = Site("one"), Site("two")
+    one.once(kit.Thing, "method", wrapper)
+    two.once(kit.Thing, "method", wrapper)
+    thing = kit.Thing()
+    assert kit.Thing.method(thing, 3) == ["stock", 3]
+    assert seen == [(["x"], thing, (3,))] * 2
+    assert two.undo() == one.undo() == []
+
+
+@kinds
+@second
+def test_a_layer_is_known_to_be_in_place_below_others(kit: Any, kind: str, other: str) -> None:
+    site = Site("test")
+    put(site, kind, kit.Thing, "method", "ours")
+    (record,) = site.records
+    assert record.in_place()
+    SECOND[other](kit.Thing, "method", "theirs")
+    assert record.in_place()
+    kit.Thing.method = lambda self: None
+    assert not record.in_place()
+    site.undo()
 
 
 def test_only_plain_functions_are_closed_over(kit: Any) -> None:

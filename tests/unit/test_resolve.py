@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import pytest
@@ -259,22 +262,87 @@ def test_generated_rows_do_not_overlap(whole: Matrix) -> None:
         assert all(matrix._clash(one, one) is not None for one in rows)
 
 
-@pytest.mark.parametrize("version", ["4.21.3", "4.57.6", "5.0.0", "5.9.0", "5.23.0", "5.23.0rc1", "4.35.0", "5.23.9"])
-def test_the_shipped_matrix_decides_about_every_release(version: str) -> None:
+FUNASR = (
+    *(f"1.0.{n}" for n in range(31) if n not in (1, 13)),
+    *(f"1.1.{n}" for n in range(19) if n not in (7, 10, 15)),
+    *(f"1.2.{n}" for n in range(10) if n not in (1, 5)),
+    *(f"1.3.{n}" for n in range(31)),
+    *(f"1.4.{n}" for n in range(17)),
+)
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "version"),
+    [
+        *(
+            ("transformers", v)
+            for v in ("4.21.3", "4.57.6", "5.0.0", "5.9.0", "5.23.0", "5.23.0rc1", "4.35.0", "5.23.9")
+        ),
+        *(("funasr", version) for version in FUNASR),
+    ],
+)
+def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: str) -> None:
     whole = matrix.load()
     values = read({}, whole.patches, {}, folder=matrix.default_path().parent / "nowhere")
-    installed = {"torch": "2.13.0+cu130", "transformers": version, "accelerate": "1.15.0"}
+    installed = {"torch": "2.13.0+cu130", "transformers": "5.23.0", "accelerate": "1.15.0", toolkit: version}
     for decision in resolve.resolve(whole, installed, values):
-        assert decision.action in (APPLY, NOT_AFFECTED, OFF)
-        assert (decision.action == OFF) == (decision.patch == "transformers.layerdrop_off")
+        patch = whole.patches[decision.patch]
+        if decision.toolkit not in installed:
+            assert decision.action == ABSENT
+            continue
+        wanted = patch.default and (not patch.when or values[str(patch.setting)] in patch.when)
+        if decision.toolkit == toolkit == "transformers":
+            assert decision.action in (APPLY, NOT_AFFECTED, OFF)
+        assert (decision.action == OFF) == (not wanted)
+        assert decision.action != SKIP
 
 
 def test_a_release_that_nobody_knows_is_left_alone() -> None:
     whole = matrix.load()
     values = read({}, whole.patches, {}, folder=matrix.default_path().parent / "nowhere")
-    installed = {"torch": "3.0.0", "transformers": "6.0.0", "accelerate": "2.0.0"}
+    installed = {"torch": "3.0.0", "transformers": "6.0.0", "accelerate": "2.0.0", "funasr": "2.0.0"}
     for decision in resolve.resolve(whole, installed, values):
-        assert decision.action in (SKIP, OFF)
+        assert decision.action in ((SKIP, OFF) if decision.toolkit in installed else (ABSENT,))
         if decision.patch == "transformers.intent":
             # The neighbour of 6.0 is the last release of 5, not 5.0 with the nearest number.
             assert "nearest 5.23.0" in decision.reason
+
+
+def test_a_patch_that_is_off_by_default_waits_to_be_asked_for() -> None:
+    (one,) = matrix_of(row(">=1,<2", "1.0")).patches.values()
+    whole = Matrix({"kit": "kit"}, {one.id: replace(one, default=False)}, CURE.rows)
+    assert decide(whole, "1.0.2").action == OFF
+    assert decide(whole, "1.0.2").reason == "not asked for; DDPFIX_KIT_CURE=1 switches it on"
+    assert decide(whole, "1.0.2", DDPFIX_KIT_CURE="1").action == APPLY
+    assert decide(whole, "7.0", DDPFIX_KIT_CURE="1").action == SKIP
+    assert decide(whole, "7.0", DDPFIX_KIT_CURE="force").action == APPLY
+
+
+def test_a_clone_in_front_of_the_installed_release_tells_its_own_version(tmp_path: Path) -> None:
+    """PYTHONPATH may lead to a clone: what is imported counts, not what the metadata of the wheel says."""
+    for folder, version in (("clone", "1.5"), ("wheel", "1.0")):
+        package = tmp_path / folder / "kit"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("raise RuntimeError('imported')")
+        (package / "version.txt").write_text(version + "\n")
+    metadata = tmp_path / "wheel" / "kit-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kit\nVersion: 1.0\n")
+    code = (
+        "from ddpfix import matrix, resolve\n"
+        "for files in ({}, {'kit': 'version.txt'}):\n"
+        "    print(resolve.installed_versions(matrix.Matrix({'kit': 'kit'}, {}, (), files))['kit'])\n"
+    )
+    for path, expected in (
+        (("clone", "wheel"), ["1.0", "1.5"]),
+        (("wheel",), ["1.0", "1.0"]),
+        (("clone",), ["None", "1.5"]),
+    ):
+        found = [str(tmp_path / name) for name in path] + [str(matrix.default_path().parent)]
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(found), "DDPFIX": "0"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert done.stdout.split() == expected

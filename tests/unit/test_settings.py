@@ -37,13 +37,25 @@ def test_defaults() -> None:
     assert dict(found.values) == {
         "unused": "auto",
         "layerdrop": "sync",
-        "overrides": "report",
+        "overrides": "apply",
+        "uneven": "pad",
+        "memory": "on",
+        "attention": "off",
+        "cache": "off",
         "seed": "auto",
         "timeout": "60",
         "log": "info",
     }
     assert found.switches == {} and found.sources == {}
     assert found.seconds() == 60.0 and found.seed() is None
+
+
+def test_a_number_or_off() -> None:
+    assert settle().number("cache") is None
+    assert settle(environ={"DDPFIX_CACHE": "50"}).number("cache") == 50
+    for wrong in ("0", "-1", "2.5", "often"):
+        with pytest.raises(SettingsError, match="DDPFIX_CACHE=.*accepted are off, an integer"):
+            settle(environ={"DDPFIX_CACHE": wrong})
 
 
 def test_every_default_is_accepted_and_every_variable_is_known() -> None:

@@ -1,0 +1,170 @@
+"""FunASR's training entry, wherever its file lies: what the user typed, and the moments before and during ``main``.
+
+``finetune.sh`` runs ``funasr/bin/train.py`` or ``train_ds.py`` as a script, often from a git clone whose release is not
+the installed one, so no import of ``funasr.bin`` can be waited for. Every one of these files decorates its function
+with ``hydra.main``: there we recognise it by what it uses, and through its globals we reach its own ``main``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+
+@dataclass
+class Run:
+    """One call of a training entry.
+
+    Attributes:
+        namespace: the globals of the script.
+        typed: what the user typed on the command line, by dotted key, as raw text.
+        cfg: what hydra composed from file and command line, as a nested dict; may be changed before the download.
+        kwargs: what ``main`` is about to get; may be changed before ``main``.
+    """
+
+    namespace: Dict[str, Any]
+    typed: Dict[str, str] = field(default_factory=dict)
+    cfg: Dict[str, Any] = field(default_factory=dict)
+    kwargs: Dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ds(self) -> bool:
+        """Whether the script trains with ``trainer_ds``."""
+        return str(getattr(self.namespace.get("Trainer"), "__module__", "")).endswith("trainer_ds")
+
+
+Hook = Callable[[Run], object]
+Around = Callable[[Run], ContextManager[Any]]
+_BEFORE_DOWNLOAD: List[Hook] = []
+_BEFORE_MAIN: List[Hook] = []
+_AROUND_MAIN: List[Around] = []
+_RUN: ContextVar[Optional[Run]] = ContextVar("ddpfix_funasr_run", default=None)
+
+
+def install(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``hydra.main``: functions that are not FunASR's are decorated as ever."""
+    site.once(owner, "main", _decorated)
+    for name in ("funasr.bin.train", "funasr.bin.train_ds"):
+        if hasattr(sys.modules.get(name), "main_hydra"):
+            log.warning(f"{name} was imported before ddpfix: what its command line loses stays lost; import us first")
+
+
+def current() -> Optional[Run]:
+    """The training entry that is running in this process, or None."""
+    return _RUN.get()
+
+
+def before_download(site: Site, hook: Hook) -> None:
+    """Have ``hook(run)`` called before the entry's first line; it may change ``run.cfg``."""
+    _register(site, _BEFORE_DOWNLOAD, hook)
+
+
+def before_main(site: Site, hook: Hook) -> None:
+    """Have ``hook(run)`` called before ``main``; it may change ``run.kwargs``. A ValueError stops the run."""
+    _register(site, _BEFORE_MAIN, hook)
+
+
+def around_main(site: Site, factory: Around) -> None:
+    """Have ``factory(run)``, a context manager, in force while ``main`` runs."""
+    _register(site, _AROUND_MAIN, factory)
+
+
+def _register(site: Site, hooks: List[Any], hook: Any) -> None:
+    if hook not in hooks:
+        hooks.append(hook)
+        site.at_undo(lambda: hooks.remove(hook))
+
+
+def _decorated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    decorate = wrapped(*args, **kwargs)
+
+    @functools.wraps(decorate)
+    def decorator(task: Any) -> Any:
+        return decorate(_watched(task) if _is_entry(task) else task)
+
+    return decorator
+
+
+def _is_entry(task: Any) -> bool:
+    """Whether a hydra task is FunASR's training entry, or a copy of it: by what it uses."""
+    tables = getattr(sys.modules.get("funasr.register"), "tables", None)
+    found = getattr(task, "__globals__", {})
+    return tables is not None and found.get("tables") is tables and "Trainer" in found and "download_model" in found
+
+
+def _watched(task: Any) -> Any:
+    @functools.wraps(task)
+    def main_hydra(cfg: Any) -> Any:
+        run = Run(task.__globals__, _typed())
+        token = _RUN.set(run)
+        try:
+            with _main_replaced(run):
+                return task(_prepared(run, cfg))
+        finally:
+            _RUN.reset(token)
+
+    return main_hydra
+
+
+def _prepared(run: Run, cfg: Any) -> Any:
+    """The configuration after the hooks; the very same object where they changed nothing."""
+    from omegaconf import OmegaConf
+
+    run.cfg = OmegaConf.to_container(cfg, resolve=False)
+    _call(_BEFORE_DOWNLOAD, run)
+    if run.cfg == OmegaConf.to_container(cfg, resolve=False):
+        return cfg
+    changed = OmegaConf.create(run.cfg)
+    OmegaConf.set_struct(changed, bool(OmegaConf.is_struct(cfg)))
+    return changed
+
+
+@contextlib.contextmanager
+def _main_replaced(run: Run) -> Iterator[None]:
+    """While the entry runs, its own ``main`` is the one that calls the hooks first."""
+    stock = run.namespace["main"]
+
+    @functools.wraps(stock)
+    def main(**kwargs: Any) -> Any:
+        run.kwargs = kwargs
+        _call(_BEFORE_MAIN, run)
+        with contextlib.ExitStack() as stack:
+            for factory in list(_AROUND_MAIN):
+                stack.enter_context(factory(run))
+            return stock(**run.kwargs)
+
+    run.namespace["main"] = main
+    try:
+        yield
+    finally:
+        if run.namespace.get("main") is main:
+            run.namespace["main"] = stock
+
+
+def _call(hooks: List[Hook], run: Run) -> None:
+    for hook in list(hooks):
+        try:
+            hook(run)
+        except ValueError:
+            # Said on purpose: a setting that cannot be meant, or cannot work here.
+            raise
+        except Exception as error:
+            log.warning(f"{hook.__module__} could not look at the configuration, which stays as it was: {error!r}")
+
+
+def _typed() -> Dict[str, str]:
+    """The overrides on the command line, without hydra's plus signs."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return {}
+    pairs = (str(text).lstrip("+").partition("=") for text in HydraConfig.get().overrides.task)
+    return {key.strip(): value for key, sign, value in pairs if sign}

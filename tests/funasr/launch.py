@@ -1,0 +1,135 @@
+"""Runs FunASR's own training entries on two real ranks, stock or under ddpfix, and collects what the ranks saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from tests.ranks import launch as ranks
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+@dataclass
+class Scenario:
+    """One training run.
+
+    Attributes:
+        name: how its outcome is asked for.
+        config: path of the configuration (see :mod:`tests.funasr.recipes`).
+        entry: ``train`` or ``train_ds``.
+        overrides: hydra overrides, as on a user's command line.
+        settings: arguments of ``ddpfix.activate`` (only under ddpfix).
+        before: Python code run just before the entry (the maintainers' edits, for reference runs).
+        timeout: seconds after which a hanging run is ended.
+        keep: whether the final parameters are kept (``Result.parameters``).
+        script: another path of the entry than that of the installed release.
+        environ: environment variables.
+    """
+
+    name: str
+    config: Path
+    entry: str = "train"
+    overrides: Sequence[str] = ()
+    settings: Dict[str, str] = field(default_factory=dict)
+    before: str = ""
+    timeout: float = 60
+    keep: bool = False
+    script: Optional[Path] = None
+    environ: Dict[str, str] = field(default_factory=dict)
+
+    def plan(self, package: Path, folder: Path, port: int) -> Dict[str, Any]:
+        script = self.script or package / "bin" / f"{self.entry}.py"
+        arguments = [f"--config-path={self.config.parent}", f"--config-name={self.config.name}"]
+        arguments += [f"++output_dir={folder / self.name}", f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
+        found = {name: getattr(self, name) for name in ("name", "settings", "before", "timeout", "keep", "environ")}
+        return {**found, "script": str(script), "arguments": [*arguments, *self.overrides], "port": port}
+
+
+@dataclass
+class Result:
+    """What one rank saw of one scenario; ``hung`` if it had to be killed (nothing was recorded then)."""
+
+    log: str
+    hung: bool
+    error: Optional[str] = None
+    ddp: List[Dict[str, Any]] = field(default_factory=list)
+    batches: List[Dict[str, Any]] = field(default_factory=list)
+    steps: List[str] = field(default_factory=list)
+    lr: List[float] = field(default_factory=list)
+    parameters: Optional[Path] = None
+    notes: Dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def training(self) -> List[Dict[str, Any]]:
+        return [batch for batch in self.batches if batch["training"]]
+
+
+def package() -> Path:
+    """The folder of the installed release, without importing it."""
+    from importlib.util import find_spec
+
+    spec = find_spec("funasr")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def version() -> str:
+    """The installed release."""
+    return (package() / "version.txt").read_text().strip()
+
+
+def train(
+    scenarios: Sequence[Scenario],
+    folder: Path,
+    ddpfix: bool,
+    size: int = 2,
+    environ: Optional[Dict[str, str]] = None,
+    stand_in: Optional[bool] = None,
+) -> Dict[str, List[Result]]:
+    """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for scenario in scenarios:
+        # FunASR resumes from what it finds in its output folder.
+        shutil.rmtree(folder / scenario.name, ignore_errors=True)
+    plans = [scenario.plan(package(), folder, port) for scenario, port in zip(scenarios, _ports(len(scenarios)))]
+    (folder / "plan.json").write_text(
+        json.dumps({"stock": not ddpfix if stand_in is None else stand_in, "scenarios": plans})
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
+    more = {"DDPFIX": "1"} if ddpfix else {}
+    whole = ranks.environment({**more, **(environ or {})})
+    whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], str(package().parent)])
+    limit = 120 + sum(scenario.timeout for scenario in scenarios)
+    code, output = ranks._run([*command, str(RANK), str(folder)], whole, str(folder), limit)
+    assert code == 0, output[-6000:]
+    return {scenario.name: [_result(folder, scenario.name, rank) for rank in range(size)] for scenario in scenarios}
+
+
+def _result(folder: Path, name: str, rank: int) -> Result:
+    log = folder / f"{name}.{rank}.log"
+    record = folder / f"{name}.{rank}.json"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    if not record.exists():
+        return Result(text, hung=True)
+    found = json.loads(record.read_text())
+    known = {key: found.pop(key) for key in ("error", "ddp", "batches", "steps", "lr") if key in found}
+    kept = record.with_suffix(".pt")
+    return Result(text, False, parameters=kept if kept.exists() else None, notes=found, **known)
+
+
+def _ports(count: int) -> List[int]:
+    """Free ports, one a scenario: each has a process group of its own."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
