@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Sequence
 
 from ddpfix import sync
 
@@ -43,29 +43,82 @@ class Call:
     that nothing is skipped.
     """
 
-    __slots__ = ("base", "drawn", "never", "skipped")
+    __slots__ = ("base", "drawn", "listed", "never", "skipped")
 
     def __init__(self, base: Optional[int], never: bool = False) -> None:
         self.base = base
         self.never = never
         self.drawn = 0
+        # Whether the numbers of all layers were drawn at once.
+        self.listed = False
         self.skipped: List[int] = []
 
     def answer(self, stock: Any) -> Draw:
         index = self.drawn
         self.drawn = index + 1
+        return self.draw(self.value(index, stock), index)
+
+    def value(self, index: int, stock: Any) -> float:
+        """The number that answers the draw ``index``."""
         if self.never:
             # Above every rate, whichever way round the toolkit compares.
-            draw = Draw(2.0)
-        elif self.base is None:
-            draw = Draw(stock)
-        else:
-            draw = Draw(sync.uniform(self.base, index))
+            return 2.0
+        return float(stock) if self.base is None else sync.uniform(self.base, index)
+
+    def draw(self, value: float, index: int) -> Draw:
+        draw = Draw(value)
         draw.call, draw.index = self, index
         return draw
 
-    def close(self, module: Any) -> None:
-        """Called when the call has ended, whether it returned or raised."""
+    def answer_all(self, stock: Any) -> Draws:
+        """The answer to a vector of numbers, one a layer; the vector's own numbers are replaced."""
+        first = self.drawn
+        self.drawn += len(stock)
+        self.listed = True
+        for index in range(len(stock)):
+            stock[index] = self.value(first + index, stock[index])
+        return Draws(self, stock, first)
+
+    def close(self, module: Any, rates: Sequence[str]) -> None:
+        """Called when a call that skipped something has ended, whether it returned or raised.
+
+        Args:
+            module: the module whose function it was.
+            rates: the names of the rates above 0 that it read, in the order in which it draws for them.
+        """
+
+
+class Draws:
+    """A vector of numbers, of which single ones are asked for by index and remember what they decided."""
+
+    __slots__ = ("_call", "_first", "_values")
+
+    def __init__(self, call: Call, values: Any, first: int) -> None:
+        self._call, self._values, self._first = call, values, first
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = self._values[index]
+        if not isinstance(index, int):
+            return value
+        return self._call.draw(float(value), self._first + index % len(self._values))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._values, name)
+
+    def __lt__(self, rate: Any) -> Any:
+        return self._values < rate
+
+    def __le__(self, rate: Any) -> Any:
+        return self._values <= rate
+
+    def __gt__(self, rate: Any) -> Any:
+        return self._values > rate
+
+    def __ge__(self, rate: Any) -> Any:
+        return self._values >= rate
 
 
 class StepCall(Call):
@@ -77,10 +130,21 @@ class StepCall(Call):
         super().__init__(base)
         self.step, self.name, self.number = step, name, number
 
-    def close(self, module: Any) -> None:
-        if self.skipped:
-            first = first_layer(module, self)
-            self.step.skipped.extend(sync.Skip(self.name, self.number, first + index) for index in self.skipped)
+    def close(self, module: Any, rates: Sequence[str]) -> None:
+        if self.listed or layer_count(module) or self.drawn > len(rates):
+            first = 0 if self.listed else first_layer(module, self)
+            found = [sync.Skip(self.name, self.number, first + index) for index in self.skipped]
+        else:
+            found = [self._own(rates[index]) for index in self.skipped]
+        self.step.skipped.extend(found)
+
+    def _own(self, rate: str) -> sync.Skip:
+        """A module that is a layer itself, and draws for itself or for a branch of it, goes by its place in a list."""
+        holder, _, place = self.name.rpartition(".")
+        part = rate.partition("_drop")[0] if "branch" in rate else ""
+        if place.isdigit():
+            return sync.Skip(holder, self.number, int(place), part)
+        return sync.Skip(self.name, self.number, 0, part)
 
 
 def first_layer(module: Any, call: Call) -> int:

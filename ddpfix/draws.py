@@ -19,7 +19,7 @@ from ddpfix import calls, recall, rewrite, sync
 from ddpfix.calls import Call, Draw, StepCall, first_layer, layer_count
 from ddpfix.frames import skip_frames, skip_module
 from ddpfix.registry import PatchError, Site
-from ddpfix.rewrite import draws_layers, innermost, rate_path
+from ddpfix.rewrite import draws_layers, innermost, rate_paths
 
 __all__ = [
     "COVERED",
@@ -46,15 +46,45 @@ class Covered:
         inner = innermost(function)
         if not isinstance(inner, FunctionType):
             raise PatchError(f"{function!r} is not a Python function")
-        path = rate_path(function)
-        if path is None:
+        self.paths = rate_paths(function)
+        if not self.paths:
             raise PatchError(f"no LayerDrop rate was found in {inner.__qualname__}")
-        self.path: Tuple[str, ...] = path
+        self.path = self.paths[0]
+        self.rate = _reader(self.paths)
         self.never = False
+        self.choose: Callable[..., Optional[Call]] = lambda module, args, kwargs: None
         self.stock = function
         copy = rewrite.copy_with(inner, rewrite.rename(site, inner))
         skip_frames(copy)
-        self.scheduled = rewrite.rebuild(function, inner, _recorded(copy))
+        self.scheduled = rewrite.rebuild(function, inner, self._called(_recorded(copy)))
+
+    def _called(self, copy: FunctionType) -> FunctionType:
+        """The copy, which finds its call by itself when a decorator runs it again (activation checkpointing)."""
+
+        @functools.wraps(copy)
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if calls.CURRENT.get() is not None:
+                return copy(module, *args, **kwargs)
+            return self.answered(copy, self.choose(module, args, kwargs), module, args, kwargs)
+
+        skip_frames(forward)
+        return forward  # type: ignore[return-value]
+
+    def answered(self, function: Any, call: Optional[Call], module: Any, args: Any, kwargs: Any) -> Any:
+        """Run the function with the draws of this call; with the stock ones if there is none."""
+        if call is None:
+            return function(module, *args, **kwargs)
+        token = calls.CURRENT.set(call)
+        try:
+            return function(module, *args, **kwargs)
+        finally:
+            calls.CURRENT.reset(token)
+            if call.skipped:
+                call.close(module, self.active(module))
+
+    def active(self, module: Any) -> List[str]:
+        """The names of the rates above 0, in the order in which the function draws for them."""
+        return [path[-1] for path in self.paths if _read(module, path)]
 
 
 def _recorded(copy: FunctionType) -> FunctionType:
@@ -81,7 +111,11 @@ WATCHED: List[Callable[[Any, Dict[str, Any]], bool]] = []
 
 
 def cover(
-    site: Site, owner: type, choose: Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any], never: bool = False
+    site: Site,
+    owner: type,
+    choose: Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any],
+    never: bool = False,
+    rate: Optional[Callable[[Any], float]] = None,
 ) -> Covered:
     """Put the schedule into ``owner.forward``.
 
@@ -90,34 +124,50 @@ def cover(
         owner: the class whose own ``__dict__`` holds the forward.
         choose: ``choose(module, args, kwargs)`` gives the :class:`Call` for a training forward, or None for stock.
         never: whether no call of ``choose`` skips anything, so that the rate in force is 0.
+        rate: ``rate(module)`` gives the rate in force, where it is not the largest that the forward reads.
 
     Raises:
         PatchError: the forward has another shape than expected; nothing was changed.
     """
     covered = Covered(site, vars(owner)["forward"])
     covered.never = never
+    covered.rate = rate or covered.rate
+    covered.choose = choose
     for ours in (recall, sync, calls):
         skip_module(ours)
-    site.often(owner, "forward", functools.partial(_dispatch, covered, choose))
+    site.often(owner, "forward", functools.partial(_dispatch, covered))
     COVERED[owner] = covered
     site.at_undo(functools.partial(_uncover, owner))
     return covered
 
 
-def _dispatch(covered: Covered, choose: Callable[..., Optional[Call]], stock: Any) -> Callable[..., Any]:
+def silence(site: Site, owner: type) -> None:
+    """Have ``owner.forward`` do what it does at rate 0, whatever rates its instances hold.
+
+    Raises:
+        PatchError: the forward does not read its rates from ``self``; nothing was changed.
+    """
+    stock = vars(owner)["forward"]
+    inner = innermost(stock)
+    if any(len(path) > 1 for path in rate_paths(stock)):
+        raise PatchError(f"{inner.__qualname__} does not hold its own rate")
+    covered = Covered(site, stock)
+    silent = rewrite.rebuild(covered.stock, inner, rewrite.without_rates(inner))
+    setattr(owner, rewrite.NO_RATE, 0.0)
+    site.at_undo(functools.partial(delattr, owner, rewrite.NO_RATE))
+    site.often(owner, "forward", lambda stock: silent)
+    covered.never = True
+    COVERED[owner] = covered
+    site.at_undo(functools.partial(_uncover, owner))
+
+
+def _dispatch(covered: Covered, stock: Any) -> Callable[..., Any]:
     """The forward that decides between the stock function and its copy."""
-    scheduled, rate = covered.scheduled, _reader(covered.path)
+    scheduled, choose, rate = covered.scheduled, covered.choose, covered.rate
 
     def training(self: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         call = choose(self, args, kwargs)
-        if call is None:
-            return stock(self, *args, **kwargs)
-        token = calls.CURRENT.set(call)
-        try:
-            return scheduled(self, *args, **kwargs)
-        finally:
-            calls.CURRENT.reset(token)
-            call.close(self)
+        return covered.answered(stock if call is None else scheduled, call, self, args, kwargs)
 
     skip_frames(training)
 
@@ -137,36 +187,50 @@ def _uncover(owner: type) -> None:
     COVERED.pop(owner, None)
 
 
-def _reader(path: Tuple[str, ...]) -> Callable[[Any], Any]:
-    if len(path) == 1:
-        (name,) = path
-        return lambda module: getattr(module, name)
-    holder, name = path
-    return lambda module: getattr(getattr(module, holder), name)
+def _read(module: Any, path: Tuple[str, ...]) -> Any:
+    for name in path:
+        # Not every branch of a forward is for every instance.
+        module = getattr(module, name, 0)
+    return module
+
+
+def _reader(paths: Tuple[Tuple[str, ...], ...]) -> Callable[[Any], Any]:
+    """A function that reads a module's rate: the largest, if there are several."""
+    if len(paths) > 1:
+        return lambda module: max(_number(_read(module, path)) for path in paths)
+    if len(paths[0]) > 1:
+        holder, last = paths[0]
+        return lambda module: getattr(getattr(module, holder), last)
+    (name,) = paths[0]
+    # This runs in every forward.
+    return lambda module: getattr(module, name)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def rate_of(module: Any) -> float:
     """The LayerDrop rate that a module really uses; 0 for a module that does not draw, or that never skips."""
     for level in type(module).__mro__:
         if "forward" in vars(level):
-            path = _path_of(level)
-            value = 0.0 if path is None else _reader(path)(module)
-            return float(value) if isinstance(value, (int, float)) else 0.0
+            rate = _rate_in(level)
+            return 0.0 if rate is None else _number(rate(module))
     return 0.0
 
 
-def _path_of(owner: type) -> Optional[Tuple[str, ...]]:
-    """Where a class that draws reads its rate; also for one that is left as it is (DDPFIX_LAYERDROP=stock)."""
+def _rate_in(owner: type) -> Optional[Callable[[Any], Any]]:
+    """What reads the rate of a class that draws; also of one that is left as it is (DDPFIX_LAYERDROP=stock)."""
     covered = COVERED.get(owner)
     if covered is not None:
-        return None if covered.never else covered.path
-    if owner not in _PATHS:
+        return None if covered.never else covered.rate
+    if owner not in _RATES:
         forward = vars(owner)["forward"]
-        _PATHS[owner] = rate_path(forward) if draws_layers(forward) else None
-    return _PATHS[owner]
+        _RATES[owner] = _reader(rewrite.rate_paths(forward)) if draws_layers(forward) else None
+    return _RATES[owner]
 
 
-_PATHS: weakref.WeakKeyDictionary[type, Optional[Tuple[str, ...]]] = weakref.WeakKeyDictionary()
+_RATES: weakref.WeakKeyDictionary[type, Optional[Callable[[Any], Any]]] = weakref.WeakKeyDictionary()
 
 
 def active(model: Any) -> List[Tuple[str, Any, float]]:

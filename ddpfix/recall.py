@@ -111,7 +111,9 @@ def _matching(kept: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[
 def _storages(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[Tuple[Any, int]]:
     """(weak storage, offset) of every tensor argument. A weak storage's address is not used again while it is held."""
     for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (tuple, list)):
+            yield from _storages(tuple(value), {})
+        elif isinstance(value, torch.Tensor):
             try:
                 yield _WeakStorage(value), value.storage_offset()
             except (RuntimeError, NotImplementedError, AttributeError):

@@ -218,6 +218,7 @@ class Site:
     def once(self, owner: Any, attribute: str, wrapper: Callable[..., Any]) -> None:
         """Wrap something that is called once a run: ``wrapper(wrapped, instance, args, kwargs)``, by wrapt."""
 
+        @functools.wraps(wrapper)
         def called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
             return wrapper(_bound(wrapped, instance), instance, args, kwargs)
 

@@ -11,13 +11,15 @@ import functools
 import inspect
 import random
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Tuple
 
 from ddpfix import calls
 from ddpfix.registry import PatchError, Site
 
 _SOURCES = ("torch", "random", "np", "numpy")
-_DRAWS = frozenset(("rand", "uniform", "random"))
+_DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
+# What rates are called in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
+_RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
 _SHARDED = ("is_fsdp_managed_module",)
 _HIDDEN = "_ddpfix_"
 
@@ -40,17 +42,41 @@ def _scalar_draw(stock: Callable[..., Any]) -> Callable[..., Any]:
     def draw(*args: Any, **kwargs: Any) -> Any:
         value = stock(*args, **kwargs)
         call = calls.CURRENT.get()
-        # Only a single number decides about a layer; a tensor of draws is noise or a mask.
-        if call is None or (not isinstance(value, float) and getattr(value, "shape", None) != ()):
+        if call is None:
             return value
-        return call.answer(value)
+        shape = () if isinstance(value, float) else getattr(value, "shape", None)
+        if shape == (1,):
+            # Read with .item(), it is a single number; used as it is, it is noise.
+            value.item = functools.partial(call.answer, value.item())
+        # Only a single number decides about a layer; a tensor of draws is noise or a mask.
+        return call.answer(value) if shape == () else value
 
     return draw
 
 
+def _vector(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.empty(n).uniform_()`` draws one number a layer for all layers at once."""
+
+    @functools.wraps(stock)
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        value = stock(*args, **kwargs)
+        call = calls.CURRENT.get()
+        if call is not None and value.dim() == 1:
+            value.uniform_ = functools.partial(_filled, call, value)
+        return value
+
+    return empty
+
+
+def _filled(call: calls.Call, value: Any, *args: Any, **kwargs: Any) -> Any:
+    del value.uniform_
+    value.uniform_(*args, **kwargs)
+    return value if args or kwargs else call.answer_all(value)
+
+
 def _look_alike(module: ModuleType) -> _LookAlike:
     if module.__name__ == "torch":
-        return _LookAlike(module, {"rand": _scalar_draw(module.rand)})
+        return _LookAlike(module, {"rand": _scalar_draw(module.rand), "empty": _vector(module.empty)})
     if module is random:
         return _LookAlike(module, {name: _scalar_draw(getattr(random, name)) for name in ("random", "uniform")})
     generators = module.random
@@ -65,18 +91,19 @@ def innermost(function: Any) -> Any:
     return inspect.unwrap(function)
 
 
-def rate_path(function: Any) -> Optional[Tuple[str, ...]]:
-    """Where a forward reads its LayerDrop rate: ``("layerdrop",)`` or ``("config", "layerdrop")``; None if nowhere."""
+def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
+    """Where a forward reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
+    found: List[Tuple[str, ...]] = []
     before = ""
     for instruction in dis.get_instructions(innermost(function)):
         name = instruction.argval
         if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if "layerdrop" in name or "layer_drop" in name:
-                return ("config", name) if before == "config" else (name,)
+            if any(rate in name for rate in _RATES):
+                found.append(("config", name) if before == "config" else (name,))
             before = name
         else:
             before = ""
-    return None
+    return tuple(dict.fromkeys(found))
 
 
 def draws_layers(function: Any) -> bool:
@@ -84,7 +111,7 @@ def draws_layers(function: Any) -> bool:
     code = getattr(innermost(function), "__code__", None)
     if code is None or not _DRAWS.intersection(code.co_names):
         return False
-    return rate_path(function) is not None
+    return bool(rate_paths(function))
 
 
 def rename(site: Site, function: FunctionType) -> CodeType:
@@ -94,7 +121,7 @@ def rename(site: Site, function: FunctionType) -> CodeType:
     names = {
         name: _HIDDEN + name
         for name in _SOURCES
-        if name in loaded and isinstance(function.__globals__.get(name), ModuleType)
+        if name in loaded and isinstance(function.__globals__.get(name), ModuleType) and _used(name, code)
     }
     if not names:
         raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
@@ -107,6 +134,11 @@ def rename(site: Site, function: FunctionType) -> CodeType:
             site.at_undo(functools.partial(home.pop, hidden, None))
     renamed = tuple(names.get(name, name) for name in code.co_names)
     return code.replace(co_names=renamed, co_consts=_complete_outputs(code))
+
+
+def _used(name: str, code: CodeType) -> bool:
+    """numpy may be there for other things than its generators; it may then be an attribute, too (``x.numpy()``)."""
+    return name not in ("np", "numpy") or "random" in code.co_names
 
 
 def _globals_of(code: CodeType) -> FrozenSet[str]:
@@ -146,6 +178,17 @@ def _unless_shared(asks: Callable[..., bool]) -> Callable[..., bool]:
         return not isinstance(calls.CURRENT.get(), calls.StepCall) and asks(*args, **kwargs)
 
     return must_run_all
+
+
+# A class attribute that is 0, in the place of every rate.
+NO_RATE = _HIDDEN + "no_rate"
+
+
+def without_rates(function: FunctionType) -> FunctionType:
+    """A copy that reads 0 for every rate that it takes from ``self``."""
+    rates = {path[0] for path in rate_paths(function) if len(path) == 1}
+    names = tuple(NO_RATE if name in rates else name for name in function.__code__.co_names)
+    return copy_with(function, function.__code__.replace(co_names=names))
 
 
 def copy_with(function: FunctionType, code: CodeType) -> FunctionType:

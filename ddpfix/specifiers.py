@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, Optional, Sequence
+from functools import lru_cache
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -25,8 +26,14 @@ def probes(specifiers: Sequence[SpecifierSet]) -> List[Version]:
     depth = max([len(version.release) for version in versions], default=1)
     found = {Version("0.dev0"), Version("0")}
     for version in versions:
-        found.update(map(Version, _boundaries(version, depth)))
+        found.update(_versions(version, depth))
     return sorted(found)
+
+
+# Rows of one toolkit begin and end at the same few versions, and parsing these is most of reading the matrix.
+@lru_cache(maxsize=None)
+def _versions(version: Version, depth: int) -> Tuple[Version, ...]:
+    return tuple(map(Version, _boundaries(version, depth)))
 
 
 def _boundaries(version: Version, depth: int) -> Iterator[str]:
@@ -49,4 +56,18 @@ def _boundaries(version: Version, depth: int) -> Iterator[str]:
 
 def meet(one: SpecifierSet, other: SpecifierSet) -> Optional[Version]:
     """A version that satisfies both specifiers, or None if there is none."""
+    mine, theirs = _range(one), _range(other)
+    if mine is not None and theirs is not None:
+        # Nearly all specifiers are of this kind, and asking packaging about every probe is most of reading the matrix.
+        first, end = max(mine[0], theirs[0]), min(mine[1], theirs[1])
+        return first if first < end else None
     return next((v for v in probes([one, other]) if holds(one, v) and holds(other, v)), None)
+
+
+def _range(specifier: SpecifierSet) -> Optional[Tuple[Version, Version]]:
+    """(first, end) of a specifier of the form ``>=first,<end`` with final releases; None for any other."""
+    bounds = {clause.operator: clause.version for clause in specifier}
+    if len(specifier) != 2 or set(bounds) != {">=", "<"}:
+        return None
+    first, end = Version(bounds[">="]), Version(bounds["<"])
+    return None if any(v.is_prerelease or v.is_postrelease or v.local for v in (first, end)) else (first, end)

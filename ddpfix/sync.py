@@ -45,11 +45,15 @@ def text_key(text: str) -> int:
 
 @dataclass(frozen=True)
 class Skip:
-    """One skipped layer: the module that skipped it, which call of it in this iteration, and the layer's index."""
+    """One skipped layer: the module that holds it, which call in this iteration, and the layer's index.
+
+    ``part`` names the branch of the layer that was skipped; empty if the whole layer was.
+    """
 
     module: str
     call: int
     layer: int
+    part: str = ""
 
 
 class Replica:

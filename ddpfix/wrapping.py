@@ -6,10 +6,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
+from ddpfix import log
 from ddpfix.registry import Site
 
 # Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
 _BEFORE: List[Callable[[Any], object]] = []
+
+# reason(model) -> why DDP has to look for unused parameters in it, or "" if it has not.
+_REASONS: List[Callable[[Any], str]] = []
 
 # (True, value) while a toolkit wraps a model and we know what its user asked for; value None: nothing was asked for.
 _ASKED: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_asked", default=(False, None))
@@ -26,6 +30,27 @@ def look_at(model: Any) -> None:
     """Call everything that registered with :func:`before`."""
     for action in list(_BEFORE):
         action(model)
+
+
+def needs(site: Site, reason: Callable[[Any], str]) -> None:
+    """Have ``reason(model)`` asked why a model needs ``find_unused_parameters`` ("": it does not), until undo."""
+    if reason not in _REASONS:
+        _REASONS.append(reason)
+        site.at_undo(lambda: _REASONS.remove(reason))
+
+
+def why(model: Any) -> List[str]:
+    """Why this model needs ``find_unused_parameters``, in words; empty if nobody knows a reason."""
+    return [text for text in (_asked_of(reason, model) for reason in list(_REASONS)) if text]
+
+
+def _asked_of(reason: Callable[[Any], str], model: Any) -> str:
+    try:
+        return reason(model)
+    except Exception as error:
+        # Not to know is no reason to end the job: it goes on as without us.
+        log.warning(f"{reason.__module__} could not look at a {type(model).__name__}: {error!r}")
+        return ""
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """The version matrix: each cell is an environment of its own with real wheels, in which the tests are run.
 
-    python -m tests.cells                 # all cells
-    python -m tests.cells 4.36.2 4.57.6   # some
+    python -m tests.cells                                     # all cells
+    python -m tests.cells transformers-4.36.2 funasr-1.0.19   # some
+    python -m tests.cells funasr                              # those of one toolkit
     python -m tests.cells --list
 
-The cell with torch 2.0.1 needs CPython 3.8 and some gigabytes for that torch; see ``--list``.
+The cells with torch 2.0.1 need CPython 3.8 and some gigabytes for that torch; see ``--list``.
 """
 
 from __future__ import annotations
@@ -16,68 +17,126 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
-# What is run in each cell: every family against stock, recomputation, outputs, and two real ranks.
+# What is run in a cell of transformers: every family against stock, recomputation, outputs, and two real ranks.
 TESTS = ("tests/layerdrop/test_families.py", "tests/layerdrop/test_recompute.py", "tests/layerdrop/test_outputs.py")
 RANKS = ("tests/ranks", "-k", "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit")
 TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "setuptools", "hypothesis")
+# FunASR's compiled dependencies are the same for all of its releases: they share one environment.
+FUNASR = Path(__file__).parent / "funasr" / "requirements.txt"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One environment: the release of transformers and what fits it."""
+    """One environment: a release of a toolkit, what fits it, and the tests that are run in it.
 
-    transformers: str
-    others: Tuple[str, ...]
+    With ``shared`` the release is unpacked without its dependencies, which come from that list of requirements.
+    """
+
+    toolkit: str
+    version: str
+    others: Tuple[str, ...] = ()
     torch: str = "2.13.0"
     python: str = "3.11"
+    tests: Tuple[Tuple[str, ...], ...] = ((*TESTS,), RANKS)
+    shared: bool = False
+
+    @property
+    def name(self) -> str:
+        stack = "" if self.torch == "2.13.0" else f"-torch{self.torch}"
+        return f"{self.toolkit}-{self.version}" + (stack if self.toolkit == "funasr" else "")
 
     def packages(self) -> List[str]:
-        return [f"torch=={self.torch}", f"transformers=={self.transformers}", *self.others, *TOOLS]
+        if self.shared:
+            return ["-r", str(FUNASR)]
+        return [f"torch=={self.torch}", f"{self.toolkit}=={self.version}", *self.others, *TOOLS]
+
+
+def _funasr(version: str) -> Cell:
+    return Cell("funasr", version, tests=(("tests/funasr",),), shared=True)
 
 
 CELLS = (
-    Cell("4.21.3", ("numpy<2", "accelerate==0.20.3"), torch="2.0.1", python="3.8"),
-    Cell("4.30.2", ("numpy<2", "accelerate==0.27.2")),
-    Cell("4.31.0", ("numpy<2", "accelerate==0.27.2")),
-    Cell("4.36.2", ("numpy<2", "accelerate==0.27.2")),
-    Cell("4.40.2", ("numpy<2", "accelerate==0.27.2")),
-    Cell("4.46.3", ("accelerate==1.2.1",)),
-    Cell("4.50.3", ("accelerate==1.2.1",)),
-    Cell("4.57.6", ("accelerate==1.10.1",)),
-    Cell("5.0.0", ("accelerate==1.12.0",)),
-    Cell("5.9.0", ("accelerate==1.15.0",)),
-    Cell("5.23.0", ("accelerate==1.15.0",)),
+    Cell("transformers", "4.21.3", ("numpy<2", "accelerate==0.20.3"), torch="2.0.1", python="3.8"),
+    Cell("transformers", "4.30.2", ("numpy<2", "accelerate==0.27.2")),
+    Cell("transformers", "4.31.0", ("numpy<2", "accelerate==0.27.2")),
+    Cell("transformers", "4.36.2", ("numpy<2", "accelerate==0.27.2")),
+    Cell("transformers", "4.40.2", ("numpy<2", "accelerate==0.27.2")),
+    Cell("transformers", "4.46.3", ("accelerate==1.2.1",)),
+    Cell("transformers", "4.50.3", ("accelerate==1.2.1",)),
+    Cell("transformers", "4.57.6", ("accelerate==1.10.1",)),
+    Cell("transformers", "5.0.0", ("accelerate==1.12.0",)),
+    Cell("transformers", "5.9.0", ("accelerate==1.15.0",)),
+    Cell("transformers", "5.23.0", ("accelerate==1.15.0",)),
+    *(_funasr(version) for version in ("1.0.0", "1.0.5", "1.0.11", "1.0.17", "1.0.19", "1.0.24", "1.0.25", "1.0.28")),
+    *(_funasr(version) for version in ("1.1.6", "1.1.8", "1.1.9", "1.1.16", "1.1.17", "1.2.6", "1.2.9")),
+    *(_funasr(version) for version in ("1.3.1", "1.3.2", "1.4.1", "1.4.2", "1.4.16")),
+    # What the users of the reports have.
+    Cell(
+        "funasr",
+        "1.0.19",
+        ("torchaudio==2.0.2", "numpy<2", "hydra-core==1.3.2", "setuptools<70", "jieba", "modelscope"),
+        torch="2.0.1",
+        python="3.8",
+        tests=(("tests/funasr",),),
+    ),
 )
 
 
-def chosen(versions: Sequence[str]) -> List[Cell]:
-    """The cells of these releases, or all; an unknown one raises ValueError with what there is."""
-    known = {cell.transformers: cell for cell in CELLS}
-    unknown = [version for version in versions if version not in known]
+def chosen(names: Sequence[str]) -> List[Cell]:
+    """The cells of these names or toolkits, or all; an unknown one raises ValueError with what there is."""
+    known: Dict[str, List[Cell]] = {}
+    for cell in CELLS:
+        known.setdefault(cell.toolkit, []).append(cell)
+        known[cell.name] = [cell]
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
-    return [known[version] for version in versions or known]
+    found = [cell for name in names for cell in known[name]] if names else list(CELLS)
+    return list(dict.fromkeys(found))
 
 
 def run(cell: Cell, folder: Path) -> int:
     """Make the environment (once) and run the tests in it; returns pytest's exit code."""
-    python = folder / cell.transformers / "bin" / "python"
+    home = folder / (cell.toolkit if cell.shared else cell.name)
+    python = home / "bin" / "python"
     if not python.exists():
         make(cell, python)
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if cell.shared:
+        environ["PYTHONPATH"] = str(unpacked(cell, python, home))
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
-    codes = [subprocess.call([*command, *tests], cwd=ROOT, env=environ) for tests in (TESTS, RANKS)]
+    codes = [subprocess.call([*command, *tests], cwd=ROOT, env=environ) for tests in cell.tests]
     return max(codes)
 
 
 def make(cell: Cell, python: Path) -> None:
-    uv = [sys.executable, "-m", "uv", "--quiet"]
-    subprocess.run([*uv, "venv", "--python", interpreter(cell.python), str(python.parent.parent)], check=True)
+    uv("venv", "--python", interpreter(cell.python), str(python.parent.parent))
+    install(python, *cell.packages())
+    if cell.shared:
+        # The newest release whose reader is Python and soundfile; what is compiled in it needs another torch.
+        install(python, "--no-deps", "torchaudio==2.8.0")
+        for library in python.parent.parent.glob("lib/python*/site-packages/torchaudio/lib/*.so"):
+            library.unlink()
+
+
+def unpacked(cell: Cell, python: Path, home: Path) -> Path:
+    """A folder with nothing but this release in it."""
+    release = home / "releases" / cell.version
+    if not release.exists():
+        install(python, "--no-deps", "--target", str(release), f"{cell.toolkit}=={cell.version}")
+    return release
+
+
+def install(python: Path, *packages: str) -> None:
     links = [word for folder in find_links() for word in ("--find-links", folder)]
-    subprocess.run([*uv, "pip", "install", "--python", str(python), *links, *cell.packages()], check=True)
+    uv("pip", "install", "--compile-bytecode", "--python", str(python), *links, *packages)
+
+
+def uv(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "uv", "--quiet", *words], check=True)
 
 
 def interpreter(version: str) -> str:
@@ -98,19 +157,19 @@ def find_links() -> List[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests in environments with other releases.")
-    parser.add_argument("versions", nargs="*", help="releases of transformers; none means all")
+    parser.add_argument("names", nargs="*", help="cells (see --list) or toolkits; none means all")
     parser.add_argument("--list", action="store_true", help="print the cells and stop")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "ddpfix-cells")
     options = parser.parse_args()
     if options.list:
         for cell in CELLS:
-            print(f"{cell.transformers}: Python {cell.python}, {', '.join(cell.packages()[:-len(TOOLS)])}")
+            print(f"{cell.name}: Python {cell.python}, torch {cell.torch}, {', '.join(cell.others) or FUNASR.name}")
         return 0
     failed = []
-    for cell in chosen(options.versions):
-        print(f"\n== transformers {cell.transformers}, torch {cell.torch}, Python {cell.python}", flush=True)
+    for cell in chosen(options.names):
+        print(f"\n== {cell.name}, torch {cell.torch}, Python {cell.python}", flush=True)
         if run(cell, options.folder) != 0:
-            failed.append(cell.transformers)
+            failed.append(cell.name)
     print(f"\nfailed: {', '.join(failed)}" if failed else "\nall cells passed")
     return 1 if failed else 0
 

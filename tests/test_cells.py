@@ -1,4 +1,4 @@
-"""Two cells of the version matrix, beside the release that the tests themselves run on. All: python -m tests.cells."""
+"""Some cells of the version matrix, beside the release that the tests themselves run on. All: python -m tests.cells."""
 
 from __future__ import annotations
 
@@ -10,22 +10,38 @@ import pytest
 
 from tests import cells
 
+IN_CI = ("transformers-4.36.2", "transformers-4.57.6", "funasr-1.0.19", "funasr-1.1.16", "funasr-1.4.16")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cells")
+
 
 @pytest.mark.cells
-@pytest.mark.parametrize("version", ("4.36.2", "4.57.6"))
-def test_cell(version: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.cells", "--folder", str(tmp_path), version]
+@pytest.mark.parametrize("name", IN_CI)
+def test_cell(name: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "tests.cells", "--folder", str(folder), name]
     done = subprocess.run(command, cwd=cells.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-8000:]
 
 
-def test_every_tested_release_of_the_matrix_is_a_cell() -> None:
+@pytest.mark.parametrize("toolkit", ["transformers", "funasr"])
+def test_every_tested_release_of_the_matrix_is_a_cell(toolkit: str) -> None:
     from ddpfix import matrix
 
-    rows = matrix.load().rows_of("transformers.layerdrop")
-    assert {str(version) for row in rows for version in row.tested} == {cell.transformers for cell in cells.CELLS}
+    whole = matrix.load()
+    rows = [row for row in whole.rows if whole.patches[row.patch].toolkit == toolkit]
+    tested = {str(version) for row in rows for version in row.tested}
+    assert tested <= {cell.version for cell in cells.CELLS if cell.toolkit == toolkit}
 
 
 def test_unknown_cell_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no cell 1\.0; there are 4\.21\.3, "):
+    with pytest.raises(ValueError, match=r"no cell 1\.0; there are transformers, transformers-4\.21\.3, "):
         cells.chosen(["1.0"])
+
+
+def test_cells_are_chosen_by_name_or_toolkit() -> None:
+    assert [cell.version for cell in cells.chosen(["funasr-1.0.19", "funasr-1.0.19"])] == ["1.0.19"]
+    assert {cell.toolkit for cell in cells.chosen(["funasr"])} == {"funasr"}
+    assert len({cell.name for cell in cells.CELLS}) == len(cells.CELLS) == len(cells.chosen([]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from types import ModuleType
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ddpfix import draws, log, wrapping
 from ddpfix.registry import Site
@@ -32,24 +32,34 @@ def find(site: Site, module: ModuleType, owner: Any) -> None:
 def _decide(arguments: Dict[str, Any], always: bool) -> bool:
     """Whether the flag is to be set to True."""
     skipping = draws.active(arguments["module"])
-    if not skipping and not always:
+    idle = wrapping.why(arguments["module"])
+    if not skipping and not idle and not always:
         return False
     names = _named(skipping)
     chosen = _chosen(arguments)
     if arguments.get("static_graph"):
+        # What is unused in every step is no trouble there.
         if skipping:
             log.warning(f"static_graph=True cannot work with LayerDrop ({names}): set the rate to 0, or leave it out")
         return False
     if chosen is not None:
-        if not chosen and skipping:
-            log.warning(
-                f"{FLAG}=False is your own setting and stays; with LayerDrop active in {names}, the next step raises"
-                " 'Expected to have finished reduction'. Leave it out, or set DDPFIX_LAYERDROP=off."
-            )
-        return False
+        if not chosen and (skipping or idle):
+            _warn(names, idle)
+        # A toolkit may lose on the way what its user asked for.
+        return chosen
     if not arguments.get(FLAG):
-        log.info(f"{FLAG}=True: {names or 'DDPFIX_UNUSED=find'}" + (" skips layers" if names else ""))
+        reasons = ([f"{names} skips layers"] if names else []) + idle
+        log.info(f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}")
     return True
+
+
+def _warn(names: str, idle: List[str]) -> None:
+    why = "; ".join(([f"with LayerDrop active in {names}"] if names else []) + idle)
+    cure = "Leave it out, or set DDPFIX_LAYERDROP=off." if names and not idle else "Leave it out."
+    log.warning(
+        f"{FLAG}=False is your own setting and stays; {why}, the next step raises 'Expected to have finished"
+        f" reduction'. {cure}"
+    )
 
 
 def _chosen(arguments: Dict[str, Any]) -> Optional[bool]:

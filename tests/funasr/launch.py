@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ class Scenario:
         config: path of the configuration (see :mod:`tests.funasr.recipes`).
         entry: ``train`` or ``train_ds``.
         overrides: hydra overrides, as on a user's command line.
-        settings: arguments of ``ddpfix.activate`` (only under ddpfix).
+        settings: arguments of ``ddpfix.activate`` in the child; in a stock launch they switch ddpfix on, late.
         before: Python code run just before the entry (the maintainers' edits, for reference runs).
         timeout: seconds after which a hanging run is ended.
         keep: whether the final parameters are kept (``Result.parameters``).
@@ -44,12 +43,12 @@ class Scenario:
     script: Optional[Path] = None
     environ: Dict[str, str] = field(default_factory=dict)
 
-    def plan(self, package: Path, folder: Path, port: int) -> Dict[str, Any]:
+    def plan(self, package: Path, folder: Path) -> Dict[str, Any]:
         script = self.script or package / "bin" / f"{self.entry}.py"
         arguments = [f"--config-path={self.config.parent}", f"--config-name={self.config.name}"]
         arguments += [f"++output_dir={folder / self.name}", f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
         found = {name: getattr(self, name) for name in ("name", "settings", "before", "timeout", "keep", "environ")}
-        return {**found, "script": str(script), "arguments": [*arguments, *self.overrides], "port": port}
+        return {**found, "script": str(script), "arguments": [*arguments, *self.overrides]}
 
 
 @dataclass
@@ -98,7 +97,12 @@ def train(
     for scenario in scenarios:
         # FunASR resumes from what it finds in its output folder.
         shutil.rmtree(folder / scenario.name, ignore_errors=True)
-    plans = [scenario.plan(package(), folder, port) for scenario, port in zip(scenarios, _ports(len(scenarios)))]
+        # The record of an earlier run would hide that a rank hangs now.
+        for old in folder.glob(f"{scenario.name}.*.*"):
+            old.unlink()
+    for old in [*folder.glob("at.*"), *folder.glob("port.*")]:
+        old.unlink()
+    plans = [scenario.plan(package(), folder) for scenario in scenarios]
     (folder / "plan.json").write_text(
         json.dumps({"stock": not ddpfix if stand_in is None else stand_in, "scenarios": plans})
     )
@@ -122,14 +126,3 @@ def _result(folder: Path, name: str, rank: int) -> Result:
     known = {key: found.pop(key) for key in ("error", "ddp", "batches", "steps", "lr") if key in found}
     kept = record.with_suffix(".pt")
     return Result(text, False, parameters=kept if kept.exists() else None, notes=found, **known)
-
-
-def _ports(count: int) -> List[int]:
-    """Free ports, one a scenario: each has a process group of its own."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -71,7 +72,7 @@ class Watcher:
         file.write_text(json.dumps(self.found))
 
 
-def run(scenario: Dict[str, Any]) -> None:
+def run(scenario: Dict[str, Any], port: str) -> None:
     """Run one scenario in this (forked) process; never returns."""
     name = scenario["name"]
     screen = os.open(FOLDER / f"{name}.{RANK}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -79,7 +80,7 @@ def run(scenario: Dict[str, Any]) -> None:
     os.dup2(screen, 2)
     watcher = Watcher(scenario.get("keep", False))
     try:
-        os.environ.update(scenario["environ"], MASTER_PORT=str(scenario["port"]), HYDRA_FULL_ERROR="1")
+        os.environ.update(scenario["environ"], MASTER_PORT=port, HYDRA_FULL_ERROR="1")
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         if scenario.get("settings"):
             import ddpfix
@@ -107,18 +108,39 @@ def main() -> None:
     # FunASR's own import comes first, as in its scripts; what replaces torch functions must not be there yet.
     import funasr  # noqa: F401
 
+    # DDP imports this when it is built; two seconds for each child otherwise.
+    import torch._dynamo  # noqa: F401
+
     from tests.funasr import stand_in
 
     if plan["stock"]:
         stand_in.cuda()
     children: List[int] = []
     signal.signal(signal.SIGTERM, lambda *_: [os.kill(child, signal.SIGKILL) for child in children] and os._exit(1))
-    for scenario in plan["scenarios"]:
+    for number, scenario in enumerate(plan["scenarios"]):
+        port = agreed_port(number)
         child = os.fork()
         if child == 0:
-            run(scenario)
+            run(scenario, port)
         children[:] = [child]
         wait(child, scenario.get("timeout", 60), scenario["name"])
+
+
+def agreed_port(number: int) -> str:
+    """Wait until all ranks have come to this scenario, and learn the port of its process group from rank 0."""
+    (FOLDER / f"at.{number}.{RANK}").touch()
+    told = FOLDER / f"port.{number}"
+    if RANK == 0:
+        while not all((FOLDER / f"at.{number}.{rank}").exists() for rank in range(int(os.environ["WORLD_SIZE"]))):
+            time.sleep(0.01)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        (FOLDER / f"port.{number}.new").write_text(str(port))
+        (FOLDER / f"port.{number}.new").rename(told)
+    while not told.exists():
+        time.sleep(0.01)
+    return told.read_text()
 
 
 def wait(child: int, seconds: float, name: str) -> None:

@@ -470,9 +470,7 @@ class _Shim:
 
 
 @contextmanager
-def scripted_draws(
-    decisions: Iterable[bool], modules: Iterable[str], consume: bool = False
-) -> Iterator[List[Draw]]:
+def scripted_draws(decisions: Iterable[bool], modules: Iterable[str], consume: bool = False) -> Iterator[List[Draw]]:
     """Answer the layer-level draws of these modeling modules from a list, True meaning skip.
 
     With ``consume`` the generators advance as they do in stock, so that dropout draws the same masks.

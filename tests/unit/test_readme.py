@@ -8,6 +8,7 @@ from tests.support import readme
 def test_generated_parts_are_up_to_date() -> None:
     text = readme.README.read_text(encoding="utf-8")
     assert readme.filled(text) == text, "run: python -m tests.support.readme"
+    assert readme.VERSIONS.read_text(encoding="utf-8") == readme.versions(), "run: python -m tests.support.readme"
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:

@@ -1,0 +1,92 @@
+"""A short hash of what a method does, read from its source: how we know that code is code that we have examined.
+
+The hash is of the syntax tree without docstrings, annotations and line numbers, so that formatting and comments do not
+count, and it is the same under every version of Python. All methods of the class that the first one may call count, so
+a subclass that overrides one of them has another hash.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+from types import FunctionType
+from typing import Any, Callable, Dict, Iterator, Optional
+
+# What says nothing about what the code does, or is not there in every version of Python.
+_SILENT = frozenset(("annotation", "returns", "ctx", "kind", "type_comment", "type_params", "type_ignores"))
+
+
+def of_forward(module: Any) -> Optional[str]:
+    """The hash of what a module's forward does; None if a source is not at hand, or the instance has other methods."""
+    owner = type(module)
+    if any(callable(value) and hasattr(owner, name) for name, value in vars(module).items()):
+        return None
+    try:
+        return digest("forward", lambda name: _parsed(_method(owner, name)))
+    except (OSError, TypeError, SyntaxError, StopIteration):
+        return None
+
+
+def digest(first: str, find: Callable[[str], Optional[ast.AST]]) -> str:
+    """The hash of a method and of those that it may call; ``find(name)`` gives a method's tree, or None."""
+    found: Dict[str, str] = {}
+    waiting = [first]
+    while waiting:
+        name = waiting.pop()
+        tree = None if name in found else find(name)
+        if tree is not None:
+            found[name] = canonical(tree)
+            waiting.extend(sorted({node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}))
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]
+
+
+def _method(owner: type, name: str) -> Optional[FunctionType]:
+    """The function behind a name of the class; those that torch itself gives every module do not count."""
+    for level in owner.__mro__:
+        if name in vars(level):
+            found = vars(level)[name]
+            found = found.__func__ if type(found) in (staticmethod, classmethod) else found
+            torch_own = str(getattr(level, "__module__", "")).split(".")[0] == "torch"
+            # A proxy around a function is not the function: left out, it makes another hash.
+            return found if type(found) is FunctionType and not torch_own else None
+    return None
+
+
+def _parsed(function: Optional[FunctionType]) -> Optional[ast.AST]:
+    if function is None:
+        return None
+    # By the code object: a wrapper shall not pass for the function that it names as wrapped.
+    source = inspect.getsource(function.__code__)
+    # A docstring may be indented less than its function, so the text cannot be moved to the left.
+    tree = ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    return next(node for node in ast.walk(tree) if isinstance(node, functions))
+
+
+def canonical(node: Any) -> str:
+    """A tree as text: the same for every formatting of the same code, under every version of Python."""
+    if isinstance(node, list):
+        return "[" + ",".join(canonical(one) for one in node if not _is_text(one)) + "]"
+    if not isinstance(node, ast.AST) or isinstance(node, ast.Constant):
+        return repr(node.value if isinstance(node, ast.Constant) else node)
+    kind = type(node).__name__
+    if kind == "Index":
+        # Up to Python 3.8 a subscript is wrapped, and several of them are not a tuple.
+        return canonical(node.value)  # type: ignore[attr-defined]
+    if kind == "ExtSlice":
+        return f"Tuple(elts={canonical(node.dims)})"  # type: ignore[attr-defined]
+    return f"{kind}({','.join(_fields(node))})"
+
+
+def _fields(node: ast.AST) -> Iterator[str]:
+    for name, value in ast.iter_fields(node):
+        if name not in _SILENT and value is not None and value != []:
+            if isinstance(node, ast.JoinedStr):
+                value = [one for one in value if isinstance(one, ast.FormattedValue)]
+            yield f"{name}={canonical(value)}"
+
+
+def _is_text(node: Any) -> bool:
+    """A string that stands alone: a docstring, or code that somebody switched off."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,96 @@
+"""Releasing cached GPU memory when it is asked for, and resuming without a second copy on another rank's GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from types import ModuleType
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+import torch
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import trainers
+
+# From 1.0.26 to 1.0.28 ``reset_gpu_cache`` released above this many bytes, meant for a GPU of 80 GB.
+_LIMIT = 70 * 2**30
+_SHARE = 7 / 8
+
+# Optimizer steps by trainer: an epoch or a data slice may be shorter than the interval.
+_STEPS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def release(site: Site, module: ModuleType, owner: Any) -> None:
+    """``DDPFIX_CACHE=N`` releases after every N-th optimizer step; ``train_conf.reset_gpu_cache`` does what it says.
+
+    ``reset_gpu_cache`` releases before each epoch (or data slice), and after a step that leaves more reserved than
+    70 GiB or 7/8 of the GPU, whichever is less.
+    """
+    every = site.settings.number("cache")
+    name = trainers.method(owner, "train_epoch")
+    # Read before anything is wrapped: these say what the release itself uses.
+    names = trainers.code_names(owner, name)
+
+    def built(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        wrapped(*args, **kwargs)
+        if kwargs.get("disable_gpu_cache") and "disable_gpu_cache" not in names:
+            log.warning(
+                "train_conf.disable_gpu_cache is not used by this release of FunASR (in 1.0.11 to 1.0.17 it released"
+                " cached GPU memory after every forward); DDPFIX_CACHE=1 releases after every step"
+            )
+
+    def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        given = trainers.epoch_of(wrapped, trainer, args, kwargs)
+        # Where the release itself looks at the reserved memory, it is left to do so.
+        reset = bool(getattr(trainer, "reset_gpu_cache", False)) and "max_memory_reserved" not in names
+        device = next(given.model.parameters()).device
+        if (every is None and not reset) or device.type != "cuda":
+            return wrapped(*args, **kwargs)
+        with _released(given, device, every, reset):
+            return wrapped(*args, **kwargs)
+
+    site.once(owner, "__init__", built)
+    site.once(owner, name, epoch)
+
+
+@contextlib.contextmanager
+def _released(given: trainers.Epoch, device: Any, every: Optional[int], reset: bool) -> Iterator[None]:
+    limit = _limit(device) if reset else None
+    if reset:
+        _empty(device)
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        steps = _STEPS[given.trainer] = _STEPS.get(given.trainer, 0) + 1
+        due = every is not None and steps % every == 0
+        if due or (limit is not None and torch.cuda.memory_reserved(device) > limit):
+            _empty(device)
+
+    hook = given.optim.register_step_post_hook(stepped)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _limit(device: Any) -> float:
+    total: int = torch.cuda.get_device_properties(device).total_memory
+    return min(_LIMIT, _SHARE * total)
+
+
+def _empty(device: Any) -> None:
+    # Without the device of this rank, the call would open a context on the first GPU (FunASR issue 2373).
+    with torch.cuda.device(device):
+        torch.cuda.empty_cache()
+
+
+def resume(site: Site, module: ModuleType, owner: Any) -> None:
+    """Before 1.0.20 every rank loads the checkpoint onto the GPU that saved it; now it comes by way of the CPU."""
+
+    def resumed(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        with trainers.seen_by(module, "torch", load=functools.partial(torch.load, map_location="cpu")):
+            return wrapped(*args, **kwargs)
+
+    site.once(owner, trainers.method(owner, "resume_checkpoint"), resumed)

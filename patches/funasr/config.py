@@ -1,0 +1,55 @@
+"""Small helpers for FunASR's configuration: plain copies, deep merges, and truth values that arrive as text."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+
+
+def plain(value: Any) -> Any:
+    """A container of OmegaConf as dicts and lists, which take new keys (hydra's does not); any other value as it is."""
+    from omegaconf import Container, OmegaConf
+
+    return OmegaConf.to_container(value, resolve=True) if isinstance(value, Container) else value
+
+
+def section(config: Mapping[str, Any], name: str) -> Dict[str, Any]:
+    """A copy of the section ``name`` (``train_conf``, ...) as a plain dict; empty where there is none."""
+    found = plain(config.get(name))
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def merged(below: Any, above: Any) -> Any:
+    """``below`` with everything that ``above`` says; dicts are merged, other values replaced. Changes neither."""
+    below, above = plain(below), plain(above)
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    both = {key: merged(below[key], value) if key in below else value for key, value in above.items()}
+    return {**below, **both}
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:
+    """(dotted key, value) of everything that is not a dict."""
+    for key, value in plain(config).items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def truth(value: Any, key: str) -> Optional[bool]:
+    """True, False, or None for nothing said.
+
+    Args:
+        value: what the configuration holds; a text that was quoted on the way ("false") would be true as it stands.
+        key: what the setting is called, for the message.
+
+    Raises:
+        ValueError: it is none of the accepted values.
+    """
+    if value is None:
+        return None
+    known = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+    word = str(value).strip().strip("'\"").lower()
+    if word not in known:
+        raise ValueError(f"{key}={value!r}: accepted are true and false (and 1, 0)")
+    return known[word]

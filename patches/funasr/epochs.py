@@ -1,0 +1,168 @@
+"""The epoch that is running: which samplers belong to it, what the ranks agree on, and its one line at the end."""
+
+from __future__ import annotations
+
+import inspect
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, Dict, List, MutableMapping, Optional, Tuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import jsonl
+from .batches import Counts
+
+_RUNNING: ContextVar[Optional[Epoch]] = ContextVar("ddpfix_funasr_epoch", default=None)
+
+# How many batches a sampler gave, for samplers that cannot say so themselves.
+_GIVEN: MutableMapping[Any, int] = WeakKeyDictionary()
+
+# The last line about a validation: the same again every thousand steps tells nobody anything.
+_TOLD: List[str] = []
+
+
+class Epoch:
+    """One call of a trainer's ``train_epoch`` or ``validate_epoch``."""
+
+    def __init__(self, trainer: Any, training: bool, number: Any, loader: Any) -> None:
+        self.trainer, self.training, self.loader = trainer, training, loader
+        self.number = number if isinstance(number, int) else 0
+        self.sampler = getattr(loader, "batch_sampler", None)
+        self.counts = Counts()
+        self.hints: Dict[str, str] = {}
+        # What each rank reported: number of batches, then its counts. None: the ranks have not been asked.
+        self.ranks: Optional[List[List[int]]] = None
+        self.batches: Optional[int] = None
+
+    @property
+    def name(self) -> str:
+        return f"{'training' if self.training else 'validation'} epoch {self.number}"
+
+
+def running() -> Optional[Epoch]:
+    """The epoch that is running in this process, the innermost one: a validation inside of a training epoch."""
+    return _RUNNING.get()
+
+
+def of(sampler: Any) -> Optional[Epoch]:
+    """The running epoch if it reads its batches from this sampler."""
+    epoch = running()
+    return epoch if epoch is not None and epoch.sampler is sampler else None
+
+
+def alone() -> bool:
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1
+
+
+def counted(sampler: Any, batches: int) -> None:
+    """Have ``len(sampler)`` tell what it gives: trainers log it, and some step on the last batch."""
+    if hasattr(sampler, "batch_num"):
+        sampler.batch_num = batches
+    _GIVEN[sampler] = batches
+
+
+def given(sampler: Any) -> Optional[int]:
+    return _GIVEN.get(sampler)
+
+
+def asked(epoch: Epoch, batches: int) -> List[List[int]]:
+    """One small collective an epoch: every rank's number of batches and its counts, in the order of ranks."""
+    numbers = [batches, *epoch.counts.numbers()]
+    table = torch.zeros(distributed.get_world_size(), len(numbers), dtype=torch.int64)
+    table[distributed.get_rank()] = torch.tensor(numbers, dtype=torch.int64)
+    if distributed.get_backend() != "gloo":
+        table = table.to(epoch.trainer.device)
+    distributed.all_reduce(table)
+    epoch.ranks = [[int(number) for number in row] for row in table.tolist()]
+    return epoch.ranks
+
+
+def tell(site: Site, module: ModuleType, owner: Any) -> bool:
+    """One line at the end of an epoch about what was left out, split or repeated, and which setting decides."""
+    if inspect.isclass(owner) and owner.__name__.startswith("IndexDS"):
+        jsonl.count(site, module, owner)
+    else:
+        watch(site, owner)
+    return True
+
+
+def watch(site: Site, trainer: Any) -> None:
+    """Know when an epoch of this class of trainers runs."""
+    for name, training in (("train_epoch", True), ("validate_epoch", False)):
+        name = name if hasattr(trainer, name) else "_" + name
+        site.once(trainer, name, _Watched(training))
+
+
+class _Watched:
+    def __init__(self, training: bool) -> None:
+        self.training = training
+
+    def __call__(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        outer = running()
+        if outer is not None and outer.trainer is instance and outer.training == self.training:
+            # Two patches watch; the outer one has begun this epoch.
+            return wrapped(*args, **kwargs)
+        given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+        loader = "dataloader_train" if self.training else "dataloader_val"
+        epoch = Epoch(instance, self.training, given.get("epoch"), given.get(loader, getattr(instance, loader, None)))
+        token = _RUNNING.set(epoch)
+        try:
+            result = wrapped(*args, **kwargs)
+        finally:
+            _RUNNING.reset(token)
+        _report(epoch)
+        return result
+
+
+def _report(epoch: Epoch) -> None:
+    if epoch.batches is None:
+        # None of the samplers that are covered gave these batches.
+        return
+    if epoch.ranks is None and not alone() and epoch.training:
+        asked(epoch, epoch.batches)
+    rows = epoch.ranks or [[epoch.batches, *epoch.counts.numbers()]]
+    totals = Counts.summed(row[1:] for row in rows)
+    read = jsonl.left_out(getattr(epoch.loader, "dataset", None))
+    line = f"{epoch.name}: {epoch.batches} batches on each of {len(rows)} ranks{_told(epoch, totals)}{_reasons(read)}"
+    if not (totals.any() or read) or (not epoch.training and line in _TOLD):
+        log.debug(line)
+        return
+    if not epoch.training:
+        _TOLD[:] = [line]
+    log.info(line)
+
+
+_SAMPLES = {
+    "long": "longer than {long} (raise it to keep them)",
+    "short": "shorter than {short}",
+    "budget": "that alone exceed {budget} (raise it to keep them)",
+    "attention": "that alone exceed DDPFIX_ATTENTION",
+    "last": "of a last batch that is not full (drop_last)",
+}
+_BATCHES = {
+    "split": "split, as they were over their limit",
+    "empty": "removed, as they were empty",
+    "repeated": "repeated, so that all ranks have as many",
+    "cut": "left out, so that all ranks have as many (DDPFIX_UNEVEN=pad repeats some instead)",
+}
+
+
+def _told(epoch: Epoch, totals: Counts) -> str:
+    hints = {"long": "max_token_length", "short": "min_token_length", "budget": "batch_size", **epoch.hints}
+    samples = [f"{getattr(totals, k)} {_SAMPLES[k].format(**hints)}" for k in _SAMPLES if getattr(totals, k)]
+    batches = [f"{getattr(totals, k)} {_BATCHES[k]}" for k in _BATCHES if getattr(totals, k)]
+    parts = [f"utterances left out: {', '.join(samples)}"] if samples else []
+    parts += [f"batches: {', '.join(batches)}"] if batches else []
+    return "".join(f"; {part}" for part in parts)
+
+
+def _reasons(read: Dict[str, int]) -> str:
+    if not read:
+        return ""
+    each = ", ".join(f"{count} by {reason}" for reason, count in read.items())
+    return f"; left out when the list was read: {each} (raise dataset_conf.NAME to keep them)"

@@ -1,0 +1,75 @@
+"""``train_conf.find_unused_parameters`` arrives at DDP, as a truth value, from both entries (FunASR issue 1584).
+
+``train_ds`` of 1.0.28 to 1.1.16 never hands the configuration to the function that builds DDP; 1.1.9 hands the flag to
+``init_process_group`` instead, which refuses it. FunASR always passes the keyword on, with its own default where the
+user said nothing: so what the user said is noted for the time in which DDP is built.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, ContextManager, Optional
+
+from ddpfix import log, wrapping
+from ddpfix.registry import PatchError, Site
+
+from . import entry
+from .config import section, truth
+
+FLAG = "find_unused_parameters"
+WHERE = f"train_conf.{FLAG}"
+
+
+def arrive(site: Site, module: ModuleType, owner: Any) -> None:
+    """The entry's hooks; ``Trainer.warp_model`` where it gets no configuration; 1.1.9's ``init_process_group``."""
+    if hasattr(owner, "warp_model"):
+        site.once(owner, "warp_model", _warped)
+    elif hasattr(owner, "init_process_group"):
+        site.once(owner, "init_process_group", _group)
+    elif module.__name__ == "hydra.main":
+        entry.before_main(site, settle)
+        entry.around_main(site, _asked)
+    else:
+        raise PatchError(f"{owner!r} is none of the places where the flag is lost")
+
+
+def settle(run: entry.Run) -> None:
+    """Bring the flag to the one place where FunASR reads it, as True or False; null is nothing said."""
+    conf = section(run.kwargs, "train_conf")
+    before = dict(conf)
+    if FLAG in run.kwargs:
+        value = run.kwargs.pop(FLAG)
+        if FLAG in conf:
+            log.info(f"{FLAG}={value} is not read: {WHERE}={conf[FLAG]} is")
+        else:
+            log.info(f"{FLAG}={value} is taken as {WHERE}, where FunASR reads it")
+            conf[FLAG] = value
+    said = truth(conf.pop(FLAG, None), WHERE)
+    if said is not None:
+        conf[FLAG] = said
+    if conf != before or any(type(conf[key]) is not type(value) for key, value in before.items()):
+        run.kwargs["train_conf"] = conf
+
+
+def said_by_user(run: entry.Run) -> Optional[bool]:
+    """What the user said, on the command line or in a file; the configuration of a downloaded model is not the user."""
+    theirs = FLAG in run.cfg or FLAG in (run.cfg.get("train_conf") or {})
+    return truth(section(run.kwargs, "train_conf").get(FLAG), WHERE) if theirs else None
+
+
+def _asked(run: entry.Run) -> ContextManager[None]:
+    return wrapping.asked(said_by_user(run))
+
+
+def _warped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    run = entry.current()
+    if run is not None and "train_conf" not in kwargs:
+        lost = {"train_conf": section(run.kwargs, "train_conf"), "device": run.kwargs.get("device", "cuda")}
+        kwargs = {**lost, **kwargs}
+    return wrapped(*args, **kwargs)
+
+
+def _group(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    if entry.current() is not None:
+        kwargs = {key: value for key, value in kwargs.items() if key != FLAG}
+    return wrapped(*args, **kwargs)

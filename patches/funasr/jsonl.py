@@ -1,0 +1,126 @@
+"""Lists of utterances (jsonl): their lengths must be there, and what a limit leaves out on reading is counted."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Dict, Iterator, List, MutableMapping, Tuple
+from weakref import WeakKeyDictionary
+
+from ddpfix import log
+from ddpfix.registry import PatchError, Site
+from ddpfix.settings import switch_name
+
+# By index dataset: how many utterances each limit left out.
+_LEFT_OUT: MutableMapping[Any, Dict[str, int]] = WeakKeyDictionary()
+
+
+class _Reader:
+    """Stands for the ``json`` module while a list is read, and looks at every line that passes."""
+
+    def __init__(self, below: Any) -> None:
+        self._below = below
+        self.lines = 0
+        self.without = 0
+        self.lengths: List[Tuple[float, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._below, name)
+
+    def loads(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+        data = self._below.loads(text, *args, **kwargs)
+        if isinstance(data, dict) and "source" in data:
+            self.lines += 1
+            self.without += "source_len" not in data
+            self.lengths.append((data.get("source_len", 1), data.get("target_len", 0)))
+        return data
+
+
+@contextmanager
+def _reading(module: ModuleType) -> Iterator[_Reader]:
+    """The module reads through us for as long as one list takes."""
+    below = vars(module)["json"]
+    reader = _Reader(below)
+    vars(module)["json"] = reader
+    try:
+        yield reader
+    finally:
+        vars(module)["json"] = below
+
+
+def _readable(module: ModuleType) -> None:
+    if getattr(vars(module).get("json"), "loads", None) is not json.loads:
+        raise PatchError(f"{module.__name__} does not read its lists by json.loads any more")
+
+
+def refuse(site: Site, module: ModuleType, owner: Any) -> None:
+    """A list without ``source_len`` is refused where lengths decide about batches (upstream 1828)."""
+    _readable(module)
+
+    def read(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        with _reading(module) as reader:
+            wrapped(*args, **kwargs)
+        if reader.without:
+            _judge(args[0] if args else kwargs.get("path"), reader, kwargs, site.patch)
+
+    site.once(owner, "__init__", read)
+
+
+def _judge(path: Any, reader: _Reader, conf: Dict[str, Any], patch: str) -> None:
+    missing = f"{path}: {reader.without} of {reader.lines} utterances have no source_len"
+    cure = "write the list by FunASR's scp2jsonl, which adds source_len (frames of 10 ms) and target_len"
+    if _lengths_decide(conf):
+        raise ValueError(
+            f"ddpfix: {missing}, so each counts as one frame, and batch_size and all length limits are void: batches"
+            f" of thousands of utterances. {cure[0].upper()}{cure[1:]}; {switch_name(patch)}=0 trains all the same."
+        )
+    log.warning(f"{missing}: length limits (max_token_length) have no effect on them. To have them: {cure}.")
+
+
+def _lengths_decide(conf: Dict[str, Any]) -> bool:
+    """Whether batches are made by length: every kind of batch_type but ``example``."""
+    sorting = str(conf.get("batch_sampler", "")).startswith("Espnet")
+    return str(conf.get("batch_type", "token" if sorting else "example")) != "example"
+
+
+def count(site: Site, module: ModuleType, owner: Any) -> None:
+    """Count what the limits of the index leave out while it reads a list (upstream 1843, 2723)."""
+    _readable(module)
+
+    def read(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        with _reading(module) as reader:
+            wrapped(*args, **kwargs)
+        found = _counted(instance, reader)
+        if found:
+            _LEFT_OUT[instance] = found
+
+    site.once(owner, "__init__", read)
+
+
+def _counted(index: Any, reader: _Reader) -> Dict[str, int]:
+    """How many utterances each limit left out; one that is over several counts for the first."""
+    found: Dict[str, int] = {}
+    limits = {name: getattr(index, name, None) for name in _CHECKS}
+    for source, target in reader.lengths:
+        for name, over in _CHECKS.items():
+            if limits[name] is not None and over(source, target, limits[name]):
+                key = f"{name}={limits[name]}"
+                found[key] = found.get(key, 0) + 1
+                break
+    return found
+
+
+_CHECKS: Dict[str, Any] = {
+    "min_source_length": lambda source, target, limit: source < limit,
+    "max_source_length": lambda source, target, limit: source > limit,
+    "min_target_length": lambda source, target, limit: target < limit,
+    "max_target_length": lambda source, target, limit: target > limit,
+    "max_token_length": lambda source, target, limit: source + target > limit,
+}
+
+
+def left_out(dataset: Any) -> Dict[str, int]:
+    """What the limits of a dataset's index left out, by limit."""
+    index = getattr(dataset, "index_ds", None)
+    return _LEFT_OUT.get(index, {}) if index is not None else {}

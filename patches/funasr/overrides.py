@@ -1,0 +1,110 @@
+"""Overrides that FunASR reads nowhere, or that became something else on the way, are named before training begins."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from types import CodeType, ModuleType
+from typing import Any, Dict, Iterator, Optional, Set
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import entry
+from .config import plain, section
+
+# Sections whose keys cannot be set at the top level: those of the model can (its configuration is merged flat).
+_SECTIONS = ("train_conf", "dataset_conf", "optim_conf", "scheduler_conf")
+# Read by the trainers of 1.0.18 and 1.0.19, and used by none of their functions.
+_READ_IN_VAIN = {"disable_gpu_cache"}
+# Names of a model and of the places that it is fetched from become others by design.
+_RESOLVED = {"model", "hub", "model_hub", "model_revision", "freeze_param", "init_param", "device"}
+# The name of a setting of the trainer's that something else reads at the top level.
+_ELSEWHERE = {"excludes", "self", "kwargs"}
+_MISSING = object()
+
+
+def tell(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Register for the moment before ``main``, after all other patches."""
+    entry.before_main(site, compare)
+    return True
+
+
+def compare(run: entry.Run) -> None:
+    """One line for each typed override that does not arrive as typed; nothing where all do."""
+    lines = [line for key, text in run.typed.items() for line in [_difference(run, key, text)] if line]
+    if lines:
+        log.info("settings that did not arrive as typed:\n  " + "\n  ".join(lines))
+
+
+def _difference(run: entry.Run, key: str, text: str) -> Optional[str]:
+    head, _, rest = key.partition(".")
+    if head == "train_conf" and rest and "." not in rest and rest not in _read(run):
+        close = difflib.get_close_matches(rest, sorted(_read(run)), n=1, cutoff=0.75)
+        hint = f"; did you mean train_conf.{close[0]}?" if close else ""
+        return f"{key}={text}: FunASR reads no such setting{hint}"
+    if not rest and key not in _constants(inspect.unwrap(run.namespace["main"])):
+        places = [name for name in _SECTIONS if key in section(run.kwargs, name)]
+        if not places and key in _named(run):
+            places = ["train_conf"]
+        if places:
+            return f"{key}={text}: FunASR does not read this at the top level; write ++{places[0]}.{key}={text}"
+    return _changed(run, key, text)
+
+
+def _changed(run: entry.Run, key: str, text: str) -> Optional[str]:
+    """Whether another value arrived than the one that was typed."""
+    if key.split(".")[0] in _RESOLVED or "${" in text:
+        return None
+    wanted, found = _parsed(key, text), _at(run.kwargs, key)
+    if _MISSING in (wanted, found) or (wanted == found and isinstance(wanted, bool) == isinstance(found, bool)):
+        return None
+    return f"{key}={text}: {found!r} is in force"
+
+
+def _parsed(key: str, text: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    try:
+        value = OverridesParser.create().parse_override(f"{key}={text}").value()
+    except Exception:
+        return _MISSING
+    return _MISSING if isinstance(value, (dict, list)) else value
+
+
+def _at(config: Dict[str, Any], dotted: str) -> Any:
+    found: Any = config
+    for name in dotted.split("."):
+        found = plain(found)
+        if not isinstance(found, dict) or name not in found:
+            return _MISSING
+        found = found[name]
+    return plain(found)
+
+
+def _read(run: entry.Run) -> Set[str]:
+    """The names that the trainer and the entry look for in ``train_conf``; up to 1.0.5 each method looks for itself."""
+    methods = [inspect.unwrap(method) for method in vars(run.namespace["Trainer"]).values()]
+    functions = [*methods, inspect.unwrap(run.namespace["main"]), run.namespace.get("_resolve_distributed_config")]
+    found = {name for function in functions if hasattr(function, "__code__") for name in _constants(function)}
+    return (found | _named(run)) - _READ_IN_VAIN
+
+
+def _named(run: entry.Run) -> Set[str]:
+    """The names that the trainer's constructor looks for."""
+    made = inspect.unwrap(vars(run.namespace["Trainer"])["__init__"])
+    return {*_constants(made), *inspect.signature(made).parameters} - _ELSEWHERE - _READ_IN_VAIN
+
+
+def _constants(function: Any) -> Set[str]:
+    return set(_texts(function.__code__))
+
+
+def _texts(code: CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _texts(constant)
+        elif isinstance(constant, tuple):
+            yield from (part for part in constant if isinstance(part, str))

@@ -1,0 +1,96 @@
+"""``use_deepspeed`` and ``use_fsdp`` work, or stop the run before training with what can be done.
+
+FunASR reads them in two places, at the top level and in ``train_conf``, and each entry of each release acts on another
+one: half a DeepSpeed run, DDP under the name of FSDP, and from 1.4.2 on replicas that nobody synchronises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Dict, Iterator
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import entry
+from .config import section, truth
+
+_FSDP = (
+    "use_fsdp: FunASR has no FSDP that trains and saves (this entry {entry}). Leave it out: several processes use DDP."
+    " For sharding, funasr/bin/train_ds.py (1.0.28 or later) with ++use_deepspeed=true"
+    " ++train_conf.deepspeed_config=FILE"
+)
+_NO_DEEPSPEED = (
+    "use_deepspeed: this entry does not know DeepSpeed and would train with DDP. Run funasr/bin/train_ds.py (1.0.28 or"
+    " later), or leave it out"
+)
+
+
+def agree(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Register for the entry's ``main``."""
+    entry.before_main(site, settle)
+    entry.around_main(site, lambda run: _one_kind(site, run))
+    return True
+
+
+def settle(run: entry.Run) -> None:
+    """Make both places say the same; the top level wins, as in 1.4.2 and later. A ValueError stops the run."""
+    conf = section(run.kwargs, "train_conf")
+    names = [name for name in ("use_fsdp", "use_deepspeed", "use_ddp") if name in run.kwargs or name in conf]
+    if not names:
+        return
+    wanted = {name: _wanted(run.kwargs, conf, name) for name in names}
+    if wanted.get("use_fsdp"):
+        raise ValueError(_FSDP.format(entry="would train replicas that are not in step" if run.ds else "would use DDP"))
+    # main hands these to Trainer itself, so that it must not find them in train_conf as well.
+    for name in ("use_fsdp", "use_ddp"):
+        conf.pop(name, None)
+    if "use_ddp" in names:
+        log.info("use_ddp is not a setting of FunASR: DDP is used when there is more than one process")
+    if "use_deepspeed" in names:
+        conf["use_deepspeed"] = run.kwargs["use_deepspeed"] = wanted["use_deepspeed"]
+    if wanted.get("use_deepspeed"):
+        conf["deepspeed_config"] = run.kwargs["deepspeed_config"] = _deepspeed(run, conf)
+    run.kwargs["train_conf"] = conf
+
+
+def _wanted(kwargs: Dict[str, Any], conf: Dict[str, Any], name: str) -> bool:
+    at_top = kwargs.get(name) is not None
+    value, key = (kwargs[name], name) if at_top else (conf.get(name), f"train_conf.{name}")
+    return bool(truth(value, key))
+
+
+def _deepspeed(run: entry.Run, conf: Dict[str, Any]) -> str:
+    """Path of DeepSpeed's own configuration; raises ValueError where this run cannot use DeepSpeed."""
+    if not run.ds:
+        raise ValueError(_NO_DEEPSPEED)
+    if run.namespace.get("deepspeed") is None:
+        if find_spec("deepspeed") is not None:
+            raise ValueError("use_deepspeed: deepspeed cannot be imported; python -c 'import deepspeed' says why")
+        raise ValueError("use_deepspeed: deepspeed is not installed: pip install deepspeed, or leave the setting out")
+    path = str(run.kwargs.get("deepspeed_config") or conf.get("deepspeed_config") or "")
+    if not os.path.exists(path):
+        raise ValueError(f"use_deepspeed: train_conf.deepspeed_config={path!r} does not exist: give DeepSpeed's JSON")
+    return path
+
+
+@contextlib.contextmanager
+def _one_kind(parent: Site, run: entry.Run) -> Iterator[None]:
+    """Before 1.4.2 the trainer is told DDP as well, and would enter DDP's ``no_sync`` on a DeepSpeed engine."""
+    if not section(run.kwargs, "train_conf").get("use_deepspeed") or "_resolve_distributed_config" in run.namespace:
+        yield
+        return
+    site = Site(parent.patch, parent.settings)
+    site.once(run.namespace["Trainer"], "__init__", _without_ddp)
+    try:
+        yield
+    finally:
+        for problem in site.undo():
+            log.warning(problem)
+
+
+def _without_ddp(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+    wrapped(*args, **{**kwargs, "use_ddp": False})

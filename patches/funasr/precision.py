@@ -1,0 +1,173 @@
+"""``use_bf16`` and ``use_fp16`` do what they say, and loss scaling recovers from an overflow."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from types import ModuleType
+from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple
+
+import torch
+
+from ddpfix import log
+from ddpfix.registry import PatchError, Site
+
+from . import trainers
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def bf16(site: Site, module: ModuleType, owner: Any) -> None:
+    """``trainer`` before 1.3.4 swallows ``use_bf16`` and trains in full precision; before 1.0.11 also ``use_fp16``."""
+    name = trainers.method(owner, "train_epoch")
+    if "use_bf16" in inspect.signature(owner).parameters:
+        raise PatchError("the trainer reads use_bf16 itself")
+
+    def built(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        wrapped(*args, **kwargs)
+        # The name that later releases give it.
+        trainer.use_bf16 = bool(kwargs.get("use_bf16", False))
+        if kwargs.get("use_fp16") and not hasattr(trainer, "use_fp16"):
+            log.warning("use_fp16 does nothing before FunASR 1.0.11, which trains in full precision; use_bf16 works")
+
+    def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        model = trainers.epoch_of(wrapped, trainer, args, kwargs).model
+        if not trainer.use_bf16:
+            return wrapped(*args, **kwargs)
+        trainers.tell(trainer, "use_bf16: the forward runs in bfloat16 (this release of FunASR drops the setting)")
+        with _forward_in(model, _bfloat16(model)):
+            return wrapped(*args, **kwargs)
+
+    site.once(owner, "__init__", built)
+    site.once(owner, name, epoch)
+
+
+def validation(site: Site, module: ModuleType, owner: Any) -> None:
+    """``trainer`` validates in full precision whatever it trains in; ``trainer_ds`` validates as it trains."""
+
+    def validate(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        model = trainers.epoch_of(wrapped, trainer, args, kwargs).model
+        precision = _precision(module, trainer, model)
+        if precision is None:
+            return wrapped(*args, **kwargs)
+        with _forward_in(model, precision):
+            return wrapped(*args, **kwargs)
+
+    site.once(owner, trainers.method(owner, "validate_epoch"), validate)
+
+
+def _precision(module: Any, trainer: Any, model: Any) -> Optional[Callable[[], ContextManager[Any]]]:
+    """What a forward of this trainer's model runs in, made anew for each; None for full precision."""
+    if getattr(trainer, "amp_enabled", False):
+        return functools.partial(module.maybe_autocast, True, dtype=trainer.amp_dtype)
+    if getattr(trainer, "use_bf16", False):
+        return _bfloat16(model)
+    if getattr(trainer, "use_fp16", False):
+        return functools.partial(module.maybe_autocast, True)
+    return None
+
+
+def _bfloat16(model: Any) -> Callable[[], ContextManager[Any]]:
+    device = next(model.parameters()).device
+    return functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
+
+
+def _forward_in(model: Any, precision: Callable[[], ContextManager[Any]]) -> Any:
+    """While this context lasts, forwards of the model run in ``precision``, and nothing else does."""
+    stock = model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with precision():
+            return stock(*args, **kwargs)
+
+    return trainers.instance_attribute(model, "forward", forward)
+
+
+def autocast(site: Site, module: ModuleType, owner: Any) -> None:
+    """``trainer_ds`` 1.0.28 to 1.2.6 has its autocast commented out: both settings train in full precision."""
+
+    def make(stock: Any) -> Callable[..., Any]:
+        def maybe_autocast(dtype: Any = None, use_deepspeed: bool = False) -> Any:
+            if use_deepspeed or dtype not in _HALF:
+                return stock(dtype=dtype, use_deepspeed=use_deepspeed)
+            # Looked up at the call: on a CPU another one stands there.
+            return vars(module)["autocast"](enabled=True, dtype=dtype)
+
+        return maybe_autocast
+
+    site.often(module, "maybe_autocast", make)
+
+
+def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
+    """Gradients are unscaled before they are clipped, and the scale backs off after a norm that is not finite.
+
+    Stock clips the scaled gradients: with a scale of 65536 and a limit of 5, a step of SGD is 7.6e-5 instead of 5. A
+    norm that is not finite leads past ``scaler.update()``, so that the scale never shrinks and every later step is
+    skipped, too.
+    """
+    name = trainers.method(owner, "train_epoch")
+
+    def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        given = trainers.epoch_of(wrapped, trainer, args, kwargs)
+        if not getattr(trainer, "use_fp16", False) or given.scaler is None or not given.scaler.is_enabled():
+            return wrapped(*args, **kwargs)
+        trainers.tell(trainer, "use_fp16: gradients are unscaled before they are clipped")
+        with _clipped_unscaled(given.scaler, given.optim):
+            return wrapped(*args, **kwargs)
+
+    site.once(owner, name, epoch)
+
+
+@contextlib.contextmanager
+def _clipped_unscaled(scaler: Any, optim: Any) -> Iterator[None]:
+    """The trainers look ``torch.nn.utils.clip_grad_norm_`` up when they call it: for the epoch, ours is there."""
+    stock = torch.nn.utils.clip_grad_norm_
+
+    @functools.wraps(stock)
+    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        scaler.unscale_(optim)
+        norm = stock(*args, **kwargs)
+        if not torch.isfinite(norm):
+            # The trainer drops these gradients and takes no step.
+            scaler.update()
+        return norm
+
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+    try:
+        yield
+    finally:
+        torch.nn.utils.clip_grad_norm_ = stock
+
+
+def bf16_scaler(site: Site, module: ModuleType, owner: Any) -> None:
+    """``trainer_ds`` 1.0.28 to 1.2.6 scales the loss for bfloat16, which has the range of full precision.
+
+    The scaler itself stays on, as it is written into checkpoints; the steps get one that is off.
+    """
+
+    def make(stock: Any) -> Callable[..., Any]:
+        def backward_step(self: Any, model: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            return stock(self, model, _fitting(self, scaler), *args, **kwargs)
+
+        return backward_step
+
+    def make_update(stock: Any) -> Callable[..., Any]:
+        def update_step(self: Any, model: Any, optim: Any, scheduler: Any, scaler: Any, loss_dict: Any = None) -> Any:
+            return stock(self, model, optim, scheduler, _fitting(self, scaler), loss_dict=loss_dict)
+
+        return update_step
+
+    site.often(owner, "backward_step", make)
+    site.often(owner, "update_step", make_update)
+
+
+def _fitting(trainer: Any, scaler: Any) -> Any:
+    only_bf16 = trainer.use_bf16 and not trainer.use_fp16
+    return _off() if only_bf16 and scaler is not None and scaler.is_enabled() else scaler
+
+
+@functools.lru_cache(maxsize=None)
+def _off() -> Any:
+    make = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
+    return make(enabled=False)

@@ -1,0 +1,90 @@
+"""Ranks with different numbers of batches finish an epoch together (upstream 1539, 2006).
+
+Ranks make their batches from their own share of the data, so they cannot know each other's numbers: they ask once an
+epoch. The shorter ones then repeat some of their batches (``pad``), or all stop at the shortest (``stop``).
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any, Callable, Iterator, List
+
+from ddpfix.registry import PatchError, Site
+
+from . import epochs
+from .batches import Batch, evened
+
+
+def even(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on trainers (whose epoch runs) and on samplers (what they give in it)."""
+    if owner is not None and owner.__name__ == "Trainer":
+        epochs.watch(site, owner)
+        return
+    found = [owner] if owner is not None else _samplers(module)
+    if not found:
+        raise PatchError(f"{module.__name__} has no samplers any more")
+    for kind in found:
+        site.often(kind, "__iter__", _evened(site.settings["uneven"] == "stop"))
+
+
+def _samplers(module: ModuleType) -> List[Any]:
+    own = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__]
+    return [kind for kind in own if "__iter__" in vars(kind) and "Sampler" in kind.__name__]
+
+
+def _evened(stop: bool) -> Callable[..., Any]:
+    def make(stock: Any) -> Callable[..., Any]:
+        def __iter__(self: Any) -> Iterator[Batch]:
+            epoch = epochs.of(self)
+            if epoch is None or epochs.alone():
+                return stock(self)  # type: ignore[no-any-return]
+            return iter(_agreed(epoch, self, list(stock(self)), stop))
+
+        return __iter__
+
+    return make
+
+
+def _agreed(epoch: epochs.Epoch, sampler: Any, batches: List[Batch], stop: bool) -> List[Batch]:
+    """This rank's batches, as many as on all others."""
+    numbers = [row[0] for row in epochs.asked(epoch, len(batches))]
+    target = _target(epoch, sampler, numbers, stop)
+    if target and not batches:
+        # Only in validation, where fewer samples than ranks are no reason to stop a training run.
+        batches = [[_shortest(sampler.dataset)]]
+    epoch.batches = target
+    assert epoch.ranks is not None
+    for row, number in zip(epoch.ranks, numbers):
+        row[_REPEATED] += max(0, target - number)
+        row[_CUT] += max(0, number - target)
+    even_batches = evened(batches, target, epoch.number)
+    epochs.counted(sampler, len(even_batches))
+    return even_batches
+
+
+# Where a rank's row in the table has them: from the end, after the number of batches.
+_REPEATED, _CUT = -2, -1
+
+
+def _target(epoch: epochs.Epoch, sampler: Any, numbers: List[int], stop: bool) -> int:
+    """How many batches each rank is to have.
+
+    Raises:
+        RuntimeError: on every rank, if a rank has nothing to train on.
+    """
+    empty = [str(rank) for rank, number in enumerate(numbers) if not number]
+    resumed = not any(numbers) and getattr(sampler, "start_step", 0) > 0
+    if empty and epoch.training and not resumed:
+        raise RuntimeError(
+            f"ddpfix: {epoch.name}: {len(empty)} of {len(numbers)} ranks have no batch at all (ranks"
+            f" {', '.join(empty)}): there is less data than ranks, or length limits (max_token_length,"
+            " max_source_length, batch_size) leave nothing. Use fewer ranks, or raise the limits."
+        )
+    if not stop or empty:
+        return max(numbers)
+    return min(numbers)
+
+
+def _shortest(dataset: Any) -> int:
+    return min(range(len(dataset)), key=dataset.get_source_len)

@@ -1,0 +1,171 @@
+"""Activation checkpointing of encoder layers: less is kept, and everything else is as it was, to the last bit."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, ContextManager, Dict, Iterator, List, Tuple
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpfix
+from tests.funasr import recipes, trained
+
+RELEASE = trained.release()
+SANM: Dict[str, Any] = {**recipes._ENCODERS["SANMEncoder"], "num_blocks": 4}
+CHUNKS: Dict[str, Any] = {"chunk_size": [8, 16], "stride": [4, 8], "pad_left": [2, 4]}
+# What a convolution in front of the layers keeps would hide what they keep.
+LINEAR: Dict[str, Any] = {"input_layer": "linear"}
+FORMERS = ("ConformerEncoder", "BranchformerEncoder", "EBranchformerEncoder")
+ENCODERS: Dict[str, Dict[str, Any]] = {
+    **{name: {**recipes._ENCODERS[name], **LINEAR} for name in FORMERS},
+    "SANMEncoder": SANM,
+    "SANMEncoderChunkOpt": {
+        **SANM,
+        **CHUNKS,
+        "encoder_att_look_back_factor": [2, 2],
+        "decoder_att_look_back_factor": [1, 1],
+    },
+    "TransformerEncoder": {
+        "output_size": 16,
+        "attention_heads": 2,
+        "linear_units": 32,
+        "num_blocks": 4,
+        "dropout_rate": 0.0,
+        "positional_dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
+        **LINEAR,
+    },
+    **({"SenseVoiceEncoderSmall": {**SANM, "tp_blocks": 2}} if RELEASE >= (1, 0, 30) else {}),
+}
+DROPOUTS = ("dropout_rate", "positional_dropout_rate", "attention_dropout_rate")
+LAYERS = ("EncoderLayer", "EncoderLayerSANM", "BranchformerEncoderLayer", "EBranchformerEncoderLayer")
+
+
+def checkpointed(*patches: str) -> ContextManager[None]:
+    return trained.active("funasr.checkpoint", *patches, funasr_checkpoint="1")
+
+
+def encoder(name: str, dropout: float = 0.0, **more: Any) -> torch.nn.Module:
+    import funasr  # noqa: F401
+    from funasr.register import tables
+
+    torch.manual_seed(0)
+    conf = {**ENCODERS[name], **dict.fromkeys(DROPOUTS, dropout), **more}
+    made: torch.nn.Module = tables.encoder_classes[name](input_size=560, **conf)
+    return made.train()
+
+
+class Step:
+    """One forward and backward: the output, gradients, buffers, the random state after it, and bytes that were kept."""
+
+    def __init__(self, module: torch.nn.Module, wrapper: Any = None) -> None:
+        speech = torch.randn(2, 40, 560, generator=torch.Generator().manual_seed(1))
+        self.kept = 0
+        torch.manual_seed(2)
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            self.output = (wrapper or module)(speech, torch.tensor([40, 30]))[0]
+        (self.output**2).sum().backward()
+        self.state: List[torch.Tensor] = [torch.get_rng_state(), *module.state_dict().values()]
+        self.gradients = {name: p.grad for name, p in module.named_parameters()}
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def equals(self, other: Step) -> bool:
+        pairs: List[Tuple[Any, Any]] = [(self.output, other.output), *zip(self.state, other.state)]
+        pairs += [(self.gradients[name], other.gradients[name]) for name in self.gradients]
+        return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_same_gradients_and_less_is_kept(name: str, dropout: float) -> None:
+    stock = Step(encoder(name, dropout))
+    with checkpointed():
+        ours = Step(encoder(name, dropout))
+    # Batch norm's averages are in the state: a layer that runs twice must not count twice.
+    assert ours.equals(stock)
+    assert all(gradient is not None for gradient in ours.gradients.values())
+    assert ours.kept < 0.5 * stock.kept
+
+
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_evaluation_and_undo(name: str) -> None:
+    module = encoder(name)
+    layer = next(type(part) for part in module.modules() if type(part).__name__ in LAYERS)
+    before = vars(layer)["forward"]
+    speech, lengths = torch.randn(2, 40, 560), torch.tensor([40, 30])
+    with torch.no_grad():
+        # Some encoders scale their input in place.
+        stock = module.eval()(speech.clone(), lengths)[0]
+    calls: List[int] = []
+    with checkpointed(), pytest.MonkeyPatch.context() as patch:
+        assert vars(layer)["forward"] is not before
+        patch.setattr("torch.utils.checkpoint.checkpoint", lambda *a, **k: calls.append(1))
+        with torch.no_grad():
+            assert torch.equal(module(speech.clone(), lengths)[0], stock)
+    assert vars(layer)["forward"] is before and not calls
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    import funasr  # noqa: F401
+
+    ddpfix.activate()
+    try:
+        assert next(p.state for p in ddpfix.report().patches if p.id == "funasr.checkpoint") == "off"
+    finally:
+        ddpfix.deactivate()
+
+
+@pytest.fixture()
+def group(tmp_path: Path) -> Iterator[None]:
+    with trained.alone(tmp_path):
+        yield
+
+
+SKIPPING = {
+    "ConformerEncoder": {"stochastic_depth_rate": 0.5, "num_blocks": 6},
+    "BranchformerEncoder": {"stochastic_depth_rate": 0.3, "attn_branch_drop_rate": 0.3, "merge_method": "learned_ave"},
+    "EBranchformerEncoder": {"layer_drop_rate": 0.5, "num_blocks": 6},
+}
+
+
+@pytest.mark.parametrize("patches", [(), ("funasr.layerdrop",)], ids=["stock", "shared"])
+@pytest.mark.parametrize("name", list(SKIPPING))
+def test_skipped_layers_are_skipped_again(
+    name: str, patches: Tuple[str, ...], group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps() -> List[Step]:
+        # Decisions are drawn from a seed that counts models.
+        monkeypatch.setattr("ddpfix.patches.torch.steps._MODELS", itertools.count())
+        torch.manual_seed(3)
+        module = encoder(name, 0.1, **SKIPPING[name])
+        wrapper = DistributedDataParallel(module, find_unused_parameters=True)
+        return [Step(module, wrapper) for _ in range(4)]
+
+    with trained.active(*patches):
+        stock = steps()
+    with checkpointed(*patches):
+        ours = steps()
+    assert any(gradient is None for step in stock for gradient in step.gradients.values()), "nothing was skipped"
+    assert all(a.equals(b) for a, b in zip(ours, stock))
+    assert sum(step.kept for step in ours) < 0.6 * sum(step.kept for step in stock)
+
+
+@pytest.mark.parametrize("find", [False, True])
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_under_ddp(name: str, find: bool, group: None) -> None:
+    def steps() -> List[Step]:
+        module = encoder(name, 0.1)
+        wrapper = DistributedDataParallel(module, find_unused_parameters=find)
+        return [Step(module, wrapper) for _ in range(3)]
+
+    stock = steps()
+    with checkpointed("funasr.layerdrop"):
+        ours = steps()
+    assert all(a.equals(b) for a, b in zip(ours, stock))
+    assert sum(step.kept for step in ours) < 0.5 * sum(step.kept for step in stock)

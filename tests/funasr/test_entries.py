@@ -1,0 +1,130 @@
+"""Every way to start FunASR's training and to switch ddpfix on, from the shell's first word to the checkpoint.
+
+On a machine without CUDA, so that ``++device=cpu`` is the first thing that stock FunASR fails on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import pytest
+import torch
+
+from tests.funasr import launch, recipes
+from tests.funasr.launch import Scenario
+from tests.ranks import launch as ranks
+
+VERSION = launch.version()
+RELEASE = tuple(int(part) for part in VERSION.split("."))
+# SeacoParaformer is the reported model; before 1.0.18 it cannot be trained by any means.
+MODEL = "SeacoParaformer" if RELEASE >= (1, 0, 18) else "Paraformer"
+ENTRIES = ["train", "train_ds"] if (launch.package() / "bin" / "train_ds.py").exists() else ["train"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+FINETUNE = """\
+#!/bin/bash
+train_tool=$1
+shift
+"$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 2 $train_tool "$@"
+"""
+
+
+def shell(folder: Path, entry: str) -> Tuple[List[str], Dict[str, str]]:
+    """``DDPFIX=1 bash finetune.sh``, with the entry as a script from a clone, as FunASR's recipes start it."""
+    (folder / "finetune.sh").write_text(FINETUNE)
+    script = clone(folder, entry)
+    return ["bash", str(folder / "finetune.sh"), str(script)], {"DDPFIX": "1", "PYTHON": sys.executable}
+
+
+def module(folder: Path, entry: str) -> Tuple[List[str], Dict[str, str]]:
+    return [*TORCHRUN, "-m", "ddpfix", "run", "-m", f"funasr.bin.{entry}"], {}
+
+
+def first_line(folder: Path, entry: str) -> Tuple[List[str], Dict[str, str]]:
+    """``import ddpfix.auto`` as the first line of the user's own copy of the entry."""
+    script = clone(folder, entry)
+    script.write_text("import ddpfix.auto\n" + script.read_text())
+    return [*TORCHRUN, str(script)], {}
+
+
+def console(folder: Path, entry: str) -> Tuple[List[str], Dict[str, str]]:
+    """The console script, with ddpfix in front of the launcher."""
+    script = folder / "funasr-train"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom funasr.bin.{entry} import main_hydra\nsys.exit(main_hydra())\n"
+    )
+    script.chmod(0o755)
+    return [sys.executable, "-m", "ddpfix", "run", *TORCHRUN, "--no-python", str(script)], {}
+
+
+def clone(folder: Path, entry: str) -> Path:
+    script = folder / "FunASR" / "funasr" / "bin" / f"{entry}.py"
+    script.parent.mkdir(parents=True)
+    script.write_text((launch.package() / "bin" / f"{entry}.py").read_text())
+    return script
+
+
+WAYS = {"shell": shell, "module": module, "first_line": first_line, "console": console}
+# Two of the eight cases in CI's releases, together all ways; in the others what their users do.
+CASES = {
+    "1.0.19": [("shell", "train"), ("console", "train")],
+    "1.1.16": [("shell", "train_ds"), ("module", "train")],
+    "1.4.16": [("first_line", "train_ds"), ("console", "train")],
+}.get(VERSION, [("shell", ENTRIES[-1])])
+
+
+def run(command: List[str], environ: Dict[str, str], folder: Path, config: Path) -> Tuple[int, str]:
+    whole = ranks.environment(environ)
+    whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], str(launch.package().parent)])
+    arguments = [f"--config-path={config.parent}", f"--config-name={config.name}", f"++output_dir={folder / 'exp'}"]
+    return ranks._run([*command, *arguments, f"hydra.run.dir={folder}"], whole, str(folder), 150)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recipes.write(tmp_path_factory.mktemp("data"), MODEL)
+
+
+@pytest.fixture(scope="module")
+def reference(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    """What stock FunASR trains with the flag set: by the user where it arrives, by hand where it does not."""
+    by_hand = (
+        "import functools\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "stock = DDP.__init__\n"
+        "DDP.__init__ = lambda self, *a, **k: stock(self, *a, **{**k, 'find_unused_parameters': True})\n"
+    )
+    scenarios = [Scenario(entry, config, entry, before=by_hand, keep=True) for entry in ENTRIES]
+    found = launch.train(scenarios, tmp_path_factory.mktemp("reference"), ddpfix=False)
+    for results in found.values():
+        assert all(result.error is None for result in results), results[0].log[-3000:]
+        assert results[0].steps == results[1].steps and len(results[0].steps) > 1
+    return {name: results[0].parameters for name, results in found.items() if results[0].parameters is not None}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("way", "entry"), CASES)
+def test_every_way_trains_what_the_flag_by_hand_trains(
+    way: str, entry: str, config: Path, reference: Dict[str, Path], tmp_path: Path
+) -> None:
+    command, environ = WAYS[way](tmp_path, entry)
+    code, output = run(command, environ, tmp_path, config)
+    assert code == 0, output[-6000:]
+    assert output.count("ddpfix 0.1.0: ") == 1, output[-6000:]
+    (checkpoint,) = sorted((tmp_path / "exp").glob("model.pt.ep*"))[-1:]
+    found = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
+    expected = torch.load(reference[entry], map_location="cpu")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(torch.cuda.is_available(), reason="stock FunASR fails of the missing CUDA, which is here")
+def test_stock_fails_before_its_first_step_on_a_cpu(config: Path, tmp_path: Path) -> None:
+    command, environ = WAYS["shell"](tmp_path, ENTRIES[-1])
+    code, output = run(command, {**environ, "DDPFIX": "0"}, tmp_path, config)
+    assert code != 0
+    assert "Torch not compiled with CUDA enabled" in output or "_cuda_setDevice" in output or "NVIDIA driver" in output
+    assert "ddpfix" not in output.replace(str(tmp_path), "")

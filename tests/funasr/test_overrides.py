@@ -1,0 +1,495 @@
+"""What the user sets is what runs: each way in which FunASR loses a setting, shown on the release and then cured.
+
+One launch of two ranks runs every scenario twice: on the release as it is, and under ddpfix with the cure for unused
+parameters off, so that only what the user set decides.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import pytest
+import torch
+import yaml
+
+from tests.funasr import launch, recipes
+from tests.funasr.launch import Result, Scenario
+
+VERSION = launch.version()
+RELEASE = tuple(int(part) for part in VERSION.split("."))
+ENTRIES = ["train", "train_ds"] if (launch.package() / "bin" / "train_ds.py").exists() else ["train"]
+DS = "train_ds" in ENTRIES
+# train_ds of this release dies with a TypeError in any run of more than one process.
+DEAD = RELEASE == (1, 1, 9)
+SAMPLER = "BatchSampler" if RELEASE >= (1, 0, 6) else "DynamicBatchLocalShuffleSampler"
+FLAG = "train_conf.find_unused_parameters"
+SPELLINGS = {
+    "plain": "encoder",
+    "comma": "'encoder,decoder'",
+    "blank": "'encoder, decoder'",
+    "list": "[encoder,decoder]",
+    "quoted": "\"'encoder','decoder'\"",
+}
+
+# Ends the run when training would begin, and notes the model that DDP got and what the user is said to have asked for.
+STOP = """
+import functools, sys, torch
+DDP = torch.nn.parallel.DistributedDataParallel
+built = DDP.__init__
+def init(self, module, *args, **kwargs):
+    watcher.found["names"] = [name for name, _ in module.named_parameters()]
+    watcher.found["sums"] = {name: p.double().sum().item() for name, p in module.named_parameters()}
+    if "ddpfix" in sys.modules:
+        from ddpfix import wrapping
+        watcher.found["asked"] = list(wrapping.what_was_asked())
+    built(self, module, *args, **kwargs)
+DDP.__init__ = init
+def stops(stock):
+    @functools.wraps(stock)
+    def epoch(self, *args, **kwargs):
+        raise SystemExit(0)
+    return epoch
+for module in ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds"):
+    trainer = getattr(sys.modules.get(module), "Trainer", None)
+    for name in ("train_epoch", "_train_epoch"):
+        if hasattr(trainer, name):
+            setattr(trainer, name, stops(getattr(trainer, name)))
+"""
+# Trains one epoch, and ends the run before the release's own validation and averaging.
+TRAIN = """
+import functools, sys
+def ends(stock):
+    @functools.wraps(stock)
+    def epoch(self, *args, **kwargs):
+        stock(self, *args, **kwargs)
+        raise SystemExit(0)
+    return epoch
+for module in ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds"):
+    trainer = getattr(sys.modules.get(module), "Trainer", None)
+    for name in ("train_epoch", "_train_epoch"):
+        if hasattr(trainer, name):
+            setattr(trainer, name, ends(getattr(trainer, name)))
+"""
+# The maintainers' edit of 1.1.17: the configuration is handed to the function that builds DDP.
+EDITED = """
+import sys, torch.distributed
+trainer = sys.modules["funasr.train_utils.trainer_ds"].Trainer
+warp = trainer.warp_model
+trainer.warp_model = lambda self, model, **kwargs: warp(self, model, train_conf={"find_unused_parameters": True})
+group = torch.distributed.init_process_group
+torch.distributed.init_process_group = lambda backend, init_method, **kwargs: group(backend, init_method)
+"""
+DEEPSPEED = """
+import sys, torch.distributed, types
+fake = types.ModuleType("deepspeed")
+def init_distributed(dist_backend):
+    watcher.found["deepspeed"] = dist_backend
+    torch.distributed.init_process_group(dist_backend)
+fake.init_distributed = init_distributed
+sys.modules["deepspeed"] = fake
+trainer = sys.modules["funasr.train_utils.trainer_ds"].Trainer
+made = trainer.__init__
+def init(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    watcher.found["trainer"] = {"ddp": self.use_ddp, "deepspeed": self.use_deepspeed, "file": self.deepspeed_config}
+    raise SystemExit(0)
+trainer.__init__ = init
+"""
+
+
+def described(folder: Path) -> Path:
+    """A whole configuration; DDP finds ``decoder.embed`` unused, so that the flag makes the difference."""
+    changes = {"model_conf": {"sampling_ratio": 0.0}, "dataset_conf": {"batch_sampler": SAMPLER}}
+    # Lengths with which rounding does not cost CIF its last token, on which 1.0.28 dies in an unrelated way.
+    return recipes.write(folder, "Paraformer", (1.0, 1.2, 1.4, 1.6) * 2, **changes)
+
+
+def model_folder(folder: Path, hub: bool = True, **changes: Any) -> Path:
+    """A model as it lies in a hub's cache: configuration, CMVN, token list, weights."""
+    folder.mkdir(parents=True)
+    whole = recipes._merged(recipes.config("Paraformer", folder), changes)
+    kept = {key: whole[key] for key in whole if key.split("_")[0] in MODEL_KEYS}
+    kept["frontend_conf"]["cmvn_file"] = kept["tokenizer_conf"]["token_list"] = None
+    (folder / "config.yaml").write_text(yaml.safe_dump(kept))
+    (folder / "tokens.json").write_text(json.dumps(recipes.TOKENS))
+    (folder / "am.mvn").write_text(cmvn(560))
+    torch.save({}, folder / "model.pt")
+    files = {
+        "config": "config.yaml",
+        "init_param": "model.pt",
+        "tokenizer_conf": {"token_list": "tokens.json"},
+        "frontend_conf": {"cmvn_file": "am.mvn"},
+    }
+    if hub:
+        (folder / "configuration.json").write_text(json.dumps({"file_path_metas": files}))
+    return folder
+
+
+MODEL_KEYS = {"model", "encoder", "decoder", "predictor", "frontend", "tokenizer", "input"}
+
+
+def cmvn(width: int) -> str:
+    """Kaldi's text form of mean and variance, in which FunASR's models bring theirs."""
+    numbers = "<LearnRateCoef> 0 [ " + " ".join(["0.5"] * width) + " ]"
+    return f"<Nnet>\n<AddShift> {width} {width}\n{numbers}\n<Rescale> {width} {width}\n{numbers}\n</Nnet>\n"
+
+
+def by_model(folder: Path, model: Path) -> Path:
+    """A configuration that names a model and the data, and describes no model, as a user's command line does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipes.corpus(folder, (1.0,) * 8)
+    recipes.corpus(folder, (1.0,) * 4, "val")
+    whole = recipes._merged(recipes.config("Paraformer", folder), {"dataset_conf": {"batch_sampler": SAMPLER}})
+    kept = {key: value for key, value in whole.items() if key.split("_")[0] not in MODEL_KEYS}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**kept, "model": str(model)}))
+    return folder / "config.yaml"
+
+
+# A model fetched by the release's own function, for each hub, with what a user may set beside it.
+FETCH = """
+import sys
+from omegaconf import OmegaConf
+release = sys.modules.get("funasr.download.download_model_from_hub") or sys.modules["funasr.download.download_from_hub"]
+def fetched(**kwargs):
+    try:
+        found = release.download_model(**OmegaConf.create(kwargs))
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    found = OmegaConf.to_container(OmegaConf.create(found))
+    files = (("cmvn", "frontend_conf", "cmvn_file"), ("tokens", "tokenizer_conf", "token_list"))
+    return {
+        **{name: (found.get(section) or {}).get(key) for name, section, key in files},
+        "dither": (found.get("frontend_conf") or {}).get("dither"),
+        "weights": found.get("init_param"),
+    }
+watcher.found["fetched"] = {name: fetched(**kwargs) for name, kwargs in CASES.items()}
+raise SystemExit(0)
+"""
+
+
+class Ran:
+    """The results of all scenarios, by name, of rank 0 unless asked otherwise."""
+
+    def __init__(self, results: Dict[str, List[Result]]) -> None:
+        self.results = results
+
+    def stock(self, name: str, rank: int = 0) -> Result:
+        return self.results[f"stock-{name}"][rank]
+
+    def cured(self, name: str, rank: int = 0) -> Result:
+        return self.results[f"cured-{name}"][rank]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("funasr")
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> Ran:
+    return Ran(launch.train(scenarios(folder), folder / "out", ddpfix=False))
+
+
+def both(
+    name: str, config: Path, *overrides: str, entry: str = "train", before: str = STOP, only: str = ""
+) -> List[Scenario]:
+    """The same run on the release as it is and under ddpfix, or only one of the two."""
+    settings: Sequence[Dict[str, str]] = ({}, {"unused": "off"})
+    kinds = [(kind, given) for kind, given in zip(("stock", "cured"), settings) if only in ("", kind)]
+    return [Scenario(f"{kind}-{name}", config, entry, overrides, given, before) for kind, given in kinds]
+
+
+def scenarios(folder: Path) -> List[Scenario]:
+    whole = described(folder / "data")
+    found: List[Scenario] = []
+    for entry in ENTRIES:
+        found += both(f"flag-{entry}", whole, f"++{FLAG}=true", entry=entry, before=TRAIN)
+        found += both(f"fsdp-{entry}", whole, "++train_conf.use_fsdp=true", entry=entry, before=TRAIN)
+        found += both(f"typo-{entry}", whole, "++freeze_param=encodr", entry=entry)
+    if DS:
+        text = SPELLINGS["quoted"]
+        found += both("freeze-ds", whole, f"++freeze_param={text}", entry="train_ds", only="cured")
+    for name, text in SPELLINGS.items():
+        found += both(f"freeze-{name}", whole, f"++freeze_param={text}")
+    return [*found, *of_flag(whole), *of_parallel(whole, folder), *of_model(whole, folder)]
+
+
+def of_flag(whole: Path) -> List[Scenario]:
+    edited = Scenario("stock-by-hand", whole, "train_ds", [f"++{FLAG}=true"], before=TRAIN + EDITED)
+    return [
+        *([edited] if DS else []),
+        *both("top", whole, "++find_unused_parameters=true"),
+        *both("text", whole, f"++{FLAG}='\"false\"'"),
+        *both("nothing", whole, only="cured"),
+        *both("no", whole, f"++{FLAG}=false", only="cured"),
+        *both("maybe", whole, f"++{FLAG}=maybe", only="cured"),
+        *both("typos", whole, "++max_epoch=3", "++train_conf.acum_grad=2", "++train_conf.grad_clip=4", only="cured"),
+    ]
+
+
+def of_parallel(whole: Path, folder: Path) -> List[Scenario]:
+    (folder / "ds.json").write_text("{}")
+    deepspeed = ["++train_conf.use_deepspeed=true", f"++train_conf.deepspeed_config={folder / 'ds.json'}"]
+    found = both("half", whole, *deepspeed, entry="train_ds", before=DEEPSPEED) if DS else []
+    found += both("none", whole, "++use_deepspeed=true", entry="train_ds") if DS else []
+    return [
+        *found,
+        *both("deepspeed", whole, "++train_conf.use_deepspeed=true"),
+        *both("fsdp-top", whole, "++use_fsdp=true"),
+        *both("fsdp-false", whole, "++train_conf.use_fsdp=false"),
+    ]
+
+
+def of_model(whole: Path, folder: Path) -> List[Scenario]:
+    plain = model_folder(folder / "plain")
+    bare = model_folder(folder / "bare", hub=False)
+    named = by_model(folder / "named", plain)
+    edited = by_model(folder / "edited", model_folder(folder / "smooth", model_conf={"lsm_weight": 0.7}))
+    halves = [folder / "encoder.pt", folder / "decoder.pt"]
+    torch.save({"encoder.after_norm.weight": torch.full((16,), 0.25)}, halves[0])
+    torch.save({"decoder.after_norm.weight": torch.full((16,), 0.75)}, halves[1])
+    mine = str(folder / "mine.json")
+    cases: Dict[str, Dict[str, Any]] = {
+        "ms": {"model": str(plain), "frontend_conf": {"dither": 0.5}},
+        "tokens": {"model": str(plain), "tokenizer_conf": {"unk_symbol": "<unk>"}},
+        "hf": {"model": str(plain), "hub": "hf", "frontend_conf": {"dither": 0.5}},
+        "bare": {"model": str(bare), "tokenizer_conf": {"token_list": mine}},
+    }
+    return [
+        *both("fetch", whole, before=f"CASES = {cases!r}\n{FETCH}"),
+        *both("missing", whole, f"++init_param={folder / 'nowhere.pt'}"),
+        *both("two", whole, f"++init_param=[{halves[0]},{halves[1]}]"),
+        *both("model_conf", named, "++model_conf.lsm_weight=0.7"),
+        *both("described", whole, "++model_conf.lsm_weight=0.7"),
+        *both("edited", edited, only="stock"),
+        *both("hub", named, "++hub=hf", "++frontend_conf.dither=0.5"),
+    ]
+
+
+def frozen(result: Result) -> List[str]:
+    """The modules of which every parameter is frozen; fails if others are."""
+    assert result.error is None, result.log[-3000:]
+    names = result.ddp[0]["frozen"]
+    modules = sorted({name.split(".")[0] for name in names})
+    assert names == [name for name in result.notes["names"] if name.split(".")[0] in modules]
+    return modules
+
+
+class TestFlag:
+    @pytest.mark.parametrize("entry", ENTRIES)
+    def test_arrives(self, ran: Ran, entry: str) -> None:
+        stock = ran.stock(f"flag-{entry}")
+        if entry == "train" or RELEASE >= (1, 1, 17):
+            assert stock.error is None and stock.ddp[0]["find_unused"] is True
+        elif DEAD:
+            assert "init_process_group() got an unexpected keyword argument 'find_unused_parameters'" in str(
+                stock.error
+            )
+        else:
+            assert stock.ddp[0]["find_unused"] is False
+            assert "Expected to have finished reduction" in f"{stock.error} {ran.stock('flag-train_ds', 1).error}"
+        for rank in (0, 1):
+            cured = ran.cured(f"flag-{entry}", rank)
+            assert cured.error is None, cured.log[-3000:]
+            assert cured.ddp[0]["find_unused"] is True
+            assert cured.steps == ran.cured(f"flag-{entry}").steps and len(cured.steps) > 1
+
+    @pytest.mark.skipif(not DS, reason="this release has no train_ds")
+    def test_equals_the_release_edited_by_hand(self, ran: Ran) -> None:
+        edited = ran.stock("by-hand")
+        assert edited.error is None and len(edited.steps) > 1, edited.log[-3000:]
+        assert ran.cured("flag-train_ds").steps == edited.steps
+
+    def test_top_level(self, ran: Ran) -> None:
+        # 1.0.24 has True for its default.
+        assert ran.stock("top").ddp[0]["find_unused"] is (RELEASE == (1, 0, 24))
+        assert ran.cured("top").ddp[0]["find_unused"] is True
+        assert "taken as train_conf.find_unused_parameters" in ran.cured("top").log
+
+    def test_text_is_a_truth_value(self, ran: Ran) -> None:
+        stock = ran.stock("text")
+        # torch 2.13 refuses the text; where it does not, "false" counts as true.
+        assert "incompatible" in str(stock.error) or stock.ddp[0]["find_unused"]
+        assert ran.cured("text").error is None and ran.cured("text").ddp[0]["find_unused"] is False
+        assert ran.cured("text").notes["asked"] == [True, False]
+        assert "find_unused_parameters='maybe': accepted are true and false" in str(ran.cured("maybe").error)
+
+    def test_what_the_user_said_is_known(self, ran: Ran) -> None:
+        assert ran.cured("nothing").notes["asked"] == [True, None]
+        assert ran.cured("no").notes["asked"] == [True, False]
+        assert ran.cured("top").notes["asked"] == [True, True]
+
+
+class TestFreeze:
+    @pytest.mark.parametrize("spelling", SPELLINGS)
+    def test_spelling(self, ran: Ran, spelling: str) -> None:
+        outcome = release_freezes(spelling)
+        stock = ran.stock(f"freeze-{spelling}")
+        if isinstance(outcome, str):
+            assert str(stock.error).startswith(outcome), stock.error
+        else:
+            assert frozen(stock) == outcome
+        assert frozen(ran.cured(f"freeze-{spelling}")) == (
+            ["encoder"] if spelling == "plain" else ["decoder", "encoder"]
+        )
+
+    @pytest.mark.skipif(not DS, reason="this release has no train_ds")
+    def test_train_ds(self, ran: Ran) -> None:
+        assert frozen(ran.cured("freeze-ds")) == ["decoder", "encoder"]
+
+    @pytest.mark.parametrize("entry", ENTRIES)
+    def test_freezing_nothing_stops(self, ran: Ran, entry: str) -> None:
+        stock = ran.stock(f"typo-{entry}")
+        if DEAD and entry == "train_ds":
+            assert "TypeError" in str(stock.error)
+        else:
+            assert "NameError" in str(stock.error) if RELEASE < (1, 0, 25) else frozen(stock) == []
+        cured = ran.cured(f"typo-{entry}")
+        assert "there is no parameter encodr" in str(cured.error) and "did you mean encoder" in str(cured.error)
+
+
+def release_freezes(spelling: str) -> Any:
+    """What the release does with a spelling: the modules that it freezes, or the start of its error."""
+    if spelling == "list":
+        # A list that comes through the hub is a list, and is read; this one is OmegaConf's.
+        return "TypeError" if RELEASE < (1, 0, 25) else "AssertionError"
+    if spelling == "plain":
+        return "NameError" if RELEASE < (1, 0, 25) else ["encoder"]
+    if spelling == "quoted":
+        return "TypeError" if RELEASE < (1, 0, 26) else ["decoder", "encoder"] if RELEASE < (1, 3, 2) else []
+    if RELEASE < (1, 3, 2):
+        return "NameError"
+    return ["encoder"] if spelling == "blank" else ["decoder", "encoder"]
+
+
+class TestParallel:
+    @pytest.mark.parametrize("entry", ENTRIES)
+    def test_fsdp_stops(self, ran: Ran, entry: str) -> None:
+        stock = [ran.stock(f"fsdp-{entry}", rank) for rank in (0, 1)]
+        if entry == "train_ds" and RELEASE >= (1, 4, 2):
+            # Nothing wraps the model: the ranks drift apart, and nobody says so before the first checkpoint.
+            assert not stock[0].ddp and len(stock[0].steps) > 1
+            assert all(mine != other for mine, other in zip(stock[0].steps, stock[1].steps))
+        elif not (DEAD and entry == "train_ds"):
+            assert "got multiple values for keyword argument 'use_fsdp'" in str(stock[0].error)
+        cured = ran.cured(f"fsdp-{entry}")
+        assert str(cured.error).startswith("ValueError: use_fsdp: FunASR has no FSDP") and not cured.batches
+
+    def test_fsdp_at_the_top_is_not_ddp(self, ran: Ran) -> None:
+        assert ran.stock("fsdp-top").error is None and ran.stock("fsdp-top").ddp
+        assert "use_fsdp: FunASR has no FSDP" in str(ran.cured("fsdp-top").error)
+
+    def test_false_is_no_reason_to_die(self, ran: Ran) -> None:
+        assert "got multiple values for keyword argument 'use_fsdp'" in str(ran.stock("fsdp-false").error)
+        assert ran.cured("fsdp-false").error is None and ran.cured("fsdp-false").ddp
+
+    def test_train_has_no_deepspeed(self, ran: Ran) -> None:
+        stock = ran.stock("deepspeed")
+        assert (stock.error is None and stock.ddp) or "TypeError" in str(stock.error)
+        assert "this entry does not know DeepSpeed" in str(ran.cured("deepspeed").error)
+
+    @pytest.mark.skipif(not DS, reason="this release has no train_ds")
+    def test_deepspeed_in_both_places(self, ran: Ran) -> None:
+        whole = RELEASE >= (1, 4, 2)
+        stock, cured = ran.stock("half"), ran.cured("half")
+        assert stock.notes.get("deepspeed") == ("gloo" if whole else None)
+        if not DEAD:
+            assert stock.notes["trainer"]["ddp"] is not whole and stock.notes["trainer"]["deepspeed"] is True
+        assert cured.notes["deepspeed"] == "gloo"
+        assert cured.notes["trainer"]["ddp"] is False and cured.notes["trainer"]["deepspeed"] is True
+        assert cured.notes["trainer"]["file"].endswith("ds.json")
+
+    @pytest.mark.skipif(not DS, reason="this release has no train_ds")
+    def test_deepspeed_that_is_not_installed(self, ran: Ran) -> None:
+        assert "'NoneType' object has no attribute 'init_distributed'" in str(ran.stock("none").error)
+        assert "pip install deepspeed" in str(ran.cured("none").error)
+
+
+class TestHub:
+    def test_files_are_kept(self, ran: Ran, folder: Path) -> None:
+        stock, cured = ran.stock("fetch").notes["fetched"], ran.cured("fetch").notes["fetched"]
+        cmvn, tokens = str(folder / "plain" / "am.mvn"), str(folder / "plain" / "tokens.json")
+        kept = RELEASE >= (1, 1, 8)
+        assert (stock["ms"]["cmvn"], stock["tokens"]["tokens"]) == ((cmvn, tokens) if kept else (None, None))
+        for case in ("ms", "tokens"):
+            assert (cured[case]["cmvn"], cured[case]["tokens"]) == (cmvn, tokens)
+        assert cured["ms"]["dither"] == 0.5 and cured["tokens"]["dither"] == 0.0
+
+    @pytest.mark.skipif(RELEASE < (1, 0, 28), reason="hub=hf does nothing before 1.0.28: see test_no_hugging_face")
+    def test_hugging_face(self, ran: Ran, folder: Path) -> None:
+        stock, cured = ran.stock("fetch").notes["fetched"]["hf"], ran.cured("fetch").notes["fetched"]["hf"]
+        assert stock["cmvn"] is None and stock["dither"] == 0.5
+        assert cured["cmvn"] == str(folder / "plain" / "am.mvn") and cured["dither"] == 0.5
+
+    @pytest.mark.skipif(RELEASE < (1, 0, 7), reason="a folder without configuration.json needs model.pb there")
+    def test_without_configuration_json(self, ran: Ran, folder: Path) -> None:
+        stock, cured = ran.stock("fetch").notes["fetched"]["bare"], ran.cured("fetch").notes["fetched"]["bare"]
+        assert Path(stock["weights"]).name == ("model.pb" if RELEASE < (1, 0, 28) else "model.pt")
+        assert stock["tokens"] == str(folder / "bare" / "tokens.json")
+        assert cured["weights"] == str(folder / "bare" / "model.pt")
+        assert cured["tokens"] == str(folder / "mine.json")
+
+    def test_no_hugging_face(self, ran: Ran, folder: Path) -> None:
+        assert saved(folder, ran.cured("hub"), "cured-hub")["frontend_conf"]["cmvn_file"].endswith("am.mvn")
+        if (1, 0, 12) <= RELEASE < (1, 0, 28):
+            assert ran.stock("hub").error is not None
+        else:
+            assert not saved(folder, ran.stock("hub"), "stock-hub")["frontend_conf"].get("cmvn_file")
+
+    @pytest.mark.skipif(RELEASE >= (1, 0, 28), reason="this release fetches from Hugging Face")
+    def test_repository_on_hugging_face(self) -> None:
+        from ddpfix.patches.funasr import entry, hub
+
+        run = entry.Run({"download_model": lambda **kwargs: kwargs}, cfg={"model": "someone/something", "hub": "hf"})
+        with pytest.raises(ValueError, match="huggingface-cli download REPOSITORY"):
+            hub._hub(run)
+
+
+def saved(folder: Path, result: Result, name: str) -> Dict[str, Any]:
+    """The configuration that the release itself wrote beside its checkpoints."""
+    assert result.error is None, result.log[-3000:]
+    found = yaml.safe_load((folder / "out" / name / "config.yaml").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+class TestModel:
+    def test_model_conf_changes_the_models_own(self, ran: Ran, folder: Path) -> None:
+        assert ran.stock("model_conf").error is not None
+        cured = saved(folder, ran.cured("model_conf"), "cured-model_conf")
+        edited = saved(folder, ran.stock("edited"), "stock-edited")
+        assert cured["model_conf"] == edited["model_conf"] and cured["model_conf"]["lsm_weight"] == 0.7
+        assert ran.cured("model_conf").notes["sums"] == ran.stock("edited").notes["sums"]
+
+    def test_a_described_model_is_left_alone(self, ran: Ran, folder: Path) -> None:
+        cured, stock = (
+            saved(folder, ran.results[f"{kind}-described"][0], f"{kind}-described") for kind in ("cured", "stock")
+        )
+        assert {**cured, "output_dir": ""} == {**stock, "output_dir": ""}
+
+    def test_weights_that_are_not_there_stop(self, ran: Ran) -> None:
+        if RELEASE < (1, 0, 10):
+            assert "FileNotFoundError" in str(ran.stock("missing").error)
+        else:
+            assert ran.stock("missing").error is None and ran.stock("missing").ddp
+            assert "nowhere.pt does not exist" in str(ran.cured("missing").error)
+
+    @pytest.mark.skipif(RELEASE < (1, 0, 10), reason="not affected")
+    def test_list_of_weights(self, ran: Ran) -> None:
+        assert "path should be string" in str(ran.stock("two").error)
+        sums = ran.cured("two").notes["sums"]
+        assert (sums["encoder.after_norm.weight"], sums["decoder.after_norm.weight"]) == (4.0, 12.0)
+
+
+class TestTable:
+    def test_what_did_not_arrive(self, ran: Ran) -> None:
+        log = ran.cured("typos").log
+        assert "++train_conf.max_epoch=3" in log
+        assert "train_conf.acum_grad=2: FunASR reads no such setting; did you mean train_conf.accum_grad?" in log
+        assert "grad_clip=4:" not in log
+
+    def test_silent_where_all_arrives(self, ran: Ran) -> None:
+        for name in ("no", "described", "model_conf", "two", "freeze-comma"):
+            assert "did not arrive" not in ran.cured(name).log

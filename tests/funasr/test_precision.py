@@ -1,0 +1,310 @@
+"""Mixed precision, loss scaling, cached memory and resuming: FunASR's real trainers around a model of one parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+import torch
+
+import ddpfix.log
+from tests.funasr import toy, trained
+from tests.funasr.trained import active as cured
+
+RELEASE = trained.release()
+ENTRIES = toy.entries()
+OLD_SCALER = (1, 0, 11)
+
+
+def scaler(scale: float) -> Any:
+    return torch.amp.GradScaler("cpu", init_scale=scale)
+
+
+@pytest.fixture()
+def said(monkeypatch: pytest.MonkeyPatch) -> List[str]:
+    """The lines that ddpfix prints."""
+    lines: List[str] = []
+    for name in ("info", "warning"):
+        monkeypatch.setattr(ddpfix.log, name, lines.append)
+    return lines
+
+
+@pytest.fixture()
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What FunASR's modules look up for CUDA's autocast, for the CPU."""
+
+    def autocast(enabled: bool = True, dtype: Any = None, cache_enabled: bool = True) -> Any:
+        return torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=enabled)
+
+    for entry in ENTRIES:
+        monkeypatch.setattr(toy.module(entry), "autocast", autocast, raising=False)
+
+
+def fp16(entry: str, folder: Path, scale: float, slope: float) -> toy.Run:
+    return toy.Run(entry, folder, scaler=scaler(scale), slope=slope, use_fp16=True, grad_clip=5.0)
+
+
+@pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_clipping_before_unscaling(entry: str, tmp_path: Path) -> None:
+    # The gradient is 100, the limit 5, and SGD's learning rate 1: a step is 5, unless scaled gradients are clipped.
+    stock = fp16(entry, tmp_path, 65536.0, 100.0).train()
+    assert stock[0] == pytest.approx(-5 / 65536, rel=1e-3)
+    with cured("funasr.scaler"):
+        steps = fp16(entry, tmp_path, 65536.0, 100.0).train()
+    assert steps == pytest.approx([-5.0 * n for n in range(1, 7)], rel=1e-5)
+
+
+@pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_scale_backs_off(entry: str, tmp_path: Path) -> None:
+    # A gradient of 16 overflows at scales from 2**124 on.
+    stock = fp16(entry, tmp_path, 2.0**127, 16.0)
+    assert stock.train() == [] and stock.scaler.get_scale() == 2.0**127
+    with cured("funasr.scaler"):
+        run = fp16(entry, tmp_path, 2.0**127, 16.0)
+        steps = run.train()
+    assert run.scaler.get_scale() == 2.0**123
+    assert steps == pytest.approx([-5.0, -10.0], rel=1e-5)
+
+
+@pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) -> None:
+    before = torch.nn.utils.clip_grad_norm_
+    during: List[Any] = []
+
+    def fails(x: torch.Tensor) -> None:
+        during.append(torch.nn.utils.clip_grad_norm_)
+        raise ZeroDivisionError
+
+    with cured("funasr.scaler"):
+        run = fp16(entry, tmp_path, 65536.0, 1.0)
+        run.model.forward = fails  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError):
+            run.train()
+        assert torch.nn.utils.clip_grad_norm_ is before is not during[0]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_full_precision_is_left_alone(entry: str, tmp_path: Path) -> None:
+    names = ("scaler", "bf16", "autocast", "bf16_scaler", "validation_precision")
+    stock = toy.Run(entry, tmp_path, slope=100.0, grad_clip=5.0).train()
+    with cured(*("funasr." + name for name in names)):
+        run = toy.Run(entry, tmp_path, slope=100.0, grad_clip=5.0)
+        assert run.train() == stock
+        run.validate()
+    assert set(run.model.seen) == {torch.float32}
+    assert "forward" not in vars(run.model)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry != "train_ds"])
+def test_train_runs_in_bfloat16(entry: str, tmp_path: Path, cpu: None) -> None:
+    run = toy.Run(entry, tmp_path, use_bf16=True)
+    run.train()
+    assert set(run.model.seen) == {torch.bfloat16 if RELEASE >= (1, 3, 4) else torch.float32}
+    with cured("funasr.bf16"):
+        run = toy.Run(entry, tmp_path, use_bf16=True)
+        steps = run.train()
+    assert set(run.model.seen) == {torch.bfloat16} and steps == [-1.0 * n for n in range(1, 7)]
+
+
+@pytest.mark.skipif(RELEASE >= OLD_SCALER, reason="use_fp16 is read from 1.0.11 on")
+def test_fp16_where_there_is_none_is_named(tmp_path: Path, said: List[str]) -> None:
+    with cured("funasr.bf16"):
+        toy.Run("train", tmp_path, use_fp16=True)
+    assert any("use_fp16 does nothing before FunASR 1.0.11" in line for line in said)
+
+
+@pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
+@pytest.mark.parametrize("flag, dtype", [("use_fp16", torch.float16), ("use_bf16", torch.bfloat16)])
+def test_train_ds_runs_in_half_precision(tmp_path: Path, cpu: None, flag: str, dtype: torch.dtype) -> None:
+    def run() -> toy.Run:
+        made = toy.Run("train_ds", tmp_path, scaler=scaler(1024.0), **{flag: True})
+        made.train()
+        return made
+
+    right = RELEASE >= (1, 2, 7)
+    assert set(run().model.seen) == {dtype if right else torch.float32}
+    with cured("funasr.autocast"):
+        assert set(run().model.seen) == {dtype}
+
+
+@pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
+def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
+    def run() -> toy.Run:
+        # The entry makes a scaler for bfloat16 before 1.2.7, and none after that.
+        given = scaler(65536.0) if RELEASE < (1, 2, 7) else None
+        return toy.Run("train_ds", tmp_path, scaler=given, use_bf16=True, slope=100.0, grad_clip=5.0)
+
+    first = run().train()[0]
+    assert first == pytest.approx(-5 / 65536 if RELEASE < (1, 2, 7) else -5.0, rel=1e-3)
+    with cured("funasr.bf16_scaler", "funasr.scaler"):
+        made = run()
+        assert made.train() == pytest.approx([-5.0 * n for n in range(1, 7)], rel=1e-5)
+    if made.scaler is not None:
+        # It is written into checkpoints, and must be one that can be loaded again.
+        assert made.scaler.is_enabled() and made.scaler.state_dict()["scale"] == 65536.0
+
+
+@pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no mixed precision before 1.0.11")
+def test_train_validates_as_it_trains(tmp_path: Path, cpu: None) -> None:
+    def validated() -> List[torch.dtype]:
+        run = toy.Run("train", tmp_path, scaler=scaler(1024.0), use_fp16=True)
+        run.validate()
+        return run.model.seen
+
+    assert set(validated()) == {torch.float32}
+    with cured("funasr.validation_precision"):
+        # The stand-in for CUDA's autocast has bfloat16 where no precision is named, as before 1.3.4.
+        assert set(validated()) == {torch.float16 if RELEASE >= (1, 3, 4) else torch.bfloat16}
+
+
+def test_train_validates_in_bfloat16(tmp_path: Path, cpu: None) -> None:
+    def validated() -> List[torch.dtype]:
+        run = toy.Run("train", tmp_path, use_bf16=True)
+        run.validate()
+        return run.model.seen
+
+    assert set(validated()) == {torch.float32}
+    with cured("funasr.bf16", "funasr.validation_precision"):
+        assert set(validated()) == {torch.bfloat16}
+
+
+class Gpu:
+    """Records what is released on which device; the parameters say that they are on a GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reserved: int = 0) -> None:
+        self.released: List[str] = []
+        self.current: List[str] = []
+        self.steps = 0
+        gpu = self
+
+        class Device:
+            type = "cuda"
+
+        class Chosen:
+            def __init__(self, device: Any) -> None:
+                self.device = device
+
+            def __enter__(self) -> None:
+                gpu.current.append(self.device.type)
+
+            def __exit__(self, *error: Any) -> None:
+                gpu.current.pop()
+
+        class Properties:
+            total_memory = 80 * 2**30
+
+        class Parameter:
+            device = Device()
+
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.released.append(self.current[-1]))
+        monkeypatch.setattr(torch.cuda, "device", Chosen)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: reserved)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+        self.parameter = Parameter()
+
+    def train(self, run: toy.Run, monkeypatch: pytest.MonkeyPatch) -> int:
+        """An epoch; returns how often memory was released. The first parameter that is asked for is on the GPU."""
+        stock = run.model.parameters
+        answers = [iter([self.parameter])]
+        monkeypatch.setattr(run.model, "parameters", lambda *a: answers.pop() if answers else stock(*a), raising=False)
+        del self.released[:]
+        run.train()
+        return len(self.released)
+
+
+@pytest.fixture()
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+# From 1.0.6 to 1.0.17 the trainer itself releases after every forward (from 1.0.11 on unless told otherwise).
+RELEASES_ITSELF = (1, 0, 6) <= RELEASE < (1, 0, 11)
+QUIET: Dict[str, Any] = {"disable_gpu_cache": False} if (1, 0, 11) <= RELEASE < (1, 0, 18) else {}
+
+
+@pytest.mark.skipif(RELEASES_ITSELF, reason="the release releases after every forward")
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_memory_is_released_every_so_many_steps(
+    entry: str, tmp_path: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cured("funasr.cache", cache="4"):
+        run = toy.Run(entry, tmp_path, **QUIET)
+        # Six steps an epoch: the fourth, then the eighth and the twelfth.
+        assert [gpu.train(run, monkeypatch) for _ in range(2)] == [1, 2]
+        assert set(gpu.released) == {"cuda"}
+    with cured("funasr.cache"):
+        assert gpu.train(toy.Run(entry, tmp_path, **QUIET), monkeypatch) == 0
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_without_a_gpu_nothing_is_released(entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: List[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    toy.Run(entry, tmp_path, **QUIET).train()
+    stock = len(calls)
+    with cured("funasr.cache", cache="1"):
+        toy.Run(entry, tmp_path, **QUIET).train()
+    assert len(calls) == 2 * stock and (stock == 0 or RELEASES_ITSELF)
+
+
+@pytest.mark.skipif(RELEASE < (1, 0, 26), reason="there is no reset_gpu_cache before 1.0.26")
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("reserved, times", [(69, 1), (71, 7)])
+def test_reset_gpu_cache(
+    entry: str, reserved: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = entry == "train" and RELEASE < (1, 0, 29)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: reserved * 2**30)
+    stock = toy.Run(entry, tmp_path, reset_gpu_cache=True)
+    calls: List[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    stock.train()
+    assert len(calls) == (6 if works and reserved > 70 else 0)
+    gpu = Gpu(monkeypatch, reserved * 2**30)
+    gpu.current.append("the release's own")
+    with cured("funasr.cache"):
+        expected = len(calls) if works else times
+        assert gpu.train(toy.Run(entry, tmp_path, reset_gpu_cache=True), monkeypatch) == expected
+
+
+def test_disable_gpu_cache_is_named_where_it_does_nothing(tmp_path: Path, said: List[str]) -> None:
+    with cured("funasr.cache"):
+        toy.Run("train", tmp_path, disable_gpu_cache=True)
+    used = (1, 0, 11) <= RELEASE < (1, 0, 18)
+    assert any("disable_gpu_cache is not used by this release" in line for line in said) == (not used)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry != "train_ds"])
+def test_a_checkpoint_is_loaded_by_way_of_the_cpu(entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = toy.Run(entry, tmp_path)
+    torch.nn.init.ones_(saved.model.layer.weight)
+    state = {"epoch": 3, "state_dict": saved.model.state_dict(), "optimizer": saved.optim.state_dict()}
+    state.update(scheduler=saved.scheduler.state_dict(), acc=[0.5], step_or_epoch=0, saved_ckpts={}, train_acc_avg=0.5)
+    state["train_loss_avg"] = 0.5
+    torch.save(state, tmp_path / "model.pt")
+    asked: List[Any] = []
+    stock = torch.load
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        asked.append(kwargs.get("map_location"))
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", load)
+
+    def resumed() -> toy.Run:
+        run = toy.Run(entry, tmp_path, resume=True)
+        if run.holds:
+            run.trainer._resume_checkpoint(str(tmp_path))
+        else:
+            run.trainer.resume_checkpoint(model=run.model, optim=run.optim, scheduler=run.scheduler, scaler=None)
+        return run
+
+    assert resumed().weight == 1.0
+    with cured("funasr.resume"):
+        assert resumed().weight == 1.0
+    assert asked == ["cpu" if RELEASE >= (1, 0, 20) else None, "cpu"]
+    assert toy.module(entry).torch is torch
