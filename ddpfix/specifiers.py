@@ -26,14 +26,15 @@ def probes(specifiers: Sequence[SpecifierSet]) -> List[Version]:
     depth = max([len(version.release) for version in versions], default=1)
     found = {Version("0.dev0"), Version("0")}
     for version in versions:
-        found.update(_versions(version, depth))
+        found.update(_versions(str(version), depth))
     return sorted(found)
 
 
 # Rows of one toolkit begin and end at the same few versions, and parsing these is most of reading the matrix.
 @lru_cache(maxsize=None)
-def _versions(version: Version, depth: int) -> Tuple[Version, ...]:
-    return tuple(map(Version, _boundaries(version, depth)))
+def _versions(text: str, depth: int) -> Tuple[Version, ...]:
+    # By its text: 1.0 and 1 are equal, and what follows them is not the same.
+    return tuple(map(Version, _boundaries(Version(text), depth)))
 
 
 def _boundaries(version: Version, depth: int) -> Iterator[str]:

@@ -18,7 +18,9 @@ import traceback
 from pathlib import Path
 from typing import Any, Dict, List
 
-FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+# Where requests come from, and where the outcome of the present one goes.
+HOME = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+FOLDER = HOME
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -104,7 +106,6 @@ def run(scenario: Dict[str, Any], port: str) -> None:
 
 
 def main() -> None:
-    plan = json.loads((FOLDER / "plan.json").read_text())
     # FunASR's own import comes first, as in its scripts; what replaces torch functions must not be there yet.
     import funasr  # noqa: F401
 
@@ -113,17 +114,42 @@ def main() -> None:
 
     from tests.funasr import stand_in
 
-    if plan["stock"]:
+    if os.environ["TEST_STAND_IN"] == "1":
         stand_in.cuda()
-    children: List[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: [os.kill(child, signal.SIGKILL) for child in children] and os._exit(1))
-    for number, scenario in enumerate(plan["scenarios"]):
+    signal.signal(signal.SIGTERM, ended)
+    number = 0
+    while not (HOME / "stop").exists():
+        request = HOME / f"request.{number}"
+        if request.exists():
+            serve(json.loads(request.read_text()))
+            (HOME / f"done.{number}.{RANK}").touch()
+            number += 1
+        time.sleep(0.02)
+
+
+CHILDREN: List[int] = []
+
+
+def ended(*_: Any) -> None:
+    for child in CHILDREN:
+        os.kill(child, signal.SIGKILL)
+    os._exit(1)
+
+
+def serve(request: Dict[str, Any]) -> None:
+    """Run the scenarios of one request, one after the other."""
+    global FOLDER
+    FOLDER = Path(request["folder"])
+    os.chdir(FOLDER)
+    for number, scenario in enumerate(request["scenarios"]):
         port = agreed_port(number)
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             run(scenario, port)
-        children[:] = [child]
+        CHILDREN[:] = [child]
         wait(child, scenario.get("timeout", 60), scenario["name"])
+        CHILDREN.clear()
 
 
 def agreed_port(number: int) -> str:
