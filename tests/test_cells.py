@@ -10,7 +10,15 @@ import pytest
 
 from tests import cells
 
-IN_CI = ("transformers-4.36.2", "transformers-4.57.6", "funasr-1.0.19", "funasr-1.1.16", "funasr-1.4.16")
+# With what is left out here for the sake of time: the overrides are most broken in 1.1.16.
+OVERRIDES = "tests/funasr/test_overrides.py"
+IN_CI = {
+    "transformers-4.36.2": (),
+    "transformers-4.57.6": (),
+    "funasr-1.0.19": (OVERRIDES,),
+    "funasr-1.1.16": (),
+    "funasr-1.4.16": (OVERRIDES,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.cells
 @pytest.mark.parametrize("name", IN_CI)
 def test_cell(name: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "tests.cells", "--folder", str(folder), name]
+    left_out = [f"--leave-out={file}" for file in IN_CI[name]]
+    command = [sys.executable, "-m", "tests.cells", "--folder", str(folder), *left_out, name]
     done = subprocess.run(command, cwd=cells.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-8000:]
 

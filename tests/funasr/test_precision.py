@@ -18,6 +18,8 @@ OLD_SCALER = (1, 0, 11)
 
 
 def scaler(scale: float) -> Any:
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("torch has a loss scaler for the CPU from 2.3 on")
     return torch.amp.GradScaler("cpu", init_scale=scale)
 
 
