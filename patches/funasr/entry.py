@@ -13,7 +13,7 @@ import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set
 
 from ddpfix import log
 from ddpfix.registry import Site
@@ -40,6 +40,9 @@ class Run:
         """Whether the script trains with ``trainer_ds``."""
         return str(getattr(self.namespace.get("Trainer"), "__module__", "")).endswith("trainer_ds")
 
+
+# Names in train_conf that a cure of ours reads, where the release itself does not.
+READ_BY_US: Set[str] = set()
 
 Hook = Callable[[Run], object]
 Around = Callable[[Run], ContextManager[Any]]
@@ -75,6 +78,12 @@ def before_main(site: Site, hook: Hook) -> None:
 def around_main(site: Site, factory: Around) -> None:
     """Have ``factory(run)``, a context manager, in force while ``main`` runs."""
     _register(site, _AROUND_MAIN, factory)
+
+
+def reads(site: Site, name: str) -> None:
+    """Say that a cure gives ``train_conf.<name>`` its meaning, so that nobody calls it unread."""
+    READ_BY_US.add(name)
+    site.at_undo(lambda: READ_BY_US.discard(name))
 
 
 def _register(site: Site, hooks: List[Any], hook: Any) -> None:

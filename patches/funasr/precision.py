@@ -13,7 +13,7 @@ import torch
 from ddpfix import log
 from ddpfix.registry import PatchError, Site
 
-from . import trainers
+from . import entry, trainers
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -23,6 +23,7 @@ def bf16(site: Site, module: ModuleType, owner: Any) -> None:
     name = trainers.method(owner, "train_epoch")
     if "use_bf16" in inspect.signature(owner).parameters:
         raise PatchError("the trainer reads use_bf16 itself")
+    entry.reads(site, "use_bf16")
 
     def built(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         wrapped(*args, **kwargs)

@@ -14,6 +14,8 @@ import ddpfix
 from tests.funasr import recipes, trained
 
 RELEASE = trained.release()
+# The wheel of 1.1.17 lacks a part of this model, which can then not be imported.
+SENSE_VOICE = RELEASE >= (1, 0, 30) and RELEASE != (1, 1, 17)
 SANM: Dict[str, Any] = {**recipes._ENCODERS["SANMEncoder"], "num_blocks": 4}
 CHUNKS: Dict[str, Any] = {"chunk_size": [8, 16], "stride": [4, 8], "pad_left": [2, 4]}
 # What a convolution in front of the layers keeps would hide what they keep.
@@ -38,7 +40,7 @@ ENCODERS: Dict[str, Dict[str, Any]] = {
         "attention_dropout_rate": 0.0,
         **LINEAR,
     },
-    **({"SenseVoiceEncoderSmall": {**SANM, "tp_blocks": 2}} if RELEASE >= (1, 0, 30) else {}),
+    **({"SenseVoiceEncoderSmall": {**SANM, "tp_blocks": 2}} if SENSE_VOICE else {}),
 }
 DROPOUTS = ("dropout_rate", "positional_dropout_rate", "attention_dropout_rate")
 LAYERS = ("EncoderLayer", "EncoderLayerSANM", "BranchformerEncoderLayer", "EBranchformerEncoderLayer")
