@@ -40,14 +40,15 @@ class Call:
     """One training call of a function that draws: where its numbers come from and what they decided.
 
     ``base`` is a stream of :mod:`ddpfix.sync`, or None to keep the stock numbers and only watch; ``never`` answers so
-    that nothing is skipped.
+    that nothing is skipped. ``vectors``: a vector of numbers decides about all layers at once (elsewhere it is noise).
     """
 
-    __slots__ = ("base", "drawn", "listed", "never", "skipped")
+    __slots__ = ("base", "drawn", "listed", "never", "skipped", "vectors")
 
     def __init__(self, base: Optional[int], never: bool = False) -> None:
         self.base = base
         self.never = never
+        self.vectors = False
         self.drawn = 0
         # Whether the numbers of all layers were drawn at once.
         self.listed = False

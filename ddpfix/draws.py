@@ -30,12 +30,14 @@ __all__ = [
     "Draw",
     "active",
     "cover",
+    "drawing_method",
     "draws_layers",
     "first_layer",
     "innermost",
     "layer_count",
     "rate_of",
     "shared_call",
+    "shared_vector",
 ]
 
 
@@ -110,6 +112,22 @@ RECORDERS: List[Tuple[Callable[[Any], Any], Callable[[Any, Any, Call], None]]] =
 WATCHED: List[Callable[[Any, Dict[str, Any]], bool]] = []
 
 
+# Where toolkits draw for their layers. fairseq and BEATs do it in a method that forward calls.
+METHODS = ("forward", "extract_features")
+
+
+def drawing_method(owner: type) -> Optional[str]:
+    """The method of a class itself, not of its bases, that draws for layers; None if there is none."""
+    return next((name for name in METHODS if name in vars(owner) and draws_layers(vars(owner)[name])), None)
+
+
+def _method(owner: type) -> str:
+    method = drawing_method(owner)
+    if method is None:
+        raise PatchError(f"{owner.__module__}.{owner.__qualname__} does not draw for layers")
+    return method
+
+
 def cover(
     site: Site,
     owner: type,
@@ -117,37 +135,40 @@ def cover(
     never: bool = False,
     rate: Optional[Callable[[Any], float]] = None,
 ) -> Covered:
-    """Put the schedule into ``owner.forward``.
+    """Put the schedule into the method of ``owner`` that draws (see :func:`drawing_method`).
 
     Args:
         site: records the change.
-        owner: the class whose own ``__dict__`` holds the forward.
+        owner: the class whose own ``__dict__`` holds the method.
         choose: ``choose(module, args, kwargs)`` gives the :class:`Call` for a training forward, or None for stock.
         never: whether no call of ``choose`` skips anything, so that the rate in force is 0.
         rate: ``rate(module)`` gives the rate in force, where it is not the largest that the forward reads.
 
     Raises:
-        PatchError: the forward has another shape than expected; nothing was changed.
+        PatchError: the method has another shape than expected; nothing was changed.
     """
-    covered = Covered(site, vars(owner)["forward"])
+    method = _method(owner)
+    covered = Covered(site, vars(owner)[method])
+    rewrite.lead_generators(site, owner, innermost(covered.stock))
     covered.never = never
     covered.rate = rate or covered.rate
     covered.choose = choose
     for ours in (recall, sync, calls):
         skip_module(ours)
-    site.often(owner, "forward", functools.partial(_dispatch, covered))
+    site.often(owner, method, functools.partial(_dispatch, covered))
     COVERED[owner] = covered
     site.at_undo(functools.partial(_uncover, owner))
     return covered
 
 
 def silence(site: Site, owner: type) -> None:
-    """Have ``owner.forward`` do what it does at rate 0, whatever rates its instances hold.
+    """Have ``owner`` do what it does at rate 0, whatever rates its instances hold.
 
     Raises:
-        PatchError: the forward does not read its rates from ``self``; nothing was changed.
+        PatchError: the method that draws does not read its rates from ``self``; nothing was changed.
     """
-    stock = vars(owner)["forward"]
+    method = _method(owner)
+    stock = vars(owner)[method]
     inner = innermost(stock)
     if any(len(path) > 1 for path in rate_paths(stock)):
         raise PatchError(f"{inner.__qualname__} does not hold its own rate")
@@ -155,7 +176,7 @@ def silence(site: Site, owner: type) -> None:
     silent = rewrite.rebuild(covered.stock, inner, rewrite.without_rates(inner))
     setattr(owner, rewrite.NO_RATE, 0.0)
     site.at_undo(functools.partial(delattr, owner, rewrite.NO_RATE))
-    site.often(owner, "forward", lambda stock: silent)
+    site.often(owner, method, lambda stock: silent)
     covered.never = True
     COVERED[owner] = covered
     site.at_undo(functools.partial(_uncover, owner))
@@ -212,10 +233,11 @@ def _number(value: Any) -> float:
 
 def rate_of(module: Any) -> float:
     """The LayerDrop rate that a module really uses; 0 for a module that does not draw, or that never skips."""
-    for level in type(module).__mro__:
-        if "forward" in vars(level):
-            rate = _rate_in(level)
-            return 0.0 if rate is None else _number(rate(module))
+    for method in METHODS:
+        level = next((level for level in type(module).__mro__ if method in vars(level)), None)
+        rate = None if level is None else _rate_in(level)
+        if rate is not None:
+            return _number(rate(module))
     return 0.0
 
 
@@ -225,8 +247,8 @@ def _rate_in(owner: type) -> Optional[Callable[[Any], Any]]:
     if covered is not None:
         return None if covered.never else covered.rate
     if owner not in _RATES:
-        forward = vars(owner)["forward"]
-        _RATES[owner] = _reader(rewrite.rate_paths(forward)) if draws_layers(forward) else None
+        method = drawing_method(owner)
+        _RATES[owner] = None if method is None else _reader(rewrite.rate_paths(vars(owner)[method]))
     return _RATES[owner]
 
 
@@ -237,6 +259,14 @@ def active(model: Any) -> List[Tuple[str, Any, float]]:
     """(name, module, rate) of every module of ``model`` that skips layers at a rate above 0."""
     rated = ((name, module, rate_of(module)) for name, module in model.named_modules())
     return [(name, module, rate) for name, module, rate in rated if rate > 0]
+
+
+def shared_vector(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
+    """The same, for a forward that draws one vector with a number for each layer."""
+    call = shared_call(module, args, kwargs)
+    if call is not None:
+        call.vectors = True
+    return call
 
 
 def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:

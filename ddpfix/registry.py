@@ -281,7 +281,8 @@ def _take_back_copies(undone: List[Record]) -> None:
 def stale_copies(old: Any, home: ModuleType) -> List[Any]:
     """(module, name) of every other imported module whose global ``name`` is the object ``old``."""
     found: List[Any] = []
-    for module in list(sys.modules.values()):
+    # By identity: a module may go by two names (a script that is __main__ and __mp_main__).
+    for module in {id(module): module for module in list(sys.modules.values())}.values():
         names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
         if module is home or not isinstance(module, ModuleType):
             continue

@@ -21,6 +21,8 @@ _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
 # What rates are called in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
 _RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
 _SHARDED = ("is_fsdp_managed_module",)
+# What a module may call a numpy generator of its own.
+_GENERATORS = ("rng",)
 _HIDDEN = "_ddpfix_"
 
 
@@ -45,6 +47,8 @@ def _scalar_draw(stock: Callable[..., Any]) -> Callable[..., Any]:
         if call is None:
             return value
         shape = () if isinstance(value, float) else getattr(value, "shape", None)
+        if call.vectors and shape is not None and len(shape) == 1:
+            return call.answer_all(value)
         if shape == (1,):
             # Read with .item(), it is a single number; used as it is, it is noise.
             value.item = functools.partial(call.answer, value.item())
@@ -123,17 +127,33 @@ def rename(site: Site, function: FunctionType) -> CodeType:
         for name in _SOURCES
         if name in loaded and isinstance(function.__globals__.get(name), ModuleType) and _used(name, code)
     }
-    if not names:
+    own = [name for name in _GENERATORS if name in code.co_names and name not in loaded]
+    if not names and not own:
         raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
     names.update({name: _HIDDEN + name for name in _SHARDED if name in loaded and name in function.__globals__})
     _refuse_ambiguous(function, names)
+    names.update({name: _HIDDEN + name for name in own})
     home = function.__globals__
     for name, hidden in names.items():
-        if hidden not in home:
+        if name not in own and hidden not in home:
             home[hidden] = _unless_shared(home[name]) if name in _SHARDED else _look_alike(home[name])
             site.at_undo(functools.partial(home.pop, hidden, None))
     renamed = tuple(names.get(name, name) for name in code.co_names)
     return code.replace(co_names=renamed, co_consts=_complete_outputs(code))
+
+
+def lead_generators(site: Site, owner: type, function: FunctionType) -> None:
+    """Give a class the hidden names under which the copy of its forward finds a generator of the module's own."""
+    for name in _GENERATORS:
+        hidden = _HIDDEN + name
+        if name in function.__code__.co_names and hidden not in vars(owner):
+            setattr(owner, hidden, property(functools.partial(_led, name)))
+            site.at_undo(functools.partial(delattr, owner, hidden))
+
+
+def _led(name: str, module: Any) -> _LookAlike:
+    generator = getattr(module, name)
+    return _LookAlike(generator, {"random": _scalar_draw(generator.random)})
 
 
 def _used(name: str, code: CodeType) -> bool:

@@ -67,8 +67,8 @@ class Replica:
         self.seed = seed
         self.iteration = -1
         self.last: Optional[Step] = None
-        # Whether the model skips layers, so that parameters go unused in it.
-        self.skips = False
+        # Whether DDP looks for unused parameters in it, because it skips layers or for any other reason.
+        self.flagged = False
         # Whether the last forward was a micro-batch that is not communicated (``no_sync``): more of its window follow.
         self.open = False
         self._module = weakref.ref(module)

@@ -12,6 +12,9 @@ from ddpfix.registry import Site
 # Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
 _BEFORE: List[Callable[[Any], object]] = []
 
+# Called with a model that DDP is about to wrap with find_unused_parameters=True.
+_FLAGGED: List[Callable[[Any], object]] = []
+
 # reason(model) -> why DDP has to look for unused parameters in it, or "" if it has not.
 _REASONS: List[Callable[[Any], str]] = []
 
@@ -30,6 +33,22 @@ def look_at(model: Any) -> None:
     """Call everything that registered with :func:`before`."""
     for action in list(_BEFORE):
         action(model)
+
+
+def with_flag(site: Site, action: Callable[[Any], object]) -> None:
+    """Have ``action(model)`` called before DDP wraps a model with ``find_unused_parameters=True``, until undo."""
+    if action not in _FLAGGED:
+        _FLAGGED.append(action)
+        site.at_undo(lambda: _FLAGGED.remove(action))
+
+
+def look_at_flagged(model: Any) -> None:
+    """Call everything that registered with :func:`with_flag`."""
+    for action in list(_FLAGGED):
+        try:
+            action(model)
+        except Exception as error:
+            log.warning(f"{action.__module__} could not look at a {type(model).__name__}: {error!r}")
 
 
 def needs(site: Site, reason: Callable[[Any], str]) -> None:

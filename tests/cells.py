@@ -12,27 +12,30 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 # What is run in a cell of transformers: every family against stock, recomputation, outputs, and two real ranks.
 TESTS = ("tests/layerdrop/test_families.py", "tests/layerdrop/test_recompute.py", "tests/layerdrop/test_outputs.py")
 RANKS = ("tests/ranks", "-k", "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit")
 TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "setuptools", "hypothesis")
-# FunASR's compiled dependencies are the same for all of its releases: they share one environment.
+# Releases whose compiled dependencies are the same share an environment, and are unpacked beside it.
 FUNASR = Path(__file__).parent / "funasr" / "requirements.txt"
+SPEECHBRAIN = Path(__file__).parent / "speechbrain" / "requirements.txt"
 
 
 @dataclass(frozen=True)
 class Cell:
     """One environment: a release of a toolkit, what fits it, and the tests that are run in it.
 
-    With ``shared`` the release is unpacked without its dependencies, which come from that list of requirements.
+    With ``shared`` the release is unpacked without its dependencies, which come from that list of requirements and from
+    ``others``; cells with the same ones share an environment.
     """
 
     toolkit: str
@@ -41,21 +44,34 @@ class Cell:
     torch: str = "2.13.0"
     python: str = "3.11"
     tests: Tuple[Tuple[str, ...], ...] = ((*TESTS,), RANKS)
-    shared: bool = False
+    shared: Optional[Path] = None
+    # What tells it from another cell of the same release.
+    stack: str = ""
 
     @property
     def name(self) -> str:
-        stack = "" if self.torch == "2.13.0" else f"-torch{self.torch}"
-        return f"{self.toolkit}-{self.version}" + (stack if self.toolkit == "funasr" else "")
+        return "-".join(filter(None, (self.toolkit, self.version, self.stack)))
+
+    @property
+    def environment(self) -> str:
+        """The name of its folder."""
+        if self.shared is None:
+            return self.name
+        return "-".join([self.toolkit, *(other.replace("==", "") for other in self.others)])
 
     def packages(self) -> List[str]:
-        if self.shared:
-            return ["-r", str(FUNASR)]
+        if self.shared is not None:
+            return ["-r", str(self.shared), *self.others]
         return [f"torch=={self.torch}", f"{self.toolkit}=={self.version}", *self.others, *TOOLS]
 
 
 def _funasr(version: str) -> Cell:
-    return Cell("funasr", version, tests=(("tests/funasr",),), shared=True)
+    return Cell("funasr", version, tests=(("tests/funasr",),), shared=FUNASR)
+
+
+def _speechbrain(version: str, transformers: str, stack: str = "") -> Cell:
+    others = (f"transformers=={transformers}",)
+    return Cell("speechbrain", version, others, tests=(("tests/speechbrain",),), shared=SPEECHBRAIN, stack=stack)
 
 
 CELLS = (
@@ -81,7 +97,13 @@ CELLS = (
         torch="2.0.1",
         python="3.8",
         tests=(("tests/funasr",),),
+        stack="torch2.0.1",
     ),
+    *(_speechbrain(f"0.5.{number}", "4.30.2") for number in range(4, 16)),
+    *(_speechbrain(version, "4.35.2") for version in ("0.5.16", "1.0.0")),
+    *(_speechbrain(version, "4.46.3") for version in ("1.0.1", "1.0.2", "1.0.3")),
+    *(_speechbrain(version, "4.57.6") for version in ("1.1.0", "1.1.1", "1.1.2")),
+    _speechbrain("1.1.2", "5.23.0", "transformers5"),
 )
 
 
@@ -100,7 +122,7 @@ def chosen(names: Sequence[str]) -> List[Cell]:
 
 def run(cell: Cell, folder: Path, left_out: Sequence[str] = ()) -> int:
     """Make the environment (once) and run the tests in it, but for files left out; returns pytest's exit code."""
-    home = folder / (cell.toolkit if cell.shared else cell.name)
+    home = folder / cell.environment
     python = home / "bin" / "python"
     if not python.exists():
         make(cell, python)
@@ -128,6 +150,8 @@ def unpacked(cell: Cell, python: Path, home: Path) -> Path:
     release = home / "releases" / cell.version
     if not release.exists():
         install(python, "--no-deps", "--target", str(release), f"{cell.toolkit}=={cell.version}")
+        # Some releases of SpeechBrain have their own tests in the wheel, under the name of ours.
+        shutil.rmtree(release / "tests", ignore_errors=True)
     return release
 
 
@@ -165,7 +189,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.list:
         for cell in CELLS:
-            print(f"{cell.name}: Python {cell.python}, torch {cell.torch}, {', '.join(cell.others) or FUNASR.name}")
+            print(f"{cell.name}: Python {cell.python}, torch {cell.torch}, {', '.join(cell.others)}")
         return 0
     failed = []
     for cell in chosen(options.names):

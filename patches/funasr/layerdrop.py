@@ -42,7 +42,7 @@ def _everywhere(site: Site, module: ModuleType, owner: Any, put: Callable[[Site,
     if module.__name__.startswith("torch."):
         wrapping.before(site, lambda model: _put_all(site, model, put))
         return False
-    if "forward" not in vars(owner) or not draws.draws_layers(vars(owner)["forward"]):
+    if draws.drawing_method(owner) is None:
         raise PatchError(f"{owner.__qualname__}.forward no longer draws for its layers")
     if owner not in draws.COVERED:
         put(site, owner)
@@ -53,7 +53,7 @@ def _drawing(model: Any) -> Iterator[type]:
     """The classes in a model whose own forward draws: FunASR's other layers, and subclasses of a user's."""
     levels: Dict[type, Tuple[()]] = {level: () for part in model.modules() for level in type(part).__mro__}
     for level in levels:
-        if "forward" in vars(level) and level not in draws.COVERED and draws.draws_layers(vars(level)["forward"]):
+        if level not in draws.COVERED and draws.drawing_method(level) is not None:
             yield level
 
 

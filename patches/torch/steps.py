@@ -81,7 +81,7 @@ def _ddp_built(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[
     wrapped(*args, **kwargs)
     if seed is not None:
         replica = sync.register(instance, arguments["module"], seed)
-        replica.skips = bool(draws.active(arguments["module"]))
+        replica.flagged = bool(instance.find_unused_parameters or draws.active(arguments["module"]))
 
 
 def _agree(model: Any, group: Any) -> Optional[int]:

@@ -24,6 +24,8 @@ def find(site: Site, module: ModuleType, owner: Any) -> None:
         bound = inspect.signature(wrapped).bind(*args, **kwargs)
         if _decide(bound.arguments, always):
             bound.arguments[FLAG] = True
+        if bound.arguments.get(FLAG) and not bound.arguments.get("static_graph"):
+            wrapping.look_at_flagged(bound.arguments["module"])
         wrapped(*bound.args, **bound.kwargs)
 
     site.once(owner, "__init__", built)
@@ -31,7 +33,8 @@ def find(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _decide(arguments: Dict[str, Any], always: bool) -> bool:
     """Whether the flag is to be set to True."""
-    skipping = draws.active(arguments["module"])
+    # A frozen layer waits for no gradient, skipped or not.
+    skipping = [found for found in draws.active(arguments["module"]) if _trainable(found[1])]
     idle = wrapping.why(arguments["module"])
     if not skipping and not idle and not always:
         return False
@@ -51,6 +54,10 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
         reasons = ([f"{names} skips layers"] if names else []) + idle
         log.info(f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}")
     return True
+
+
+def _trainable(module: Any) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _warn(names: str, idle: List[str]) -> None:

@@ -1,9 +1,9 @@
 """Activation checkpointing that works with unused parameters.
 
 Reentrant checkpointing and ``find_unused_parameters=True`` exclude each other ("Expected to mark a variable ready only
-once"), so with active LayerDrop under DDP only the non-reentrant kind can train. WavLM with reentrant checkpointing
-never ends its backward on recent releases, even on one process: its position bias reaches each layer by keyword, stays
-attached, and every recomputation runs backward through the ones before it.
+once"), so with active LayerDrop under DDP, or any other reason for the flag, only the non-reentrant kind can train.
+WavLM with reentrant checkpointing never ends its backward on recent releases, even on one process: its position bias
+reaches each layer by keyword, stays attached, and every recomputation runs backward through the ones before it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def reentrant(site: Site, module: ModuleType, owner: Any) -> None:
         site.often(module, "checkpoint", _default)
         return
     wrapping.before(site, _before_ddp)
+    wrapping.with_flag(site, _flagged)
     if owner is not None and module.__name__.startswith("transformers"):
         site.once(owner, "_set_gradient_checkpointing", _switched)
 
@@ -49,13 +50,32 @@ def _reentrant_modules(model: Any) -> List[Any]:
 
 
 def _before_ddp(model: Any) -> None:
+    if draws.active(model):
+        _flagged(model)
+
+
+def _flagged(model: Any) -> None:
     found = _reentrant_modules(model)
-    if found and draws.active(model):
+    if found:
         _make_non_reentrant(found)
         log.info(
             "gradient checkpointing is now non-reentrant (use_reentrant=False): the reentrant kind cannot train a model"
-            " that skips layers under DDP"
+            " that skips layers, or whose unused parameters DDP looks for"
         )
+    unknown = [module for module in model.modules() if _by_another(module)]
+    if unknown:
+        log.warning(
+            f"{type(unknown[0]).__name__} checkpoints by a function of its own: with find_unused_parameters=True it has"
+            " to be of the non-reentrant kind (torch.utils.checkpoint with use_reentrant=False), or the first backward"
+            " raises 'Expected to mark a variable ready only once'"
+        )
+
+
+def _by_another(module: Any) -> bool:
+    """Whether checkpointing is on with a function that does not tell its kind."""
+    function = vars(module).get(_FUNCTION)
+    known = function is None or isinstance(function, functools.partial)
+    return bool(getattr(module, "gradient_checkpointing", False)) and not known
 
 
 def _switched(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -68,11 +88,11 @@ def _switched(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _default(stock: Any) -> Callable[..., Any]:
-    """Releases before 4.35 leave ``use_reentrant`` to torch's default: in a model that skips layers it is False."""
+    """Releases before 4.35 leave ``use_reentrant`` to torch's default: where DDP has the flag it is False."""
 
     def checkpoint(*args: Any, **kwargs: Any) -> Any:
         step = sync.current()
-        if "use_reentrant" not in kwargs and step is not None and step.replica.skips:
+        if "use_reentrant" not in kwargs and step is not None and step.replica.flagged:
             kwargs["use_reentrant"] = False
         return stock(*args, **kwargs)
 

@@ -42,15 +42,15 @@ def _in_module(module: ModuleType) -> Iterator[type]:
 
 
 def _in_model(model: Any) -> List[type]:
-    """The classes whose forward the modules of a model may run: user subclasses and remote code are among them."""
-    levels = (level for module in model.modules() for level in type(module).__mro__ if "forward" in vars(level))
+    """The classes whose methods the modules of a model may run: user subclasses and remote code are among them."""
+    levels = (level for module in model.modules() for level in type(module).__mro__)
     return list(dict.fromkeys(levels))
 
 
 def _cover(site: Site, classes: Any, choose: Callable[..., Any]) -> bool:
     done = False
     for owner in classes:
-        if owner in draws.COVERED or "forward" not in vars(owner) or not draws.draws_layers(vars(owner)["forward"]):
+        if owner in draws.COVERED or draws.drawing_method(owner) is None:
             continue
         try:
             draws.cover(site, owner, choose, never=choose is _never)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
-from tests.ranks import launch as ranks
+from tests.support import waiting
 
 RANK = Path(__file__).with_name("rank.py")
 
@@ -96,80 +88,20 @@ def train(
     environ: Optional[Dict[str, str]] = None,
     stand_in: Optional[bool] = None,
 ) -> Dict[str, List[Result]]:
-    """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks.
-
-    Importing FunASR takes longer than training: ranks of the same kind are started once, and serve all tests.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for scenario in scenarios:
-        # FunASR resumes from what it finds in its output folder.
-        shutil.rmtree(folder / scenario.name, ignore_errors=True)
-        # The record of an earlier run would hide that a rank hangs now.
-        for old in folder.glob(f"{scenario.name}.*.*"):
-            old.unlink()
-    for old in [*folder.glob("at.*"), *folder.glob("port.*")]:
-        old.unlink()
-    plans = [scenario.plan(package(), folder) for scenario in scenarios]
-    limit = 120 + sum(scenario.timeout for scenario in scenarios)
-    key = (ddpfix, not ddpfix if stand_in is None else stand_in, size, tuple(sorted((environ or {}).items())))
-    if key not in _RANKS:
-        _RANKS[key] = _Ranks(*key)
-    _RANKS[key].ask({"folder": str(folder), "scenarios": plans}, limit)
-    return {scenario.name: [_result(folder, scenario.name, rank) for rank in range(size)] for scenario in scenarios}
+    """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
+    faked = not ddpfix if stand_in is None else stand_in
+    whole = {**({"DDPFIX": "1"} if ddpfix else {}), **(environ or {}), "TEST_STAND_IN": str(int(faked))}
+    waiting.train(RANK, [scenario.plan(package(), folder) for scenario in scenarios], folder, size, whole)
+    return {scenario.name: _results(folder, scenario.name, size) for scenario in scenarios}
 
 
-class _Ranks:
-    """Ranks that have imported FunASR and wait for requests, until the tests end."""
-
-    def __init__(self, ddpfix: bool, stand_in: bool, size: int, environ: Tuple[Tuple[str, str], ...]) -> None:
-        self.size, self.number = size, 0
-        self.folder = Path(tempfile.mkdtemp(prefix="ddpfix-ranks-"))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
-        more = {"DDPFIX": "1"} if ddpfix else {}
-        whole = ranks.environment({**more, **dict(environ), "TEST_STAND_IN": str(int(stand_in))})
-        whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], str(package().parent)])
-        self.screen = (self.folder / "screen").open("w")
-        self.process = subprocess.Popen(
-            [*command, str(RANK), str(self.folder)], env=whole, stdout=self.screen, stderr=subprocess.STDOUT
-        )
-        atexit.register(self.close)
-
-    def ask(self, request: Dict[str, Any], limit: float) -> None:
-        """Have a request served; fails with what the ranks printed if they die, or do not end within the limit."""
-        number, self.number = self.number, self.number + 1
-        new = self.folder / "new"
-        new.write_text(json.dumps(request))
-        new.rename(self.folder / f"request.{number}")
-        end = time.monotonic() + limit
-        while not all((self.folder / f"done.{number}.{rank}").exists() for rank in range(self.size)):
-            assert self.process.poll() is None and time.monotonic() < end, self.printed()
-            time.sleep(0.05)
-
-    def printed(self) -> str:
-        return (self.folder / "screen").read_text(errors="replace")[-6000:]
-
-    def close(self) -> None:
-        (self.folder / "stop").touch()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
-            self.process.terminate()
-            self.process.wait(40)
-        self.screen.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-_RANKS: Dict[Tuple[Any, ...], _Ranks] = {}
-
-
-def _result(folder: Path, name: str, rank: int) -> Result:
-    log = folder / f"{name}.{rank}.log"
-    record = folder / f"{name}.{rank}.json"
-    text = log.read_text(errors="replace") if log.exists() else ""
-    if not record.exists():
-        return Result(text, hung=True)
-    found = json.loads(record.read_text())
-    known = {key: found.pop(key) for key in ("error", "ddp", "batches", "steps", "lr") if key in found}
-    kept = record.with_suffix(".pt")
-    return Result(text, False, parameters=kept if kept.exists() else None, notes=found, **known)
+def _results(folder: Path, name: str, size: int) -> List[Result]:
+    results = []
+    for rank, (log, found) in enumerate(waiting.records(folder, name, size)):
+        if found is None:
+            results.append(Result(log, hung=True))
+            continue
+        known = {key: found.pop(key) for key in ("error", "ddp", "batches", "steps", "lr") if key in found}
+        kept = folder / f"{name}.{rank}.pt"
+        results.append(Result(log, False, parameters=kept if kept.exists() else None, notes=found, **known))
+    return results

@@ -76,9 +76,7 @@ def test_every_class_that_draws_is_covered(site: Site) -> None:
 
 
 @named(SURVIVING)
-def test_equals_stock_with_the_same_decisions(
-    entry: zoo.Tiny, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equals_stock_with_the_same_decisions(entry: zoo.Tiny, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     model = covered(site, entry)
     answered: List[draws.Draw] = []
     answer = draws.Call.answer
@@ -110,9 +108,7 @@ def assert_equal(grads: Dict[str, torch.Tensor], expected: Dict[str, torch.Tenso
         assert torch.equal(gradient, expected[name]) or (not trusted and "feature_extractor" in name), name
 
 
-def reference(
-    entry: zoo.Tiny, site: Site, decisions: List[bool]
-) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
+def reference(entry: zoo.Tiny, site: Site, decisions: List[bool]) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
     site.undo()
     try:
         model = entry.build()

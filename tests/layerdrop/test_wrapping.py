@@ -200,9 +200,7 @@ def test_wavlm_with_reentrant_checkpointing_ends() -> None:
 
     def code(switch: str, limit: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "ignore", "-c", HANGING, limit]
-        return subprocess.run(
-            command, env=environment({"DDPFIX": switch}), cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
+        return subprocess.run(command, env=environment({"DDPFIX": switch}), cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
     assert code("0", "6").returncode == 9, "stock ends by now: this cure may go"
     cured = code("1", "60")

@@ -425,6 +425,20 @@ def test_copies_under_two_patches(kit: Any, order: Any) -> None:
     assert kit.user.f is stock and kit.function is stock
 
 
+def test_a_module_with_two_names_is_one_module(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script under multiprocessing is both __main__ and __mp_main__: one change, one record, and undo is content."""
+    script = ModuleType("script")
+    script.function = kit.function  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "script", script)
+    monkeypatch.setitem(sys.modules, "script_again", script)
+    stock = kit.function
+    site = Site("test")
+    site.once(kit, "function", lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs))
+    assert script.function is kit.function is not stock  # type: ignore[attr-defined]
+    assert site.undo() == []
+    assert script.function is stock  # type: ignore[attr-defined]
+
+
 def test_stale_copies_look_at_dictionaries_only(kit: Any) -> None:
     class Lazy(ModuleType):
         def __getattr__(self, name: str) -> Any:

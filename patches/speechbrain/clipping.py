@@ -1,0 +1,116 @@
+"""Gradients are clipped after backward, before the step, and all of them.
+
+0.5.15 and 0.5.16 call ``check_gradients``, which clips, before backward: there is nothing to clip yet, or only the
+earlier micro-batches of a window, and ``max_grad_norm`` has no effect. From 1.0.0 on an optimizer's first group of
+parameters is clipped only; ``remove_vector_weight_decay`` makes two.
+
+Reached through ``Brain.fit_batch`` and ``Brain.optimizers_step``: recipes that override them clip as they say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+import torch
+
+from ddpfix.registry import Site
+
+from . import brains
+
+# The Brain whose own fit_batch runs: a recipe's calls check_gradients after backward, where clipping is right.
+_RUNNING: ContextVar[Optional[Any]] = ContextVar("ddpfix_speechbrain_fit_batch", default=None)
+
+
+def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
+    """While ``fit_batch`` runs, ``check_gradients`` judges the loss only, and ``optimizer.step`` clips first."""
+    brains.needs_names(owner, "fit_batch", "check_gradients", "optimizer", "backward")
+    brains.needs_names(owner, "check_gradients", "max_grad_norm", "clip_grad_norm_")
+    site.often(owner, "fit_batch", _fit_batch)
+    site.often(owner, "check_gradients", _check_gradients)
+
+
+def _fit_batch(stock: Any) -> Callable[..., Any]:
+    def fit_batch(self: Any, batch: Any) -> Any:
+        token = _RUNNING.set(self)
+        try:
+            with brains.shadowed(self.optimizer, "step", _clipped(self, self.optimizer.step)):
+                return stock(self, batch)
+        finally:
+            _RUNNING.reset(token)
+
+    return fit_batch
+
+
+def _check_gradients(stock: Any) -> Callable[..., Any]:
+    def check_gradients(self: Any, loss: Any) -> Any:
+        if _RUNNING.get() is not self:
+            return stock(self, loss)
+        with brains.shadowed(self, "max_grad_norm", 0.0):
+            return stock(self, loss)
+
+    return check_gradients
+
+
+def _clipped(brain: Any, step: Any) -> Callable[..., Any]:
+    """The optimizer's step, which a scaler calls after it has unscaled the gradients, and not if one is infinite."""
+
+    @functools.wraps(step)
+    def clipped(*args: Any, **kwargs: Any) -> Any:
+        if brain.max_grad_norm > 0.0:
+            torch.nn.utils.clip_grad_norm_(brain.modules.parameters(), brain.max_grad_norm)
+        return step(*args, **kwargs)
+
+    return clipped
+
+
+def all_groups(site: Site, module: ModuleType, owner: Any) -> None:
+    """``optimizers_step`` clips all parameters of an optimizer by their one norm."""
+    brains.needs_names(owner, "optimizers_step", "clip_grad_norm_", "param_groups", "scaler", "step")
+
+    def make(stock: Any) -> Callable[..., Any]:
+        def optimizers_step(self: Any) -> Any:
+            found = [optimizer for optimizer in _optimizers(self) if len(optimizer.param_groups) > 1]
+            if not found:
+                return stock(self)
+            with _one_group(self.scaler, found):
+                return stock(self)
+
+        return optimizers_step
+
+    site.often(owner, "optimizers_step", make)
+
+
+def _optimizers(brain: Any) -> List[Any]:
+    if brain.optimizers_dict is not None:
+        return list(brain.optimizers_dict.values())
+    return [brain.optimizer] if brain.opt_class is not None else []
+
+
+@contextlib.contextmanager
+def _one_group(scaler: Any, optimizers: List[Any]) -> Iterator[None]:
+    """Until the scaler steps, each optimizer shows one group with all of its parameters."""
+    groups: List[Tuple[Any, Any]] = [(optimizer, optimizer.param_groups) for optimizer in optimizers]
+
+    def restore() -> None:
+        while groups:
+            optimizer, was = groups.pop()
+            optimizer.param_groups = was
+
+    for optimizer, was in groups:
+        optimizer.param_groups = [{**was[0], "params": [p for group in was for p in group["params"]]}]
+    stock = scaler.step
+
+    @functools.wraps(stock)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        restore()
+        return stock(*args, **kwargs)
+
+    try:
+        with brains.shadowed(scaler, "step", step):
+            yield
+    finally:
+        restore()

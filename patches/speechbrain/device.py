@@ -1,0 +1,155 @@
+"""The device and the launcher: each rank has its own GPU, and a launcher's options are understood by every release."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from types import ModuleType
+from typing import Any, Dict, Mapping, Optional
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import options
+from .line import Line, after, know
+from .parser import Option
+
+
+def arrive(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Register with the command line; wrap ``Brain.__init__``, which sees a device in the yaml."""
+    if getattr(owner, "__name__", "") == "Brain":
+        site.once(owner, "__init__", _made)
+        return True
+    know(site, Option("local_rank", "one", real=False))
+    know(site, Option("distributed_launch", "flag", real=False))
+    after(site, launcher)
+    after(site, settle)
+    return True
+
+
+def numbered(site: Site, module: ModuleType, owner: Any) -> bool:
+    """``--device=cuda`` is the first GPU; before 0.5.11 Brain takes the last letter of the device for its number."""
+    after(site, _number)
+    return True
+
+
+def _number(line: Line) -> None:
+    if line.values.get("device") == "cuda":
+        line.set("device", "cuda:0")
+
+
+def local_rank() -> Optional[int]:
+    """What the launcher put in the environment, or None."""
+    text = os.environ.get("LOCAL_RANK", "")
+    return int(text) if text.isdigit() else None
+
+
+def launcher(line: Line) -> None:
+    """``--local-rank``, ``--distributed_launch`` and torchrun's environment, for the release at hand."""
+    if line.has("local_rank"):
+        _by_options(line)
+        return
+    if "local_rank" in line.said:
+        _by_environment(line, str(line.said["local_rank"]))
+    if "distributed_launch" in line.said:
+        _tell(bool(line.said["distributed_launch"]))
+        line.drop("distributed_launch")
+
+
+def _by_environment(line: Line, text: str) -> None:
+    """From 0.5.16 on the environment alone counts; old launchers set the rank there, and not the local one."""
+    if not text.isdigit():
+        line.fail(f"--local_rank={text}: a whole number is accepted")
+    if os.environ.get("RANK") and not os.environ.get("LOCAL_RANK"):
+        os.environ["LOCAL_RANK"] = text
+        log.info(f"--local_rank={text} is taken as LOCAL_RANK, which is where this release looks")
+    elif os.environ.get("LOCAL_RANK", text) != text:
+        log.info(f"--local_rank={text} is not read by this release: LOCAL_RANK={os.environ['LOCAL_RANK']} is")
+    line.drop("local_rank")
+
+
+def _tell(wanted: bool) -> None:
+    launched = bool(os.environ.get("RANK") and os.environ.get("LOCAL_RANK"))
+    if wanted == launched:
+        log.info("--distributed_launch is not needed by this release: it looks for the launcher's environment")
+    elif wanted:
+        log.warning("--distributed_launch: this release trains under DDP if torchrun starts it, which it did not")
+    else:
+        log.warning("--distributed_launch=False: this release trains under DDP whenever it is started by torchrun")
+
+
+def _by_options(line: Line) -> None:
+    """Before 0.5.16 the environment alone does nothing: N processes would train a model each."""
+    launched = bool(os.environ.get("RANK")) and local_rank() is not None
+    if not launched and "distributed_launch" in line.of_yaml and line.values["distributed_launch"]:
+        log.warning("distributed_launch in the yaml needs a launcher (torchrun): this process trains alone")
+        line.set("distributed_launch", False)
+    several = launched and int(os.environ.get("WORLD_SIZE") or 1) > 1
+    if several and "distributed_launch" not in line.typed | line.of_yaml:
+        log.info("torchrun started this process: distributed_launch and local_rank are set, as releases from 0.5.16 do")
+        line.set("distributed_launch", True)
+    if line.values.get("distributed_launch") and launched:
+        line.values.setdefault("local_rank", local_rank())
+
+
+def settle(line: Line) -> None:
+    """``device``: of the GPUs, the one of this rank."""
+    device = line.said.get("device", line.values.get("device") if "device" in line.of_yaml else None)
+    if device is None:
+        return
+    rank = local_rank() if "local_rank" not in line.values else line.values["local_rank"]
+    # From 1.1.0 on there is no default: what is typed is kept.
+    now = of_rank(str(device), rank, line.told.get_default("device") is None)
+    if now != line.values["device"]:
+        line.set("device", now)
+
+
+def of_rank(device: str, rank: Optional[int], keeps: bool) -> str:
+    """The device of a process.
+
+    Args:
+        device: what was asked for.
+        rank: the local rank, None without a launcher.
+        keeps: whether the release keeps the device as it is typed (1.1.0 on). There one process may choose its GPU, and
+            a process that sees too few GPUs for its rank sees one of its own.
+    """
+    if rank is None or "cuda" not in device:
+        return device
+    now = f"cuda:{rank}"
+    if keeps and now != device:
+        if ":" in device and rank == 0 and os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE")) == "1":
+            return device
+        if 0 < _gpus() <= rank:
+            return device
+        log.info(f"device {device} is {now} for local rank {rank}")
+    return now
+
+
+def _gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def _made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    run_opts, hparams = bound.arguments.get("run_opts"), bound.arguments.get("hparams")
+    bound.arguments["run_opts"] = with_device(run_opts, hparams)
+    return wrapped(*bound.args, **bound.kwargs)
+
+
+def with_device(run_opts: Any, hparams: Any) -> Any:
+    """Run options in which a device of the yaml's is that of this rank."""
+    if run_opts is None or not isinstance(hparams, Mapping) or "device" in options.typed(run_opts):
+        return run_opts
+    device = hparams.get("device")
+    keeps = not isinstance(run_opts, dict)
+    if not isinstance(device, str) or of_rank(device, local_rank(), keeps) == device:
+        return run_opts
+    changed: Dict[str, Any] = {"device": of_rank(device, local_rank(), keeps)}
+    if isinstance(run_opts, dict):
+        copy = run_opts.copy()
+        copy.update(changed)
+        return copy
+    return dataclasses.replace(run_opts, **changed, overridden_args={*run_opts.overridden_args, "device"})

@@ -1,0 +1,97 @@
+"""A loss that is not finite on one rank contributes nothing there, and all ranks take the same steps (before 1.0.0).
+
+SpeechBrain means to ignore such a batch. In 0.5.15 and 0.5.16 the rank skips its backward: the other ranks' gradients
+are then averaged with those of its *next* batch, without a word, and the epoch ends in a hang. Before, the backward is
+done, the NaN reaches every rank, and only the rank that saw it leaves the step out.
+
+Here the rank does its backward, so that it takes part in the reduction, with a gradient of zero for each parameter, and
+steps with the others. SpeechBrain counts and warns as ever, and raises when its patience is at an end. A batch that is
+not finite on any rank takes a step with gradients of zero, in which momentum and weight decay act. One process alone,
+and several under DataParallel, do what they did.
+
+Reached through what computes the loss and what judges it (``compute_objectives``, ``check_gradients``), so recipes
+with a ``fit_batch`` of their own are covered, as far as their loss is one number from ``compute_objectives``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any, Callable, List, MutableMapping
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import brains
+
+# Hooks on the parameters of a Brain whose last training loss was not finite.
+_MUTED: MutableMapping[Any, List[Any]] = WeakKeyDictionary()
+
+
+def contribute_nothing(site: Site, module: ModuleType, owner: Any) -> None:
+    """Watch ``compute_objectives`` of every class that is trained under DDP, and ``check_gradients`` of Brain."""
+    brains.needs_names(owner, "check_gradients", "isfinite", "nonfinite_count")
+    done: List[Any] = []
+
+    def wrap(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
+        kind = _defines(type(brain), "compute_objectives")
+        if kind is not owner and kind not in done and inspect.isfunction(vars(kind)["compute_objectives"]):
+            done.append(kind)
+            site.often(kind, "compute_objectives", _compute_objectives)
+        return wrapped(*args, **kwargs)
+
+    # Nothing trains under DDP without coming past this.
+    site.once(owner, "_wrap_distributed", wrap)
+    site.often(owner, "check_gradients", _check_gradients)
+    site.at_undo(_all_heard)
+
+
+def _defines(kind: Any, name: str) -> Any:
+    return next(level for level in kind.__mro__ if name in vars(level))
+
+
+def _compute_objectives(stock: Any) -> Callable[..., Any]:
+    def compute_objectives(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = stock(self, *args, **kwargs)
+        if torch.is_grad_enabled() and brains.together(self):
+            _heard(self)
+            if _one_number(loss) and not bool(torch.isfinite(loss)):
+                _mute(self)
+        return loss
+
+    return compute_objectives
+
+
+def _one_number(loss: Any) -> bool:
+    return isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad
+
+
+def _mute(brain: Any) -> None:
+    """Until the next loss, every gradient that reaches a parameter is zero when it is added, and when DDP gets it."""
+    trained = [parameter for parameter in brain.modules.parameters() if parameter.requires_grad]
+    _MUTED[brain] = [parameter.register_hook(torch.zeros_like) for parameter in trained]
+    log.debug("the loss is not finite: this rank contributes gradients of zero")
+
+
+def _all_heard() -> None:
+    for brain in list(_MUTED):
+        _heard(brain)
+
+
+def _heard(brain: Any) -> None:
+    for hook in _MUTED.pop(brain, ()):
+        hook.remove()
+
+
+def _check_gradients(stock: Any) -> Callable[..., Any]:
+    def check_gradients(self: Any, loss: Any) -> Any:
+        result = stock(self, loss)
+        if result or self not in _MUTED or bool(torch.isfinite(loss)):
+            return result
+        # Counted, warned of, patience not at an end: now as for any other loss, so that this rank clips and steps, too.
+        return stock(self, torch.zeros_like(loss))
+
+    return check_gradients

@@ -1,0 +1,90 @@
+"""One command line on its way through the parser, and the moments at which cures look at it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Set
+
+from ddpfix.registry import Site
+
+from . import parser
+from .parser import Option
+from .words import Item
+
+
+@dataclass
+class Line:
+    """One command line.
+
+    Attributes:
+        told: the release's parser; it ends the run where something is not accepted.
+        options: the run options by name, those that only we know included.
+        tree: the yaml's top level with its tags, or None.
+        items: the command line, in its order.
+        said: what was typed for each run option, as a truth value for flags and as text for others.
+        values: the run options as they will be returned.
+        typed: names of the run options that were typed.
+        of_yaml: names of the run options whose value is the yaml's.
+        overrides: the yaml text of the overrides.
+    """
+
+    told: argparse.ArgumentParser
+    options: Dict[str, Option]
+    tree: Optional[Mapping[str, Any]]
+    items: List[Item]
+    said: Dict[str, Any] = field(default_factory=dict)
+    values: Dict[str, Any] = field(default_factory=dict)
+    typed: Set[str] = field(default_factory=set)
+    of_yaml: Set[str] = field(default_factory=set)
+    overrides: str = ""
+
+    def has(self, name: str) -> bool:
+        """Whether the release's own parser has the option."""
+        return name in self.options and self.options[name].real
+
+    def in_yaml(self, name: str) -> Any:
+        """What the yaml has under a top-level key, tag and all; None where it has nothing."""
+        return None if self.tree is None else self.tree.get(name)
+
+    def set(self, name: str, value: Any) -> None:
+        """Give a run option a value as if it had been typed."""
+        self.values[name] = value
+        self.typed.add(name)
+        self.of_yaml.discard(name)
+
+    def drop(self, name: str) -> None:
+        """Take away a run option that the release has no use for."""
+        self.values.pop(name, None)
+        self.typed.discard(name)
+
+    def fail(self, message: str) -> NoReturn:
+        """End the run as the release's parser does, with exit code 2."""
+        parser.fail(self.told, message)
+
+
+Hook = Callable[[Line], object]
+BEFORE: List[Hook] = []
+AFTER: List[Hook] = []
+KNOWN: List[Option] = []
+
+
+def before(site: Site, hook: Hook) -> None:
+    """Have ``hook(line)`` called before the release's parser, until undo; it may end the run."""
+    _register(site, BEFORE, hook)
+
+
+def after(site: Site, hook: Hook) -> None:
+    """Have ``hook(line)`` called after the release's parser, until undo; it may change ``line.values``."""
+    _register(site, AFTER, hook)
+
+
+def know(site: Site, option: Option) -> None:
+    """Have an option taken for a run option also where the release does not know it, until undo."""
+    _register(site, KNOWN, option)
+
+
+def _register(site: Site, those: List[Any], one: Any) -> None:
+    if one not in those:
+        those.append(one)
+        site.at_undo(lambda: those.remove(one))

@@ -1,0 +1,40 @@
+"""``Brain.no_sync`` puts ``require_backward_grad_sync`` back also after an exception (0.5.13 and later).
+
+Stock restores it behind a ``yield`` without ``finally``. A recipe that catches an out-of-memory error in a micro-batch
+that does not synchronise then never synchronises again on that rank, and ranks drift apart in silence.
+
+What this cures: skipping a micro-batch on one rank, where that micro-batch is not the synchronising one. Nothing can
+mend a rank that skips the *synchronising* micro-batch (before 1.0.0, where ``no_sync`` covers the backward only, that
+is every one): the other ranks are in the middle of an all-reduce, which this rank's next one would answer with other
+gradients. Catch errors only where ranks agree to skip, or let them end the job: torch elastic ends the other ranks.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Callable, Iterator
+
+from ddpfix.registry import PatchError, Site
+
+
+def restored(site: Site, module: ModuleType, owner: Any) -> None:
+    """What the modules had before ``no_sync`` they have after it."""
+    if not hasattr(vars(owner).get("no_sync"), "__wrapped__"):
+        raise PatchError("Brain.no_sync is no context manager made from a generator")
+
+    def make(stock: Any) -> Callable[..., Any]:
+        @contextmanager
+        def no_sync(self: Any, use: Any = True) -> Iterator[None]:
+            modules = [module for module in self.modules.values() if hasattr(module, "require_backward_grad_sync")]
+            had = [module.require_backward_grad_sync for module in modules]
+            try:
+                with stock(self, use):
+                    yield
+            finally:
+                for module, value in zip(modules, had):
+                    module.require_backward_grad_sync = value
+
+        return no_sync
+
+    site.often(owner, "no_sync", make)

@@ -1,0 +1,114 @@
+"""``--precision`` before 1.0, where the release has other names for it or nothing of the kind, and its bad values.
+
+Before 1.0 it becomes an override of the yaml and a KeyError, or, where the yaml has the key, does nothing.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from .line import Line, after, before, know
+from .parser import Option
+
+NAMES = ("fp32", "fp16", "bf16")
+_OPTIONS = ("precision", "eval_precision")
+# What releases before 1.0 have, and later ones still read.
+_OLD = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
+
+
+def arrive(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Register with the command line."""
+    for name in _OPTIONS:
+        know(site, Option(name, "one", real=False))
+    before(site, check)
+    after(site, settle)
+    return True
+
+
+def check(line: Line) -> None:
+    """End the run for a value that no release knows, and for one that this release has nothing for."""
+    for name in _OPTIONS:
+        if _foreign(line, name):
+            _give_to_yaml(line, name)
+        elif name in line.said:
+            _accepted(line, name, line.said[name])
+    value = line.said.get("precision")
+    for option, meant in _OLD.items():
+        if value in (None, meant) or not line.said.get(option):
+            continue
+        if not line.has("precision"):
+            line.fail(f"--precision={value} and --{option} ({meant}) contradict each other")
+        log.warning(f"--precision={value} is not used: --{option} ({meant}) counts in this release")
+
+
+def _foreign(line: Line, name: str) -> bool:
+    """Whether the yaml has a key of that name that means something else, in a release without that option."""
+    return not line.has(name) and line.tree is not None and name in line.tree and line.tree[name] not in NAMES
+
+
+def _give_to_yaml(line: Line, name: str) -> None:
+    line.said.pop(name, None)
+    for item in line.items:
+        if item.option is not None and item.option.name == name:
+            item.name, item.option = name, None
+
+
+def _accepted(line: Line, name: str, value: str) -> None:
+    if value not in NAMES:
+        line.fail(f"--{name}={value}: accepted are {', '.join(NAMES)}")
+    if line.has(name) or value == "fp32":
+        return
+    if name == "eval_precision":
+        line.fail(f"--{name}={value}: this release of SpeechBrain evaluates in fp32 and has no option for it")
+    if value == "bf16" and not line.has("bfloat16_mix_prec"):
+        line.fail(f"--{name}=bf16: this release of SpeechBrain has no bf16 (0.5.14 and later have); it has fp16")
+
+
+def settle(line: Line) -> None:
+    """Give the release's own options the values that ``precision`` means; it beats theirs in the yaml."""
+    if line.has("precision"):
+        _of_yaml(line)
+        for option in _OLD:
+            if "precision" in line.said and option not in line.said and line.in_yaml(option) is not None:
+                line.set(option, False)
+        return
+    value = line.said.get("precision")
+    for option, meant in _OLD.items():
+        if value is not None and line.has(option) and option not in line.said:
+            line.set(option, value == meant)
+    if value is None:
+        _old(line)
+    elif value != "fp32":
+        log.info(f"--precision={value} is {_means(line, value)}")
+
+
+def _of_yaml(line: Line) -> None:
+    for name in _OPTIONS:
+        if name in line.of_yaml and line.values[name] not in NAMES:
+            line.fail(f"{name}: {line.values[name]} in the yaml: accepted are {', '.join(NAMES)}")
+
+
+def _old(line: Line) -> None:
+    """``precision: fp16`` in a yaml that was written for 1.0."""
+    value = line.in_yaml("precision")
+    option = next((name for name, meant in _OLD.items() if meant == value and line.has(name)), None)
+    if value not in _OLD.values() or set(_OLD) & (line.typed | line.of_yaml):
+        return
+    if option is None:
+        log.warning(f"precision: {value} in the yaml: this release of SpeechBrain has nothing of the kind")
+        return
+    line.values[option] = True
+    line.of_yaml.add(option)
+    log.info(f"precision: {value} in the yaml is {_means(line, str(value))}")
+
+
+def _means(line: Line, value: str) -> str:
+    option = {meant: name for name, meant in _OLD.items()}[value]
+    if value == "fp16" and "cuda" not in str(line.values.get("device")):
+        now = "bf16" if line.has("bfloat16_mix_prec") else "fp32: its autocast is for CUDA only"
+        return f"{option} in this release, and on the CPU that trains in {now}"
+    return f"{option} in this release"

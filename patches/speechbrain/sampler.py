@@ -1,0 +1,44 @@
+"""Ranks get batches from their samplers where stock stumbles (all releases; 0.5.14 and later).
+
+``DistributedSamplerWrapper`` picks with ``itemgetter``, which gives no tuple for a single item: with exactly one batch
+a rank it yields that batch's indices as if each were a batch, and with a sampler of indices it dies. And a Brain
+without hparams dies under DDP because ``self.hparams`` is asked for ``sorting``.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any, Callable, Iterator
+
+from ddpfix.registry import Site
+
+from . import brains
+
+
+def single(site: Site, module: ModuleType, owner: Any) -> None:
+    """``DistributedSamplerWrapper.__iter__`` with less than two items a rank."""
+    brains.needs_names(owner, "__iter__", "itemgetter", "sampler")
+
+    def make(stock: Any) -> Callable[..., Any]:
+        def __iter__(self: Any) -> Iterator[Any]:
+            if self.num_samples > 1:
+                return stock(self)  # type: ignore[no-any-return]
+            given = list(self.sampler)
+            return iter([given[index] for index in super(owner, self).__iter__()])
+
+        return __iter__
+
+    site.often(owner, "__iter__", make)
+
+
+def no_hparams(site: Site, module: ModuleType, owner: Any) -> None:
+    """``Brain._train_loader_specifics`` finds hparams without anything in it."""
+    brains.needs_names(owner, "_train_loader_specifics", "hparams", "sorting")
+
+    def specifics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
+        if hasattr(brain, "hparams"):
+            return wrapped(*args, **kwargs)
+        with brains.shadowed(brain, "hparams", SimpleNamespace()):
+            return wrapped(*args, **kwargs)
+
+    site.once(owner, "_train_loader_specifics", specifics)

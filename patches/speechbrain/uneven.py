@@ -1,0 +1,159 @@
+"""Ranks with different numbers of batches finish a training epoch together (all releases).
+
+With a DataLoader of the user's own, or an IterableDataset, ranks may have different numbers of batches. Under DDP the
+longer ranks then wait in an all-reduce that the others never enter, for up to two hours. Ranks agree at the beginning
+of an epoch: the shorter ones read some batches again (``pad``), or all stop at the shortest (``stop``). Where some
+rank cannot say how many it has, they agree one batch ahead instead, beside the training step (:mod:`.streams`).
+
+Validation is not touched: its forward has no collective, and a batch that counts twice would change its numbers. The
+exception is InputNormalization of 1.0.3 over a batch or globally, which reduces in evaluation, too.
+
+Reached through the loops of ``Brain.fit``: a recipe that goes over its loader in a loop of its own is on its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from types import ModuleType
+from typing import Any, Iterator, Sequence, Tuple
+
+from torch.utils.data import IterableDataset
+
+from ddpfix import log
+from ddpfix.registry import PatchError, Site
+
+from . import brains, streams
+
+UNKNOWN = -1
+
+
+def even(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``fit``, or on ``_fit_train`` and ``_fit_valid`` from 0.5.12: the loops go over ``tqdm(loader, ...)``."""
+    names = ("_fit_train", "_fit_valid") if hasattr(owner, "_fit_train") else ("fit",)
+    for name in names:
+        brains.needs_names(owner, name, "tqdm")
+    stop = site.settings["uneven"] == "stop"
+    loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
+
+    def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
+        if not brains.together(brain):
+            return wrapped(*args, **kwargs)
+        stock = vars(module)["tqdm"]
+
+        def tqdm(iterable: Any, *others: Any, **more: Any) -> Any:
+            # What runs within the loop (another Brain's evaluation, on one rank perhaps) has loops of its own.
+            own = sys._getframe(1).f_code in loops
+            return stock(evened(brain, iterable, stop) if own else iterable, *others, **more)
+
+        # For the length of the loop only: elsewhere tqdm is asked for as the class that it is.
+        vars(module)["tqdm"] = tqdm
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            vars(module)["tqdm"] = stock
+
+    if "tqdm" not in vars(module):
+        raise PatchError(f"{module.__name__} has no tqdm")
+    for name in names:
+        site.once(owner, name, loop)
+
+
+def evened(brain: Any, loader: Any, stop: bool) -> Any:
+    """The loader itself where all ranks have as many batches; every rank of a training loop has to come here.
+
+    Raises:
+        RuntimeError: on every rank, if a rank has nothing to train on.
+    """
+    if not brain.modules.training and not _reduces_in_evaluation(brain):
+        return loader
+    numbers, totals = zip(*brains.gathered(brain, remaining(loader)))
+    if UNKNOWN in numbers:
+        group = brains.cpu_group()
+        if group is None:
+            log.warning("ranks cannot agree on their numbers of batches: this needs gloo, which is not to be had here")
+            return loader
+        return streams.Agreed(loader, stop, group)
+    empty = [rank for rank, total in enumerate(totals) if not total]
+    if empty:
+        raise RuntimeError(
+            f"ddpfix: {len(empty)} of {len(totals)} ranks have no batch at all (the first is rank {empty[0]}): there is"
+            " less data than ranks. Use fewer ranks, or a smaller batch size without drop_last."
+        )
+    if len(set(numbers)) == 1:
+        return loader
+    target = min(numbers) if stop else max(numbers)
+    log.info(_line(numbers, target))
+    return Evened(loader, target)
+
+
+def remaining(loader: Any) -> Tuple[int, int]:
+    """How many batches this rank has still to give in this epoch (after a resume), and in a whole epoch."""
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        # Its length, where it has one, is a guess: workers may each give all of it.
+        return UNKNOWN, UNKNOWN
+    try:
+        total = len(loader)
+    except (TypeError, AttributeError, NotImplementedError):
+        return UNKNOWN, UNKNOWN
+    # A LoopedLoader counts its own steps; a SaveableDataLoader is told how many to skip.
+    given = loader.step if hasattr(loader, "epoch_length") else getattr(loader, "_speechbrain_recovery_skip_to", None)
+    return max(0, total - (given or 0)), total
+
+
+def _line(numbers: Sequence[int], target: int) -> str:
+    most, least = max(numbers), min(numbers)
+    head = f"ranks have {least} to {most} batches: each trains {target} steps in this epoch"
+    if target == least:
+        cut = sum(number - target for number in numbers)
+        return f"{head}, and {cut} batches are left out (DDPFIX_UNEVEN=pad reads some again instead)"
+    again = sum(target - number for number in numbers)
+    return f"{head}, and {again} batches are read again (DDPFIX_UNEVEN=stop ends at the shortest instead)"
+
+
+class Evened:
+    """A loader that gives exactly ``target`` batches: the first ones, or all and then some of them again."""
+
+    def __init__(self, loader: Any, target: int) -> None:
+        self.loader = loader
+        self.target = target
+
+    def __len__(self) -> int:
+        return self.target
+
+    def __iter__(self) -> Iterator[Any]:
+        given = 0
+        for batch in itertools.islice(self.loader, self.target):
+            given += 1
+            yield batch
+        if hasattr(self.loader, "epoch_length"):
+            # A LoopedLoader that was not read to its end would begin the next epoch there.
+            self.loader.step = 0
+        while given < self.target:
+            before = given
+            for batch in itertools.islice(again(self.loader), self.target - given):
+                given += 1
+                yield batch
+            if given == before:
+                raise RuntimeError("ddpfix: this rank's loader gives nothing when it is read again: DDPFIX_UNEVEN=stop")
+
+
+def again(loader: Any) -> Iterator[Any]:
+    """The loader from its beginning; for a checkpoint in the midst of the epoch it stays at its end."""
+    position = getattr(loader, "_speechbrain_iterator", None)
+    iterator: Iterator[Any] = iter(loader)
+    if position is not None:
+        loader._speechbrain_iterator = position
+    return iterator
+
+
+def _reduces_in_evaluation(brain: Any) -> bool:
+    hparams = getattr(brain, "hparams", None)
+    held = [*brain.modules.modules(), *(vars(hparams).values() if hparams is not None else ())]
+    found = [module for module in held if type(module).__name__ == "InputNormalization"]
+    return any(
+        getattr(module, "norm_type", "") in ("batch", "global")
+        and "ddp_all_reduce" in getattr(type(module).forward, "__code__", _reduces_in_evaluation.__code__).co_names
+        for module in found
+    )

@@ -1,0 +1,105 @@
+"""Runs recipes of SpeechBrain on real ranks, stock or under ddpfix, and collects what the ranks saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from packaging.version import Version
+
+from tests.speechbrain import recipes
+from tests.support import waiting
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+@dataclass
+class Scenario:
+    """One training run.
+
+    Attributes:
+        name: how its outcome is asked for.
+        yaml: path of the hyperparameters (see :mod:`tests.speechbrain.recipes`).
+        options: what a user types behind it. ``--device=cpu`` and gloo are added, and before 0.5.16 what makes a
+            release train on several processes, unless ``bare``.
+        settings: arguments of ``ddpfix.activate`` in the child; in a stock launch they switch ddpfix on, late.
+        before: Python code run just before the recipe (edits by hand, for reference runs); it finds ``watcher`` (whose
+            dict ``found`` is recorded) and ``rank``.
+        timeout: seconds after which a hanging run is ended.
+        keep: how many optimizer steps are kept whole (``Result.kept``), for a reference.
+        script: another script than the recipe's.
+        environ: environment variables.
+        bare: whether nothing is added to the options.
+    """
+
+    name: str
+    yaml: Path
+    options: Sequence[str] = ()
+    settings: Dict[str, str] = field(default_factory=dict)
+    before: str = ""
+    timeout: float = 60
+    keep: int = 0
+    script: Path = recipes.TRAIN
+    environ: Dict[str, str] = field(default_factory=dict)
+    bare: bool = False
+
+    def plan(self, folder: Path) -> Dict[str, Any]:
+        names = ("name", "settings", "before", "timeout", "keep", "environ")
+        options = [f"--output_folder={folder / self.name}", *self.options]
+        if not self.bare:
+            options += ["--device=cpu", "--distributed_backend=gloo"]
+            if recipes.release() < Version("0.5.16"):
+                options += ["--distributed_launch", "--local_rank=RANK"]
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "script": str(self.script), "arguments": [str(self.yaml), *options]}
+
+
+@dataclass
+class Result:
+    """What one rank saw of one scenario; ``hung`` if it had to be killed (nothing was recorded then).
+
+    Attributes:
+        ddp: for each wrapped module its class, the flag, and the names of its frozen parameters.
+        batches: the ids of the utterances of each training batch.
+        ran: for each training forward of each wrapped module, which of its layers ran.
+        steps: a digest of all parameters after each optimizer step.
+        lr: the learning rate of each optimizer step.
+        kept: file with the first optimizer steps: weights before, gradients, batches.
+    """
+
+    log: str
+    hung: bool
+    error: Optional[str] = None
+    ddp: List[Dict[str, Any]] = field(default_factory=list)
+    batches: List[List[str]] = field(default_factory=list)
+    ran: List[List[str]] = field(default_factory=list)
+    steps: List[str] = field(default_factory=list)
+    lr: List[float] = field(default_factory=list)
+    kept: Optional[Path] = None
+    notes: Dict[str, Any] = field(default_factory=dict)
+
+
+def train(
+    scenarios: Sequence[Scenario],
+    folder: Path,
+    ddpfix: bool,
+    size: int = 2,
+    environ: Optional[Dict[str, str]] = None,
+) -> Dict[str, List[Result]]:
+    """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
+    whole = {**({"DDPFIX": "1"} if ddpfix else {}), **(environ or {})}
+    waiting.train(RANK, [scenario.plan(folder) for scenario in scenarios], folder, size, whole)
+    return {scenario.name: _results(folder, scenario.name, size) for scenario in scenarios}
+
+
+def _results(folder: Path, name: str, size: int) -> List[Result]:
+    results = []
+    for rank, (log, found) in enumerate(waiting.records(folder, name, size)):
+        if found is None:
+            results.append(Result(log, hung=True))
+            continue
+        known = {key: found.pop(key) for key in ("error", "ddp", "batches", "ran", "steps", "lr") if key in found}
+        kept = folder / f"{name}.{rank}.pt"
+        results.append(Result(log, False, kept=kept if kept.exists() else None, notes=found, **known))
+    return results

@@ -1,0 +1,115 @@
+"""Command lines, parsed by the release as it is and by the release under ddpfix."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import speechbrain
+import yaml
+
+import ddpfix
+from ddpfix import log
+
+RELEASE = tuple(int(part) for part in str(speechbrain.__version__).split("."))
+PATCHES = ("options", "yaml_options", "device", "cuda", "precision")
+# In a list, because the cure looks for names that hold the release's parser, and binds them anew.
+STOCK: List[Callable[..., Any]] = [speechbrain.parse_arguments]
+
+
+@dataclass
+class Outcome:
+    """What became of a command line: its three parts, or the error and what was printed."""
+
+    path: str = ""
+    options: Any = None
+    overrides: str = ""
+    error: Optional[str] = None
+    printed: str = ""
+
+    @property
+    def values(self) -> Dict[str, Any]:
+        return {name: self.options[name] for name in self.options.keys()}  # noqa: SIM118 - RunOptions is no dict
+
+    @property
+    def loaded(self) -> Any:
+        return yaml.safe_load(self.overrides)
+
+    @property
+    def typed(self) -> List[str]:
+        found = getattr(self.options, "overridden_args", None)
+        return sorted(self.options.typed if found is None else found)
+
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
+
+
+def run(parse: Callable[..., Any], *words: Any) -> Outcome:
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+            path, options, overrides = parse([str(word) for word in words])
+    except SystemExit as error:
+        return Outcome(error=f"exit {error.code}", printed=printed.getvalue())
+    except Exception as error:
+        return Outcome(error=type(error).__name__, printed=str(error))
+    return Outcome(path, options, overrides)
+
+
+def stock(*words: Any) -> Outcome:
+    return run(STOCK[0], *words)
+
+
+def cured(*words: Any) -> Outcome:
+    return run(speechbrain.parse_arguments, *words)
+
+
+@contextlib.contextmanager
+def active(**settings: str) -> Iterator[None]:
+    """ddpfix switched on in this process, late."""
+    ddpfix.activate(**settings)
+    try:
+        yield
+    finally:
+        ddpfix.deactivate()
+
+
+@contextlib.contextmanager
+def told() -> Iterator[List[str]]:
+    """What ddpfix says meanwhile."""
+    lines: List[str] = []
+    stock = log.info, log.warning
+    log.info = log.warning = lines.append  # type: ignore[assignment]
+    try:
+        yield lines
+    finally:
+        log.info, log.warning = stock
+
+
+def write(folder: Path, text: str, name: str = "train.yaml") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def load(outcome: Outcome) -> Dict[str, Any]:
+    """hparams, as a recipe loads them."""
+    from hyperpyyaml import load_hyperpyyaml
+
+    with open(outcome.path) as file:
+        return dict(load_hyperpyyaml(file, outcome.overrides))
+
+
+def brain(run_opts: Any, hparams: Any) -> Any:
+    import torch
+
+    return speechbrain.Brain(modules={"linear": torch.nn.Linear(1, 1)}, hparams=hparams, run_opts=run_opts)
+
+
+def as_stock(run_opts: Any) -> Any:
+    """Run options as plain data, for comparisons."""
+    return dataclasses.asdict(run_opts) if dataclasses.is_dataclass(run_opts) else dict(run_opts)  # type: ignore[arg-type]

@@ -1,0 +1,52 @@
+"""One rank, started by torch elastic: imports SpeechBrain once, then runs each scenario in a forked child."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict
+
+from packaging.version import Version
+
+from tests.support import serving
+
+
+def run(scenario: Dict[str, Any], folder: Path) -> None:
+    """Run one scenario in this (forked) process."""
+    from tests.speechbrain.watcher import Watcher
+
+    watcher = Watcher(scenario["keep"], scenario["found"])
+    if scenario.get("settings"):
+        import ddpfix
+
+        ddpfix.activate(**scenario["settings"])
+    watcher.attach()
+    if scenario.get("before"):
+        exec(compile(scenario["before"], "before", "exec"), {"watcher": watcher, "rank": serving.RANK})
+    rank = os.environ["RANK"]
+    sys.argv = [scenario["script"], *(word.replace("=RANK", f"={rank}") for word in scenario["arguments"])]
+    sys.path[0] = str(Path(scenario["script"]).parent)
+    try:
+        runpy.run_path(scenario["script"], run_name="__main__")
+    finally:
+        watcher.close(folder / f"{scenario['name']}.{serving.RANK}.pt")
+
+
+def main() -> None:
+    # DDP imports this when it is built; two seconds for each child otherwise.
+    import speechbrain  # noqa: F401
+    import torch._dynamo  # noqa: F401
+
+    from tests.speechbrain import recipes, stand_in
+
+    stand_in.apply(recipes.release())
+    if recipes.release() >= Version("0.5.6"):
+        import_module(recipes.wrapper(recipes.family()).rpartition(".")[0])
+    serving.serve(Path(sys.argv[1]), run)
+
+
+if __name__ == "__main__":
+    main()

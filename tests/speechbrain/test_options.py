@@ -1,0 +1,341 @@
+"""What a user types is what runs: run options in every spelling, on the release as it is and then under ddpfix.
+
+What is right on the release comes out the same, letter by letter.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Iterator, List
+
+import pytest
+import speechbrain
+from ddpfix.patches.speechbrain import options as patch
+
+import ddpfix
+from tests.speechbrain import parsing
+from tests.speechbrain.parsing import RELEASE, STOCK, as_stock, cured, stock
+
+FLAG = "find_unused_parameters"
+HAS_FLAG = RELEASE >= (0, 5, 9)
+YAML = """
+seed: 1234
+lr: 0.5
+name: base
+big: 1e-3
+sizes: [1, 2]
+done: False
+ckpt: here
+a: first
+net: {lr: 1, inner: {depth: 2, width: 3}}
+counter: !new:collections.Counter
+    x: 1
+dotted.key: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def switched_on() -> Iterator[None]:
+    with parsing.active():
+        yield
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    return parsing.write(tmp_path, YAML)
+
+
+def test_the_patches_are_in_place() -> None:
+    states = {entry.id: entry.state for entry in ddpfix.report().patches}
+    found = {name: states[f"speechbrain.{name}"] for name in parsing.PATCHES}
+    assert found == {**dict.fromkeys(parsing.PATCHES, "applied"), "cuda": "applied" if RELEASE < (0, 5, 11) else NOT}
+
+
+NOT = "not-affected"
+
+
+def on_the_cpu(outcome: parsing.Outcome) -> Any:
+    """The run options, where there is no GPU (their own default is one, before 1.1.0)."""
+    if RELEASE < (1, 1, 0):
+        outcome.options["device"] = "cpu"
+    return outcome.options
+
+
+TRUE: List[Any] = [
+    ([f"--{FLAG}"], []),
+    ([f"--{FLAG}=True"], []),
+    ([f"--{FLAG}=true"], []),
+    ([f"--{FLAG}", "True"], []),
+    ([], [f"--{FLAG}", "True"]),
+    ([], [f"--{FLAG}"]),
+    ([], [f"--{FLAG}=1"]),
+    (["--find-unused-parameters"], []),
+    (["--find-unused-parameters=yes"], []),
+    (["--find_unused"], []),
+    (["--find"], []),
+    (["--find_unused=on"], []),
+]
+
+
+@pytest.mark.parametrize(("after", "front"), TRUE)
+def test_the_flag_is_true_in_every_spelling(after: List[str], front: List[str], train: Path) -> None:
+    words = [*front, train, *after]
+    on_stock = stock(*words)
+    arrives = on_stock.error is None and on_stock.get(FLAG) is True and on_stock.overrides == ""
+    exact = [f"--{FLAG}"] in (after, front)
+    prefix = after in (["--find_unused"], ["--find"])
+    if RELEASE >= (1, 1, 0):
+        # An abbreviation is parsed, and then not noted as typed: Brain does not look at it.
+        arrives = arrives and FLAG in on_stock.typed
+    assert arrives == (HAS_FLAG and (exact or (prefix and RELEASE < (1, 1, 0))))
+
+    outcome = cured(*words)
+    assert (outcome.error, outcome.path, outcome.overrides) == (None, str(train), "")
+    assert outcome.get(FLAG) is True
+    assert outcome.typed == [FLAG]
+    assert patch.said(outcome.options, {FLAG: False}, FLAG) == (True, True)
+    if HAS_FLAG:
+        assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: False}), FLAG) is True
+
+
+@pytest.mark.parametrize("words", [[f"--{FLAG}=False"], [f"--{FLAG}", "no"], ["--find_unused=0"], [f"--{FLAG}=off"]])
+def test_an_explicit_false_is_one(words: List[str], train: Path) -> None:
+    assert stock(train, *words).error == ("exit 2" if HAS_FLAG and words[-1] != "no" else None)
+    outcome = cured(train, *words)
+    assert (outcome.error, outcome.get(FLAG), outcome.typed, outcome.overrides) == (None, False, [FLAG], "")
+    assert patch.said(outcome.options, {FLAG: True}, FLAG) == (True, False)
+    if HAS_FLAG:
+        assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: True}), FLAG) is False
+
+
+def test_what_stock_says_of_the_published_advice(train: Path) -> None:
+    outcome = stock(train, f"--{FLAG}=True")
+    if HAS_FLAG:
+        assert outcome.error == "exit 2"
+        assert f"argument --{FLAG}: ignored explicit argument 'True'" in outcome.printed
+    else:
+        with pytest.raises(KeyError, match=f"Override '{FLAG}' not found"):
+            parsing.load(outcome)
+    parsing.load(cured(train, f"--{FLAG}=True"))
+
+
+@pytest.mark.parametrize("words", [[f"--{FLAG}=maybe"], [f"--{FLAG}", "maybe"], ["--debug=maybe"]])
+def test_no_truth_value(words: List[str], train: Path) -> None:
+    outcome = cured(train, *words)
+    assert outcome.error == "exit 2"
+    name = words[0].partition("=")[0]
+    assert f"error: {name}=maybe: accepted are true and false" in outcome.printed
+
+
+def flags() -> List[str]:
+    """The release's own truth values, by its help: those that stand without a value."""
+    from ddpfix.patches.speechbrain import parser
+
+    owner = sys.modules["speechbrain.core"]
+    if RELEASE >= (1, 1, 0):
+        owner = sys.modules["speechbrain.utils.run_opts"].RunOptions
+    known = parser.options(parser.of(owner)).values()
+    # A GPU is asked for as soon as data_parallel_backend is parsed.
+    skipped = {"help", "data_parallel_backend"}
+    return sorted(option.name for option in known if option.kind == "flag" and option.name not in skipped)
+
+
+@pytest.mark.parametrize("name", flags())
+def test_all_truth_values_take_true_and_false(name: str, train: Path) -> None:
+    for spelling in (f"--{name}", f"--{name}=True", f"--{name.replace('_', '-')}=true"):
+        outcome = cured(train, spelling)
+        assert (outcome.error, outcome.get(name), outcome.typed) == (None, True, [name])
+    plain = stock(train, f"--{name}")
+    if plain.error is None and not isinstance(plain.get(name), list):
+        assert as_stock(plain.options) == as_stock(cured(train, f"--{name}").options)
+    for spelling in (f"--{name}=False", f"--{name.replace('_', '-')}=no"):
+        outcome = cured(train, spelling)
+        assert (outcome.error, outcome.get(name), outcome.typed) == (None, False, [name])
+    # Where the release takes any text for True, False is True; elsewhere the text is refused, or another flag is meant.
+    wrong = stock(train, f"--{name}=False")
+    assert wrong.error == "exit 2" or wrong.get(name) in (True, [True])
+
+
+def test_abbreviations(train: Path) -> None:
+    outcome = cured(train, "--max_grad=2.5")
+    assert (outcome.get("max_grad_norm"), outcome.typed) == (2.5, ["max_grad_norm"])
+    if RELEASE >= (1, 1, 0):
+        assert stock(train, "--max_grad=2.5").typed == []
+    outcome = cured(train, "--debug_=3")
+    assert outcome.error == "exit 2"
+    assert "ambiguous option: --debug_ could be --debug_" in outcome.printed
+
+
+def test_hparams_that_begin_like_a_run_option(train: Path) -> None:
+    assert stock(train, "--ckpt=there").error == "exit 2"
+    swallowed = stock(train, "--a=second")
+    assert swallowed.error == "exit 2" or swallowed.overrides == ""
+    outcome = cured(train, "--ckpt=there", "--a=second", "--net.inner.depth=4")
+    assert outcome.loaded == {"ckpt": "there", "a": "second", "net": {"inner": {"depth": 4}}}
+    assert outcome.typed == []
+
+
+def test_optimizer_step_limit_is_a_number(train: Path) -> None:
+    if RELEASE < (0, 5, 13):
+        pytest.skip("no such option")
+    assert stock(train, "--optimizer_step_limit=3").get("optimizer_step_limit") == (3 if RELEASE < (1, 1, 0) else "3")
+    assert cured(train, "--optimizer_step_limit=3").get("optimizer_step_limit") == 3
+    assert cured(train, "--optimizer_step_limit=x").error == "exit 2"
+
+
+def test_compile_mode_is_one_word(train: Path) -> None:
+    if RELEASE < (0, 5, 15):
+        pytest.skip("no such option")
+    was = stock(train, "--compile_mode=default").get("compile_mode")
+    assert was == ("default" if RELEASE >= (1, 1, 0) else ["default"]) or was is None
+    if was is not None:
+        assert cured(train, "--compile_mode", "default").get("compile_mode") == "default"
+
+
+ORDINARY: List[List[str]] = [
+    [],
+    ["--seed=5"],
+    ["--seed", "5", "--lr=-0.5"],
+    ["--lr", "-3", "--name", "x"],
+    ["--name=with space"],
+    ["--name", "two words"],
+    ["--name='quoted'", '--big="1"'],
+    ["--sizes=[3, 4]"],
+    ["--sizes", "[3,", "4]"],
+    ["--net={lr: 2, inner: {depth: 3}}"],
+    ["--name=null", "--big=1e-5"],
+    ["--name="],
+    ["--counter={x: 3}", "--done=True"],
+    ["--debug"],
+    ["--debug", "--debug_batches=3", "--debug_epochs", "1", "--seed", "7"],
+    ["--device=cpu"],
+    ["--device", "cuda:3", "--lr=1"],
+    ["--max_grad_norm", "-1", "--nonfinite_patience=0"],
+    ["--jit_module_keys", "enc", "dec", "--seed=1"],
+    ["--seed=1", "--jit_module_keys=enc"],
+    ["--distributed_backend=gloo", "--ckpt_interval_minutes=15"],
+    ["--log_config=log.yaml", "--seed=0"],
+    ["--max_grad_norm=3", "--max_grad_norm=4"],
+    ["--debug_batches=x"],
+    ["--debug_batches"],
+    ["--help"],
+]
+
+
+@pytest.mark.parametrize("words", ORDINARY)
+@pytest.mark.parametrize("front", [False, True])
+def test_what_is_right_comes_out_the_same(words: List[str], front: bool, train: Path) -> None:
+    line = [*words, train] if front else [train, *words]
+    before, now = stock(*line), cured(*line)
+    if front and before.path != str(train):
+        # Where a value is a word of its own, or the last of many, the release takes the wrong word for the yaml.
+        return
+    assert (now.path, now.overrides, now.error) == (before.path, before.overrides, before.error)
+    if before.error is None:
+        assert as_stock(now.options) == as_stock(before.options)
+        assert isinstance(now.options, type(before.options))
+    else:
+        assert now.printed == before.printed
+
+
+def test_without_a_readable_yaml_nothing_is_lost(tmp_path: Path) -> None:
+    for words in (["none.yaml", "--zz=1"], [parsing.write(tmp_path, "a: [1\n"), "--zz", "2"], [], ["--debug"]):
+        before, now = stock(*words), cured(*words)
+        assert (now.path, now.overrides, now.error) == (before.path, before.overrides, before.error)
+
+
+def test_the_yaml_behind_a_value(train: Path) -> None:
+    assert stock("--lr", "5", train).path == "5"
+    outcome = cured("--lr", "5", train, "--done=True")
+    assert (outcome.path, outcome.overrides) == (str(train), "lr: 5\ndone: True")
+
+
+def test_arguments_of_the_command_line_by_themselves(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", str(train), f"--{FLAG}=True"])
+    if RELEASE < (0, 5, 11):
+        with pytest.raises(TypeError):
+            speechbrain.parse_arguments()
+    else:
+        assert speechbrain.parse_arguments()[1][FLAG] is True
+
+
+def test_what_was_said(train: Path) -> None:
+    typed = cured(train, f"--{FLAG}=False").options
+    nothing = cured(train).options
+    assert patch.said(typed, {FLAG: True}, FLAG) == (True, False)
+    assert patch.said(nothing, {}, FLAG) == (False, None)
+    assert patch.said(nothing, {FLAG: True}, FLAG) == (True, True)
+    assert patch.said(nothing, {FLAG: None}, FLAG) == (False, None)
+    assert patch.said(nothing, {FLAG: "False"}, FLAG) == (True, False)
+    assert patch.said(None, None, FLAG) == (False, None)
+    assert patch.said({FLAG: False}, {FLAG: True}, FLAG) == (True, False)
+    # The release's own parser, which does not note what was typed before 1.1.0.
+    assert patch.said(stock(train).options, {FLAG: True}, FLAG) == (True, True)
+    if HAS_FLAG:
+        assert patch.said(stock(train, f"--{FLAG}").options, {FLAG: False}, FLAG) == (True, True)
+        assert patch.said(stock(train).options, {}, FLAG) == (False, None)
+
+
+def test_run_options_stay_a_dict(train: Path) -> None:
+    found = cured(train, f"--{FLAG}=True", "--device=cpu").options
+    if RELEASE >= (1, 1, 0):
+        assert type(found).__name__ == "RunOptions"
+        assert pickle.loads(pickle.dumps(found)) == found
+        return
+    assert isinstance(found, dict)
+    for twin in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found), found.copy()):
+        assert (twin, twin.typed) == (found, found.typed)
+    found["debug_batches"] = 7
+    assert patch.said(found, {"debug_batches": 1}, "debug_batches") == (True, 7)
+    assert patch.said({**found}, {"debug_batches": 1}, "debug_batches") == (True, 7)
+    assert patch.said({**found}, {"debug_epochs": 1}, "debug_epochs") == (True, 1)
+
+
+def test_late_activation_reaches_every_name(train: Path) -> None:
+    import speechbrain.core as core
+
+    user = ModuleType("a_recipe_of_ours")
+    ddpfix.deactivate()
+    names = vars(user)
+    home: Any = core if RELEASE < (1, 1, 0) else sys.modules["speechbrain.utils.run_opts"].RunOptions
+    attribute = "parse_arguments" if RELEASE < (1, 1, 0) else "from_command_line_args"
+    names["parse_arguments"] = speechbrain.parse_arguments
+    names["another"] = getattr(home, attribute)
+    held = [vars(speechbrain)["parse_arguments"], names["another"], vars(home)[attribute]]
+    sys.modules[user.__name__] = user
+    try:
+        assert held[0] is STOCK[0]
+        ddpfix.activate()
+        bound = [speechbrain.parse_arguments, getattr(home, attribute), names["parse_arguments"], names["another"]]
+        for parse in bound:
+            assert parse([str(train), f"--{FLAG}=True"])[1][FLAG] is True
+        # A name that is taken while the cure is in place.
+        names["later"] = speechbrain.parse_arguments
+        ddpfix.deactivate()
+        assert vars(speechbrain)["parse_arguments"] is held[0]
+        assert names["parse_arguments"] is held[0]
+        assert names["another"] is held[1]
+        assert vars(home)[attribute] is held[2]
+        assert names["later"] is held[0]
+    finally:
+        del sys.modules[user.__name__]
+        ddpfix.activate()
+
+
+def test_overrides_off_leaves_the_release_alone(train: Path) -> None:
+    ddpfix.deactivate()
+    try:
+        with parsing.active(overrides="off"):
+            assert speechbrain.parse_arguments is STOCK[0]
+    finally:
+        ddpfix.activate()

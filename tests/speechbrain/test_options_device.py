@@ -1,0 +1,332 @@
+"""Device, launcher and precision: what a user types is understood by every release, or refused with the reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import pytest
+
+from tests.speechbrain import parsing
+from tests.speechbrain.parsing import RELEASE, cured, stock
+
+NEW, BY_ENVIRONMENT = (1, 1, 0), (0, 5, 16)
+BASE = "seed: 1\nlr: 0.5\n"
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def active() -> Iterator[None]:
+    with parsing.active():
+        yield
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    return parsing.write(tmp_path, BASE)
+
+
+def launched(patch: pytest.MonkeyPatch, rank: int = 1, size: int = 2) -> None:
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}.items():
+        patch.setenv(name, str(value))
+
+
+# What is typed, and what stock makes of it under LOCAL_RANK=1 before 1.1.0 and from then on.
+DEVICES = {
+    "cuda": ("cud1", "cuda"),
+    "cuda:0": ("cuda:1", "cuda:0"),
+    "cuda:10": ("cuda:11", "cuda:10"),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_rank_has_its_own_gpu(device: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch)
+    assert stock(train, f"--device={device}").get("device") == DEVICES[device][RELEASE >= NEW]
+    outcome = cured(train, f"--device={device}")
+    assert (outcome.get("device"), outcome.typed[-1 if RELEASE >= BY_ENVIRONMENT else 0]) == ("cuda:1", "device")
+
+
+def test_the_cpu_stays(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch)
+    for parse in (stock, cured):
+        assert parse(train, "--device", "cpu").get("device") == "cpu"
+    assert cured(train).get("device") == stock(train).get("device")
+
+
+def test_without_a_launcher_the_device_stays(train: Path) -> None:
+    assert cured(train, "--device=cuda:3").get("device") == "cuda:3"
+    assert stock(train, "--device=cuda").get("device") == "cuda"
+    # Brain takes the last letter for a number before 0.5.11.
+    assert cured(train, "--device=cuda").get("device") == ("cuda:0" if RELEASE < (0, 5, 11) else "cuda")
+
+
+def test_a_gpu_of_ones_own(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    if RELEASE < NEW:
+        pytest.skip("the release itself counts GPUs by rank")
+    launched(monkeypatch, 0, 1)
+    assert cured(train, "--device=cuda:3").get("device") == "cuda:3"
+    launched(monkeypatch, 1, 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert cured(train, "--device=cuda:0").get("device") == "cuda:0"
+
+
+def test_a_device_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddpfix.patches.speechbrain import device
+
+    launched(monkeypatch)
+    file = parsing.write(tmp_path, BASE + "device: cuda\n")
+    outcome = cured(file)
+    assert outcome.get("device") == "cuda:1"
+    assert parsing.load(outcome)["device"] == "cuda:1"
+    # Where only hparams can tell.
+    late = parsing.write(tmp_path, BASE + "device: !apply:str.lower [CUDA]\n")
+    outcome = cured(late)
+    hparams = parsing.load(outcome)
+    assert hparams["device"] == "cuda"
+    assert device.with_device(outcome.options, hparams)["device"] == "cuda:1"
+    mine = {"device": "cuda:0"}
+    assert device.with_device(mine, hparams) is mine
+    assert device.with_device(None, hparams) is None
+
+
+@pytest.mark.parametrize("spelling", ["--local-rank=1", "--local_rank=1"])
+@pytest.mark.parametrize("front", [False, True])
+def test_the_launchers_own_option(spelling: str, front: bool, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch)
+    words = [spelling, train] if front else [train, spelling]
+    known = RELEASE < BY_ENVIRONMENT and ("_" in spelling or RELEASE == (0, 5, 15))
+    before = stock(*words)
+    assert (before.error, before.overrides) == (None, "" if known else f"{spelling[2:-2]}: 1")
+    outcome = cured(*words)
+    assert (outcome.error, outcome.overrides) == (None, "")
+    assert outcome.get("local_rank") == (1 if RELEASE < BY_ENVIRONMENT else None)
+
+
+def test_the_rank_that_only_an_old_launcher_tells(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "")
+    assert cured(train, "--local-rank=1").error is None
+    assert os.environ["LOCAL_RANK"] == ("1" if RELEASE >= BY_ENVIRONMENT else "")
+    assert cured(train, "--local-rank=one").error == "exit 2"
+
+
+@pytest.mark.parametrize("word", ["--distributed_launch", "--distributed_launch=True", "--distributed-launch"])
+def test_distributed_launch(word: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch)
+    before = stock(train, word)
+    works = RELEASE < BY_ENVIRONMENT and word == (
+        "--distributed_launch=True" if RELEASE == (0, 5, 4) else "--distributed_launch"
+    )
+    assert (before.error is None and before.get("distributed_launch") is True and before.overrides == "") == works
+    outcome = cured(train, word)
+    assert (outcome.error, outcome.overrides) == (None, "")
+    if RELEASE < BY_ENVIRONMENT:
+        assert (outcome.get("distributed_launch"), outcome.get("local_rank")) == (True, 1)
+    else:
+        assert "distributed_launch" not in outcome.typed
+
+
+def test_torchrun_alone(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, rank=0)
+    before, now = stock(train), cured(train)
+    if RELEASE >= BY_ENVIRONMENT:
+        assert parsing.as_stock(now.options) == parsing.as_stock(before.options)
+        return
+    assert (before.get("distributed_launch"), before.get("local_rank")) == (False, None)
+    assert (now.get("distributed_launch"), now.get("local_rank")) == (True, 0)
+    off = cured(train, "--distributed_launch=False")
+    assert (off.get("distributed_launch"), off.get("local_rank")) == (False, None)
+    launched(monkeypatch, rank=0, size=1)
+    assert parsing.as_stock(cured(train).options) == parsing.as_stock(stock(train).options)
+
+
+def test_distributed_launch_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if RELEASE >= BY_ENVIRONMENT:
+        pytest.skip("the environment decides")
+    file = parsing.write(tmp_path, BASE + "distributed_launch: True\n")
+    alone = cured(file, "--device=cpu")
+    assert (alone.get("distributed_launch"), alone.get("local_rank")) == (False, None)
+    assert parsing.brain(alone.options, parsing.load(alone)).distributed_launch is False
+    launched(monkeypatch)
+    assert stock(file).get("distributed_launch") is False
+    outcome = cured(file)
+    assert (outcome.get("distributed_launch"), outcome.get("local_rank")) == (True, 1)
+    off = parsing.write(tmp_path, BASE + "distributed_launch: False\n")
+    assert cured(off).get("distributed_launch") is False
+
+
+# Precision.
+
+OLD = (1, 0, 0)
+
+
+def brain(train: Path, *words: str) -> Any:
+    outcome = cured(train, "--device=cpu", *words)
+    assert outcome.error is None, outcome.printed
+    return parsing.brain(outcome.options, parsing.load(outcome))
+
+
+def mixed(found: Any) -> Dict[str, Any]:
+    names = ("precision", "auto_mix_prec", "bfloat16_mix_prec")
+    return {name: getattr(found, name) for name in names if hasattr(found, name)}
+
+
+@pytest.mark.parametrize("value", ["fp16", "bf16", "fp32"])
+def test_precision(value: str, train: Path) -> None:
+    before = stock(train, f"--precision={value}")
+    if RELEASE < OLD:
+        with pytest.raises(KeyError, match="Override 'precision' not found"):
+            parsing.load(before)
+        if value == "bf16" and RELEASE < (0, 5, 14):
+            outcome = cured(train, f"--precision={value}")
+            assert outcome.error == "exit 2"
+            assert "--precision=bf16: this release of SpeechBrain has no bf16" in outcome.printed
+            return
+        expected = {"auto_mix_prec": value == "fp16", "bfloat16_mix_prec": value == "bf16"}
+        with parsing.told() as lines:
+            found = mixed(brain(train, f"--precision={value}"))
+        assert found == {name: expected[name] for name in found}
+        assert ("auto_mix_prec" in found, "bfloat16_mix_prec" in found) == (True, RELEASE >= (0, 5, 14))
+        trains = "bf16" if RELEASE >= (0, 5, 14) else "fp32: its autocast is for CUDA only"
+        fp16 = f"--precision=fp16 is auto_mix_prec in this release, and on the CPU that trains in {trains}"
+        bf16 = "--precision=bf16 is bfloat16_mix_prec in this release"
+        assert lines == {"fp16": [fp16], "bf16": [bf16], "fp32": []}[value]
+        return
+    assert before.error is None
+    if value == "fp16":
+        # The release does not do that on the CPU.
+        with pytest.raises(ValueError, match="fp16"):
+            brain(train, "--precision=fp16")
+    else:
+        assert mixed(brain(train, f"--precision={value}"))["precision"] == value
+
+
+@pytest.mark.parametrize("name", ["precision", "eval_precision"])
+def test_a_precision_that_nobody_knows(name: str, train: Path) -> None:
+    assert stock(train, f"--{name}=half").error == ("exit 2" if RELEASE >= NEW else None)
+    outcome = cured(train, f"--{name}=half")
+    assert outcome.error == "exit 2"
+    assert f"error: --{name}=half: accepted are fp32, fp16, bf16" in outcome.printed
+
+
+def test_a_precision_in_the_yaml_that_nobody_knows(tmp_path: Path) -> None:
+    file = parsing.write(tmp_path, BASE + "precision: half\n")
+    outcome = cured(file)
+    assert outcome.error == ("exit 2" if RELEASE >= OLD else None)
+    if RELEASE >= OLD:
+        assert "precision: half in the yaml: accepted are fp32, fp16, bf16" in outcome.printed
+
+
+def test_abbreviated_precision(train: Path) -> None:
+    before = stock(train, "--prec=fp32")
+    if RELEASE >= NEW:
+        assert before.typed == []
+    found = cured(train, "--prec=fp32")
+    assert (found.get("precision"), found.overrides) == ("fp32", "")
+    assert "precision" in found.typed
+
+
+def test_eval_precision(train: Path) -> None:
+    outcome = cured(train, "--eval_precision=bf16")
+    if RELEASE >= OLD:
+        assert outcome.get("eval_precision") == "bf16"
+        return
+    assert stock(train, "--eval_precision=bf16").overrides == "eval_precision: bf16"
+    assert outcome.error == "exit 2"
+    assert "this release of SpeechBrain evaluates in fp32 and has no option for it" in outcome.printed
+    assert cured(train, "--eval_precision=fp32").overrides == ""
+
+
+BOTH = ("--precision=fp32", "--auto_mix_prec")
+
+
+def test_two_precisions(train: Path) -> None:
+    with parsing.told() as lines:
+        outcome = cured(train, *BOTH)
+    if RELEASE < OLD:
+        assert (outcome.error, lines) == ("exit 2", [])
+        assert "--precision=fp32 and --auto_mix_prec (fp16) contradict each other" in outcome.printed
+    else:
+        assert parsing.as_stock(outcome.options) == parsing.as_stock(stock(train, *BOTH).options)
+        assert lines == ["--precision=fp32 is not used: --auto_mix_prec (fp16) counts in this release"]
+    assert cured(train, "--precision=fp16", "--auto_mix_prec").error is None
+
+
+def test_the_yamls_precision(tmp_path: Path) -> None:
+    file = parsing.write(tmp_path, BASE + "precision: fp32\n")
+    before = stock(file, "--precision=fp16")
+    assert parsing.load(before)["precision"] == ("fp16" if RELEASE < OLD else "fp32")
+    if RELEASE < OLD:
+        assert not before.get("auto_mix_prec")
+    outcome = cured(file, "--precision=fp16")
+    assert parsing.load(outcome)["precision"] == "fp16"
+    assert outcome.get("auto_mix_prec" if RELEASE < OLD else "precision") in (True, "fp16")
+
+
+def test_a_yaml_for_1_0_on_an_older_release(tmp_path: Path) -> None:
+    if RELEASE >= OLD:
+        pytest.skip("the release has it")
+    file = parsing.write(tmp_path, BASE + "precision: fp16\n")
+    assert not parsing.brain(stock(file, "--device=cpu").options, parsing.load(stock(file))).auto_mix_prec
+    assert brain(file).auto_mix_prec is True
+    assert brain(file, "--precision=fp32").auto_mix_prec is False
+    assert brain(file, "--auto_mix_prec=False").auto_mix_prec is False
+    theirs = parsing.write(tmp_path, BASE + "precision: 3\n")
+    found = cured(theirs, "--precision=4")
+    assert (found.overrides, found.typed) == ("precision: 4", [])
+    assert parsing.load(found)["precision"] == 4
+
+
+def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
+    file = parsing.write(tmp_path, BASE + "auto_mix_prec: True\n")
+    found: List[Any] = []
+    for parse in (stock, cured):
+        outcome = parse(file, "--device=cpu", "--precision=fp32") if RELEASE >= OLD or parse is cured else None
+        if outcome is not None:
+            try:
+                made = parsing.brain(outcome.options, parsing.load(outcome))
+                found.append(getattr(made, "precision", None) or made.auto_mix_prec)
+            except ValueError as error:
+                found.append(str(error)[:40])
+    # On stock auto_mix_prec wins, which the CPU refuses.
+    assert found == ([False] if RELEASE < OLD else [found[0], "fp32"])
+    assert RELEASE < OLD or found[0] != "fp32"
+
+
+@pytest.mark.parametrize("value", ["fp16", "bf16"])
+def test_the_named_precision_trains_on_the_cpu(value: str, train: Path) -> None:
+    import torch
+
+    if RELEASE >= OLD and value == "fp16" or RELEASE < (0, 5, 14) and value == "bf16":
+        pytest.skip("not for this release")
+    seen: List[Any] = []
+    import speechbrain
+
+    class Small(speechbrain.Brain):  # type: ignore[misc]
+        def compute_forward(self, batch: Any, stage: Any) -> Any:
+            out = self.modules.linear(batch)
+            seen.append(out.dtype)
+            return out
+
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
+            return predictions.float().pow(2).mean()
+
+    outcome = cured(
+        train, "--device=cpu", f"--precision={value}", "--noprogressbar" if RELEASE > (0, 5, 4) else "--lr=1"
+    )
+    made = Small(
+        {"linear": torch.nn.Linear(2, 2)}, lambda p: torch.optim.SGD(p, 0.1), parsing.load(outcome), outcome.options
+    )
+    before = made.modules["linear"].weight.detach().clone()
+    made.fit(range(1), [torch.ones(1, 2)])
+    assert not torch.equal(before, made.modules["linear"].weight)
+    assert seen == [torch.bfloat16 if RELEASE >= (0, 5, 14) else torch.float32]

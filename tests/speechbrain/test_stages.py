@@ -1,0 +1,221 @@
+"""Ranks agree on what a stage decides, and on steps after a loss that is not finite: on real releases."""
+
+from __future__ import annotations
+
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from ddpfix import matrix
+from ddpfix.registry import Site
+from tests.speechbrain import launch, recipes, toys
+from tests.speechbrain.toys import by_hand, error, run, since
+
+Runs = Dict[str, List[launch.Result]]
+MAIN_ONLY = not since("0.5.16")
+HAS_FACTOR = since("0.5.12")
+BEFORE_1 = not since("1.0.0")
+BROADCASTS = since("1.1.0")
+RACES = since("0.5.16", "1.0.0")
+# Rank 1 is slow between finding checkpoints and reading them.
+SLOW = """
+import time
+from speechbrain.utils.checkpoints import Checkpointer
+stock = Checkpointer._list_checkpoint_dirs
+def found(self):
+    folders = stock(self)
+    time.sleep(rank / 2)
+    return folders
+Checkpointer._list_checkpoint_dirs = found
+"""
+EPOCH: List[List[toys.Micro]] = [[(0, 100)], [(1, 101)]]
+
+
+def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
+    # A run that hangs is ended early: it is expected to.
+    limit = 30 if ddpfix else 6
+    # Stock 0.5.16 dies of its checkpoints now and then.
+    keep = ddpfix or not RACES
+    found = [
+        run(folder, "anneal", number_of_epochs=3, counts="2,2", anneal=0.01, keep=keep, timeout=limit),
+        run(folder, "stop", number_of_epochs=3, counts="2,2", stop_at=1, keep=keep, timeout=limit),
+        run(folder, "alone", alone=True, timeout=limit),
+    ]
+    if RACES:
+        found += [run(folder, "slow", counts="1,1", number_of_epochs=3, before=SLOW, timeout=limit)]
+    if BEFORE_1:
+        found += [run(folder, "nan", nan="1:2", counts="4,4", timeout=limit)]
+    if BEFORE_1 and HAS_FACTOR:
+        three = ["--grad_accumulation_factor=3"]
+        found += [run(folder, "nan_last", three, nan="1:3", counts="6,6", timeout=limit)]
+        found += [run(folder, "nan_clipped", ["--max_grad_norm=0.01"], nan="1:2", counts="4,4", timeout=limit)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stages")
+
+
+@pytest.fixture(scope="module")
+def stock(folder: Path) -> Tuple[Path, Runs]:
+    return folder / "stock", launch.train(scenarios(folder / "stock", False), folder / "stock", ddpfix=False)
+
+
+@pytest.fixture(scope="module")
+def cured(folder: Path) -> Tuple[Path, Runs]:
+    return folder / "cured", launch.train(scenarios(folder / "cured", True), folder / "cured", ddpfix=True)
+
+
+def test_stock_anneals_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
+    first, second = stock[1]["anneal"]
+    assert toys.well([first, second]) and first.lr == pytest.approx([0.1] * 4 + [0.001] * 2)
+    if MAIN_ONLY:
+        assert second.lr == [0.1] * 6
+        assert first.steps[:4] == second.steps[:4] and first.steps[4] != second.steps[4]
+    else:
+        assert second.lr == first.lr and second.steps == first.steps
+
+
+def test_every_rank_anneals_alike(cured: Tuple[Path, Runs]) -> None:
+    where, runs = cured
+    assert toys.alike(runs["anneal"])
+    assert runs["anneal"][1].lr == pytest.approx([0.1] * 4 + [0.001] * 2)
+    expected = by_hand(EPOCH * 3, [0.1] * 4 + [0.001] * 2)
+    assert max(error(where, "anneal", expected, rank) for rank in (0, 1)) < 1e-6
+
+
+def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(cured: Tuple[Path, Runs]) -> None:
+    where, _ = cured
+    assert (where / "anneal" / "ends0").read_text().split() == ["1", "2", "3"]
+    assert (where / "anneal" / "ends1").exists() != MAIN_ONLY
+    assert len((where / "anneal" / "train_log.txt").read_text().splitlines()) == 3
+
+
+@pytest.mark.skipif(not RACES, reason="rank 0 alone saves checkpoints, or there are barriers")
+def test_old_checkpoints_are_deleted_while_nobody_reads_them(
+    stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]
+) -> None:
+    assert "FileNotFoundError" in str(stock[1]["slow"][1].error)
+    where, runs = cured
+    assert toys.alike(runs["slow"]) and len(runs["slow"][0].steps) == 3
+    # The latest and the best, which are the same.
+    assert len(list((where / "slow" / "save").glob("CKPT*"))) in (1, 2)
+
+
+def test_stock_stops_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
+    first, second = stock[1]["stop"]
+    if MAIN_ONLY:
+        # Rank 0 is gone: what rank 1 waits for comes to an end with gloo, once rank 0's process has ended.
+        assert (second.hung or second.error) and not first.hung
+        assert len(first.steps) == 2
+    else:
+        assert toys.alike([first, second]) and len(first.steps) == 2
+
+
+def test_every_rank_stops(cured: Tuple[Path, Runs]) -> None:
+    where, runs = cured
+    assert toys.alike(runs["stop"]) and len(runs["stop"][0].steps) == 2
+    assert [toys.end(where, "stop", rank)["current"] for rank in (0, 1)] == [3, 3]
+
+
+@pytest.mark.skipif(not MAIN_ONLY, reason="on_stage_end runs on every rank")
+def test_an_ordinary_recipe_anneals_alike(folder: Path) -> None:
+    home = folder / "recipe"
+    home.mkdir()
+    yaml = recipes.write(home, encoder=recipes.OWN, number_of_epochs=3)
+    yaml.write_text(yaml.read_text().replace("improvement_threshold: 0.5", "improvement_threshold: 1.0"))
+    for ddpfix in (False, True):
+        first, second = launch.train([launch.Scenario("asr", yaml)], home, ddpfix)["asr"]
+        assert toys.well([first, second]) and first.lr[0] == 0.05 and first.lr[-1] == 0.025
+        assert (second.lr == first.lr) is ddpfix
+        assert (second.steps == first.steps) is ddpfix
+
+
+@pytest.mark.skipif(not BEFORE_1, reason="a NaN reaches all ranks alike")
+def test_stock_parts_a_rank_whose_loss_is_not_finite(stock: Tuple[Path, Runs]) -> None:
+    where, runs = stock
+    first, second = runs["nan"]
+    if since("0.5.15"):
+        # One all-reduce less on rank 1: rank 0 waits for it until that process ends.
+        assert first.hung or first.error
+    else:
+        # Rank 0 takes the step that rank 1 leaves out; its next loss is NaN, and rank 1 takes that step.
+        assert toys.well([first, second]) and [len(result.steps) for result in (first, second)] == [2, 2]
+        assert all(toys.end(where, "nan", rank)["weight"].isnan().all() for rank in (0, 1))
+
+
+@pytest.mark.skipif(not BEFORE_1, reason="a NaN reaches all ranks alike")
+def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(cured: Tuple[Path, Runs]) -> None:
+    where, runs = cured
+    assert toys.alike(runs["nan"]) and len(runs["nan"][0].steps) == 4
+    expected = by_hand([[(0, 100)], [(1, None)], [(2, 102)], [(3, 103)]])
+    assert max(error(where, "nan", expected, rank) for rank in (0, 1)) < 1e-6
+
+
+@pytest.mark.skipif(not (BEFORE_1 and HAS_FACTOR), reason="no accumulation, or a NaN reaches all ranks alike")
+def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(cured: Tuple[Path, Runs]) -> None:
+    where, runs = cured
+    assert toys.alike(runs["nan_last"]) and len(runs["nan_last"][0].steps) == 2
+    windows: List[List[toys.Micro]] = [[(0, 100), (1, 101), (2, None)], [(3, 103), (4, 104), (5, 105)]]
+    assert max(error(where, "nan_last", by_hand(windows), rank) for rank in (0, 1)) < 1e-6
+    assert toys.alike(runs["nan_clipped"])
+    expected = by_hand([[(0, 100)], [(1, None)], [(2, 102)], [(3, 103)]], 0.1, 0.01)
+    assert max(error(where, "nan_clipped", expected, rank) for rank in (0, 1)) < 1e-6
+
+
+def test_stock_cannot_log_on_the_main_process_only(stock: Tuple[Path, Runs]) -> None:
+    results = stock[1]["alone"]
+    if BROADCASTS:
+        assert any(result.hung or result.error for result in results)
+    else:
+        assert toys.alike(results)
+
+
+def test_logging_on_the_main_process_only_is_no_collective(cured: Tuple[Path, Runs]) -> None:
+    where, runs = cured
+    assert toys.alike(runs["alone"])
+    assert error(where, "alone", by_hand([*EPOCH, [(2, 102)]])) < 1e-6
+    # Three steps and one validation.
+    assert len((where / "alone" / "train_log.txt").read_text().splitlines()) == 4
+
+
+MINE = ["accumulation", "clipping", "clip_groups", "no_sync", "finite", "stages", "loggers", "uneven"]
+MINE += ["single_batch", "no_hparams", "checkpoints"]
+
+
+def targets(patch: str) -> List[matrix.Target]:
+    """The places of a patch in this release; none where it is not affected."""
+    rows = [row for row in matrix.load().rows_of(f"speechbrain.{patch}") if toys.RELEASE in row.versions]
+    assert len(rows) == 1
+    return list(rows[0].targets)
+
+
+@pytest.mark.parametrize("patch", MINE)
+def test_a_patch_that_is_taken_back_leaves_nothing(patch: str) -> None:
+    places: List[Tuple[Any, Any]] = []
+    for target in targets(patch):
+        module = import_module(target.module)
+        names = target.attribute.split(".")[:-1]
+        places.append((module, reduce(getattr, names, module) if target.attribute != "*" else None))
+    kinds = {kind for module, _ in places for kind in vars(module).values() if isinstance(kind, type)}
+    watched = [*{module for module, _ in places}, *kinds]
+    before = [dict(vars(one)) for one in watched]
+    module_name, _, function = matrix.load().patches[f"speechbrain.{patch}"].code.partition(":")
+    site = Site(f"speechbrain.{patch}", {"uneven": "pad"})
+    for module, owner in places:
+        getattr(import_module(f"ddpfix.patches.{module_name}"), function)(site, module, owner)
+    assert untouched(watched, before) is not bool(places)
+    assert site.undo() == []
+    assert untouched(watched, before)
+
+
+def untouched(watched: List[Any], before: List[Dict[str, Any]]) -> bool:
+    """Whether modules and classes hold the very same objects as before: a wrapper is equal to what it wraps."""
+    return all(
+        set(vars(one)) == set(was) and all(vars(one)[name] is value for name, value in was.items())
+        for one, was in zip(watched, before)
+    )

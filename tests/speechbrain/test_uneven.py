@@ -1,0 +1,212 @@
+"""Ranks with unequal numbers of batches end an epoch together: on real releases, and on their loaders alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from ddpfix.registry import Site
+from tests.speechbrain import launch, toy, toys
+from tests.speechbrain.toys import by_hand, error, run, since
+
+Runs = Dict[str, List[launch.Result]]
+# Collectives from Python: the toy has no other ones (DDP reduces gradients in C++).
+COUNT = """
+import torch
+stock, watcher.found["reduced"] = torch.distributed.all_reduce, 0
+def all_reduce(*args, **kwargs):
+    watcher.found["reduced"] += 1
+    return stock(*args, **kwargs)
+torch.distributed.all_reduce = all_reduce
+"""
+PADDED = [[(0, 100)], [(1, 101)], [(2, 102)], [(3, 100)], [(4, 101)]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("uneven")
+
+
+@pytest.fixture(scope="module")
+def stock(folder: Path) -> Tuple[Path, Runs]:
+    where = folder / "stock"
+    found = [run(where, "loader", counts="5,3", timeout=6)]
+    if since("0.5.14"):
+        found += [run(where, "dataset", kind="dataset", counts="3,3")]
+    return where, launch.train(found, where, ddpfix=False)
+
+
+@pytest.fixture(scope="module")
+def cured(folder: Path) -> Tuple[Path, Runs]:
+    where, stop = folder / "cured", {"uneven": "stop"}
+    found = [
+        run(where, "equal", before=COUNT),
+        run(where, "loader", counts="5,3", before=COUNT, number_of_epochs=2),
+        run(where, "debug", ["--debug"], counts="5,1"),
+        run(where, "iterable", kind="iterable", counts="5,3", before=COUNT, number_of_epochs=2),
+        run(where, "iterable_equal", kind="iterable", before=COUNT),
+        run(where, "once", kind="once", counts="3,5"),
+        run(where, "nothing", counts="3,0"),
+        run(where, "nothing_iterable", kind="iterable", counts="3,0"),
+        run(where, "dataset", kind="dataset", counts="3,3"),
+    ]
+    if since("0.5.12"):
+        found += [run(where, "limit", ["--optimizer_step_limit=4"], counts="6,3")]
+    runs = launch.train(found, where, ddpfix=True)
+    # The others switch ddpfix on late, in ranks that have imported SpeechBrain without it.
+    late = [
+        run(where, "stop", counts="5,3", number_of_epochs=2, settings=stop),
+        run(where, "stop_iterable", kind="iterable", counts="5,3", settings=stop),
+    ]
+    return where, {**runs, **launch.train(late, where, ddpfix=False)}
+
+
+def test_stock_hangs(stock: Tuple[Path, Runs]) -> None:
+    assert any(result.hung for result in stock[1]["loader"])
+
+
+@pytest.mark.parametrize("name", ["loader", "iterable"])
+def test_the_shorter_rank_reads_some_again(cured: Tuple[Path, Runs], name: str) -> None:
+    where, runs = cured
+    first, second = runs[name]
+    assert toys.alike([first, second])
+    assert first.batches == [[str(number)] for number in [*range(5)] * 2]
+    assert second.batches == [[str(100 + number)] for number in [0, 1, 2, 0, 1] * 2]
+    assert max(error(where, name, by_hand(PADDED * 2), rank) for rank in (0, 1)) < 1e-6
+    assert first.log.count("2 batches are read again" if name == "loader" else "2 batches were read again") == 2
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_iterable"])
+def test_all_stop_at_the_shortest(cured: Tuple[Path, Runs], name: str) -> None:
+    where, runs = cured
+    epochs = 2 if name == "stop" else 1
+    assert toys.alike(runs[name]) and len(runs[name][0].steps) == 3 * epochs
+    assert error(where, name, by_hand(PADDED[:3] * epochs)) < 1e-6
+    assert runs[name][0].log.count("left out") == epochs
+
+
+def test_ranks_ask_each_other_once_an_epoch(cured: Tuple[Path, Runs]) -> None:
+    runs = cured[1]
+    assert [result.notes["reduced"] for result in runs["equal"]] == [1, 1]
+    assert [result.notes["reduced"] for result in runs["loader"]] == [2, 2]
+
+
+def test_only_without_a_length_they_agree_ahead(cured: Tuple[Path, Runs]) -> None:
+    runs = cured[1]
+    # Once an epoch, once for each batch fetched ahead and for the end, once where the shorter rank begins again.
+    assert [result.notes["reduced"] for result in runs["iterable"]] == [2 * (1 + 5 + 1 + 1)] * 2
+    assert [result.notes["reduced"] for result in runs["iterable_equal"]] == [1 + 3 + 1] * 2
+    assert "batches" not in "".join(line for line in runs["iterable_equal"][0].log.splitlines() if "ddpfix" in line)
+
+
+def test_a_stream_that_can_be_read_once_ends_the_epoch_on_all_ranks(cured: Tuple[Path, Runs]) -> None:
+    where, runs = cured
+    assert toys.alike(runs["once"]) and len(runs["once"][0].steps) == 3
+    assert error(where, "once", by_hand(PADDED[:3])) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing_iterable"])
+def test_a_rank_without_data_is_an_error_on_all_ranks(cured: Tuple[Path, Runs], name: str) -> None:
+    for result in cured[1][name]:
+        assert result.error is not None and "1 of 2 ranks have no batch at all" in result.error
+
+
+def test_debug_and_step_limits_end_all_ranks(cured: Tuple[Path, Runs]) -> None:
+    runs = cured[1]
+    assert toys.alike(runs["debug"]) and len(runs["debug"][0].steps) == 2
+    if since("0.5.12"):
+        assert toys.alike(runs["limit"]) and len(runs["limit"][0].steps) == 4
+
+
+def test_a_brain_without_hparams_trains(stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]) -> None:
+    if since("0.5.14"):
+        assert all("has no attribute 'hparams'" in str(result.error) for result in stock[1]["dataset"])
+    assert toys.alike(cured[1]["dataset"]) and len(cured[1]["dataset"][0].steps) == 2
+
+
+def loaded(count: int, **arguments: Any) -> Any:
+    from speechbrain.dataio.dataloader import SaveableDataLoader
+
+    return SaveableDataLoader(list(range(count)), batch_size=1, collate_fn=toy.Batch, **arguments)
+
+
+def ids(loader: Any) -> List[str]:
+    return [name for batch in loader for name in batch.id]
+
+
+def test_a_resumed_loader_counts_what_is_left_and_keeps_its_position() -> None:
+    from ddpfix.patches.speechbrain import uneven
+
+    loader = loaded(3)
+    assert uneven.remaining(loader) == (3, 3)
+    loader._speechbrain_recovery_skip_to = 2
+    assert uneven.remaining(loader) == (1, 3)
+    assert ids(uneven.Evened(loader, 3)) == ["2", "0", "1"]
+    # What a checkpoint in the midst of the epoch would save: as far as the first reading came.
+    assert loader._speechbrain_iterator._num_yielded == 3
+    assert ids(uneven.Evened(loader, 2)) == ["0", "1"]
+
+
+@pytest.mark.skipif(not since("0.5.10"), reason="there is no LoopedLoader")
+def test_a_looped_loader_goes_on_in_its_data_and_begins_epochs_anew() -> None:
+    from ddpfix.patches.speechbrain import uneven
+    from speechbrain.dataio.dataloader import LoopedLoader
+
+    loader = LoopedLoader(loaded(7), 3, batchsize_fn=None)
+    assert uneven.remaining(loader) == (3, 3)
+    assert ids(uneven.Evened(loader, 5)) == ["0", "1", "2", "3", "4"]
+    loader.step = 0
+    assert ids(uneven.Evened(loader, 2)) == ["5", "6"] and uneven.remaining(loader) == (3, 3)
+
+
+def test_a_loader_with_a_guessed_length_or_none_is_asked_batch_by_batch() -> None:
+    import torch
+    from ddpfix.patches.speechbrain import uneven
+
+    class Guessed(toy.Shares):
+        def __len__(self) -> int:
+            return 3
+
+    for data in (toy.Shares([1], False), Guessed([1], False)):
+        assert uneven.remaining(torch.utils.data.DataLoader(data)) == (uneven.UNKNOWN, uneven.UNKNOWN)
+    assert uneven.remaining(iter([1])) == (uneven.UNKNOWN, uneven.UNKNOWN)
+
+
+@pytest.mark.parametrize("kind", ["sentence", "global"])
+def test_validation_is_touched_only_where_it_has_collectives(kind: str) -> None:
+    import torch
+    from ddpfix.patches.speechbrain import uneven
+    from speechbrain.processing.features import InputNormalization
+
+    class Brain:
+        modules = torch.nn.ModuleDict({"normalize": InputNormalization(norm_type=kind)}).eval()
+
+    assert uneven._reduces_in_evaluation(Brain()) is (kind == "global" and since("1.0.3", "1.1.0"))
+    if kind == "sentence":
+        loader = loaded(3)
+        assert uneven.evened(Brain(), loader, False) is loader
+
+
+def test_exactly_one_batch_a_rank_is_a_batch() -> None:
+    import speechbrain.dataio.sampler
+    from ddpfix.patches.speechbrain import sampler
+    from speechbrain.dataio.sampler import DistributedSamplerWrapper
+
+    def given(batches: List[Any]) -> List[List[Any]]:
+        kinds = (DistributedSamplerWrapper(batches, num_replicas=2, rank=rank, shuffle=False) for rank in (0, 1))
+        return [list(kind) for kind in kinds]
+
+    assert given([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
+    with pytest.raises(TypeError, match="not iterable"):
+        given([1, 2])
+    site = Site("speechbrain.single_batch")
+    sampler.single(site, speechbrain.dataio.sampler, DistributedSamplerWrapper)
+    try:
+        assert given([[1, 2], [3, 4]]) == [[[1, 2]], [[3, 4]]]
+        assert given([1, 2]) == [[1], [2]]
+        assert given([[1], [2], [3], [4]]) == [[[1], [3]], [[2], [4]]]
+    finally:
+        assert site.undo() == []
+    assert given([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]

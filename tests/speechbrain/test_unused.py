@@ -1,0 +1,206 @@
+"""The reported failure and its two published cures, on two ranks through SpeechBrain's own Brain (issue 2340)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import pytest
+from packaging.version import Version
+
+from tests.speechbrain import launch, recipes, reference
+from tests.speechbrain.launch import Result, Scenario
+
+release = recipes.release()
+FAILURE = "Expected to have finished reduction in the prior iteration"
+pytestmark = pytest.mark.skipif(Version("0.5.6") > release, reason="no interface to transformers before 0.5.6")
+HAS_FLAG = Version("0.5.9") <= release
+HAS_MASK = Version("0.5.8") <= release
+ACCUMULATES = Version("0.5.12") <= release
+HAS_PRECISION = Version("1.0.0") <= release
+# Where the Brain knows no flag, what holds for every toolkit is enough.
+SWITCHED_OFF = {"speechbrain.unused": "0"} if HAS_FLAG else {"torch.unused": "0"}
+Results = Dict[str, List[Result]]
+# Notes, for an extractor that DDP does not wrap, its mode and how many of its layers run in each step.
+WATCH_FROZEN = """
+from speechbrain.core import Brain
+stock = Brain.fit_batch
+ran, counts, modes = [], [], []
+watcher.found.update(frozen_layers=counts, frozen_modes=modes)
+
+def fit_batch(self, batch):
+    extractor = self.modules["wav2vec2"]
+    model = getattr(extractor, "module", extractor).model
+    if not counts:
+        for layer in model.encoder.layers:
+            layer.register_forward_hook(lambda *_: ran.append(1))
+    ran.clear()
+    result = stock(self, batch)
+    counts.append(len(ran))
+    modes.append(model.training)
+    return result
+
+Brain.fit_batch = fit_batch
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("unused")
+
+
+@pytest.fixture(scope="module")
+def yamls(folder: Path) -> Dict[str, Path]:
+    """The recipe as it is, without LayerDrop, frozen, with all hidden states, and with checkpointing."""
+    write, pretrained = recipes.write, recipes.pretrained
+    made = {
+        "plain": write(folder),
+        "still": write(folder, "still.yaml", pretrained(folder, {"layerdrop": 0.0})),
+        "frozen": write(folder, "frozen.yaml", pretrained(folder, freeze=True)),
+    }
+    if recipes.has_all_hiddens():
+        made["hiddens"] = write(folder, "hiddens.yaml", output_all_hiddens=True)
+    return made
+
+
+def flag() -> List[str]:
+    return ["--find_unused_parameters"] if HAS_FLAG else []
+
+
+@pytest.fixture(scope="module")
+def stock(folder: Path, yamls: Dict[str, Path]) -> Results:
+    scenarios = [
+        Scenario("plain", yamls["plain"], timeout=30),
+        Scenario("still", yamls["still"], timeout=30),
+        Scenario("frozen", yamls["frozen"], before=WATCH_FROZEN),
+    ]
+    if HAS_FLAG:
+        scenarios.append(Scenario("flag", yamls["still"], flag(), keep=2))
+    if ACCUMULATES:
+        scenarios.append(Scenario("window", yamls["plain"], ["--grad_accumulation_factor=2"], timeout=30))
+    return launch.train(scenarios, folder / "stock", ddpfix=False)
+
+
+@pytest.fixture(scope="module")
+def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
+    scenarios = [
+        Scenario("plain", yamls["plain"], keep=3),
+        Scenario("flag", yamls["plain"], flag(), keep=3),
+        Scenario("still", yamls["still"], keep=2),
+        Scenario("off", yamls["plain"], settings={"layerdrop": "off"}, keep=2),
+        Scenario("frozen", yamls["frozen"], before=WATCH_FROZEN),
+        Scenario("frozen_stock", yamls["frozen"], settings={"speechbrain.frozen": "0"}, before=WATCH_FROZEN),
+        Scenario("switched_off", yamls["plain"], settings=SWITCHED_OFF, timeout=30),
+    ]
+    if recipes.has_all_hiddens():
+        scenarios.append(Scenario("hiddens", yamls["hiddens"], keep=2))
+    if ACCUMULATES:
+        scenarios.append(Scenario("window", yamls["plain"], ["--grad_accumulation_factor=3"], keep=1))
+    if HAS_PRECISION:
+        scenarios.append(Scenario("bf16", yamls["plain"], ["--precision=bf16"], keep=2))
+        both = ["--precision=bf16", "--grad_accumulation_factor=3"]
+        scenarios.append(Scenario("bf16_window", yamls["plain"], both, keep=1))
+    return launch.train(scenarios, folder / "cured", ddpfix=True)
+
+
+def passed(results: List[Result]) -> None:
+    for result in results:
+        assert not result.hung and result.error is None, result.log[-3000:]
+    first = results[0]
+    assert first.steps and all(result.steps == first.steps and result.lr == first.lr for result in results)
+
+
+def failed(results: List[Result]) -> None:
+    """The error on at least one rank; one that dropped nothing waits for the others and finds them gone."""
+    assert any(result.error is not None and FAILURE in result.error for result in results), results[0].log[-3000:]
+    assert all(len(result.steps) <= 2 for result in results)
+
+
+def flags(results: List[Result]) -> List[Tuple[bool, ...]]:
+    return [tuple(wrapped["find_unused"] for wrapped in result.ddp) for result in results]
+
+
+@pytest.fixture(scope="module")
+def errors(cured: Results, yamls: Dict[str, Path]) -> Dict[str, float]:
+    return reference.errors(reference.requests(cured, {"": yamls["plain"], **yamls}))
+
+
+def test_stock_fails_in_the_second_step(stock: Results) -> None:
+    failed(stock["plain"])
+    assert flags(stock["plain"]) == [(False, False)] * 2
+
+
+def test_it_trains_as_one_process_would(cured: Results, errors: Dict[str, float]) -> None:
+    passed(cured["plain"])
+    # The small layer behind the encoder uses all of its parameters, and is not searched.
+    assert flags(cured["plain"]) == [(True, False)] * 2
+    assert errors["plain"] == 0.0
+
+
+def test_every_rank_skips_the_same_layers(cured: Results) -> None:
+    one, other = cured["plain"]
+    assert one.ran == other.ran
+    assert len({tuple(layers) for layers in one.ran}) > 1
+
+
+def test_what_the_user_asked_for_stays(cured: Results) -> None:
+    passed(cured["flag"])
+    assert flags(cured["flag"]) == [(True, HAS_FLAG)] * 2
+    assert cured["flag"][0].steps == cured["plain"][0].steps
+
+
+@pytest.mark.skipif(not HAS_MASK, reason="before 0.5.8 masked_spec_embed is used: spec_augment was left on")
+def test_without_layerdrop_masked_spec_embed_is_enough_to_fail(stock: Results, cured: Results) -> None:
+    failed(stock["still"])
+    passed(cured["still"])
+    assert flags(cured["still"]) == [(True, False)] * 2
+    assert "masked_spec_embed is never used with apply_spec_augment=False" in cured["still"][0].log
+    if HAS_FLAG:
+        passed(stock["flag"])
+        assert cured["still"][0].steps == stock["flag"][0].steps
+
+
+def test_layerdrop_off_trains_without_the_flag(cured: Results, errors: Dict[str, float]) -> None:
+    passed(cured["off"])
+    assert flags(cured["off"]) == [(False, False)] * 2
+    if HAS_MASK:
+        assert [wrapped["frozen"] for wrapped in cured["off"][0].ddp] == [["model.masked_spec_embed"], []]
+    assert all(len(layers) == 4 for layers in cured["off"][0].ran)
+    assert errors["off"] == 0.0
+
+
+def test_all_hidden_states(cured: Results, errors: Dict[str, float]) -> None:
+    if not recipes.has_all_hiddens():
+        pytest.skip("the wrapper returns the last hidden state only")
+    passed(cured["hiddens"])
+    assert errors["hiddens"] == 0.0
+
+
+@pytest.mark.skipif(not ACCUMULATES, reason="no accumulation before 0.5.12")
+def test_accumulation(stock: Results, cured: Results, errors: Dict[str, float]) -> None:
+    failed(stock["window"])
+    passed(cured["window"])
+    assert errors["window"] <= 2e-7
+
+
+@pytest.mark.skipif(not HAS_PRECISION, reason="no --precision before 1.0.0")
+def test_bfloat16(cured: Results, errors: Dict[str, float]) -> None:
+    passed(cured["bf16"])
+    passed(cured["bf16_window"])
+    assert errors["bf16"] == 0.0
+    assert errors["bf16_window"] <= 2e-7
+
+
+def test_without_the_patch_it_fails_as_before(cured: Results) -> None:
+    failed(cured["switched_off"])
+
+
+def test_a_frozen_extractor_keeps_all_of_its_layers(stock: Results, cured: Results) -> None:
+    for results in (stock["frozen"], cured["frozen"], cured["frozen_stock"]):
+        passed(results)
+    # Nothing in it is trained, and nothing of it is wrapped.
+    assert [wrapped["module"] for wrapped in cured["frozen"][0].ddp] == ["Linear"]
+    assert "is frozen and stays in eval mode" in cured["frozen"][0].log
+    notes = [results[0].notes for results in (stock["frozen"], cured["frozen"], cured["frozen_stock"])]
+    assert [min(note["frozen_layers"]) < 4 for note in notes] == [True, False, True]
+    assert [set(note["frozen_modes"]) for note in notes] == [{True}, {False}, {True}]

@@ -1,0 +1,92 @@
+"""Runs of the toy recipe (:mod:`tests.speechbrain.toy`) on two ranks, and what they have to come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+from packaging.version import Version
+
+from tests.speechbrain import launch, recipes, toy
+
+RELEASE = recipes.release()
+# One micro-batch: the number of its input on each rank; None where a rank contributes nothing.
+Micro = Sequence[Optional[int]]
+
+
+def since(first: str, before: str = "99") -> bool:
+    return Version(first) <= RELEASE < Version(before)
+
+
+def run(folder: Path, name: str, options: Sequence[str] = (), **changes: Any) -> launch.Scenario:
+    """One run; ``changes`` are values of the yaml, or of the scenario (settings, timeout, before)."""
+    file = folder / "toy.yaml"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(toy.YAML)
+    known = {key: changes.pop(key) for key in ("settings", "timeout", "before") if key in changes}
+    known.setdefault("timeout", 30)
+    typed = [f"--{key}={value}" for key, value in changes.items()]
+    return launch.Scenario(name, file, options=[*typed, *options], script=toy.SCRIPT, **known)
+
+
+def end(folder: Path, name: str, rank: int) -> Dict[str, Any]:
+    """What a rank of the toy recipe had at its end."""
+    found: Dict[str, Any] = torch.load(folder / name / f"end{rank}.pt")
+    return found
+
+
+def weights() -> List[torch.Tensor]:
+    torch.manual_seed(7)
+    model = torch.nn.Linear(4, 1)
+    return [model.weight.detach(), model.bias.detach()]
+
+
+def by_hand(steps: Sequence[Sequence[Micro]], lr: Any = 0.1, clip: float = 5.0) -> List[torch.Tensor]:
+    """The weights after SGD steps, each on the mean over ranks and micro-batches of one input's squared output.
+
+    Args:
+        steps: for each step its micro-batches.
+        lr: the learning rate, or a list with that of each step.
+        clip: largest norm of the gradients of a step.
+    """
+    now = weights()
+    for micros, rate in zip(steps, lr if isinstance(lr, list) else [lr] * len(steps)):
+        grads = [sum(parts) / len(micros) for parts in zip(*(_mean(now, micro) for micro in micros))]
+        norm = torch.sqrt(sum((grad.square().sum() for grad in grads), torch.zeros(())))
+        scale = min(1.0, clip / (float(norm) + 1e-6))
+        now = [weight - rate * scale * grad for weight, grad in zip(now, grads)]
+    return now
+
+
+def _mean(now: List[torch.Tensor], micro: Micro) -> List[torch.Tensor]:
+    total = [torch.zeros_like(weight) for weight in now]
+    for index in micro:
+        if index is not None:
+            x = toy.row(index)
+            output = now[0] @ x + now[1]
+            total[0] += 2 * output * x
+            total[1] += 2 * output
+    return [part / len(micro) for part in total]
+
+
+def error(folder: Path, name: str, expected: List[torch.Tensor], rank: int = 0) -> float:
+    """Largest difference between a rank's last weights and the expected ones."""
+    found = end(folder, name, rank)
+    pairs = zip((found["weight"], found["bias"]), expected)
+    return max(float((mine - theirs).abs().max()) for mine, theirs in pairs)
+
+
+def well(results: List[launch.Result]) -> bool:
+    """Whether no rank hung or failed; prints what they said otherwise."""
+    for result in results:
+        if result.hung or result.error:
+            print(result.hung, result.error, result.log)
+    return not any(result.hung or result.error for result in results)
+
+
+def alike(results: List[launch.Result]) -> bool:
+    """Whether all ranks ended, with the same weights after each step, and with the same learning rates."""
+    first = results[0]
+    return well(results) and all(r.steps == first.steps and r.lr == first.lr for r in results) and bool(first.steps)

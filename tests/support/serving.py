@@ -1,0 +1,105 @@
+"""Ranks that have imported a toolkit once and run scenarios on request: the side of the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+RANK = int(os.environ.get("RANK", "0"))
+_CHILDREN: List[int] = []
+
+
+def serve(home: Path, run: Callable[[Dict[str, Any], Path], Dict[str, Any]]) -> None:
+    """Serve requests until a file ``stop`` appears in ``home``.
+
+    Args:
+        home: where :class:`tests.support.waiting.Waiting` puts its requests.
+        run: ``run(scenario, folder)`` runs one scenario in a forked child, whose output goes to the scenario's log, and
+            fills ``scenario["found"]``, which is recorded with the error, if one was raised.
+    """
+    signal.signal(signal.SIGTERM, _ended)
+    number = 0
+    while not (home / "stop").exists():
+        request = home / f"request.{number}"
+        if request.exists():
+            _serve_one(json.loads(request.read_text()), run)
+            (home / f"done.{number}.{RANK}").touch()
+            number += 1
+        time.sleep(0.02)
+
+
+def _ended(*_: Any) -> None:
+    for child in _CHILDREN:
+        os.kill(child, signal.SIGKILL)
+    os._exit(1)
+
+
+def _serve_one(request: Dict[str, Any], run: Callable[[Dict[str, Any], Path], Any]) -> None:
+    """Run the scenarios of one request, one after the other."""
+    folder = Path(request["folder"])
+    os.chdir(folder)
+    for number, scenario in enumerate(request["scenarios"]):
+        port = _agreed_port(folder, number)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _in_child(scenario, folder, port, run)
+        _CHILDREN[:] = [child]
+        _wait(child, scenario.get("timeout", 60))
+        _CHILDREN.clear()
+
+
+def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Callable[[Dict[str, Any], Path], Any]) -> None:
+    """Run one scenario in this (forked) process; never returns."""
+    screen = os.open(folder / f"{scenario['name']}.{RANK}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(screen, 1)
+    os.dup2(screen, 2)
+    found: Dict[str, Any] = {"error": None}
+    scenario["found"] = found
+    try:
+        os.environ.update(scenario.get("environ") or {}, MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="False")
+        run(scenario, folder)
+    except BaseException as error:
+        traceback.print_exc()
+        if not isinstance(error, SystemExit) or error.code:
+            found["error"] = f"{type(error).__name__}: {error}"
+    try:
+        sys.stdout.flush()
+        (folder / f"{scenario['name']}.{RANK}.json").write_text(json.dumps(found))
+    finally:
+        os._exit(0)
+
+
+def _agreed_port(folder: Path, number: int) -> str:
+    """Wait until all ranks have come to this scenario, and learn the port of its process group from rank 0."""
+    (folder / f"at.{number}.{RANK}").touch()
+    told = folder / f"port.{number}"
+    if RANK == 0:
+        while not all((folder / f"at.{number}.{rank}").exists() for rank in range(int(os.environ["WORLD_SIZE"]))):
+            time.sleep(0.01)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        (folder / f"port.{number}.new").write_text(str(port))
+        (folder / f"port.{number}.new").rename(told)
+    while not told.exists():
+        time.sleep(0.01)
+    return told.read_text()
+
+
+def _wait(child: int, seconds: float) -> None:
+    """Wait for the child; one that hangs is killed, and leaves no record."""
+    end = time.monotonic() + seconds
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(0.02)

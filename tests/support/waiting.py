@@ -1,0 +1,99 @@
+"""Ranks that have imported a toolkit once and run scenarios on request: the side of the tests.
+
+Importing a toolkit takes longer than training a tiny model with it. So ranks of one kind are started once, by torch
+elastic, and each scenario runs in a forked child of every rank (:mod:`tests.support.serving`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+from tests.ranks import launch
+
+_KINDS: Dict[Tuple[Any, ...], Waiting] = {}
+
+
+class Waiting:
+    """``size`` ranks that run ``script`` and wait for requests, until the tests end."""
+
+    def __init__(self, script: Path, size: int, environ: Tuple[Tuple[str, str], ...]) -> None:
+        self.size, self.number = size, 0
+        self.folder = Path(tempfile.mkdtemp(prefix="ddpfix-ranks-"))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
+        # A release that is unpacked beside its dependencies is on the path of the tests.
+        whole = launch.environment(dict(environ))
+        whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
+        self.screen = (self.folder / "screen").open("w")
+        self.process = subprocess.Popen(
+            [*command, str(script), str(self.folder)], env=whole, stdout=self.screen, stderr=subprocess.STDOUT
+        )
+        atexit.register(self.close)
+
+    def ask(self, request: Dict[str, Any], limit: float) -> None:
+        """Have a request served; fails with what the ranks printed if they die, or do not end within the limit."""
+        number, self.number = self.number, self.number + 1
+        new = self.folder / "new"
+        new.write_text(json.dumps(request))
+        new.rename(self.folder / f"request.{number}")
+        end = time.monotonic() + limit
+        while not all((self.folder / f"done.{number}.{rank}").exists() for rank in range(self.size)):
+            assert self.process.poll() is None and time.monotonic() < end, self.printed()
+            time.sleep(0.05)
+
+    def printed(self) -> str:
+        return (self.folder / "screen").read_text(errors="replace")[-6000:]
+
+    def close(self) -> None:
+        (self.folder / "stop").touch()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
+            self.process.terminate()
+            self.process.wait(40)
+        self.screen.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def train(script: Path, plans: Sequence[Dict[str, Any]], folder: Path, size: int, environ: Dict[str, str]) -> None:
+    """Run scenarios one after the other on ``size`` ranks of a kind (script, size, environment).
+
+    Args:
+        script: what each rank runs; it ends in :func:`tests.support.serving.serve`.
+        plans: one dict a scenario, with ``name`` and ``timeout`` (seconds).
+        folder: where the ranks leave ``<name>.<rank>.json`` and ``.log``; what earlier runs left there is removed.
+        size: the world size.
+        environ: environment variables of the ranks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for plan in plans:
+        # The toolkits resume from what they find, and an old record would hide that a rank hangs now.
+        shutil.rmtree(folder / plan["name"], ignore_errors=True)
+        for old in folder.glob(f"{plan['name']}.*.*"):
+            old.unlink()
+    for old in [*folder.glob("at.*"), *folder.glob("port.*")]:
+        old.unlink()
+    key = (script, size, tuple(sorted(environ.items())))
+    if key not in _KINDS:
+        _KINDS[key] = Waiting(*key)
+    limit = 120 + sum(plan["timeout"] for plan in plans)
+    _KINDS[key].ask({"folder": str(folder), "scenarios": list(plans)}, limit)
+
+
+def records(folder: Path, name: str, size: int) -> List[Tuple[str, Any]]:
+    """(log, record) of each rank for one scenario; the record is None where the rank had to be killed."""
+    found = []
+    for rank in range(size):
+        log, record = folder / f"{name}.{rank}.log", folder / f"{name}.{rank}.json"
+        text = log.read_text(errors="replace") if log.exists() else ""
+        found.append((text, json.loads(record.read_text()) if record.exists() else None))
+    return found
