@@ -16,4 +16,4 @@ if not _boot.refused():
     # Children that are not forked (spawned data loader workers, launched ranks) read the environment.
     if not os.environ.get("DDPFIX", "").strip():
         os.environ["DDPFIX"] = "1"
-    engine.activate()
+    engine.switch_on()

@@ -11,9 +11,10 @@ evaluation, single processes and everything else.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from types import FunctionType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ddpfix import calls, recall, rewrite, sync
 from ddpfix.calls import Call, Draw, StepCall, first_layer, layer_count
@@ -36,6 +37,7 @@ __all__ = [
     "innermost",
     "layer_count",
     "rate_of",
+    "rate_paths",
     "shared_call",
     "shared_vector",
 ]
@@ -52,10 +54,11 @@ class Covered:
         if not self.paths:
             raise PatchError(f"no LayerDrop rate was found in {inner.__qualname__}")
         self.path = self.paths[0]
-        self.rate = _reader(self.paths)
+        self.rate = _reader(self.paths, rewrite.iterates(function))
         self.never = False
         self.choose: Callable[..., Optional[Call]] = lambda module, args, kwargs: None
         self.stock = function
+        self.generates = inspect.isgeneratorfunction(inner)
         copy = rewrite.copy_with(inner, rewrite.rename(site, inner))
         skip_frames(copy)
         self.scheduled = rewrite.rebuild(function, inner, self._called(_recorded(copy)))
@@ -76,11 +79,29 @@ class Covered:
         """Run the function with the draws of this call; with the stock ones if there is none."""
         if call is None:
             return function(module, *args, **kwargs)
+        if self.generates:
+            return self._one_by_one(function(module, *args, **kwargs), call, module)
         token = calls.CURRENT.set(call)
         try:
             return function(module, *args, **kwargs)
         finally:
             calls.CURRENT.reset(token)
+            if call.skipped:
+                call.close(module, self.active(module))
+
+    def _one_by_one(self, made: Iterator[Any], call: Call, module: Any) -> Iterator[Any]:
+        """What a generator hands out; between two of its steps, its call is not the current one."""
+        try:
+            while True:
+                token = calls.CURRENT.set(call)
+                try:
+                    value = next(made)
+                except StopIteration:
+                    return
+                finally:
+                    calls.CURRENT.reset(token)
+                yield value
+        finally:
             if call.skipped:
                 call.close(module, self.active(module))
 
@@ -112,8 +133,9 @@ RECORDERS: List[Tuple[Callable[[Any], Any], Callable[[Any, Any, Call], None]]] =
 WATCHED: List[Callable[[Any, Dict[str, Any]], bool]] = []
 
 
-# Where toolkits draw for their layers. fairseq and BEATs do it in a method that forward calls.
-METHODS = ("forward", "extract_features")
+# Where toolkits draw for their layers. fairseq and BEATs do it in a method that forward calls, and so does WeNet for a
+# branch of a layer; a list of layers that drops some does it where it is iterated over.
+METHODS = ("forward", "extract_features", "_forward", "__iter__")
 
 
 def drawing_method(owner: type) -> Optional[str]:
@@ -161,25 +183,35 @@ def cover(
     return covered
 
 
-def silence(site: Site, owner: type) -> None:
+def silence(site: Site, owner: type, method: Optional[str] = None) -> None:
     """Have ``owner`` do what it does at rate 0, whatever rates its instances hold.
 
+    Args:
+        site: records the change.
+        owner: the class whose own ``__dict__`` holds the method.
+        method: the method, where it is not the one that draws: one that reads a rate, to scale with it.
+
     Raises:
-        PatchError: the method that draws does not read its rates from ``self``; nothing was changed.
+        PatchError: the method does not read its rates from ``self``; nothing was changed.
     """
-    method = _method(owner)
+    method = _method(owner) if method is None else method
     stock = vars(owner)[method]
     inner = innermost(stock)
     if any(len(path) > 1 for path in rate_paths(stock)):
         raise PatchError(f"{inner.__qualname__} does not hold its own rate")
-    covered = Covered(site, stock)
-    silent = rewrite.rebuild(covered.stock, inner, rewrite.without_rates(inner))
-    setattr(owner, rewrite.NO_RATE, 0.0)
-    site.at_undo(functools.partial(delattr, owner, rewrite.NO_RATE))
+    if not rate_paths(stock):
+        raise PatchError(f"no LayerDrop rate was found in {inner.__qualname__}")
+    silent = rewrite.rebuild(stock, inner, rewrite.without_rates(inner))
+    covered = Covered(site, stock) if draws_layers(stock) else None
+    if rewrite.NO_RATE not in vars(owner):
+        # A list has a rate for each of its layers; below 0, for a number drawn may be 0.
+        setattr(owner, rewrite.NO_RATE, property(lambda self: [-1.0] * len(self)) if rewrite.iterates(stock) else 0.0)
+        site.at_undo(functools.partial(delattr, owner, rewrite.NO_RATE))
     site.often(owner, method, lambda stock: silent)
-    covered.never = True
-    COVERED[owner] = covered
-    site.at_undo(functools.partial(_uncover, owner))
+    if covered is not None:
+        covered.never = True
+        COVERED[owner] = covered
+        site.at_undo(functools.partial(_uncover, owner))
 
 
 def _dispatch(covered: Covered, stock: Any) -> Callable[..., Any]:
@@ -215,19 +247,23 @@ def _read(module: Any, path: Tuple[str, ...]) -> Any:
     return module
 
 
-def _reader(paths: Tuple[Tuple[str, ...], ...]) -> Callable[[Any], Any]:
-    """A function that reads a module's rate: the largest, if there are several."""
+def _reader(paths: Tuple[Tuple[str, ...], ...], listed: bool = False) -> Callable[[Any], Any]:
+    """A function that reads a module's rate: the largest, if there are several, or if it is a list of them."""
     if len(paths) > 1:
         return lambda module: max(_number(_read(module, path)) for path in paths)
     if len(paths[0]) > 1:
         holder, last = paths[0]
         return lambda module: getattr(getattr(module, holder), last)
     (name,) = paths[0]
+    if listed:
+        return lambda module: _number(getattr(module, name))
     # This runs in every forward.
     return lambda module: getattr(module, name)
 
 
 def _number(value: Any) -> float:
+    if isinstance(value, (list, tuple)):
+        return max(map(_number, value), default=0.0)
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
@@ -248,7 +284,8 @@ def _rate_in(owner: type) -> Optional[Callable[[Any], Any]]:
         return None if covered.never else covered.rate
     if owner not in _RATES:
         method = drawing_method(owner)
-        _RATES[owner] = None if method is None else _reader(rewrite.rate_paths(vars(owner)[method]))
+        stock = None if method is None else vars(owner)[method]
+        _RATES[owner] = None if stock is None else _reader(rate_paths(stock), rewrite.iterates(stock))
     return _RATES[owner]
 
 

@@ -14,13 +14,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Dict, List, Mapping, Optional
 
-from ddpfix import __version__, _boot, finder, log, matrix, resolve, settings
+from ddpfix import __version__, _boot, finder, log, marks, matrix, resolve, settings
 from ddpfix.matrix import Target
 from ddpfix.registry import PatchError, Site
 from ddpfix.reporting import PatchReport, Report
 from ddpfix.resolve import Decision
 
 _LOCK = threading.RLock()
+_SEEING = threading.Lock()
 
 
 class Engine:
@@ -29,22 +30,53 @@ class Engine:
     def __init__(self, arguments: Mapping[str, object]) -> None:
         self.matrix = matrix.load()
         self.settings = settings.read(arguments, self.matrix.patches)
-        self.toolkits = resolve.installed_versions(self.matrix)
-        self.decisions = resolve.resolve(self.matrix, self.toolkits, self.settings)
+        # Toolkits that are known by their marks only: nobody looks for them before one is imported, or asked about.
+        self.unseen = set(self.matrix.marks)
+        self.toolkits = resolve.installed_versions(self.matrix, later=self.unseen)
+        self._decided = {d.patch: d for d in resolve.resolve(self.matrix, self.toolkits, self.settings)}
         self.notes: List[str] = []
-        self.waiting: List[_Armed] = [
-            _Armed(decision, target, _pattern(target.module))
-            for decision in self.decisions
-            if decision.action == resolve.APPLY and decision.row is not None
-            for target in decision.row.targets
-        ]
+        self.waiting: List[_Armed] = [armed for decision in self._decided.values() for armed in _armed(decision)]
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
         self.failed: Dict[str, str] = {}
         self.deferred: List[ModuleType] = []
 
+    @property
+    def decisions(self) -> List[Decision]:
+        """One a patch, in the matrix's order."""
+        for toolkit in sorted(self.unseen):
+            self.recognise(toolkit)
+        return list(self._decided.values())
+
+    def recognise(self, toolkit: str) -> None:
+        """Look what a toolkit without metadata is, and arm its patches; one that is not there is looked for again."""
+        version = marks.recognise(toolkit, self.matrix.marks[toolkit])
+        if version is None:
+            return
+        installed = {**self.toolkits, toolkit: version}
+        patches = [patch for patch in self.matrix.patches.values() if patch.toolkit == toolkit]
+        decided = [resolve.decide(self.matrix, patch, installed, self.settings) for patch in patches]
+        # A finder asks while it holds the import lock, so nothing is imported while this lock is held.
+        with _SEEING:
+            if toolkit in self.unseen:
+                self.toolkits[toolkit] = version
+                self._decided.update((decision.patch, decision) for decision in decided)
+                self.waiting.extend(armed for decision in decided for armed in _armed(decision))
+                self.unseen.discard(toolkit)
+
     def wanted(self, name: str) -> bool:
+        if self.unseen and _top(name) in self.unseen:
+            self.recognise(_top(name))
+            if self.toolkits[_top(name)] == marks.UNRECOGNISED:
+                log.info(f"the package {name} is no release that ddpfix knows, and it is left as it is")
         return name in self.toolkits or any(armed.pattern.match(name) for armed in self.waiting)
+
+    def importing(self, module: ModuleType) -> None:
+        """Put in place what the module will need when it is executed, which is about to happen."""
+        # Nearly every module has nothing of the kind, and the lock is not needed to know that.
+        if any(armed.target.before and armed.pattern.match(module.__name__) for armed in self.waiting):
+            with _LOCK:
+                self._put_in_place(module, before=True)
 
     def imported(self, module: ModuleType) -> None:
         """Put in place what waits for this module. Nothing escapes: the import has to succeed."""
@@ -62,8 +94,9 @@ class Engine:
                 return
             self._put_in_place(module)
 
-    def _put_in_place(self, module: ModuleType) -> None:
-        for armed in [armed for armed in self.waiting if armed.pattern.match(module.__name__)]:
+    def _put_in_place(self, module: ModuleType, before: bool = False) -> None:
+        fitting = [armed for armed in self.waiting if armed.pattern.match(module.__name__)]
+        for armed in [armed for armed in fitting if armed.target.before == before]:
             if armed.decision.patch not in self.failed:
                 self._apply(armed, module)
 
@@ -118,6 +151,7 @@ class Engine:
         return "applied" if decision.patch in self.places else "armed"
 
     def report(self) -> Report:
+        decisions = self.decisions
         entries = [
             PatchReport(
                 id=d.patch,
@@ -128,7 +162,7 @@ class Engine:
                 tested=d.tested,
                 places=list(self.places.get(d.patch, [])),
             )
-            for d in self.decisions
+            for d in decisions
         ]
         return Report(__version__, True, dict(self.toolkits), dict(self.settings.values), entries, list(self.notes))
 
@@ -137,11 +171,11 @@ class Engine:
 
         What happens to be imported so far is left out: rank 0 may well import more than the others.
         """
-        found = {"ddpfix": __version__}
+        found, decisions = {"ddpfix": __version__}, self.decisions
         found.update({f"{name} version": str(version) for name, version in self.toolkits.items()})
         skipped = ("log", "timeout")
         found.update({f"DDPFIX_{n.upper()}": v for n, v in self.settings.values.items() if n not in skipped})
-        found.update({d.patch: "failed" if d.patch in self.failed else d.action for d in self.decisions})
+        found.update({d.patch: "failed" if d.patch in self.failed else d.action for d in decisions})
         return found
 
 
@@ -150,6 +184,13 @@ class _Armed:
 
     def __init__(self, decision: Decision, target: Target, pattern: re.Pattern[str]) -> None:
         self.decision, self.target, self.pattern = decision, target, pattern
+
+
+def _armed(decision: Decision) -> List[_Armed]:
+    """What a decision makes wait, one for each target."""
+    if decision.action != resolve.APPLY or decision.row is None:
+        return []
+    return [_Armed(decision, target, _pattern(target.module)) for target in decision.row.targets]
 
 
 def _top(name: str) -> str:
@@ -208,7 +249,7 @@ def current() -> Optional[Engine]:
 
 def wake() -> None:
     """Load the matrix and arm the patches; called by the finder, or by :func:`activate` in a process with torch."""
-    activate()
+    switch_on()
 
 
 def activate(**arguments: object) -> Report:
@@ -222,10 +263,16 @@ def activate(**arguments: object) -> Report:
         SettingsError: a setting has a name or a value that is not known.
         MatrixError: the compatibility matrix cannot be read.
     """
+    switch_on(**arguments)
+    return report()
+
+
+def switch_on(**arguments: object) -> None:
+    """What :func:`activate` does, without a report: a report looks for every toolkit."""
     global _engine
     with _LOCK:
         if _boot.refused():
-            return report()
+            return
         if _engine is None or arguments:
             # Built first: bad input has to leave the activation in force as it is.
             engine = Engine(arguments)
@@ -235,9 +282,9 @@ def activate(**arguments: object) -> Report:
             _engine = engine
             log.set_level(engine.settings["log"])
             hook = finder.install()
-            hook.wake, hook.wanted, hook.imported = None, engine.wanted, engine.imported
+            hook.wake, hook.wanted = None, engine.wanted
+            hook.importing, hook.imported = engine.importing, engine.imported
             engine.catch_up()
-        return report()
 
 
 def deactivate() -> List[str]:

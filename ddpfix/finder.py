@@ -40,19 +40,23 @@ def watched() -> frozenset[str]:
 
 
 def _toolkits(lines: Iterable[str]) -> list[str]:
-    found, inside = [], False
+    found, inside, depth = [], False, 0
     for line in lines:
         if line[:1] not in " #\n":
             if inside:
                 break
             inside = line.startswith("toolkits:")
         elif inside and ":" in line and not line.lstrip().startswith("#"):
-            found.append(line.partition(":")[0].strip())
+            # What is indented more than the first entry describes a toolkit.
+            indent = len(line) - len(line.lstrip())
+            depth = depth or indent
+            if indent == depth:
+                found.append(line.partition(":")[0].strip())
     return found
 
 
 class Finder:
-    """A meta path finder that calls ``imported(module)`` after each module of a watched package.
+    """A meta path finder that calls ``importing(module)`` before, ``imported(module)`` after each watched module.
 
     ``wake`` is called once, before the first watched package is imported.
     """
@@ -61,6 +65,7 @@ class Finder:
         self.watched = watched()
         self.wake: Optional[Callable[[], None]] = None
         self.wanted: Optional[Callable[[str], bool]] = None
+        self.importing: Optional[Callable[[ModuleType], None]] = None
         self.imported: Optional[Callable[[ModuleType], None]] = None
         self._lock = _thread.RLock()
         self._busy = _thread._local()
@@ -80,7 +85,7 @@ class Finder:
         finally:
             self._names().discard(name)
         if spec is not None and spec.loader is not None and self.imported is not None:
-            _hook(spec, self.imported)
+            _hook(spec, self.importing, self.imported)
         return spec
 
     def _names(self) -> set[str]:
@@ -114,8 +119,10 @@ def _spec_of_others(
     return None
 
 
-def _hook(spec: ModuleSpec, imported: Callable[[ModuleType], None]) -> None:
-    """Have ``imported(module)`` called after the loader has executed this module."""
+def _hook(
+    spec: ModuleSpec, importing: Optional[Callable[[ModuleType], None]], imported: Callable[[ModuleType], None]
+) -> None:
+    """Have ``importing(module)`` called before the loader executes this module, and ``imported(module)`` after it."""
     loader: Any = spec.loader
     # The zip loader of Python 3.8 and 3.9 knows only the older protocol.
     method = "exec_module" if hasattr(loader, "exec_module") else "load_module"
@@ -129,6 +136,8 @@ def _hook(spec: ModuleSpec, imported: Callable[[ModuleType], None]) -> None:
     def execute(subject: Any) -> Any:
         if alone:
             vars(loader).pop(method, None)
+        if importing is not None and not isinstance(subject, str):
+            importing(subject)
         result = stock(subject)
         imported(subject if result is None else result)
         return result

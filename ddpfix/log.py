@@ -59,3 +59,8 @@ def warning(message: str) -> None:
     if first_rank() and message not in _said:
         _said.add(message)
         _logger().warning(message)
+
+
+def error(message: str) -> None:
+    """Why this rank ends: from every rank, because the others may not know."""
+    _logger().error(message)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from packaging.version import InvalidVersion, Version
 
+from ddpfix.marks import UNRECOGNISED, recognise
 from ddpfix.matrix import Matrix, Patch, Row
 from ddpfix.settings import Settings, switch_name
 from ddpfix.specifiers import holds
@@ -44,15 +45,23 @@ def resolve(matrix: Matrix, installed: Mapping[str, Optional[str]], settings: Se
     Args:
         installed: version by toolkit name; None (or no entry) means that it is not installed.
     """
-    return [_decide(matrix, patch, installed, settings) for patch in matrix.patches.values()]
+    return [decide(matrix, patch, installed, settings) for patch in matrix.patches.values()]
 
 
-def installed_versions(matrix: Matrix) -> Dict[str, Optional[str]]:
-    """The versions of the matrix's toolkits from their metadata, without importing them."""
+def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str, Optional[str]]:
+    """The versions of the matrix's toolkits from their metadata or by their marks, without importing them.
+
+    Args:
+        later: toolkits that are not looked for yet; their version is None.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     found: Dict[str, Optional[str]] = {}
     for toolkit, distribution in matrix.toolkits.items():
+        if toolkit in later or toolkit in matrix.marks:
+            # What has marks is known by them alone: its metadata, if any, says 0.0.0 or what else was installed.
+            found[toolkit] = None if toolkit in later else recognise(toolkit, matrix.marks[toolkit])
+            continue
         try:
             found[toolkit] = version(distribution)
         except PackageNotFoundError:
@@ -74,7 +83,8 @@ def _told_by_file(toolkit: str, file: str) -> Optional[str]:
         return None
 
 
-def _decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]], settings: Settings) -> Decision:
+def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]], settings: Settings) -> Decision:
+    """What is to be done about one patch (see :func:`resolve`)."""
     text = installed.get(patch.toolkit)
 
     def decision(action: str, reason: str, **more: object) -> Decision:
@@ -89,6 +99,8 @@ def _decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]]
         return decision(OFF, f"not asked for; {switch_name(patch.id)}=1 switches it on")
     if patch.setting is not None and patch.when and settings[patch.setting] not in patch.when:
         return decision(OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
+    if text == UNRECOGNISED:
+        return decision(SKIP, f"{patch.toolkit} is no release that ddpfix knows: a fork, or another package so called")
     try:
         version = Version(text)
     except InvalidVersion:

@@ -20,6 +20,8 @@ _SOURCES = ("torch", "random", "np", "numpy")
 _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
 # What rates are called in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
 _RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
+# fairseq's list of modules, which WeNet has too, calls its rate, or its rates, p; only there is it known to be one.
+_RATE_OF_LIST = "p"
 _SHARDED = ("is_fsdp_managed_module",)
 # What a module may call a numpy generator of its own.
 _GENERATORS = ("rng",)
@@ -102,12 +104,17 @@ def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
     for instruction in dis.get_instructions(innermost(function)):
         name = instruction.argval
         if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if any(rate in name for rate in _RATES):
+            if any(rate in name for rate in _RATES) or (name == _RATE_OF_LIST and iterates(function)):
                 found.append(("config", name) if before == "config" else (name,))
             before = name
         else:
             before = ""
     return tuple(dict.fromkeys(found))
+
+
+def iterates(function: Any) -> bool:
+    """Whether this is the method that hands out what a container holds."""
+    return getattr(innermost(function), "__name__", "") == "__iter__"
 
 
 def draws_layers(function: Any) -> bool:

@@ -87,8 +87,9 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting(
         "uneven",
         "pad",
-        ("pad", "stop", "off"),
-        "ranks with different numbers of batches: pad (the shorter ones repeat some), stop (all at the shortest), off",
+        ("pad", "join", "stop", "off"),
+        "ranks with different numbers of batches: pad (FunASR, SpeechBrain: the shorter ones repeat some), join (WeNet:"
+        " the shorter ones add zero gradients; each of these two stands for the other), stop (all at the shortest), off",
     ),
     Setting("memory", "on", ("on", "off"), "length limits and batch budgets of the toolkit hold for every batch"),
     Setting(

@@ -28,6 +28,7 @@ TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "setuptools"
 # Releases whose compiled dependencies are the same share an environment, and are unpacked beside it.
 FUNASR = Path(__file__).parent / "funasr" / "requirements.txt"
 SPEECHBRAIN = Path(__file__).parent / "speechbrain" / "requirements.txt"
+FASTNLP = Path(__file__).parent / "fastnlp" / "requirements.txt"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ def _speechbrain(version: str, transformers: str, stack: str = "") -> Cell:
     return Cell("speechbrain", version, others, tests=(("tests/speechbrain",),), shared=SPEECHBRAIN, stack=stack)
 
 
+def _fastnlp(version: str) -> Cell:
+    return Cell("fastNLP", version, tests=(("tests/fastnlp",),), shared=FASTNLP)
+
+
 CELLS = (
     Cell("transformers", "4.21.3", ("numpy<2", "accelerate==0.20.3"), torch="2.0.1", python="3.8"),
     Cell("transformers", "4.30.2", ("numpy<2", "accelerate==0.27.2")),
@@ -104,6 +109,7 @@ CELLS = (
     *(_speechbrain(version, "4.46.3") for version in ("1.0.1", "1.0.2", "1.0.3")),
     *(_speechbrain(version, "4.57.6") for version in ("1.1.0", "1.1.1", "1.1.2")),
     _speechbrain("1.1.2", "5.23.0", "transformers5"),
+    *(_fastnlp(version) for version in ("0.5.0", "0.5.5", "0.6.0", "0.7.0", "1.0.0", "1.0.1")),
 )
 
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, List
 
 from ddpfix.registry import PatchError, Site
+from ddpfix.uneven import policy
 
 from . import epochs
 from .batches import Batch, evened
@@ -24,8 +25,9 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     found = [owner] if owner is not None else _samplers(module)
     if not found:
         raise PatchError(f"{module.__name__} has no samplers any more")
+    stop = policy(site, "FunASR", {"join": "pad"}) == "stop"
     for kind in found:
-        site.often(kind, "__iter__", _evened(site.settings["uneven"] == "stop"))
+        site.often(kind, "__iter__", _evened(stop))
 
 
 def _samplers(module: ModuleType) -> List[Any]:

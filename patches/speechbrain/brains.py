@@ -6,16 +6,14 @@ import contextlib
 import inspect
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, List, Sequence
 
 import torch
 from torch import distributed
 
-from ddpfix import log
+from ddpfix import ahead
 from ddpfix.registry import PatchError
 
-# (the default process group, ours of the same ranks): a group dies with the default one.
-_GROUPS: List[Tuple[Any, Any]] = []
 # What SpeechBrain itself gives its process group from 0.5.16 on: the slowest rank may be at a long validation.
 _TIMEOUT = timedelta(hours=2)
 
@@ -39,19 +37,8 @@ def gathered(brain: Any, numbers: Sequence[int]) -> List[List[int]]:
 
 
 def cpu_group() -> Any:
-    """A gloo group of all ranks, for small things that live on the CPU, or None; every rank has to come here.
-
-    One of our own also with gloo as the default: what is under way in it does not mix with the gradients.
-    """
-    default = distributed.distributed_c10d._get_default_group()
-    if not _GROUPS or _GROUPS[0][0] is not default:
-        try:
-            group = distributed.new_group(backend="gloo", timeout=_TIMEOUT) if distributed.is_gloo_available() else None
-        except RuntimeError as error:
-            log.debug(f"no gloo group: {error}")
-            group = None
-        _GROUPS[:] = [(default, group)]
-    return _GROUPS[0][1]
+    """A gloo group of all ranks, or None (:func:`ddpfix.ahead.cpu_group`); every rank has to come here."""
+    return ahead.cpu_group(_TIMEOUT)
 
 
 def code_names(owner: Any, name: str) -> Sequence[str]:

@@ -6,12 +6,12 @@ is trained on, after a whole step. It is two numbers, summed, whatever the numbe
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator
 
-import torch
 from torch import distributed
 
 from ddpfix import log
+from ddpfix.ahead import Said
 
 _NOTHING = object()
 
@@ -36,10 +36,10 @@ class Agreed:
         size, steps, repeated, left = distributed.get_world_size(), 0, 0, 0
         said = own.ahead()
         while True:
-            fresh, ready = _answer(said)
+            fresh, ready = said.answer()
             if fresh and ready < size and not self.stop:
                 # Some have just come to their end: who has to read again says whether that gives anything.
-                _, ready = _answer(own.begin_again())
+                _, ready = own.begin_again().answer()
             if not fresh or ready < size:
                 left = fresh
                 break
@@ -64,12 +64,12 @@ class _Own:
         self.iterator = iter(loader)
         self.batch: Any = _NOTHING
 
-    def ahead(self) -> Any:
+    def ahead(self) -> Said:
         """Fetch the next batch; returns what the ranks are about to say of theirs."""
         self.batch = next(self.iterator, _NOTHING)
         return self._say()
 
-    def begin_again(self) -> Any:
+    def begin_again(self) -> Said:
         """The same from the beginning, where there is no next batch."""
         if self.batch is _NOTHING:
             self.fresh = False
@@ -77,18 +77,10 @@ class _Own:
             self.batch = next(self.iterator, _NOTHING)
         return self._say()
 
-    def _say(self) -> Any:
+    def _say(self) -> Said:
+        """How many ranks have a batch that they have not trained on in this epoch, and how many have any."""
         have = self.batch is not _NOTHING
-        said = torch.tensor([int(have and self.fresh), int(have)])
-        return distributed.all_reduce(said, group=self.group, async_op=True), said
-
-
-def _answer(said: Any) -> Tuple[int, int]:
-    """How many ranks have a batch that they have not trained on in this epoch, and how many have any."""
-    work, numbers = said
-    work.wait()
-    fresh, ready = numbers.tolist()
-    return fresh, ready
+        return Said([int(have and self.fresh), int(have)], self.group)
 
 
 def _tell(stop: bool, steps: int, repeated: int, left: int) -> None:

@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 
 from ddpfix import log
 from ddpfix.registry import PatchError, Site
+from ddpfix.uneven import policy
 
 from . import brains, streams
 
@@ -34,7 +35,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     names = ("_fit_train", "_fit_valid") if hasattr(owner, "_fit_train") else ("fit",)
     for name in names:
         brains.needs_names(owner, name, "tqdm")
-    stop = site.settings["uneven"] == "stop"
+    stop = policy(site, "SpeechBrain", {"join": "pad"}) == "stop"
     loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
 
     def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:

@@ -72,7 +72,10 @@ def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Callable[[
             found["error"] = f"{type(error).__name__}: {error}"
     try:
         sys.stdout.flush()
-        (folder / f"{scenario['name']}.{RANK}.json").write_text(json.dumps(found))
+        # As a whole or not at all: a child whose time is up may be killed in here.
+        record = folder / f"{scenario['name']}.{RANK}.json"
+        record.with_suffix(".part").write_text(json.dumps(found))
+        record.with_suffix(".part").rename(record)
     finally:
         os._exit(0)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix import engine, finder, matrix, resolve
+from ddpfix import engine, finder, matrix, matrix_reader, resolve
 from ddpfix.matrix import MatrixError
 from ddpfix.settings import SETTINGS
 from ddpfix.specifiers import meet
@@ -48,7 +48,7 @@ rows:
 def load(folder: Path, text: str) -> matrix.Matrix:
     file = folder / "matrix.yaml"
     file.write_text(text, encoding="utf-8")
-    return matrix._Reader(file).matrix()
+    return matrix_reader.Reader(file).matrix()
 
 
 def refusal(folder: Path, text: str) -> Tuple[int, str]:
@@ -257,7 +257,7 @@ def test_no_damage_gives_another_error(tmp_path: Path, data: Any) -> None:
     file = tmp_path / "matrix.yaml"
     file.write_text(GOOD[:at] + junk + GOOD[at + length :], encoding="utf-8")
     try:
-        matrix._Reader(file).matrix()
+        matrix_reader.Reader(file).matrix()
     except MatrixError as error:
         assert re.match(re.escape(str(file)) + r":\d+: .", str(error))
 
@@ -408,3 +408,65 @@ def test_a_patch_may_be_off_by_default(tmp_path: Path) -> None:
     assert not load(tmp_path, off).patches["torch.unused"].default
     line, said = refusal(tmp_path, off.replace('"off"', "never"))
     assert line == 11 and "accepted are on, off" in said
+
+
+MARKED = GOOD.replace(
+    "  torch: torch\n",
+    """  torch: torch
+  kit:
+    distribution: a-kit
+    marks:
+      - version: "2.0"
+        files: [utils/new.py, utils]
+        no_files: [old]
+        words: {core.py: class Core}
+        no_words: {core.py: "join"}
+      - {version: "1.0", words: {core.py: class Core}}
+""",
+    1,
+)
+
+
+def test_a_toolkit_may_be_known_by_marks(tmp_path: Path) -> None:
+    found = load(tmp_path, MARKED)
+    first = matrix.Mark("2.0", ("utils/new.py", "utils"), ("old",), (("core.py", "class Core"),), (("core.py", "join"),))
+    assert found.marks == {"kit": (first, matrix.Mark("1.0", words=(("core.py", "class Core"),)))}
+    assert found.toolkits["kit"] == "a-kit" and found.version_files == {}
+
+
+# (what is replaced, by what, where the error is, what the message has to say)
+BAD_MARKS = {
+    "unknown key": ("        no_files:", "        nofiles:", "nofiles", "accepted are version, files, no_files, words, no_"),
+    "unknown key beside marks": ("    marks:", "    signs:", "signs", "accepted are distribution, version_file, marks"),
+    "no version": (
+        '{version: "1.0", words',
+        "{words",
+        "- {words",
+        "version missing",
+    ),
+    "a version that is none": ('"1.0"', "main", "{version: main", "is not a version"),
+    "holds everywhere": ("words: {core.py: class Core}}", "no_files: [old]}", "no_files: [old]}", "needs files or words"),
+    "out of the package": ("[old]", "[../old]", "../old", "not a path in the package"),
+    "an absolute path": ("{core.py: class Core}}", "{/core.py: class Core}}", "/core.py", "not a path in the package"),
+    "no words": ("{core.py: class Core}}", "{core.py: }}", "{core.py: }", "a text is expected"),
+    "a list of words": ("{core.py: class Core}}", "[core.py]}", "[core.py]", "a mapping is expected"),
+    "a mapping of marks": ("[old]", "{old: 1}", "{old: 1}", "a list is expected"),
+    "nothing": ("    marks:", "    #", "  kit:", "either version_file or marks"),
+    "both": ("    marks:", "    version_file: v.txt\n    marks:", "  kit:", "either version_file or marks"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MARKS)
+def test_bad_marks_are_refused_with_their_line(name: str, tmp_path: Path) -> None:
+    stock, instead, where, accepted = BAD_MARKS[name]
+    assert MARKED.count(stock) == 1
+    text = MARKED.replace(stock, instead, 1)
+    if name == "nothing":
+        text = text[: text.index("    #")] + text[text.index("  transformers") :]
+    line, message = refusal(tmp_path, text)
+    assert line == line_of(text, where)
+    assert accepted in message
+
+
+def test_the_finder_watches_toolkits_that_are_described_at_length(tmp_path: Path) -> None:
+    assert set(finder._toolkits(MARKED.splitlines(keepends=True))) == {"torch", "kit", "transformers"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix import matrix, resolve
+from ddpfix import marks, matrix, matrix_reader, resolve
 from ddpfix.matrix import Matrix, Patch, Row, Target
 from ddpfix.resolve import ABSENT, APPLY, NOT_AFFECTED, NOT_CURED, OFF, SKIP, Decision
 from ddpfix.settings import Settings, read
@@ -134,6 +134,13 @@ def test_an_absent_toolkit() -> None:
         assert (decision.action, decision.version, decision.reason) == (ABSENT, None, "kit is not installed")
     (decision,) = resolve.resolve(CURE, {}, settings_of())
     assert decision.action == ABSENT
+
+
+def test_a_package_that_no_mark_holds_for() -> None:
+    for environ in ({}, {"DDPFIX_KIT_CURE": "force"}):
+        decision = decide(CURE, marks.UNRECOGNISED, **environ)
+        assert (decision.action, decision.row) == (SKIP, None)
+        assert decision.reason == "kit is no release that ddpfix knows: a fork, or another package so called"
 
 
 def test_a_version_that_is_none() -> None:
@@ -258,8 +265,8 @@ def test_generated_rows_do_not_overlap(whole: Matrix) -> None:
     """The detector accepts what was made without overlaps, and refuses every row that stands twice."""
     for patch in whole.patches:
         rows = whole.rows_of(patch)
-        assert all(matrix._clash(one, other) is None for one, other in combinations(rows, 2))
-        assert all(matrix._clash(one, one) is not None for one in rows)
+        assert all(matrix_reader.clash(one, other) is None for one, other in combinations(rows, 2))
+        assert all(matrix_reader.clash(one, one) is not None for one in rows)
 
 
 FUNASR = (

@@ -1,0 +1,62 @@
+"""Agreement that nobody waits for: ranks say something in the background, and look at the answer a step later."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, List, Sequence, Tuple
+
+from ddpfix import failures, log
+
+# (the default process group, ours of the same ranks): a group dies with the default one.
+_GROUPS: List[Tuple[Any, Any]] = []
+
+
+def cpu_group(timeout: timedelta) -> Any:
+    """A gloo group of all ranks, for small things that live on the CPU, or None; every rank has to come here.
+
+    One of our own also with gloo as the default: what is under way in it does not mix with the gradients.
+
+    Args:
+        timeout: how long a rank may be behind another; the first call decides.
+    """
+    from torch import distributed
+
+    default = distributed.distributed_c10d._get_default_group()
+    if not _GROUPS or _GROUPS[0][0] is not default:
+        try:
+            group = distributed.new_group(backend="gloo", timeout=timeout) if distributed.is_gloo_available() else None
+        except RuntimeError as error:
+            log.debug(f"no gloo group: {error}")
+            group = None
+        _GROUPS[:] = [(default, group)]
+    return _GROUPS[0][1]
+
+
+class Said:
+    """A few numbers that this rank has said to the others of a group: their sum over all ranks is the answer.
+
+    A minimum over ranks of "I can" is a sum that is as large as the group; a sum tells how many cannot, as well.
+    """
+
+    def __init__(self, numbers: Sequence[int], group: Any) -> None:
+        import torch
+        from torch import distributed
+
+        self._numbers = torch.tensor(list(numbers))
+        self._work = distributed.all_reduce(self._numbers, group=group, async_op=True)
+
+    def answer(self) -> List[int]:
+        """The sums over all ranks; waits for the last rank to have said its numbers.
+
+        Raises:
+            RuntimeError: a rank has gone; :class:`ddpfix.failures.Blamed` if it left a cause.
+        """
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            cause = failures.cause()
+            if cause is None:
+                raise
+            raise failures.Blamed(cause) from error
+        found: List[int] = self._numbers.tolist()
+        return found

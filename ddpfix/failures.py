@@ -1,0 +1,175 @@
+"""A rank that gives up tells the others why, and they end with that cause instead of waiting in a collective for ever.
+
+The cause goes through the process group's store. Each rank looks there every two seconds, from a thread of its own. A
+rank that is then still busy after some seconds waits for the failed one in a collective, where no exception reaches
+it: its process is ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import Any, Iterator, List, Optional
+
+from ddpfix import agree, log
+
+# Seconds between two looks at the store.
+PERIOD = 2.0
+# How long a rank that gives up waits until all others have seen why: rank 0 may hold the store, which goes with it.
+LINGER = 5.0
+# How long a rank may go on after another one has failed; most end by themselves, at the next agreement.
+GRACE = 20.0
+
+_WATCHES: List[Watch] = []
+
+
+def _key(name: str) -> str:
+    # A restarted job finds the store of the one before.
+    return f"ddpfix/failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+
+
+def announce(error: BaseException) -> None:
+    """Leave this rank's error for the others, unless another rank has left one."""
+    from torch import distributed
+
+    store = agree.default_store()
+    if store is None or isinstance(error, Blamed):
+        return
+    text = f"rank {distributed.get_rank()} failed: {type(error).__name__}: {error}"
+    for _ in range(2):
+        # The death of a data-loader worker is raised by a signal: in the midst of this, perhaps.
+        with contextlib.suppress(Exception):
+            if not store.add(_key("told"), 0):
+                store.set(_key("cause"), text[:4000])
+                store.add(_key("told"), 1)
+            return
+
+
+def cause(store: Any = None) -> Optional[str]:
+    """What the first rank that failed left, or None."""
+    store = agree.default_store() if store is None else store
+    try:
+        if store is not None and store.add(_key("told"), 0):
+            return bytes(store.get(_key("cause"))).decode(errors="replace")
+    except Exception as error:
+        log.debug(f"the store does not answer: {error!r}")
+    return None
+
+
+class Blamed(RuntimeError):
+    """This rank ends because another one has failed; the message says which, and why.
+
+    Args:
+        text: what that rank left.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__("ddpfix: " + blamed(text))
+
+
+def blamed(text: str) -> str:
+    return f"{text} (this rank ends because of it)"
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """What raises in here, on one rank, ends all ranks with the cause.
+
+    Raises:
+        Blamed: instead of what a collective raises here after another rank has failed.
+    """
+    watch()
+    try:
+        yield
+    except Blamed:
+        _set_free()
+        raise
+    except Exception as error:
+        _set_free()
+        theirs = next((watching.found for watching in _WATCHES if watching.found), None)
+        if theirs is not None:
+            raise Blamed(theirs) from error
+        announce(error)
+        _linger()
+        raise
+
+
+def _set_free() -> None:
+    for watching in _WATCHES:
+        watching.free = True
+
+
+def _linger() -> None:
+    """Wait until the others have seen the cause, for some seconds at most."""
+    from torch import distributed
+
+    store, end = agree.default_store(), time.monotonic() + LINGER
+    with contextlib.suppress(Exception):
+        while time.monotonic() < end and store.add(_key("seen"), 0) < distributed.get_world_size():
+            time.sleep(0.05)
+
+
+def watch() -> None:
+    """Have the store looked at from now on, until the process ends; once for a process group."""
+    store = agree.default_store()
+    if store is None or any(watching.original is store for watching in _WATCHES):
+        return
+    stop()
+    watching = Watch(store)
+    _WATCHES.append(watching)
+    watching.start()
+
+
+def stop() -> None:
+    """End all watches (undo, or the process ends)."""
+    while _WATCHES:
+        _WATCHES.pop().end()
+
+
+atexit.register(stop)
+
+
+class Watch(threading.Thread):
+    """Looks whether a rank has failed, and ends this process if it cannot end by itself."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(name="ddpfix-failures", daemon=True)
+        self.original = store
+        # A connection of its own, where torch has that (2.4): the main thread may be waiting with this one.
+        self.store = store.clone() if hasattr(store, "clone") else store
+        self.over = threading.Event()
+        # Whether this rank has an exception of its own already, and so does not wait in a collective.
+        self.free = False
+        # What another rank left.
+        self.found: Optional[str] = None
+
+    def run(self) -> None:
+        while not self.over.wait(PERIOD):
+            try:
+                found = cause(self.store) if self.store.add(_key("told"), 0) else None
+            except Exception:
+                # The store has gone with the rank that kept it, in most cases because the job has ended.
+                return
+            if found is not None:
+                self._seen(found)
+                return
+
+    def _seen(self, found: str) -> None:
+        if not self.free:
+            self.found = found
+            log.error(blamed(found))
+        with contextlib.suppress(Exception):
+            self.store.add(_key("seen"), 1)
+        if not self.over.wait(GRACE) and not self.free:
+            log.error("this rank waits for the failed one in a collective, so its process is ended")
+            sys.stdout.flush()
+            os._exit(1)
+
+    def end(self) -> None:
+        self.over.set()
+        if threading.current_thread() is not self:
+            self.join(1.0)

@@ -1,0 +1,119 @@
+"""The first cause is what the user reads last when one rank of fastNLP 1.0.x fails.
+
+The failing rank ends the others with SIGKILL, whatever they were about to say, before its own traceback is printed.
+Rank 0 is the command that the user (or a container, or a queue) waits for, so the traceback may never be seen, and
+torchrun names the SIGKILL of rank 0 as the first failure. A rank that only notices that another one is gone
+("Connection closed by peer") does the same, and its message comes last. A failure in an evaluation during training
+passes the same place twice; the second time the others are gone, and "No such process" takes the place of the error.
+
+Here the rank that fails first says so before anything else, and tells the others through the process group's store. One
+that only follows waits for that rank, and ends its own message with the first one's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from types import ModuleType
+from typing import Any, List
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import peers
+from .names import needed
+
+# Drivers whose failure has been dealt with.
+_TOLD: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def first(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``TorchDDPDriver.on_exception``, which all of fastNLP's distributed drivers for torch inherit."""
+    needed(owner, "on_exception", "destroy_process_group")
+    site.once(owner, "on_exception", _failed)
+    site.once(owner, "setup", _set_up)
+    site.at_undo(peers.forget)
+
+
+def _set_up(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    # A rank may also fail outside of Trainer.run, where fastNLP does not notice.
+    peers.watch_uncaught(driver.global_rank, _others(driver))
+    return result
+
+
+def _others(driver: Any) -> List[int]:
+    return [pid for pid in driver._pids or () if pid != os.getpid()]
+
+
+def _failed(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
+    error = sys.exc_info()[1]
+    if driver in _TOLD:
+        return None
+    _TOLD.add(driver)
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        _say(driver, error)
+    return _end_others(wrapped, driver, args, kwargs)
+
+
+def _say(driver: Any, error: BaseException) -> None:
+    """Tell the cause, if it is this rank's; else wait for the rank whose cause it is."""
+    rank = driver.global_rank
+    follows, text = peers.follows(error), peers.told_as(error)
+    if not follows and peers.claim(rank, text):
+        _print(driver, f"\nddpfix: rank {rank} failed first and ends the others. The cause:\n{text}\n")
+        _tell_torchrun(error)
+        return
+    # The first rank ends this one when it has said what it has to say.
+    found = peers.first_cause(rank, _others(driver))
+    if not follows:
+        # Still there, so it says its own as well; the first one comes at the end of all, when the exception is printed.
+        _print(driver, f"\nddpfix: rank {rank} failed as well. The cause:\n{text}\n")
+    elif found:
+        error.args = (f"{error}\n{found}",)
+
+
+def _print(driver: Any, text: str) -> None:
+    """Write to this rank's screen, and to rank 0's if nobody reads this one's."""
+    sys.stdout.flush()
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    if driver.global_rank == 0 or getattr(driver, "output_from_new_proc", "all") in ("all", "only_error"):
+        return
+    if getattr(driver, "is_pull_by_torch_run", True):
+        return
+    try:
+        # Rank 0 waits in a collective and is about to be ended, so it can print nothing itself.
+        with open(f"/proc/{driver._pids[0]}/fd/2", "a", encoding="utf-8") as screen:
+            screen.write(text)
+    except (OSError, TypeError, IndexError) as problem:
+        log.debug(f"rank 0's screen cannot be written to: {problem!r}")
+
+
+def _tell_torchrun(error: BaseException) -> None:
+    """Leave the cause where torch elastic looks for the first failure."""
+    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        try:
+            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+            get_error_handler().record_exception(error)
+            # It counts whole seconds, and takes the lower rank for the first of those that failed in the same one.
+            time.sleep(1.05 - time.time() % 1)
+        except Exception as problem:
+            log.debug(f"torch elastic is not told of {error!r}: {problem!r}")
+
+
+def _end_others(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
+    """fastNLP's own end, for those that are still there; what goes wrong in it must not hide the cause."""
+    pids: List[int] = driver._pids
+    if pids:
+        driver._pids = [pid for pid in pids if pid == os.getpid() or peers.is_there(pid)]
+    try:
+        return wrapped(*args, **kwargs)
+    except Exception as problem:
+        log.debug(f"the others could not be ended: {problem!r}")
+        return None
+    finally:
+        driver._pids = pids

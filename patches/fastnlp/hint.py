@@ -1,0 +1,40 @@
+"""fastNLP's own advice on unused parameters, also with ``driver='auto'``.
+
+``Trainer.run`` logs "You may need to pass torch_kwargs={'ddp_kwargs': ...}" where the driver was asked for by a name
+that has "torch" in it. With 'auto', which is the default and means 'torch' for a torch module, nothing is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import ModuleType
+from typing import Any, Iterator
+
+from ddpfix.registry import Site
+
+from .names import needed
+
+_HOME = "fastNLP.core.drivers.torch_driver"
+
+
+def for_all(site: Site, module: ModuleType, owner: Any) -> None:
+    """Have ``Trainer.run`` find the driver's real name where 'auto' chose one of torch's."""
+    needed(owner, "run", "driver_name", "find_unused_parameters")
+    site.once(owner, "run", _run)
+
+
+def _run(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+    of_torch = any(level.__module__.startswith(_HOME) for level in type(trainer.driver).mro())
+    if trainer.driver_name != "auto" or not of_torch:
+        return wrapped(*args, **kwargs)
+    with _named(trainer):
+        return wrapped(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _named(trainer: Any) -> Iterator[None]:
+    trainer.driver_name = "torch"
+    try:
+        yield
+    finally:
+        trainer.driver_name = "auto"

@@ -1,0 +1,167 @@
+"""What ranks know of each other's failures: told through the process group's store, or seen at their processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import Any, Callable, Dict, List, Optional, Type
+
+from ddpfix import agree, log
+
+# Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
+_PATIENCE = 5.0
+_STORE = 2.0
+# How much of a cause is told to the others.
+_LENGTH = 6000
+_HOOK: List[Any] = []
+_CLAIMED: List[bool] = []
+# What gloo, NCCL and the store say when another rank is gone.
+_FOLLOWS = re.compile(
+    r"connection (was )?(closed|reset|refused) by (remote |local )?peer|broken pipe|remote process exited"
+    r"|recvValue failed|sendBytes failed|failed to recv",
+    re.IGNORECASE,
+)
+_NOT_FIRST = "did not fail first:"
+
+
+def follows(error: BaseException) -> bool:
+    """Whether this error says no more than that another rank is gone."""
+    return isinstance(error, RuntimeError) and _FOLLOWS.search(str(error)) is not None
+
+
+def told_as(error: BaseException) -> str:
+    """The error with its traceback, as Python prints it."""
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+
+
+def _key(name: str) -> str:
+    # A restarted job may find the store of the one before.
+    return f"ddpfix/fastnlp/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+
+
+def claim(rank: int, cause: str) -> bool:
+    """Whether this rank is the first to fail; then the others can read its cause. True where nobody can be asked."""
+    if not _CLAIMED:
+        store = agree.default_store()
+        said = f"rank {rank} did. Its error:\n{cause[-_LENGTH:]}"
+        _CLAIMED.append(bool(_answered(lambda: _put(store, said), True)) if store is not None else True)
+    return _CLAIMED[0]
+
+
+def _put(store: Any, cause: str) -> bool:
+    if store.add(_key("claims"), 1) != 1:
+        return False
+    store.set(_key("cause"), cause)
+    store.add(_key("set"), 1)
+    return True
+
+
+def first_cause(rank: int, pids: List[int]) -> str:
+    """Why another rank failed before this one, as far as it can be known, in words ("": it cannot).
+
+    Args:
+        rank: this rank.
+        pids: the processes of the other ranks on this machine.
+    """
+    found = _waited_for(pids)
+    return f"ddpfix: rank {rank} {_NOT_FIRST} {found}" if found else ""
+
+
+def _waited_for(pids: List[int]) -> str:
+    store = agree.default_store()
+    end = time.monotonic() + _PATIENCE
+    ended = ""
+    while time.monotonic() < end:
+        told = _answered(lambda: _told(store), "") if store is not None else ""
+        if told:
+            # It may be about to end this rank; if it cannot, this one goes on by itself.
+            time.sleep(1)
+            return str(told)
+        ended = ended or next(filter(None, map(_how_ended, pids)), "")
+        if ended and end - time.monotonic() > 1:
+            end = time.monotonic() + 1
+        time.sleep(0.1)
+    return ended
+
+
+def _told(store: Any) -> str:
+    return str(bytes(store.get(_key("cause"))).decode("utf-8", "replace")) if store.add(_key("set"), 0) else ""
+
+
+def _answered(ask: Callable[[], Any], without: Any) -> Any:
+    """What ``ask()`` returns; ``without`` if it raises, or does not come to an end in time."""
+    found: Dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            found["answer"] = ask()
+        except Exception as problem:
+            log.debug(f"the store does not answer: {problem!r}")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_STORE)
+    return found.get("answer", without)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process is still there; one that has ended and has not been waited for is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _how_ended(pid: int) -> str:
+    """How a process has ended, in words; "" if it runs. Only a child of ours tells more than that it is gone."""
+    where = f"the process {pid} of another rank"
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except OSError:
+        return "" if is_there(pid) else f"{where} is gone; its own message stands above."
+    if done == 0:
+        return ""
+    if os.WIFSIGNALED(status):
+        return f"{where} was ended by {_named(os.WTERMSIG(status))}."
+    return f"{where} ended with exit code {os.WEXITSTATUS(status)}; its own message stands above."
+
+
+def _named(number: int) -> str:
+    name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
+    return f"{name} (the system's memory may have run out)" if name == "SIGKILL" else name
+
+
+def watch_uncaught(rank: int, pids: List[int]) -> None:
+    """Have an exception that nobody catches told to the other ranks, or followed by what they told, once printed."""
+    if _HOOK:
+        return
+    stock = sys.excepthook
+
+    def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+        stock(kind, error, trace)
+        if not _HOOK or issubclass(kind, KeyboardInterrupt) or _NOT_FIRST in str(error):
+            return
+        found = "" if not follows(error) and claim(rank, told_as(error)) else first_cause(rank, pids)
+        if found:
+            sys.stderr.write(f"{found}\n")
+            sys.stderr.flush()
+
+    _HOOK.extend([stock, hook])
+    sys.excepthook = hook
+
+
+def forget() -> None:
+    """Take the hook back, unless somebody has put his own over it: ours then only passes on to the stock one."""
+    if _HOOK and sys.excepthook is _HOOK[1]:
+        sys.excepthook = _HOOK[0]
+    _HOOK.clear()
+    _CLAIMED.clear()

@@ -1,0 +1,29 @@
+"""A rank that fails in an epoch or a validation ends all ranks, with the cause (all releases).
+
+Stock: the others wait for it in a collective, as long as its process or torch's time limit lasts. Recipes of 1.x and
+2.x start ranks in the background, where nobody ends them; ``Join.__exit__`` tells nobody that it was left by an error.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Dict, Tuple
+
+from torch import distributed
+
+from ddpfix import failures
+from ddpfix.registry import Site
+
+
+def told(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``Executor.train`` and ``Executor.cv``; once it was there, ranks also watch between the two."""
+
+    def run(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+            return wrapped(*args, **kwargs)
+        with failures.told():
+            return wrapped(*args, **kwargs)
+
+    for name in ("train", "cv"):
+        site.once(owner, name, run)
+    site.at_undo(failures.stop)

@@ -1,0 +1,59 @@
+"""What a rank without a batch trains on: a batch that it has had, with gradients that are zero.
+
+To DDP such a rank is like any other, so that steps, learning rates, optimizer states and validations stay equal on all
+ranks. What the others get is the sum of their gradients over the number of all ranks, as under ``model.join``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Tuple
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+
+class Filler:
+    """The smallest batch of this epoch so far, for a model under DDP."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.size = -1
+        self.kept: Any = None
+        self.hooks: List[Any] = []
+        self.momenta: List[Tuple[Any, Any]] = []
+
+    def keep(self, batch: Any) -> None:
+        """Called with each batch that is trained on; the smallest one costs least."""
+        size = _elements(batch)
+        if self.kept is None or size < self.size:
+            self.size, self.kept = size, batch
+
+    def batch(self) -> Any:
+        """The batch; from the first one on until :meth:`end`, this rank's gradients are zero."""
+        if not self.hooks:
+            self._begin()
+        return dict(self.kept) if isinstance(self.kept, dict) else self.kept
+
+    def _begin(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                # Before DDP sees it, and also where a loss is not finite (zero times infinity would not be zero).
+                self.hooks.append(parameter.register_hook(torch.zeros_like))
+        for module in self.model.modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                # Rank 0's statistics become those of the others: they are not to become those of this one batch.
+                self.momenta.append((module, module.momentum))
+                module.momentum = 0.0
+
+    def end(self) -> None:
+        """The rank has gradients again, from the next epoch on."""
+        for hook in self.hooks:
+            hook.remove()
+        for module, momentum in self.momenta:
+            module.momentum = momentum
+        self.hooks, self.momenta, self.kept = [], [], None
+
+
+def _elements(batch: Any) -> int:
+    parts: Iterable[Any] = batch.values() if isinstance(batch, dict) else batch
+    return sum(part.numel() for part in parts if isinstance(part, torch.Tensor))

@@ -1,0 +1,33 @@
+"""Options that take True or False (``--use_lora False``): argparse makes ``bool("False")`` of it, which is True."""
+
+from __future__ import annotations
+
+import argparse
+from types import ModuleType
+from typing import Any
+
+from ddpfix.registry import Site
+
+from . import values
+
+
+def read(site: Site, module: ModuleType, owner: Any) -> None:
+    """The target's last name is a function that adds options to a parser and returns it."""
+    for name in ("add_lora_args", "add_fsdp_args"):
+        site.once(module, name, _added)
+
+
+def _added(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    parser = wrapped(*args, **kwargs)
+    for action in parser._actions:
+        if action.type is bool:
+            action.type = _truth
+    return parser
+
+
+def _truth(text: str) -> bool:
+    """An empty text stays what it was, False."""
+    found = values.truth(text) if text else False
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false: accepted are {values.TRUTHS}")
+    return found

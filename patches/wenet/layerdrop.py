@@ -1,0 +1,37 @@
+"""Stochastic depth of branchformer and e_branchformer: every rank skips the same layers, or none does.
+
+Up to 3.0.1 each layer draws for itself; from 3.1.0 on ``LayerDropModuleList`` draws for all of its layers when it is
+iterated over, and branchformer's layers for their attention branch. All of it comes from torch's global CPU generator,
+whose seed is the same on every rank (777) until a dynamic chunk mask, whose draws depend on the length of the batch, or
+a batch that one rank skips sets the ranks apart.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Optional
+
+from ddpfix import depth, draws, wrapping
+from ddpfix.registry import PatchError, Site
+
+
+def sync(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Rank-synchronous decisions in the training forwards of wrapped models."""
+    depth.put(site, owner, depth.share)
+    wrapping.before(site, lambda model: depth.put_all(site, model, depth.share))
+    return True
+
+
+def off(site: Site, module: ModuleType, owner: Any) -> bool:
+    """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
+    silent: Optional[type] = None
+    if draws.drawing_method(owner) is not None:
+        depth.put(site, owner, draws.silence)
+        silent = owner
+    if "forward" in vars(owner) and draws.drawing_method(owner) != "forward" and draws.rate_paths(owner.forward):
+        # What is left of a rate in a layer of 3.1.0 and later: its output is scaled up for the steps in which it rests.
+        draws.silence(site, owner, "forward")
+        silent = owner
+    if silent is None:
+        raise PatchError(f"{owner.__qualname__} has no rate any more")
+    return True

@@ -1,0 +1,108 @@
+"""``--override_config``: what is given arrives, or the run ends and says what is accepted.
+
+WeNet takes ``"key value"`` only: ``key=value`` and values with spaces are skipped with a line in the log, every word
+but true and True is False, a key that the YAML lacks is a KeyError and one whose value is null a TypeError.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from types import ModuleType
+from typing import Any, Dict, Iterator, List, Tuple
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import values
+
+# The key, and the value behind a space, an equals sign, or a colon with a space.
+_ITEM = re.compile(r"^\s*(?P<new>\+?)(?P<key>[^\s=]*[^\s=:])(?:\s*=\s*|:?\s+)(?P<value>\S.*?)\s*$", re.DOTALL)
+_ACCEPTED = 'accepted are "a.b value" and "a.b=value", and "+a.b value" for a key that the YAML does not have'
+
+
+def read(site: Site, module: ModuleType, owner: Any) -> None:
+    """Replace the function that train.py takes by name from this module."""
+    site.once(module, "override_config", _override)
+
+
+def _override(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Dict[str, Any]:
+    return _overridden(*args, **kwargs)
+
+
+def _overridden(configs: Dict[str, Any], override_list: List[str]) -> Dict[str, Any]:
+    new_configs = copy.deepcopy(configs)
+    for item in override_list:
+        try:
+            _apply(new_configs, item)
+        except ValueError as error:
+            raise ValueError(f"--override_config {item!r}: {error}") from None
+    return new_configs
+
+
+def _apply(configs: Dict[str, Any], item: str) -> None:
+    found = _ITEM.match(item)
+    if found is None:
+        raise ValueError(f"no key and value can be read here; {_ACCEPTED}")
+    name, text = found["key"], found["value"]
+    section, last, missing = _place(configs, name)
+    if not missing:
+        old = section[last]
+        section[last] = values.like(old, text, name)
+        log.info(f"override_config: {name} is {section[last]!r} (was {old!r})")
+        return
+    if not found["new"]:
+        _refuse_slips(configs, section, name, missing)
+    for part in missing[:-1]:
+        section[part] = {}
+        section = section[part]
+    section[missing[-1]] = values.read(text)
+    log.info(f"override_config: {name} is not in the YAML, and is now {section[missing[-1]]!r}")
+
+
+def _place(configs: Any, name: str) -> Tuple[Any, Any, List[str]]:
+    """(section, key in it, parts that are missing) of a dotted name; the key is the last one where nothing is missing.
+
+    Raises:
+        ValueError: the name leads through something that is no section.
+    """
+    section, parts = configs, name.split(".")
+    for index, part in enumerate(parts):
+        key = _key(section, part, ".".join(parts[:index]))
+        if key is None:
+            return section, None, parts[index:]
+        if index == len(parts) - 1:
+            return section, key, []
+        if section[key] is None:
+            section[key] = {}
+        section = section[key]
+    raise AssertionError(name)
+
+
+def _key(section: Any, part: str, so_far: str) -> Any:
+    """The key that a part of a name stands for: not every key of a YAML file is a text."""
+    if isinstance(section, list):
+        if part.lstrip("-").isdigit() and -len(section) <= int(part) < len(section):
+            return int(part)
+        raise ValueError(f"{so_far} is a list of {len(section)}, and {part!r} is no index of it")
+    if not isinstance(section, dict):
+        raise ValueError(f"{so_far} is {section!r} and has no keys; {_ACCEPTED}")
+    return next((key for key in section if key == part or str(key) == part), None)
+
+
+def _refuse_slips(configs: Dict[str, Any], section: Dict[str, Any], name: str, missing: List[str]) -> None:
+    """A key that looks like a slip is an error: a setting that is added beside the one that was meant gets lost."""
+    end = ".".join(missing)
+    start = name[: len(name) - len(end)]
+    elsewhere = [path for path in _paths(configs) if path.startswith(start) and path.endswith("." + end)]
+    near = difflib.get_close_matches(missing[0], [str(key) for key in section], cutoff=0.9)
+    meant = elsewhere or [start + ".".join([word, *missing[1:]]) for word in near]
+    if meant:
+        raise ValueError(f"the YAML has no {name}; did you mean {' or '.join(meant)}? {_ACCEPTED}")
+
+
+def _paths(section: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in section.items() if isinstance(section, dict) else ():
+        yield f"{prefix}{key}"
+        yield from _paths(value, f"{prefix}{key}.")

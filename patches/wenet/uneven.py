@@ -1,0 +1,111 @@
+"""Ranks with different numbers of batches train an epoch together (WeNet 1.0 to main; issues 842 and 2266).
+
+Stock has no means against it in 1.x. From 2.0 on a rank that is done waits in ``model.join``, which goes wrong where
+the others come to anything else than a training step (validation in step mode) and leaves ranks with different
+learning rates; deepspeed and FSDP have a barrier with a time limit instead, which cannot tell slow from done.
+
+Here each rank fetches one batch ahead, and ranks agree on batch n+1 while step n runs (:mod:`.batches`). All ranks
+then take the same number of steps, so that nothing else in an epoch is uneven:
+
+join: ranks that are done go on with zero gradients (:mod:`.filler`) until the last one is. Nothing is dropped, and the
+    mean over ranks is the one of ``model.join``. DDP only.
+stop: all ranks stop when the first one is done, and the rest is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpfix import ahead, log
+from ddpfix.registry import PatchError, Site
+from ddpfix.uneven import policy
+
+from . import batches, filler
+
+# In every release the training loader is the fourth argument of Executor.train.
+_LOADER = 3
+_LOADERS = ("data_loader", "train_data_loader")
+# Far beyond what torch itself waits for in a step: not to be the first to give up.
+_TIMEOUT = timedelta(hours=24)
+_SHARDED = ("deepspeed", "torch_fsdp")
+
+# One entry for each epoch that runs here under an agreement of ours.
+RUNNING: List[batches.Agreed] = []
+
+
+def even(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``Executor.train``, and on ``wenet_join`` from 3.0.0 on."""
+    if owner is module:
+        site.often(module, "wenet_join", _joined)
+        return
+    names = list(inspect.signature(owner.train).parameters)[1:]
+    if len(names) <= _LOADER or names[0] != "model" or names[_LOADER] not in _LOADERS:
+        raise PatchError(f"Executor.train takes {', '.join(names)}: its loader is not where it was in any release")
+    loader = names[_LOADER]
+    stop = policy(site, "WeNet", {"pad": "join"}) == "stop"
+
+    def train(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+        kind = engine(given)
+        group = ahead.cpu_group(_TIMEOUT) if kind else None
+        if kind and group is None:
+            log.warning("ranks cannot agree on their numbers of batches: this needs gloo, which is not to be had here")
+        if group is None:
+            return wrapped(*args, **kwargs)
+        model = given["model"]
+        filling = None if stop or kind != "torch_ddp" else filler.Filler(model)
+        if kind != "torch_ddp" and not stop and "uneven" in site.settings.sources:
+            log.info(f"{kind} has no uneven={site.settings['uneven']}: it does the nearest to it, uneven=stop")
+        given[loader] = batches.Agreed(given[loader], filling, group)
+        with _in_charge(given[loader]), _without_join(model):
+            return wrapped(**given)
+
+    site.once(owner, "train", train)
+
+
+def engine(given: Dict[str, Any]) -> Optional[str]:
+    """What trains on several ranks: torch_ddp, torch_fsdp or deepspeed; None where ranks train each on their own."""
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return None
+    if isinstance(given["model"], DistributedDataParallel):
+        return "torch_ddp"
+    said = (given.get("configs") or {}).get("train_engine")
+    return said if said in _SHARDED else None
+
+
+def _joined(stock: Any) -> Any:
+    def wenet_join(group_join: Any, info_dict: Any) -> Any:
+        # Every rank that gets here has a batch, and so have the others.
+        return False if RUNNING else stock(group_join, info_dict)
+
+    return wenet_join
+
+
+@contextlib.contextmanager
+def _in_charge(loader: batches.Agreed) -> Iterator[None]:
+    RUNNING.append(loader)
+    try:
+        yield
+    finally:
+        RUNNING.remove(loader)
+        loader.close()
+
+
+@contextlib.contextmanager
+def _without_join(model: Any) -> Iterator[None]:
+    """``model.join`` does nothing: no rank is done before the others, and its collectives in each step are saved."""
+    if not isinstance(model, DistributedDataParallel) or "join" in vars(model):
+        yield
+        return
+    model.join = contextlib.nullcontext
+    try:
+        yield
+    finally:
+        del model.join

@@ -1,0 +1,73 @@
+"""``find_unused_parameters`` where gradient checkpointing is on.
+
+WeNet gives DDP ``not grad_ckpt``, because reentrant checkpointing and the flag exclude each other. From 3.1.0 on its
+checkpoints are of the other kind, and False only makes a model fail that leaves parameters out (``ctc_weight: 1.0``
+leaves out the decoder, stochastic depth some layer). Before, the flag and the other kind belong together.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+import torch.utils.checkpoint
+
+from ddpfix import wrapping
+from ddpfix.registry import PatchError, Site
+
+# Whether WeNet is about to wrap a model that it gives the flag's False, which is no wish of the user's.
+_SWITCHED_OFF: ContextVar[bool] = ContextVar("ddpfix_wenet_switched_off", default=False)
+
+
+def flag(site: Site, module: ModuleType, owner: Any) -> None:
+    """Have DDP look for unused parameters although checkpointing is on (3.1.0 and later)."""
+    site.once(module, "wrap_cuda_model", _wrapped)
+    wrapping.needs(site, _why)
+
+
+def both(site: Site, module: ModuleType, owner: Any) -> bool:
+    """The flag, and checkpoints that agree with it (3.0.0 and 3.0.1)."""
+    if hasattr(module, "wrap_cuda_model"):
+        flag(site, module, owner)
+        return True
+    stock = getattr(module, "ckpt", None)
+    if stock is not torch.utils.checkpoint:
+        raise PatchError(f"{module.__name__}.ckpt is not torch.utils.checkpoint any more")
+    if "use_reentrant" not in inspect.signature(stock.checkpoint).parameters:
+        raise PatchError("this torch has the reentrant checkpoint only, which the flag excludes")
+    # Set by hand: other modules hold torch's own module under a name of theirs, and keep it.
+    vars(module)["ckpt"] = _NonReentrant()
+    site.at_undo(functools.partial(vars(module).__setitem__, "ckpt", stock))
+    return True
+
+
+def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    encoder = getattr(given["model"], "encoder", None)
+    if not getattr(encoder, "gradient_checkpointing", False):
+        return wrapped(*args, **kwargs)
+    token = _SWITCHED_OFF.set(True)
+    try:
+        with wrapping.asked(None):
+            return wrapped(*args, **kwargs)
+    finally:
+        _SWITCHED_OFF.reset(token)
+
+
+def _why(model: Any) -> str:
+    if not _SWITCHED_OFF.get():
+        return ""
+    return "with gradient checkpointing WeNet switches it off, and a part that the loss does not use would be an error"
+
+
+class _NonReentrant:
+    """torch.utils.checkpoint, whose ``checkpoint`` is of the kind that works with unused parameters."""
+
+    def __init__(self) -> None:
+        self.checkpoint = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.utils.checkpoint, name)

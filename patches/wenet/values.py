@@ -1,0 +1,88 @@
+"""What a text on the command line means in the place of a value that a YAML file holds."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+import yaml
+
+from ddpfix import log
+
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+_NULL = ("null", "~")
+TRUTHS = ", ".join([*_TRUE, *_FALSE])
+
+
+def truth(text: str) -> Optional[bool]:
+    """What a word means as True or False, in capitals or not; None if it is neither."""
+    word = text.strip().lower()
+    return word in _TRUE if word in _TRUE + _FALSE else None
+
+
+def like(old: Any, text: str, name: str) -> Any:
+    """The value that ``text`` means where ``old`` stood.
+
+    Raises:
+        ValueError: it means none; the message names the key and says what is accepted.
+    """
+    if text.lower() in _NULL:
+        return None
+    if isinstance(old, dict):
+        raise ValueError(f"{name} is a section; give one of its keys: {', '.join(f'{name}.{key}' for key in old)}")
+    if isinstance(old, bool):
+        found = truth(text)
+        if found is None:
+            raise ValueError(f"{name} is {old}, and {text!r} is neither true nor false: accepted are {TRUTHS}")
+        return found
+    if isinstance(old, (int, float)):
+        return _number(old, text, name)
+    if isinstance(old, (list, tuple)):
+        return type(old)(_items(list(old), text))
+    return _unquoted(text) if isinstance(old, str) else read(text)
+
+
+def read(text: str) -> Any:
+    """A value of which nothing is known, as YAML reads it, and numbers like 1e-4 as numbers."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(found, str):
+        for number in (int, float):
+            try:
+                return number(found)
+            except ValueError:
+                continue
+    return found
+
+
+def _number(old: Any, text: str, name: str) -> Any:
+    try:
+        if isinstance(old, int) and text.lstrip("+-").isdigit():
+            return int(text)
+        value = float(text)
+        if isinstance(old, float):
+            return value
+        whole = int(value)
+    except (ValueError, OverflowError):
+        kind = "an integer" if isinstance(old, int) else "a number"
+        raise ValueError(f"{name} is {old}, and {text!r} is not {kind} (or null)") from None
+    if whole == value:
+        return whole
+    log.warning(f"override_config: {name} is the integer {old} in the YAML, and becomes {value}")
+    return value
+
+
+def _items(old: List[Any], text: str) -> List[Any]:
+    """``[zh, en]``, ``zh,en`` or ``zh``; each item is of the kind of the old ones."""
+    text = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if "[" in text or "{" in text:
+        found = yaml.safe_load(f"[{text}]")
+        return list(found)
+    words = [_unquoted(word.strip()) for word in text.split(",") if word.strip()]
+    return words if old and all(isinstance(item, str) for item in old) else [read(word) for word in words]
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

@@ -1,0 +1,39 @@
+"""One rank, started by torch elastic: imports fastNLP once, then runs each scenario in a forked child."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+from tests.support import serving
+
+
+def run(scenario: Dict[str, Any], folder: Path) -> None:
+    """Run one scenario in this (forked) process."""
+    from tests.fastnlp import job
+
+    if scenario.get("settings"):
+        import ddpfix
+
+        ddpfix.activate(**scenario["settings"])
+    job.train(scenario, scenario["found"])
+
+
+def main() -> None:
+    import fastNLP  # noqa: F401
+
+    # DDP imports this when it is built; two seconds for each child otherwise.
+    import torch._dynamo  # noqa: F401
+
+    from tests.fastnlp import releases, stand_in
+
+    if releases.has_drivers():
+        import fastNLP.transformers.torch.models.bart
+        import fastNLP.transformers.torch.models.cpt  # noqa: F401
+    stand_in.apply()
+    serving.serve(Path(sys.argv[1]), run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What failed first is what is read, on ranks that torchrun started."""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+import pytest
+
+from tests.fastnlp import launch, releases
+from tests.fastnlp.launch import Result, Scenario
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not releases.has_drivers(), reason="DistTrainer ends no other process"),
+]
+Results = Dict[str, List[Result]]
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+# The rank that is slower fails by itself as well, while the first one is at work.
+BOTH = """
+import time, tests.fastnlp.models as models
+time.sleep(0.3 * models.rank())
+raise ValueError(f"bad sample on rank {models.rank()}")
+"""
+FIRST = "failed first and ends the others. The cause:"
+ENDS = "Start to stop these pids"
+
+
+def scenarios() -> List[Scenario]:
+    return [
+        Scenario("train", "whole", fail={"rank": 1, "where": "train"}),
+        Scenario("evaluate", "whole", evaluate=True, fail={"rank": 1, "where": "evaluate"}),
+        Scenario("killed", "whole", fail={"rank": 1, "where": "train", "how": KILLED}),
+        Scenario("both", "whole", fail={"where": "train", "how": BOTH}),
+        Scenario("interrupted", "whole", fail={"rank": 1, "where": "train", "how": "raise KeyboardInterrupt"}),
+    ]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return launch.train(scenarios(), tmp_path_factory.mktemp("stock"), ddpfix=False)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    off = Scenario("off", "whole", fail={"rank": 1, "where": "train"}, settings={"fastnlp.cause": "0"})
+    return launch.train([*scenarios(), off], tmp_path_factory.mktemp("ours"), ddpfix=True)
+
+
+def test_the_cause_is_said_before_others_are_ended(stock: Results, ours: Results) -> None:
+    before, after = ours["train"][1].log.split(ENDS)
+    assert "ddpfix: rank 1 failed first and ends the others. The cause:\nTraceback" in before
+    assert "\nValueError: bad sample\n" in before
+    assert after.rstrip().endswith("ValueError: bad sample")
+    assert "Traceback" not in stock["train"][1].log.split(ENDS)[0]
+    assert FIRST not in ours["off"][1].log
+    for results in (stock, ours):
+        assert results["train"][0].ended
+        assert results["train"][1].error == "ValueError: bad sample"
+
+
+def test_a_failing_evaluation_keeps_its_error(stock: Results, ours: Results) -> None:
+    # The second time the group is gone, or the other process.
+    assert (stock["evaluate"][1].error or "").split(":")[0] in ("AssertionError", "ProcessLookupError", "ValueError")
+    assert "bad sample" not in (stock["evaluate"][1].error or "")
+    assert ours["evaluate"][1].error == "ValueError: bad sample"
+    assert ours["evaluate"][1].log.count(ENDS) == 1
+    assert ours["evaluate"][0].ended
+
+
+def test_a_rank_that_lost_its_peer_says_so(stock: Results, ours: Results) -> None:
+    assert stock["killed"][1].ended
+    assert ours["killed"][1].ended
+    # Whichever comes first: the process may have been waited for by then, or not.
+    assert (stock["killed"][0].error or "").startswith(("ProcessLookupError: [Errno 3] No such", "RuntimeError: "))
+    assert "rank" not in (stock["killed"][0].error or "")
+    error = ours["killed"][0].error or ""
+    assert error.startswith("RuntimeError: ")
+    assert "by peer" in error
+    last = error.splitlines()[-1]
+    assert last.startswith("ddpfix: rank 0 did not fail first: the process ")
+    assert last.endswith(" of another rank is gone; its own message stands above.")
+    assert FIRST not in ours["killed"][0].log
+
+
+def test_of_two_failures_the_first_is_heard(ours: Results) -> None:
+    assert ours["both"][0].error == "ValueError: bad sample on rank 0"
+    assert "rank 0 failed first" in ours["both"][0].log
+    assert FIRST not in ours["both"][1].log
+
+
+def test_an_interruption_is_left_to_fastnlp(stock: Results, ours: Results) -> None:
+    assert ours["interrupted"][1].error == stock["interrupted"][1].error == "KeyboardInterrupt: "
+    assert FIRST not in ours["interrupted"][1].log

@@ -1,0 +1,92 @@
+"""What stands last on the screen when a rank fails: where fastNLP, and where torchrun, started the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from tests.fastnlp import launch, releases
+from tests.fastnlp.launch import JOB, Scenario
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not releases.has_drivers(), reason="DistTrainer ends no other process"),
+]
+ON = {"DDPFIX": "1"}
+CAUSE = "ValueError: bad sample"
+FAILING: Dict[str, Any] = {"rank": 1, "where": "train"}
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(JOB))
+# Rank 1 fails where fastNLP does not notice, and rank 0 waits for it.
+OUTSIDE = """
+if os.environ["RANK"] == "1":
+    raise ValueError("bad sample")
+torch.distributed.barrier()
+"""
+
+
+def test_silent_ranks_are_heard(tmp_path: Path) -> None:
+    quiet = {"output_from_new_proc": "ignore"}
+    code, screen, _ = launch.alone(Scenario("stock", "whole", quiet, FAILING), tmp_path)
+    assert code == -9
+    assert CAUSE not in screen
+    code, screen, _ = launch.alone(Scenario("ours", "whole", quiet, FAILING), tmp_path, environ=ON)
+    assert code == -9
+    assert "ddpfix: rank 1 failed first and ends the others" in screen
+    assert screen.rstrip().endswith(CAUSE)
+
+
+def test_torchrun_names_the_rank_that_failed(tmp_path: Path) -> None:
+    root = "Root Cause (first observed failure):"
+    code, screen, _ = launch.alone(Scenario("stock", "whole", fail=FAILING), tmp_path, TORCHRUN)
+    assert code != 0
+    assert CAUSE not in screen.split(root)[1]
+    code, screen, _ = launch.alone(Scenario("ours", "whole", fail=FAILING), tmp_path, TORCHRUN, ON)
+    assert code != 0
+    last = screen.split(root)[1]
+    assert "rank      : 1 " in last
+    assert CAUSE in last
+
+
+def test_a_failure_outside_of_a_run_is_read_last(tmp_path: Path) -> None:
+    code, screen, _ = launch.alone(Scenario("stock", "whole", after=OUTSIDE), tmp_path)
+    assert code != 0
+    assert screen.rstrip().splitlines()[-1].startswith("[rank0]: RuntimeError: ")
+    code, screen, _ = launch.alone(Scenario("ours", "whole", after=OUTSIDE), tmp_path, environ=ON)
+    assert code != 0
+    assert "ddpfix: rank 0 did not fail first: rank 1 did. Its error:" in screen
+    assert screen.rstrip().endswith(CAUSE)
+
+
+def test_each_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "logs.py"
+    script.write_text(
+        """
+import os, sys
+from fastNLP.core.drivers.torch_driver.ddp import distributed_open_proc
+for rank in (1, 2):
+    environ = dict(os.environ, FASTNLP_GLOBAL_RANK=str(rank))
+    command = [sys.executable, "-S", "-c", f"print('this is rank {rank}')"]
+    assert distributed_open_proc(sys.argv[1], command, environ, 0).wait() == 0
+"""
+    )
+    found = {}
+    for name, environ in (("stock", {}), ("ours", ON)):
+        folder = tmp_path / name
+        folder.mkdir()
+        subprocess.run([sys.executable, str(script), str(folder)], check=True, env=environment(environ))
+        found[name] = {file.name: file.read_text() for file in folder.glob("*_std.log")}
+    assert found["stock"] == {"0_std.log": "this is rank 2\n"}
+    assert found["ours"] == {f"{rank}_std.log": f"this is rank {rank}\n" for rank in (1, 2)}
+
+
+def environment(more: Dict[str, str]) -> Dict[str, str]:
+    from tests.ranks import launch as ranks
+
+    whole = ranks.environment(more)
+    whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
+    return whole

@@ -1,0 +1,191 @@
+"""What a user says to DDP arrives, wherever he puts it; what is not clear is named (fastNLP issue 458)."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.fastnlp import launch, releases
+from tests.fastnlp.launch import FAILURE, Result, Scenario
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not releases.has_drivers(), reason="there are no ddp_kwargs before 1.0.0"),
+]
+Results = Dict[str, List[Result]]
+FLAG = {"find_unused_parameters": True}
+STATIC = {"static_graph": True}
+# Every place in which a release drops it without a word.
+MISPLACED: Dict[str, Dict[str, Any]] = {
+    "flat": {"torch_kwargs": FLAG},
+    "top": {"ddp_kwargs": FLAG},
+    "of 0.7.0": FLAG,
+    "fsdp": {"torch_kwargs": {"fsdp_kwargs": FLAG}},
+    "fsdp at the top": {"fsdp_kwargs": FLAG},
+    "fairscale": {"fairscale_kwargs": {"ddp_kwargs": FLAG}},
+    "fairscale flat": {"fairscale_kwargs": {"fs_type": "ddp", **FLAG}},
+    "static": STATIC,
+    "static at the top": {"ddp_kwargs": STATIC},
+    "auto": {"driver": "auto", "ddp_kwargs": FLAG},
+}
+OTHERS = [
+    Scenario("told", kwargs={"torch_kwargs": {"ddp_kwargs": FLAG}}),
+    Scenario("told static", kwargs={"torch_kwargs": {"ddp_kwargs": STATIC}}),
+    Scenario("none", "whole", {"torch_kwargs": {"ddp_kwargs": None}}),
+    Scenario("none at the top", "whole", {"ddp_kwargs": None}),
+    Scenario("whole", "whole"),
+    Scenario("both", kwargs={"ddp_kwargs": {"find_unused_parameters": False}, "torch_kwargs": {"ddp_kwargs": FLAG}}),
+    Scenario("misspelled", "whole", {"torch_kwargs": {"ddp_kwargs": {"find_unused_parameter": True}}}),
+    Scenario("misspelled at the top", "whole", {"ddp_kwargs": {"find_unused_parameter": True}}),
+    Scenario("unclear", "whole", {"mixed_precision": "fp16", "torch_kwargs": {"fsdp_kwargs": {"cpu_offload": True}}}),
+    Scenario("sharded", "whole", {"driver": "torch_fsdp"}),
+    Scenario(
+        "of fairscale", "whole", {"driver": "fairscale", "fairscale_kwargs": {}, "torch_kwargs": {"ddp_kwargs": FLAG}}
+    ),
+    Scenario("batched", "batched", {"model_wo_auto_param_call": True, "torch_kwargs": {"ddp_kwargs": FLAG}}),
+    Scenario("batched, misspelled", "batched", {"wo_auto_param_call": True, "torch_kwargs": {"ddp_kwargs": FLAG}}),
+    Scenario("hint", kwargs={"driver": "auto"}),
+    Scenario("hint of torch", kwargs={"driver": "torch"}),
+    Scenario(
+        "driver",
+        "whole",
+        {"ddp_kwargs": FLAG},
+        before="""
+import torch
+from fastNLP import TorchDDPDriver
+given["driver"] = TorchDDPDriver(model, torch.device("cpu"), is_pull_by_torch_run=True)
+""",
+    ),
+]
+HINT = "You may need to pass"
+
+
+def scenarios() -> List[Scenario]:
+    """All runs, without what ddpfix does where nothing is said, which would hide whether something arrives."""
+    found = [Scenario(name, kwargs=kwargs) for name, kwargs in MISPLACED.items()]
+    return [*found, *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return launch.train(scenarios(), tmp_path_factory.mktemp("stock"), ddpfix=False)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    runs = scenarios()
+    for scenario in runs:
+        scenario.settings = {"unused": "off"}
+    off = Scenario("off", kwargs=MISPLACED["flat"], settings={"unused": "off", "overrides": "off"})
+    return launch.train([*runs, off], tmp_path_factory.mktemp("ours"), ddpfix=True)
+
+
+def finished(results: List[Result]) -> List[str]:
+    assert [result.error for result in results] == [None, None], results[0].log + results[1].log
+    assert len(results[0].steps) == 4
+    assert results[0].steps == results[1].steps
+    return results[0].steps
+
+
+def errors(results: List[Result]) -> str:
+    """The errors of the ranks that could say one: the failing rank ends the other."""
+    found = [result.error for result in results if not result.ended]
+    assert found
+    assert all(found)
+    return str(found[0])
+
+
+def said(result: Result) -> str:
+    """What was printed, without rich's line breaks."""
+    return " ".join(result.log.split())
+
+
+@pytest.mark.parametrize("name", MISPLACED)
+def test_what_was_dropped_arrives(stock: Results, ours: Results, name: str) -> None:
+    assert FAILURE in errors(stock[name])
+    for result in stock[name]:
+        assert result.ended or not (result.ddp[0]["find_unused_parameters"] or result.ddp[0]["static_graph"])
+    static = "static" in name
+    reference = stock["told static" if static else "told"]
+    assert finished(ours[name]) == finished(reference)
+    assert ours[name][0].ddp == reference[0].ddp
+    assert all(result.given_stays for result in ours[name])
+    word = "static_graph" if static else "find_unused_parameters"
+    assert f"is used as torch_kwargs={{'ddp_kwargs': {{'{word}': True}}}}" in said(ours[name][0])
+
+
+def test_only_the_cure_does_it(ours: Results) -> None:
+    assert FAILURE in errors(ours["off"])
+
+
+@pytest.mark.parametrize("name", ["none", "none at the top"])
+def test_none_is_nothing(stock: Results, ours: Results, name: str) -> None:
+    if name == "none":
+        assert "AttributeError: 'NoneType' object has no attribute 'items'" in errors(stock[name])
+    assert finished(ours[name]) == finished(stock["whole"])
+
+
+def test_the_right_place_wins(stock: Results, ours: Results) -> None:
+    assert finished(ours["both"]) == finished(stock["told"])
+    expected = "ddp_kwargs: find_unused_parameters=False is not used: find_unused_parameters=True is given as well"
+    assert expected in said(ours["both"][0])
+
+
+def test_a_misspelled_name_is_still_an_error(stock: Results, ours: Results) -> None:
+    refused = "unexpected keyword argument 'find_unused_parameter'"
+    assert refused in errors(stock["misspelled"])
+    assert refused in errors(ours["misspelled"])
+    # Stock drops the whole dictionary there.
+    assert finished(stock["misspelled at the top"])
+    assert refused in errors(ours["misspelled at the top"])
+
+
+def test_what_is_not_clear_is_named(stock: Results, ours: Results) -> None:
+    assert finished(ours["unclear"]) == finished(stock["unclear"]) == finished(stock["whole"])
+    found = said(ours["unclear"][0])
+    assert "mixed_precision is read by nothing; if it is for DDP: torch_kwargs={'ddp_kwargs': " in found
+    assert "fsdp_kwargs (cpu_offload) is read by driver='torch_fsdp' alone" in found
+    assert "mixed_precision" not in said(stock["unclear"][0])
+
+
+def test_fsdp_under_torchrun_is_ddp_and_says_so(stock: Results, ours: Results) -> None:
+    assert len(stock["sharded"][0].ddp) == 1
+    assert finished(ours["sharded"]) == finished(stock["sharded"]) == finished(stock["whole"])
+    words = "driver='torch_fsdp' under torchrun trains with DDP, nothing is sharded"
+    assert words in said(ours["sharded"][0])
+    assert words not in said(ours["whole"][0])
+
+
+def test_what_another_driver_drops_is_named(stock: Results, ours: Results) -> None:
+    # Without fairscale both end here; the warning comes before.
+    assert errors(stock["of fairscale"]) == errors(ours["of fairscale"]) == "AssertionError: fairscale is not imported."
+    words = "torch_kwargs: ddp_kwargs has no effect with driver='fairscale'; DDP is fairscale_kwargs={'fs_type': 'ddp'"
+    assert words in said(ours["of fairscale"][0])
+
+
+def test_what_a_driver_of_the_users_does_not_get_is_named(stock: Results, ours: Results) -> None:
+    assert finished(ours["driver"]) == finished(stock["driver"]) == finished(stock["whole"])
+    assert "ddp_kwargs has no effect beside a driver of your own: give it to that driver" in said(ours["driver"][0])
+
+
+def test_model_wo_auto_param_call_keeps_its_meaning(stock: Results, ours: Results) -> None:
+    # The published advice couples it with the flag; they have nothing to do with each other.
+    assert finished(ours["batched"]) == finished(stock["batched"]) == finished(stock["told"])
+
+
+def test_its_other_spelling_is_named(stock: Results, ours: Results) -> None:
+    assert "The parameters:`['batch']` needed" in errors(stock["batched, misspelled"])
+    assert errors(ours["batched, misspelled"]) == errors(stock["batched, misspelled"])
+    words = "wo_auto_param_call is read by nothing: the keyword is called model_wo_auto_param_call"
+    assert words in said(ours["batched, misspelled"][0])
+    assert words not in said(ours["batched"][0])
+
+
+def test_the_advice_comes_with_every_driver(stock: Results, ours: Results) -> None:
+    def advised(results: List[Result]) -> bool:
+        return any(HINT in said(result) for result in results)
+
+    assert all(FAILURE in errors(results) for results in (stock["hint"], ours["hint"], stock["hint of torch"]))
+    assert (advised(stock["hint"]), advised(stock["hint of torch"])) == (False, True)
+    assert (advised(ours["hint"]), advised(ours["hint of torch"])) == (True, True)

@@ -1,0 +1,161 @@
+"""What WeNet's train.py does around its Executor, with a tiny model and batches that a scenario describes."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict, Optional, Union
+
+import torch
+from torch import distributed
+
+from tests.wenet.uneven_tiny import Batches, Piped, Tiny, era
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def load() -> None:
+    """Import the Executor of the tree on the path; what newer torch and torchaudio lost is supplied."""
+    import torch.nn.modules.conv
+
+    for name, value in (("Union", Union), ("Optional", Optional)):
+        vars(torch.nn.modules.conv).setdefault(name, value)
+    if find_spec("torchaudio") is not None:
+        sox = import_module("torchaudio.utils")
+        vars(sox).setdefault("sox_utils", SimpleNamespace(set_buffer_size=lambda size: None))
+    import_module("wenet.utils.executor")
+
+
+def executor() -> Any:
+    return import_module("wenet.utils.executor").Executor
+
+
+def patched() -> Dict[str, Any]:
+    """What the cures for uneven data change, as it is now."""
+    home = import_module("wenet.utils.executor")
+    found = {"train": vars(home.Executor)["train"], "cv": vars(home.Executor)["cv"]}
+    if hasattr(home, "wenet_join"):
+        found["wenet_join"] = home.wenet_join
+        found["train_utils.wenet_join"] = import_module("wenet.utils.train_utils").wenet_join
+    return found
+
+
+def loader(scenario: Dict[str, Any]) -> Any:
+    """This rank's training batches: numbered from 100 times its rank."""
+    fails = scenario["fail"] or {}
+    own = fails if fails.get("rank") == RANK else None
+    data = Batches(100 * RANK, scenario["counts"][RANK], scenario["empty"], own)
+    if not scenario["workers"]:
+        return data
+
+    return torch.utils.data.DataLoader(Piped(data), batch_size=None, num_workers=1, persistent_workers=True)
+
+
+def run(scenario: Dict[str, Any], folder: Path) -> None:
+    """Train as a scenario (see :mod:`tests.wenet.uneven_runs`) says; fills its ``found``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    # Beyond the scenario's own limit: a rank that waits is to be seen as one that hangs.
+    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    tiny, fails = Tiny(), scenario["fail"] or {}
+    if fails.get("rank") == RANK and fails["where"] in ("step", "cv"):
+        tiny.fail_at = fails["at"]
+    found = scenario["found"]
+    found.update(trained=tiny.trained, steps=[], lr=[], seconds=[])
+    model = wrapped(tiny, scenario["engine"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    scheduler = import_module("wenet.utils.scheduler").WarmupLR(optimizer, warmup_steps=4)
+    optimizer.register_step_post_hook(lambda *_: stepped(found, model, optimizer))
+    doer, data = executor()(), loader(scenario)
+    count_agreements(found)
+    try:
+        for epoch in range(scenario["epochs"]):
+            begun = time.monotonic()
+            train(doer, scenario, data, epoch, folder, model, optimizer, scheduler)
+            found["seconds"].append(time.monotonic() - begun)
+            found["lr_after"] = optimizer.param_groups[0]["lr"]
+            validate(doer, scenario, model)
+    except Exception:
+        time.sleep(scenario["alive"])
+        raise
+    finally:
+        found["executor_step"] = doer.step
+        found["joins"] = "join" in vars(model)
+    note_weights(found, model)
+    distributed.barrier()
+
+
+def count_agreements(found: Dict[str, Any]) -> None:
+    """``agreed``: how many collectives the CPU has in training; DDP's own ones are not seen from here."""
+    stock, found["agreed"] = distributed.all_reduce, 0
+
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        found["agreed"] += "group" in kwargs and kwargs.get("async_op", False)
+        return stock(*args, **kwargs)
+
+    distributed.all_reduce = all_reduce
+
+
+def note_weights(found: Dict[str, Any], model: Any) -> None:
+    """``weights``, which are to be equal on all ranks, and ``statistics`` of BatchNorm, which rank 0's are saved of."""
+    shards = not isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    with type(model).summon_full_params(model) if shards else contextlib.nullcontext():
+        found["weights"] = {name: value.flatten().tolist() for name, value in model.module.named_parameters()}
+    found["statistics"] = {name: value.flatten().tolist() for name, value in model.module.named_buffers()}
+
+
+def wrapped(tiny: Tiny, engine: str) -> Any:
+    if engine == "torch_ddp":
+        return torch.nn.parallel.DistributedDataParallel(tiny, find_unused_parameters=True)
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(tiny, use_orig_params=True, device_id=torch.device("cpu"))
+
+
+def stepped(found: Dict[str, Any], model: Any, optimizer: Any) -> None:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    found["steps"].append(digest.hexdigest()[:16])
+    found["lr"].append(optimizer.param_groups[0]["lr"])
+
+
+def configs(scenario: Dict[str, Any], epoch: int, folder: Path) -> Dict[str, Any]:
+    own = {"accum_grad": scenario["accum"], "grad_clip": 50.0, "log_interval": 1000, "epoch": epoch}
+    if era() < 3:
+        return {**own, "rank": RANK, "is_distributed": True, "use_amp": False}
+    own.update(train_engine=scenario["engine"], model_dir=str(folder), save_states="model_only", dtype="fp32")
+    return {**own, "save_interval": scenario["save_interval"]} if scenario["save_interval"] else own
+
+
+def train(doer: Any, scenario: Dict[str, Any], data: Any, epoch: int, folder: Path, *trained: Any) -> None:
+    conf = configs(scenario, epoch, folder)
+    if era() < 3:
+        doer.train(*trained, data, torch.device("cpu"), None, conf, None)
+        return
+    distributed.barrier()
+    group = distributed.new_group(backend="gloo", timeout=datetime.timedelta(seconds=1))
+    doer.train(*trained, data, validation(scenario), None, conf, None, group)
+    distributed.destroy_process_group(group)
+    distributed.barrier()
+
+
+def validation(scenario: Dict[str, Any]) -> Batches:
+    return Batches(1000, scenario["cv"][RANK])
+
+
+def validate(doer: Any, scenario: Dict[str, Any], model: Any) -> None:
+    if scenario["engine"] != "torch_ddp":
+        return
+    conf = configs(scenario, 0, Path())
+    if era() < 3:
+        scenario["found"]["cv"] = list(doer.cv(model, validation(scenario), torch.device("cpu"), conf))
+    else:
+        scenario["found"]["cv"] = [doer.cv(model, validation(scenario), conf)["loss"]]

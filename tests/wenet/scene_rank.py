@@ -1,0 +1,61 @@
+"""One rank, started by torch elastic: imports the models of a tree once, then acts each scene in a forked child."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Dict
+
+from tests.support import serving
+
+PARTS = (
+    "utils.config",
+    "utils.train_utils",
+    "{}transformer.encoder",
+    "{}transformer.decoder",
+    "{}paraformer.layers",
+    "{}transformer.asr_model",
+    "{}branchformer.encoder",
+    "{}branchformer.encoder_layer",
+    "{}e_branchformer.encoder",
+    "{}e_branchformer.encoder_layer",
+)
+
+
+def run(scenario: Dict[str, Any], folder: Path) -> None:
+    """Act one scene in this (forked) process."""
+    from tests.wenet import scenes
+
+    if scenario["settings"] is not None:
+        import ddpfix
+
+        ddpfix.activate(**scenario["settings"])
+    scenes.ACTS[scenario["act"]](scenario, scenario["found"])
+
+
+def main() -> None:
+    import torch._dynamo  # noqa: F401
+
+    sys.path.insert(0, os.environ["TREE"])
+    from tests.wenet import epochs, nets
+
+    epochs.load()
+    inside = "models." if nets.home() != "wenet" else ""
+    for name in (f"wenet.{part.format(inside)}" for part in PARTS):
+        if _there(name):
+            import_module(name)
+    serving.serve(Path(sys.argv[1]), run)
+
+
+def _there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

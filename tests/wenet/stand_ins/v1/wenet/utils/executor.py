@@ -1,0 +1,50 @@
+"""An Executor with the names and signatures of WeNet 1.0, and its faults: nothing is done about uneven data."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Dict, Tuple
+
+import torch
+
+
+class Executor:
+    def __init__(self) -> None:
+        self.step = 0
+
+    def train(
+        self,
+        model: Any,
+        optimizer: Any,
+        scheduler: Any,
+        data_loader: Any,
+        device: Any,
+        writer: Any,
+        args: Dict[str, Any],
+        scaler: Any,
+    ) -> None:
+        model.train()
+        accum = args["accum_grad"]
+        print("batches:", len(data_loader))
+        for index, (_, feats, target, feats_lengths, target_lengths) in enumerate(data_loader):
+            if len(target_lengths) == 0:
+                continue
+            with nullcontext() if index % accum == 0 else model.no_sync():
+                loss_att, loss_ctc = None, None
+                loss, loss_att, loss_ctc = model(feats, feats_lengths, target, target_lengths)
+                (loss / accum).backward()
+            if index % accum == 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), args["grad_clip"])
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+                self.step += 1
+
+    def cv(self, model: Any, data_loader: Any, device: Any, args: Dict[str, Any]) -> Tuple[float, int]:
+        model.eval()
+        total, seen = 0.0, 1
+        with torch.no_grad():
+            for _, feats, target, feats_lengths, target_lengths in data_loader:
+                loss, _, _ = model(feats, feats_lengths, target, target_lengths)
+                total, seen = total + loss.item() * len(target_lengths), seen + len(target_lengths)
+        return total, seen

@@ -1,0 +1,1 @@
+"""Here for what ddpfix recognises a version of WeNet by."""

@@ -1,0 +1,5 @@
+"""Here for the name under which it takes checkpoints from torch."""
+
+import torch.utils.checkpoint as ckpt
+
+__all__ = ["ckpt"]

@@ -1,0 +1,43 @@
+"""``--use_lora False`` is False."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.wenet import acts, trees
+
+WORDS = ["True", "true", "1", "yes", "False", "false", "0", "no", "OFF", "", "maybe"]
+MEANT = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word != "maybe"}
+
+
+@pytest.fixture(scope="module", params=trees.every(("v3",), ("v3.1.0", "main")))
+def found(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
+    tree: Path = request.param
+    scenes = [
+        acts.scene("stock", "flags", words=WORDS),
+        acts.scene("ours", "flags", {"overrides": "apply"}, words=WORDS),
+        acts.scene("off", "flags", {"overrides": "off"}, words=WORDS),
+        acts.scene("undone", "undone", arguments={}, modules=["wenet.utils.train_utils", "wenet.utils.config"]),
+    ]
+    return acts.run(tree, scenes, tmp_path_factory.mktemp("flags"))
+
+
+def test_stock_takes_every_word_for_true(found: Dict[str, List[Any]]) -> None:
+    for name in ("stock", "off"):
+        assert {word: found[name][0][word] for word in WORDS} == {word: [bool(word), bool(word), 8] for word in WORDS}
+
+
+def test_words_mean_what_they_say(found: Dict[str, List[Any]]) -> None:
+    for rank in found["ours"]:
+        assert {word: rank[word] for word in MEANT} == {word: [meant, meant, 8] for word, meant in MEANT.items()}
+        assert rank["maybe"] == "error"
+        assert "argument --use_lora: 'maybe' is neither true nor false: accepted are true, yes, on, 1, false" in rank["log"]
+
+
+def test_undo_leaves_everything_as_it_was(found: Dict[str, List[Any]]) -> None:
+    for rank in found["undone"]:
+        assert {"wenet.flags", "wenet.overrides"} <= set(rank["applied"])
+        assert rank["problems"] == [] and rank["changed"] > 0 and rank["left"] == 0

@@ -1,0 +1,85 @@
+"""What newer torch and torchaudio broke at import: stock fails, the missing name is supplied, and taken back again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from tests.wenet import trees
+from tests.wenet.test_versions import ran
+
+CODE = """
+import importlib, sys
+import torch.nn.modules.conv as conv
+try:
+    import torchaudio.utils as audio
+except ImportError:
+    audio = None
+def state():
+    return [hasattr(conv, "Union"), hasattr(conv, "Optional"), hasattr(audio, "sox_utils")]
+for name in {before!r}:
+    importlib.import_module(name)
+before = state()
+importlib.import_module({name!r})
+import ddpfix
+if ddpfix.report().active:
+    within = state()
+    from ddpfix import engine
+    print(before, within, engine.deactivate(), state(), state() == before)
+"""
+CONV = "squeezeformer.conv2d"
+TORCH = "cannot import name"
+SOX = "module 'torchaudio.utils' has no attribute 'sox_utils'"
+
+
+def conv2d(tree: Path) -> str:
+    return f"wenet.models.{CONV}" if trees.version(tree) == "3.2.0.dev0" else f"wenet.{CONV}"
+
+
+def processor(tree: Path) -> str:
+    return f"wenet.dataset{'.deprecated' if trees.version(tree) == '3.2.0.dev0' else ''}.processor"
+
+
+def missing(module: str, name: str) -> bool:
+    found: Any = pytest.importorskip(module)
+    return not hasattr(found, name)
+
+
+def said(name: str, tree: Path, before: List[str], **environ: str) -> Any:
+    return ran(["-W", "ignore", "-c", CODE.format(name=name, before=before)], tree, **environ)
+
+
+@pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("main",)))
+def test_names_of_typing(tree: Path) -> None:
+    if not missing("torch.nn.modules.conv", "Union"):
+        pytest.skip("this torch still has them")
+    stock = said(conv2d(tree), tree, [])
+    assert stock.returncode == 1 and f"ImportError: {TORCH} '" in stock.stderr
+    assert "from 'torch.nn.modules.conv'" in stock.stderr
+    done = said(conv2d(tree), tree, ["torch"], DDPFIX="1")
+    assert done.returncode == 0, done.stderr
+    first, within = done.stdout.splitlines()[-1].split("] ")[:2]
+    assert first.startswith("[False, False,") and within.startswith("[True, True,")
+    assert done.stdout.splitlines()[-1].endswith("True"), done.stdout
+
+
+@pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("v2.2.1", "v3.0.0", "v3.1.0", "main")))
+def test_the_buffer_of_sox(tree: Path) -> None:
+    if not missing("torchaudio.utils", "sox_utils"):
+        pytest.skip("this torchaudio still has it")
+    names = {"DDPFIX": "1", "DDPFIX_WENET_SOX_BUFFER": "0"}
+    stock = said(processor(tree), tree, [], **names)
+    assert stock.returncode == 1 and f"AttributeError: {SOX}" in stock.stderr
+    done = said(processor(tree), tree, ["torch"], DDPFIX="1")
+    assert done.returncode == 0, done.stderr
+    assert ", True] [] [" in done.stdout.splitlines()[-1] and done.stdout.splitlines()[-1].endswith("True")
+
+
+@pytest.mark.parametrize("tree", trees.real(("v2.2.1", "v3.0.0", "v3.1.0", "main")))
+def test_init_model_can_be_imported(tree: Path) -> None:
+    stock = said("wenet.utils.init_model", tree, [])
+    assert stock.returncode == 1 and f"ImportError: {TORCH} '" in stock.stderr
+    done = said("wenet.utils.init_model", tree, [], DDPFIX="1")
+    assert done.returncode == 0, done.stderr

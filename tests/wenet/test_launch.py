@@ -1,0 +1,121 @@
+"""Ways in which WeNet's recipes start ``wenet/bin/train.py``, and ways to switch ddpfix on: every rank is patched.
+
+An item of ``--override_config`` that nobody can read tells them apart: stock skips it with a line.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.wenet import trees
+
+PROBE = Path(__file__).with_name("probe.py")
+REFUSED = "ValueError: --override_config 'nonsense': no key and value can be read here"
+NEEDED = ("--data_type", "raw", "--train_data", "x", "--cv_data", "x", "--model_dir", "m", "--override_config", "nonsense")
+# One background process a GPU and wait, as recipes up to 2.2.1 do it, with a path that is relative.
+RECIPE = """
+cd {tree}/wenet
+export PYTHONPATH=../:$PYTHONPATH
+for rank in 0 1; do
+  RANK=$rank {python} {script} {words} > {out}/$rank.log 2>&1 &
+done
+wait
+"""
+
+
+def start(words: List[Any], environ: Dict[str, str], folder: Path) -> Any:
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+
+
+def arguments(folder: Path) -> List[str]:
+    config = folder / "train.yaml"
+    config.write_text("accum_grad: 1\ndataset_conf: {}\n")
+    return ["--config", str(config), *NEEDED]
+
+
+def script(tree: Path) -> Path:
+    return tree / "wenet" / "bin" / "train.py"
+
+
+@pytest.mark.parametrize("tree", trees.every(("v3",), ("v2.0.0", "v2.2.1", "v3.0.0", "v3.1.0", "main")))
+def test_the_script_itself(tree: Path, tmp_path: Path) -> None:
+    """Some releases of torchaudio and torch have to be mended for it to begin at all."""
+    done = start([sys.executable, script(tree), *arguments(tmp_path)], trees.environ(tree, DDPFIX="1"), tmp_path)
+    assert done.returncode == 1 and REFUSED in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("tree", trees.every(("v3",), ("v2.0.0", "main")))
+def test_stock_goes_on(tree: Path, tmp_path: Path) -> None:
+    """With all our patches off, but for the imports that could not be done here."""
+    environ = trees.environ(tree, DDPFIX="1", DDPFIX_OVERRIDES="off")
+    done = start([sys.executable, script(tree), *arguments(tmp_path)], environ, tmp_path)
+    assert REFUSED not in done.stdout
+    if tree.parent != trees.STAND_INS:
+        assert "the overrive nonsense format not correct, skip it" in done.stdout, done.stdout
+
+
+AUTO = "import ddpfix.auto, runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+WAYS = {
+    "variable": ({"DDPFIX": "1"}, []),
+    "run": ({}, ["-m", "ddpfix", "run"]),
+    "auto": ({}, ["-c", AUTO]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("tree", trees.every(("v3",), ("v2.0.0",)))
+def test_every_way_to_switch_it_on(tree: Path, way: str, tmp_path: Path) -> None:
+    environ, before = WAYS[way]
+    words = [sys.executable, *before, script(tree), *arguments(tmp_path)]
+    done = start(words, trees.environ(tree, **environ), tmp_path)
+    assert REFUSED in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("before", [[], ["-m", "ddpfix", "run"]], ids=["variable", "run"])
+@pytest.mark.parametrize("tree", trees.every(("v3",), ("v3.0.0",)))
+def test_torchrun(tree: Path, before: List[str], tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--tee", "3"]
+    switch = {} if before else {"DDPFIX": "1"}
+    words = [sys.executable, *torchrun, *before, script(tree), *arguments(tmp_path)]
+    done = start(words, trees.environ(tree, **switch), tmp_path)
+    for rank in (0, 1):
+        assert any(f"{rank}]:" in line and REFUSED in line for line in done.stdout.splitlines()), done.stdout
+
+
+@pytest.mark.parametrize("tree", trees.every(("v3",), ("v2.2.1",)))
+def test_a_recipe_with_one_process_a_gpu(tree: Path, tmp_path: Path) -> None:
+    words = " ".join(arguments(tmp_path))
+    text = RECIPE.format(tree=tree, python=sys.executable, script="bin/train.py", words=words, out=tmp_path)
+    done = start(["bash", "-c", text], trees.environ(Path(os.devnull), DDPFIX="1"), tmp_path)
+    assert done.returncode == 0
+    for rank in (0, 1):
+        said = (tmp_path / f"{rank}.log").read_text()
+        assert REFUSED in said, said
+
+
+@pytest.mark.parametrize("way", ["variable", "run", "auto"])
+@pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("v2.0.0", "main")))
+def test_data_loader_workers(tree: Path, way: str, tmp_path: Path) -> None:
+    """A forked worker inherits the patches, a spawned one gets them by the environment."""
+    environ, before = WAYS[way]
+    if way == "variable":
+        stock = start([sys.executable, PROBE, "fork"], trees.environ(tree), tmp_path)
+        assert [line for line in stock.stdout.splitlines() if " True" in line] == []
+    words = [sys.executable, *before, PROBE, "fork", *([] if way == "auto" else ["spawn"])]
+    done = start(words, trees.environ(tree, **environ), tmp_path)
+    told = [line for line in done.stdout.splitlines() if line.endswith((" True", " False"))]
+    assert told == ["main True", "fork True", *([] if way == "auto" else ["spawn True"])], done.stdout

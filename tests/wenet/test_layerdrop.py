@@ -1,0 +1,136 @@
+"""Stochastic depth: with dynamic chunks and batches of different lengths, all ranks skip the same layers.
+
+The reference does not go through ddpfix: stock code, whose draws are scripted to the decisions that ddpfix took.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.wenet import acts, trees
+
+TREES = trees.every(("v2", "v30", "v3"), ("v2.2.1", "v3.0.0", "v3.1.0", "main"))
+ON = {"layerdrop": "sync"}
+STEPS = 6
+# What is asked for, by name.
+KINDS: Dict[str, Dict[str, Any]] = {
+    "branchformer": {"encoder": "branchformer", "rate": 0.5},
+    "attention": {"encoder": "branchformer", "rate": 0.0, "branch": 0.5},
+    "both": {"encoder": "branchformer", "rate": 0.25, "branch": 0.5},
+    "e_branchformer": {"encoder": "e_branchformer", "rate": 0.5},
+}
+
+
+def kinds(tree: Path) -> List[str]:
+    return [name for name in KINDS if name != "e_branchformer" or trees.version(tree) != "2.2.1"]
+
+
+def recomputes(tree: Path) -> bool:
+    """Whether these encoders can checkpoint their layers."""
+    return tree.parent != trees.STAND_INS and trees.version(tree) in ("3.1.0", "3.2.0.dev0")
+
+
+@pytest.fixture(scope="module", params=TREES)
+def tree(request: Any) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
+    folder = tmp_path_factory.mktemp("layerdrop")
+    scenes = []
+    for name in kinds(tree):
+        plan = {**KINDS[name], "steps": STEPS}
+        none = {**plan, "rate": 0.0, **({"branch": 0.0} if "branch" in plan else {})}
+        scenes += [
+            acts.scene(f"stock_{name}", "depth", **plan),
+            acts.scene(f"ours_{name}", "depth", ON, spied=True, moved=True, **plan),
+            acts.scene(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
+            acts.scene(f"none_{name}", "depth", **none),
+        ]
+    alone = {**KINDS["branchformer"], "steps": STEPS}
+    scenes.append(acts.scene("stock_moved", "depth", moved=True, **{**alone, "same_length": True}))
+    scenes.append(acts.scene("stock_level", "depth", **{**alone, "same_length": True}))
+    if recomputes(tree):
+        again = {**KINDS["both"], "steps": STEPS, "checkpointing": True}
+        scenes.append(acts.scene("ours_again", "depth", ON, moved=True, **again))
+    for setting in ("sync", "off"):
+        modules = [f"wenet.{part}" for part in _modules(tree)]
+        scenes.append(acts.scene(f"undone_{setting}", "undone", arguments={"layerdrop": setting}, modules=modules))
+    first = acts.run(tree, scenes, folder)
+    scripts = []
+    for name in kinds(tree):
+        decisions = _decisions(first[f"ours_{name}"])
+        plan = {**KINDS[name], "steps": STEPS, "moved": True, "decisions": decisions}
+        scripts.append(acts.scene(f"by_hand_{name}", "depth", **plan))
+    return {**first, **acts.run(tree, scripts, folder)}
+
+
+def _modules(tree: Path) -> List[str]:
+    inside = "models." if trees.version(tree) == "3.2.0.dev0" else ""
+    parts = ["branchformer.encoder_layer"] + (["e_branchformer.encoder_layer"] if trees.version(tree) != "2.2.1" else [])
+    parts += ["branchformer.encoder"] if trees.version(tree) >= "3.1" else []
+    return [inside + part for part in parts]
+
+
+def _decisions(ranks: List[Any]) -> Dict[str, Any]:
+    assert all(rank is not None and rank["error"] is None for rank in ranks), [rank and rank["log"] for rank in ranks]
+    return {str(number): rank["decisions"] for number, rank in enumerate(ranks)}
+
+
+def ran(ranks: List[Any]) -> List[Any]:
+    assert all(rank is not None and rank["error"] is None for rank in ranks), [rank and rank["log"] for rank in ranks]
+    return [rank["ran"] for rank in ranks]
+
+
+def test_stock_skips_other_layers_on_each_rank(tree: Path, found: Dict[str, List[Any]]) -> None:
+    for name in kinds(tree):
+        one, other = ran(found[f"stock_{name}"])
+        assert one != other, name
+
+
+def test_the_cause_is_a_generator_that_one_rank_has_used_more(found: Dict[str, List[Any]]) -> None:
+    """With batches of one length ranks agree by luck, until one of them skips a batch."""
+    one, other = ran(found["stock_level"])
+    assert one == other
+    one, other = ran(found["stock_moved"])
+    assert one[:1] == other[:1] and one != other
+
+
+def test_all_ranks_skip_the_same_layers(tree: Path, found: Dict[str, List[Any]]) -> None:
+    for name in kinds(tree):
+        one, other = ran(found[f"ours_{name}"])
+        assert one == other, name
+        assert len({str(step) for step in one}) > 1, "every step skipped the same layers"
+
+
+def test_training_equals_stock_with_these_decisions(tree: Path, found: Dict[str, List[Any]]) -> None:
+    for name in kinds(tree):
+        assert ran(found[f"by_hand_{name}"]) == ran(found[f"ours_{name}"])
+        for rank in (0, 1):
+            assert found[f"ours_{name}"][rank]["weights"] == found[f"by_hand_{name}"][0]["weights"], name
+
+
+def test_recomputed_layers_get_the_decisions_of_their_forward(tree: Path, found: Dict[str, List[Any]]) -> None:
+    if not recomputes(tree):
+        pytest.skip("these encoders do not checkpoint their layers")
+    one, other = ran(found["ours_again"])
+    assert one == other
+    assert found["ours_again"][0]["weights"] == found["ours_both"][0]["weights"]
+
+
+def test_off_is_rate_0(tree: Path, found: Dict[str, List[Any]]) -> None:
+    for name in kinds(tree):
+        assert ran(found[f"off_{name}"]) == ran(found[f"none_{name}"]), name
+        assert all(len({layer for layer, _ in step}) == 4 for step in ran(found[f"off_{name}"])[0])
+        assert found[f"off_{name}"][0]["weights"] == found[f"none_{name}"][0]["weights"], name
+
+
+def test_undo_leaves_everything_as_it_was(found: Dict[str, List[Any]]) -> None:
+    for setting, patch in (("sync", "wenet.layerdrop"), ("off", "wenet.layerdrop_off")):
+        for rank in found[f"undone_{setting}"]:
+            assert rank["error"] is None and patch not in rank["failed"] and rank["problems"] == []
+            assert patch in rank["applied"] and rank["changed"] > 0 and rank["left"] == 0

@@ -1,0 +1,173 @@
+"""Ranks with unequal numbers of batches end an epoch together: Executors of real trees, and stand-ins of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import pytest
+
+from tests.wenet import trees, uneven_runs, uneven_scenarios
+from tests.wenet.uneven_by_hand import apart, by_hand
+from tests.wenet.uneven_runs import Outcome, era, shards, trained
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+TREES: List[Any] = [pytest.param(STAND_INS / name, id=f"stand_in_{name}") for name in ("v1", "v2", "v3")]
+# The table in docs/wenet.md is of all scenarios; these are enough to show each fault.
+STOCK = ("uneven", "step_mode", "validation", "empty", "loader", "fsdp")
+WAITING = "its process is ended"
+
+
+class Runs:
+    """All runs on one tree."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self.tree, self.era = tree, era(tree)
+        plans = [plan for plan in uneven_scenarios.stock(tree) if plan.name in STOCK]
+        self.stock = uneven_runs.train(tree, plans, folder / "stock")
+        self.cured = uneven_runs.train(tree, uneven_scenarios.cured(tree), folder / "cured")
+
+    def __getitem__(self, name: str) -> Outcome:
+        if name not in self.cured:
+            pytest.skip("this release has nothing of the kind")
+        return self.cured[name]
+
+    def as_by_hand(self, name: str, numbers: Sequence[Sequence[int]], **how: Any) -> bool:
+        """Whether all ranks ended well and equal, where training by hand ends, too."""
+        outcome = self[name]
+        if not outcome.well() or not outcome.equal():
+            return False
+        expected, first = by_hand(numbers, self.era, **how), outcome.ranks[0] or {}
+        far = [apart(first[part], expected[part]) for part in ("weights", "statistics")]
+        print(far, first["lr_after"], expected["lr"])
+        return max(far) < 1e-5 and first["lr_after"] == expected["lr"]
+
+
+@pytest.fixture(scope="module", params=[*TREES, *trees.real()])
+def runs(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(request.param, tmp_path_factory.mktemp("uneven"))
+
+
+def test_stock_goes_wrong(runs: Runs) -> None:
+    words = {name: outcome.word() for name, outcome in runs.stock.items()}
+    broken = ("hangs", "aborts", "error")
+    assert words["empty"] in broken and words["loader"] == "hangs"
+    if runs.era == 1:
+        assert words["uneven"] == "hangs"
+        return
+    # From 2.0 on all batches are trained, but learning rates differ, and in the second epoch so do the weights.
+    assert words["uneven"] == "ranks differ" and words["validation"] in broken
+    assert runs.stock["uneven"].of("trained") == trained((3, 5), epochs=2)
+    one, other = runs.stock["uneven"].ranks
+    assert one and other and one["lr_after"] > other["lr_after"] and one["steps"][3] != other["steps"][5]
+    if runs.era == 3:
+        assert words["step_mode"] in broken
+    if shards(runs.tree):
+        assert all("has no attribute 'options'" in error for error in runs.stock["fsdp"].errors)
+
+
+@pytest.mark.parametrize("name", ["uneven", "pipe"])
+def test_a_rank_that_is_done_adds_zeros_until_the_last_one_is(runs: Runs, name: str) -> None:
+    assert runs.as_by_hand(name, trained((3, 5)), rounds=2)
+    first, second = runs[name].of("trained")
+    assert second == [100, 101, 102, 103, 104] * 2
+    # Batch 0 is the smallest one of that rank.
+    assert first == [0, 1, 2, 0, 0] * 2
+    assert "ranks had 3 to 5 batches in this epoch: each took 5 steps" in runs[name].logs[0]
+
+
+def test_three_ranks(runs: Runs) -> None:
+    assert runs.as_by_hand("three", trained((2, 4, 3)))
+    assert [len(batches) for batches in runs["three"].of("trained")] == [4, 4, 4]
+
+
+def test_a_rank_without_a_batch_is_lent_one(runs: Runs) -> None:
+    assert runs.as_by_hand("nothing", trained((0, 3)))
+    assert runs["nothing"].of("trained") == [[100, 100, 100], [100, 101, 102]]
+    assert "ranks [0] have no batch at all in this epoch" in runs["nothing"].logs[0]
+
+
+@pytest.mark.parametrize("name", ["uneven_stop", "pipe_stop", "three_stop", "step_mode_stop"])
+def test_all_stop_at_the_shortest(runs: Runs, name: str) -> None:
+    outcome = runs[name]
+    counts, rounds = ((2, 4, 3), 1) if name == "three_stop" else ((3, 5), 1 if name == "step_mode_stop" else 2)
+    assert runs.as_by_hand(name, trained(counts), stop=True, rounds=rounds)
+    shortest = min(counts)
+    assert outcome.of("trained") == [own[:shortest] * rounds for own in trained(counts)]
+    left = f"{sum(counts) - shortest * len(counts)} batches of {len(counts) - 1} ranks are left out"
+    assert f"ranks stopped after {shortest} steps" in outcome.logs[0] and outcome.logs[0].count(left) == rounds
+
+
+@pytest.mark.parametrize("name", ["nothing_stop", "fsdp_nothing"])
+def test_to_stop_before_the_first_step_is_an_error_on_all_ranks(runs: Runs, name: str) -> None:
+    assert all("1 of 2 ranks have no batch at all" in error for error in runs[name].errors)
+    assert runs[name].of("trained") == [[], []]
+
+
+def test_step_mode_validates_and_drops_nothing(runs: Runs) -> None:
+    assert runs.as_by_hand("step_mode", trained((3, 5)))
+    assert runs["step_mode"].of("trained")[1] == [100, 101, 102, 103, 104]
+
+
+def test_validation_may_be_uneven(runs: Runs) -> None:
+    assert runs.as_by_hand("validation", trained((2, 2)))
+    short, long = runs["validation"].of("cv")
+    assert short != long
+    one, other = runs["validation"].of("statistics")
+    assert one == other
+
+
+def test_batches_without_utterances_count_on_no_rank(runs: Runs) -> None:
+    empty = [101] if runs.era == 3 else [102]
+    assert runs.as_by_hand("empty", trained((4, 4), empty), accum=2)
+    assert runs["empty"].of("trained")[1][:3] == trained((4, 4), empty)[1]
+
+
+@pytest.mark.parametrize(
+    "name, cause",
+    [
+        ("loader", "ValueError: file 102 is bad"),
+        ("worker", "exited unexpectedly"),
+        ("step", "ValueError: batch 102 is bad"),
+        ("cv", "ValueError: batch 1001 is bad"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_the_cause(runs: Runs, name: str, cause: str) -> None:
+    outcome = runs[name]
+    assert outcome.word() == "all end with the cause" and cause in outcome.errors[1]
+    assert "ddpfix: rank 1 failed: " in outcome.logs[0] and cause in outcome.logs[0]
+    # What goes wrong in a loader is known before the others have begun to wait; when a worker dies is not known.
+    assert (WAITING in outcome.logs[0]) is (name in ("step", "cv")) or name == "worker"
+
+
+def test_sharded_models_stop_together_however_slow_a_rank_is(runs: Runs) -> None:
+    assert runs.as_by_hand("fsdp", trained((3, 5)), stop=True)
+    assert runs.as_by_hand("slow", trained((4, 4)))
+    assert "torch_fsdp has no uneven=join: it does the nearest to it, uneven=stop" in runs["fsdp_join"].logs[0]
+
+
+def test_without_agreement_the_barrier_works_as_on_older_torch(runs: Runs) -> None:
+    assert runs.as_by_hand("fsdp_off", trained((3, 5)), stop=True)
+    # It takes a slow rank for one that is done: two of four batches are trained.
+    assert [len(batches) for batches in runs["slow_off"].of("trained")] == [2, 2]
+
+
+def test_what_wenet_does_not_have_is_said(runs: Runs) -> None:
+    assert runs["asked_pad"].well()
+    assert runs["asked_pad"].logs[0].count("WeNet has no uneven=pad: it does the nearest to it, uneven=join") == 1
+    assert "no uneven=" not in runs["uneven"].logs[0]
+
+
+def test_all_is_as_it_was_after_undo(runs: Runs) -> None:
+    outcome = runs["uneven"]
+    names = ["train", "cv"] + (["wenet_join", "train_utils.wenet_join"] if runs.era == 3 else [])
+    assert outcome.of("changed") == [names] * 2
+    assert outcome.of("left") == outcome.of("problems") == [[], []]
+    # The model's own join, which is left out during an epoch.
+    assert outcome.of("joins") == [False, False]
+
+
+def test_the_agreement_is_asked_for_once_a_step(runs: Runs) -> None:
+    found: Dict[str, List[int]] = {name: runs[name].of("agreed") for name in ("asked_pad", "uneven")}
+    # Once for each batch and once for the end; where it was uneven, once more for the line that says so.
+    assert found == {"asked_pad": [3, 3], "uneven": [2 * (5 + 1 + 1)] * 2}

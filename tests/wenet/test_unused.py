@@ -1,0 +1,85 @@
+"""Gradient checkpointing and a part that the loss leaves out, through each tree's own ``wrap_cuda_model``.
+
+The reference is DDP built by hand: with the flag, and with checkpoints that are not reentrant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.wenet import acts, trees
+
+TREES = trees.every(("v30", "v3"), ("v3.0.0", "v3.1.0", "main"))
+REDUCTION = "RuntimeError: Expected to have finished reduction in the prior iteration"
+TWICE = "RuntimeError: Expected to mark a variable ready only once"
+ON = {"unused": "auto"}
+SCENES = [
+    acts.scene("stock", "idle", all_used=False),
+    acts.scene("stock_used", "idle", all_used=True),
+    acts.scene("flag_alone", "idle", all_used=False, forced=True),
+    acts.scene("by_hand", "idle", all_used=False, by_hand=True),
+    acts.scene("by_hand_used", "idle", all_used=True, by_hand=True),
+    acts.scene("ours", "idle", ON, all_used=False),
+    acts.scene("ours_used", "idle", ON, all_used=True),
+    acts.scene("off", "idle", {"unused": "off"}, all_used=False),
+    acts.scene("undone", "undone", arguments=ON, modules=["wenet.utils.train_utils"]),
+]
+
+
+@pytest.fixture(scope="module", params=TREES)
+def tree(request: Any) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
+    return acts.run(tree, SCENES, tmp_path_factory.mktemp("unused"))
+
+
+def errors(ranks: List[Any]) -> List[Any]:
+    return [rank["error"] for rank in ranks]
+
+
+def test_stock_fails(found: Dict[str, List[Any]]) -> None:
+    assert all(error.startswith(REDUCTION) for error in errors(found["stock"]))
+    assert found["stock"][0]["flag"] is False
+
+
+def test_the_flag_alone_is_no_cure_for_reentrant_checkpoints(tree: Path, found: Dict[str, List[Any]]) -> None:
+    if trees.version(tree) == "3.0.0":
+        assert all(error.startswith(TWICE) for error in errors(found["flag_alone"]))
+    else:
+        assert errors(found["flag_alone"]) == [None, None]
+
+
+def test_it_trains_as_edited_by_hand(found: Dict[str, List[Any]]) -> None:
+    for ours, reference in (("ours", "by_hand"), ("ours_used", "by_hand_used")):
+        assert errors(found[ours]) == [None, None], found[ours][0]["log"]
+        assert len(found[ours][0]["weights"]) == 3
+        assert found[ours][0]["weights"] == found[ours][1]["weights"] == found[reference][0]["weights"]
+    assert found["ours"][0]["flag"] is True
+    assert found["ours"][0]["none"] == ["decoder"]
+
+
+def test_where_all_is_used_nothing_changes_but_the_flag(found: Dict[str, List[Any]]) -> None:
+    assert found["stock_used"][0]["weights"] == found["ours_used"][0]["weights"]
+    assert found["ours_used"][0]["none"] == []
+
+
+def test_the_reason_is_said(found: Dict[str, List[Any]]) -> None:
+    said = "find_unused_parameters=True: with gradient checkpointing WeNet switches it off"
+    assert said in found["ours"][0]["log"] and said not in found["stock"][0]["log"]
+
+
+def test_it_can_be_switched_off(found: Dict[str, List[Any]]) -> None:
+    assert all(error.startswith(REDUCTION) for error in errors(found["off"]))
+
+
+def test_undo_leaves_everything_as_it_was(tree: Path, found: Dict[str, List[Any]]) -> None:
+    patch = "wenet.checkpointing" if trees.version(tree) == "3.0.0" else "wenet.unused"
+    for rank in found["undone"]:
+        assert rank["error"] is None and patch not in rank["failed"] and rank["problems"] == []
+        assert patch in rank["applied"] and rank["changed"] > 0 and rank["left"] == 0

@@ -1,0 +1,96 @@
+"""Every tree is recognised by what it looks like, whatever metadata is installed; the finder fires in all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from ddpfix import marks, matrix
+from tests.wenet import trees
+
+TREES = trees.every(tuple(trees.LIKE), tuple(trees.VERSIONS))
+
+
+def ran(words: List[str], tree: Path, more_path: Path = Path(os.devnull), **environ: str) -> Any:
+    whole = trees.environ(tree, **environ)
+    whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], str(more_path)])
+    return subprocess.run([sys.executable, *words], env=whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def plan(tree: Path, more_path: Path = Path(os.devnull)) -> Dict[str, Any]:
+    done = ran(["-m", "ddpfix", "plan", "--json"], tree, more_path)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_the_plan_knows_the_version_and_every_patch(tree: Path, tmp_path: Path) -> None:
+    metadata = tmp_path / "wenet-0.0.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: wenet\nVersion: 0.0.0\n")
+    told = plan(tree, tmp_path)
+    assert told["toolkits"]["wenet"] == trees.version(tree)
+    decided = {entry["id"]: entry["action"] for entry in told["patches"] if entry["toolkit"] == "wenet"}
+    assert set(decided) == {name for name, p in matrix.load().patches.items() if p.toolkit == "wenet"}
+    assert set(decided.values()) <= {"apply", "not-affected", "not-cured", "off"}
+    assert decided["wenet.torchaudio"] == "not-cured"
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_recognition_is_cheap(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads one file, and asks for few more."""
+    monkeypatch.syspath_prepend(str(tree))
+    read: List[Path] = []
+    stock = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, *args, **kw: (read.append(self), stock(self, *args, **kw))[1])
+    assert marks.recognise("wenet", matrix.load().marks["wenet"]) == trees.version(tree)
+    assert {path.name for path in read} == {"executor.py"} and len(read) == 1
+    assert "wenet" not in sys.modules
+
+
+EARLY = """
+import ddpfix.auto
+from ddpfix import engine
+print(sorted(engine.current().unseen))
+import wenet.utils.scheduler
+print(sorted(engine.current().unseen), engine.current().toolkits["wenet"])
+"""
+LATE = """
+import wenet.utils.scheduler
+import ddpfix.auto
+from ddpfix import engine
+print(sorted(engine.current().unseen), engine.current().toolkits["wenet"])
+"""
+# Without a top-level __init__.py, and with one.
+SOME = trees.every(("v2",), ("v2.0.0", "v2.2.1"))
+
+
+@pytest.mark.parametrize("tree", SOME)
+def test_nothing_is_looked_at_before_wenet_is_imported(tree: Path) -> None:
+    for code, expected in ((EARLY, ["['wenet']", f"[] {trees.version(tree)}"]), (LATE, [f"[] {trees.version(tree)}"])):
+        done = ran(["-c", code], tree)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == expected
+
+
+def test_another_package_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "wenet").mkdir()
+    (tmp_path / "wenet" / "__init__.py").write_text("value = 1\n")
+    told = plan(tmp_path)
+    assert told["toolkits"]["wenet"] == marks.UNRECOGNISED
+    assert {p["action"] for p in told["patches"] if p["toolkit"] == "wenet"} <= {"skip", "off"}
+    done = ran(["-c", "import wenet; print(wenet.value)"], tmp_path, DDPFIX="1")
+    assert done.stdout == "1\n"
+    assert done.stderr == "ddpfix: the package wenet is no release that ddpfix knows, and it is left as it is\n"
+
+
+def test_without_wenet_it_is_absent(tmp_path: Path) -> None:
+    told = plan(tmp_path)
+    assert told["toolkits"]["wenet"] is None
+    assert {p["action"] for p in told["patches"] if p["toolkit"] == "wenet"} <= {"absent", "off"}

@@ -1,0 +1,73 @@
+"""Source trees of WeNet: real ones, which a user provides, and stand-ins of our own that are always there.
+
+WeNet is on no registry, so the environment variable TEST_WENET names a folder with one checkout a tag.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import pytest
+
+from tests.ranks import launch
+
+VARIABLE = "TEST_WENET"
+TAGS = ("v1.0.0", "v2.0.0", "v2.2.1", "v3.0.0", "v3.1.0", "main")
+# What the marks in the matrix say of each tag.
+VERSIONS = {
+    "v1.0.0": "1.0.1",
+    "v1.0.1": "1.0.1",
+    "v2.0.0": "2.0.1",
+    "v2.0.1": "2.0.1",
+    "v2.1.0": "2.1.0",
+    "v2.2.0": "2.2.0",
+    "v2.2.1": "2.2.1",
+    "v3.0.0": "3.0.0",
+    "v3.0.1": "3.0.1",
+    "v3.1.0": "3.1.0",
+    "main": "3.2.0.dev0",
+}
+# Packages of our own with the names, signatures and faults of these versions, as far as they are tested.
+STAND_INS = Path(__file__).parent / "stand_ins"
+LIKE = {"v1": "1.0.1", "v2": "2.2.1", "v30": "3.0.0", "v3": "3.2.0.dev0"}
+HOW = (
+    f"no WeNet in {VARIABLE}: git clone https://github.com/wenet-e2e/wenet; cd wenet; for tag in {' '.join(TAGS)}; do"
+    f" mkdir -p TREES/$tag && git archive $tag wenet | tar -x -C TREES/$tag; done; export {VARIABLE}=TREES"
+)
+
+
+def available() -> Dict[str, Path]:
+    """The checkouts that there are, by tag; each one is a folder to be put on PYTHONPATH."""
+    folder = os.environ.get(VARIABLE, "").strip()
+    if not folder:
+        return {}
+    found = {entry.name: entry.resolve() for entry in sorted(Path(folder).iterdir()) if (entry / "wenet").is_dir()}
+    known = [tag for tag in VERSIONS if tag in found]
+    return {tag: found[tag] for tag in known}
+
+
+def real(tags: Sequence[str] = TAGS) -> List[Any]:
+    """Parameters for tests on real trees: the checkout's folder, named by its tag; skipped where it is not there."""
+    found = available()
+    return [
+        pytest.param(found.get(tag), id=tag, marks=() if tag in found else pytest.mark.skip(reason=HOW)) for tag in tags
+    ]
+
+
+def every(stand_ins: Sequence[str], tags: Sequence[str]) -> List[Any]:
+    """The same with stand-ins in front."""
+    return [*(pytest.param(STAND_INS / name, id=f"stand_in_{name}") for name in stand_ins), *real(tags)]
+
+
+def version(tree: Path) -> str:
+    """The version that a tree is recognised as."""
+    return LIKE[tree.name] if tree.parent == STAND_INS else VERSIONS[tree.name]
+
+
+def environ(tree: Path, **more: str) -> Dict[str, str]:
+    """An environment in which ``import wenet`` finds this tree, and DDPFIX=1 switches ddpfix on."""
+    whole = launch.environment()
+    whole["PYTHONPATH"] = os.pathsep.join([str(tree), whole["PYTHONPATH"]])
+    return {**whole, **more}

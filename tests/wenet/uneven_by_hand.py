@@ -1,0 +1,66 @@
+"""What training has to come to: the tiny model trained in one process, on the mean over ranks of their gradients."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Dict, List, Sequence
+
+import torch
+
+from tests.wenet import uneven_tiny
+
+
+class Warmup(torch.optim.lr_scheduler.LambdaLR):
+    """Linear to ``warmup_steps``, then as one over the root of the step."""
+
+    def __init__(self, optimizer: Any, warmup_steps: int) -> None:
+        def factor(epoch: int) -> float:
+            return float(warmup_steps**0.5 * min((epoch + 1) ** -0.5, (epoch + 1) * warmup_steps**-1.5))
+
+        super().__init__(optimizer, factor)
+
+
+def by_hand(
+    numbers: Sequence[Sequence[int]], era: int, stop: bool = False, accum: int = 1, rounds: int = 1
+) -> Dict[str, Any]:
+    """Weights and learning rate after some epochs.
+
+    Args:
+        numbers: the batches of each rank in an epoch; one that has no more contributes a gradient of zero.
+        era: up to 2, the first micro-batch of a window is the one after which the optimizer steps; then the last one.
+        stop: whether all ranks stop at the shortest.
+        accum: micro-batches an optimizer step.
+        rounds: epochs.
+    """
+    model = uneven_tiny.Tiny().train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    scheduler = Warmup(optimizer, warmup_steps=4)
+    for _ in range(rounds):
+        columns = zip(*numbers) if stop else itertools.zip_longest(*numbers)
+        for index, column in enumerate(columns):
+            for rank, number in enumerate(column):
+                if number is not None:
+                    add(model, rank, number, accum * len(numbers))
+            if (index if era < 3 else index + 1) % accum == 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 50.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+    weights = {name: value.flatten().tolist() for name, value in model.named_parameters()}
+    statistics = {name: value.flatten().tolist() for name, value in model.named_buffers()}
+    return {"weights": weights, "statistics": statistics, "lr": optimizer.param_groups[0]["lr"]}
+
+
+def add(model: Any, rank: int, number: int, parts: int) -> None:
+    """The gradient of one batch; only rank 0's statistics of BatchNorm are those of the model."""
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    (model.loss(uneven_tiny.features(number)) / parts).backward()
+    if rank:
+        for name, value in model.named_buffers():
+            value.copy_(before[name])
+
+
+def apart(found: Dict[str, List[float]], expected: Dict[str, List[float]]) -> float:
+    """Largest difference of weights or statistics; how many batches there were is not of interest."""
+    names = [name for name in expected if not name.endswith("num_batches_tracked")]
+    return max(abs(one - other) for name in names for one, other in zip(found[name], expected[name]))

@@ -1,0 +1,128 @@
+"""Runs of an Executor on ranks that have different numbers of batches, stock or under ddpfix, and what to expect."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from tests.support import waiting
+
+RANK = Path(__file__).with_name("uneven_rank.py")
+SIZE = 3
+
+
+@dataclass
+class Scenario:
+    """One training run.
+
+    Attributes:
+        name: how its outcome is asked for.
+        counts: batches of each rank in an epoch; as many ranks as there are numbers.
+        cv: validation batches of each rank.
+        settings: arguments of ``ddpfix.activate``; None is stock.
+        accum: micro-batches an optimizer step.
+        save_interval: steps from one validation to the next (step mode, from 3.0.0 on); 0 is epoch mode.
+        empty: numbers of batches that have no utterance (rank 1's begin at 100).
+        fail: what goes wrong: {"rank", "at": number of the batch, "where": loader, worker, slow (a loader), step, cv}.
+        workers: processes of the data loader, whose iterator is then a collective (it has an IterDataPipe) and which
+            serves all epochs.
+        engine: torch_ddp or torch_fsdp.
+        alive: seconds for which a rank's process goes on after an error, as one does that has something to clean up.
+        timeout: seconds after which a hanging run is ended.
+    """
+
+    name: str
+    counts: Sequence[int] = (3, 5)
+    cv: Sequence[int] = (1, 1, 1)
+    settings: Optional[Dict[str, str]] = None
+    epochs: int = 1
+    accum: int = 1
+    save_interval: int = 0
+    empty: Sequence[int] = ()
+    fail: Optional[Dict[str, Any]] = None
+    workers: int = 0
+    engine: str = "torch_ddp"
+    alive: float = 0
+    timeout: float = 20
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.counts)
+        if self.settings is None:
+            self.timeout = min(self.timeout, 4)
+
+
+@dataclass
+class Outcome:
+    """What the ranks of a scenario found; a rank that had to be killed, or ended itself, found nothing (None)."""
+
+    ranks: List[Optional[Dict[str, Any]]]
+    logs: List[str]
+    sharded: bool = False
+
+    @property
+    def errors(self) -> List[str]:
+        return [rank["error"] if rank else "" for rank in self.ranks]
+
+    def word(self) -> str:
+        """The outcome in a word or two, for the table."""
+        if any(rank is None and "its process is ended" not in log for rank, log in zip(self.ranks, self.logs)):
+            return "aborts" if any("gloo::EnforceNotMet" in log for log in self.logs) else "hangs"
+        if not all(rank and not rank["error"] for rank in self.ranks):
+            return "all end with the cause" if self.cause() and "ddpfix: " in "".join(self.logs) else "error"
+        return "equal" if self.equal() else "ranks differ"
+
+    def cause(self) -> str:
+        """What all ranks name as the cause of their end; empty if not all name the same."""
+        first = next(
+            (error for error in self.errors if error and "ddpfix" not in error and "closed by peer" not in error), ""
+        )
+        first = first or self.errors[0]
+        return first if first and all(first in log for log in self.logs) else ""
+
+    def well(self) -> bool:
+        """Whether no rank hung or failed; prints what they said otherwise."""
+        fine = all(rank is not None and not rank["error"] for rank in self.ranks)
+        if not fine:
+            print(*self.logs, sep="\n----\n")
+        return fine
+
+    def equal(self) -> bool:
+        """Whether all ranks had the same weights and learning rate in each step, and the same at the end."""
+        # Under FSDP each rank has a part of the weights only, until the end.
+        names = ("steps", "lr", "lr_after", "weights", "executor_step")[self.sharded :]
+        found = [{name: rank.get(name) for name in names} for rank in self.ranks if rank]
+        return len(found) == len(self.ranks) and all(one == found[0] for one in found)
+
+    def of(self, name: str) -> List[Any]:
+        return [rank.get(name) if rank else None for rank in self.ranks]
+
+
+def train(tree: Path, scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Outcome]:
+    """Run scenarios one after the other on a tree's ranks, which stay for the next ones."""
+    waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, SIZE, {"TREE": str(tree)})
+    found = {}
+    for scenario in scenarios:
+        pairs = waiting.records(folder, scenario.name, scenario.size)
+        found[scenario.name] = Outcome(
+            [record for _, record in pairs], [log for log, _ in pairs], scenario.engine != "torch_ddp"
+        )
+    return found
+
+
+def era(tree: Path) -> int:
+    """What the Executor does about uneven data: 1 nothing, 2 ``model.join``, 3 also ``wenet_join`` and step mode."""
+    text = (tree / "wenet" / "utils" / "executor.py").read_text()
+    return 3 if "wenet_join" in text else 2 if "model.join" in text else 1
+
+
+def shards(tree: Path) -> bool:
+    """Whether this release can train under FSDP."""
+    return (tree / "wenet" / "utils" / "fsdp_utils.py").exists()
+
+
+def trained(counts: Sequence[int], empty: Sequence[int] = (), epochs: int = 1) -> List[List[int]]:
+    """The numbers of the batches that each rank has to train, in order."""
+    numbers = ([100 * rank + index for index in range(count)] for rank, count in enumerate(counts))
+    return [[number for number in own if number not in empty] * epochs for own in numbers]

@@ -1,0 +1,71 @@
+"""The runs of :mod:`tests.wenet.test_uneven` and of the table in docs/wenet.md: each stock, and under ddpfix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List
+
+from tests.wenet.uneven_runs import Scenario, era, shards
+
+# What each one shows, for the table.
+MEANING = {
+    "uneven": "3 and 5 batches, two epochs",
+    "nothing": "0 and 3 batches",
+    "three": "2, 4 and 3 batches on three ranks",
+    "step_mode": "3 and 5 batches, validation every second step",
+    "validation": "2 and 4 batches of validation",
+    "empty": "batches without utterances, accumulation 2",
+    "loader": "a bad file on one rank",
+    "worker": "a data-loader worker dies",
+    "step": "a training step raises on one rank",
+    "cv": "a validation step raises on one rank",
+    "fsdp": "FSDP, 3 and 5 batches",
+    "slow": "FSDP, a batch slower than `--timeout`",
+}
+
+
+def fails(where: str, at: int = 102) -> Dict[str, Any]:
+    return {"rank": 1, "at": at, "where": where}
+
+
+def stock(tree: Path) -> List[Scenario]:
+    """All scenarios that a release can run, without ddpfix."""
+    # The optimizer steps after the first micro-batch of a window up to 2.2.1, after the last one from 3.0.0 on.
+    empty = [101] if era(tree) == 3 else [102]
+    found = [
+        Scenario("uneven", (3, 5), epochs=2),
+        Scenario("nothing", (0, 3)),
+        Scenario("three", (2, 4, 3)),
+        Scenario("empty", (4, 4), accum=2, empty=empty),
+        Scenario("loader", (4, 4), fail=fails("loader"), alive=8),
+        Scenario("worker", (4, 4), fail=fails("worker"), alive=8, workers=1, epochs=2),
+        Scenario("step", (4, 4), fail=fails("step"), alive=8),
+        Scenario("cv", (3, 3), cv=(3, 3), fail=fails("cv", 1001), alive=8),
+    ]
+    if era(tree) > 1:
+        found.append(Scenario("validation", (2, 2), cv=(2, 4)))
+    if era(tree) == 3:
+        found.append(Scenario("step_mode", (3, 5), save_interval=2))
+    if shards(tree):
+        found.append(Scenario("fsdp", (3, 5), engine="torch_fsdp"))
+        found.append(Scenario("slow", (4, 4), engine="torch_fsdp", fail=fails("slow")))
+    return found
+
+
+def cured(tree: Path) -> List[Scenario]:
+    """The same with ddpfix, and some of its own."""
+    found = [replace(plan, settings={}, timeout=20, alive=min(plan.alive, 1.5)) for plan in stock(tree)]
+    one = {scenario.name: scenario for scenario in found}
+    stop, off = {"uneven": "stop"}, {"uneven": "off"}
+    found += [replace(one[name], name=f"{name}_stop", settings=stop) for name in ("uneven", "nothing", "three")]
+    found.append(Scenario("pipe", (3, 5), settings={}, workers=1, epochs=2))
+    found.append(Scenario("pipe_stop", (3, 5), settings=stop, workers=1, epochs=2))
+    found.append(Scenario("asked_pad", (2, 2), settings={"uneven": "pad"}))
+    if "step_mode" in one:
+        found.append(replace(one["step_mode"], name="step_mode_stop", settings=stop))
+    if "fsdp" in one:
+        found += [replace(one[name], name=f"{name}_off", settings=off, timeout=20) for name in ("fsdp", "slow")]
+        found.append(replace(one["fsdp"], name="fsdp_join", settings={"uneven": "join"}))
+        found.append(replace(one["fsdp"], name="fsdp_nothing", counts=(0, 3)))
+    return found
