@@ -205,13 +205,20 @@ def silence(site: Site, owner: type, method: Optional[str] = None) -> None:
     covered = Covered(site, stock) if draws_layers(stock) else None
     if rewrite.NO_RATE not in vars(owner):
         # A list has a rate for each of its layers; below 0, for a number drawn may be 0.
-        setattr(owner, rewrite.NO_RATE, property(lambda self: [-1.0] * len(self)) if rewrite.iterates(stock) else 0.0)
+        setattr(owner, rewrite.NO_RATE, _NoRates() if rewrite.iterates(stock) else 0.0)
         site.at_undo(functools.partial(delattr, owner, rewrite.NO_RATE))
     site.often(owner, method, lambda stock: silent)
     if covered is not None:
         covered.never = True
         COVERED[owner] = covered
         site.at_undo(functools.partial(_uncover, owner))
+
+
+class _NoRates:
+    """The rates of a list of layers that skips none; torch.jit.script would compile a property."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> List[float]:
+        return [] if instance is None else [-1.0] * len(instance)
 
 
 def _dispatch(covered: Covered, stock: Any) -> Callable[..., Any]:
@@ -230,7 +237,8 @@ def _dispatch(covered: Covered, stock: Any) -> Callable[..., Any]:
             return training(self, args, kwargs)
         return stock(self, *args, **kwargs)
 
-    return forward
+    # torch.jit.script compiles the source of the function below, and looks up its names in the globals of this one.
+    return FunctionType(forward.__code__, innermost(stock).__globals__, forward.__name__, None, forward.__closure__)
 
 
 COVERED: Dict[type, Covered] = {}

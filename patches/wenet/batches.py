@@ -105,6 +105,7 @@ class _Own:
         self.batch: Any = _NOTHING
         self.error: Optional[Exception] = None
         self.iterator: Optional[Iterator[Any]] = None
+        self.ended = False
 
     def ahead(self) -> Said:
         """Fetch the next batch; returns what ranks are about to say of theirs."""
@@ -124,7 +125,13 @@ class _Own:
         if self.iterator is None:
             # Every rank has to begin, because from 3.0.1 on that is a collective.
             self.iterator = iter(self.loader)
-        return next((batch for batch in self.iterator if not without_utterances(batch)), _NOTHING)
+        if not self.ended:
+            for batch in self.iterator:
+                if not without_utterances(batch):
+                    return batch
+        # Not every iterator can be asked again after its end.
+        self.ended = True
+        return _NOTHING
 
     def fail(self) -> None:
         """Raise what this rank's loader raised, or the cause that another rank left."""

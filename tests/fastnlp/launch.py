@@ -123,6 +123,10 @@ def _run(command: List[str], environ: Dict[str, str], folder: Path, timeout: flo
         try:
             code = child.wait(timeout)
         except subprocess.TimeoutExpired:
+            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(40)
             code = 124
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -48,9 +48,7 @@ def package(home: Path, files: Dict[str, str], name: str = "ddpfix_kit") -> Path
     ],
 )
 @pytest.mark.parametrize("namespace", [False, True])
-def test_the_first_mark_that_holds_decides(
-    files: Dict[str, str], version: str, namespace: bool, home: Path
-) -> None:
+def test_the_first_mark_that_holds_decides(files: Dict[str, str], version: str, namespace: bool, home: Path) -> None:
     init = {} if namespace else {"__init__.py": "raise RuntimeError('imported')"}
     package(home, {**files, **init})
     assert marks.recognise("ddpfix_kit", MARKS) == version

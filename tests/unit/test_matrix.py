@@ -429,14 +429,21 @@ MARKED = GOOD.replace(
 
 def test_a_toolkit_may_be_known_by_marks(tmp_path: Path) -> None:
     found = load(tmp_path, MARKED)
-    first = matrix.Mark("2.0", ("utils/new.py", "utils"), ("old",), (("core.py", "class Core"),), (("core.py", "join"),))
+    first = matrix.Mark(
+        "2.0", ("utils/new.py", "utils"), ("old",), (("core.py", "class Core"),), (("core.py", "join"),)
+    )
     assert found.marks == {"kit": (first, matrix.Mark("1.0", words=(("core.py", "class Core"),)))}
     assert found.toolkits["kit"] == "a-kit" and found.version_files == {}
 
 
 # (what is replaced, by what, where the error is, what the message has to say)
 BAD_MARKS = {
-    "unknown key": ("        no_files:", "        nofiles:", "nofiles", "accepted are version, files, no_files, words, no_"),
+    "unknown key": (
+        "        no_files:",
+        "        nofiles:",
+        "nofiles",
+        "accepted are version, files, no_files, words, no_",
+    ),
     "unknown key beside marks": ("    marks:", "    signs:", "signs", "accepted are distribution, version_file, marks"),
     "no version": (
         '{version: "1.0", words',
@@ -445,7 +452,12 @@ BAD_MARKS = {
         "version missing",
     ),
     "a version that is none": ('"1.0"', "main", "{version: main", "is not a version"),
-    "holds everywhere": ("words: {core.py: class Core}}", "no_files: [old]}", "no_files: [old]}", "needs files or words"),
+    "holds everywhere": (
+        "words: {core.py: class Core}}",
+        "no_files: [old]}",
+        "no_files: [old]}",
+        "needs files or words",
+    ),
     "out of the package": ("[old]", "[../old]", "../old", "not a path in the package"),
     "an absolute path": ("{core.py: class Core}}", "{/core.py: class Core}}", "/core.py", "not a path in the package"),
     "no words": ("{core.py: class Core}}", "{core.py: }}", "{core.py: }", "a text is expected"),

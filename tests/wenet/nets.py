@@ -1,4 +1,4 @@
-"""Tiny networks of the tree on the path, real or stand-in: encoders with stochastic depth, and models with an idle part."""
+"""Tiny networks of the tree on the path, real or stand-in: with stochastic depth, or with a part that is not used."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def deep(encoder: str, rate: float, branch: Optional[float] = None, **more: Any)
     if not is_real():
         return Net(StandIn([layer_class(encoder)(SIZE, **rates) for _ in range(BLOCKS)], rate)).train()
     conf: Dict[str, Any] = {"output_size": SIZE, "attention_heads": 2, "num_blocks": BLOCKS, "cgmlp_linear_units": 8}
-    conf.update({name: 0.0 for name in ("dropout_rate", "positional_dropout_rate", "attention_dropout_rate")})
+    conf.update(dict.fromkeys(("dropout_rate", "positional_dropout_rate", "attention_dropout_rate"), 0.0))
     conf.update(cgmlp_conv_kernel=3, use_dynamic_chunk=True, use_dynamic_left_chunk=True, causal=True)
     conf.update({} if branch is None else {"merge_method": "learned_ave"})
     kind = {"branchformer": "Branchformer", "e_branchformer": "EBranchformer"}[encoder]
@@ -116,9 +116,21 @@ def idle(all_used: bool) -> torch.nn.Module:
     torch.manual_seed(0)
     if not is_real():
         return Idle(all_used).train()
-    small = {"attention_heads": 2, "linear_units": 8, "num_blocks": 2, "dropout_rate": 0.0, "gradient_checkpointing": True}
+    small = {
+        "attention_heads": 2,
+        "linear_units": 8,
+        "num_blocks": 2,
+        "dropout_rate": 0.0,
+        "gradient_checkpointing": True,
+    }
     encoder = _of("transformer.encoder:ConformerEncoder")(
-        20, output_size=SIZE, cnn_module_kernel=3, positional_dropout_rate=0.0, use_cnn_module=True, causal=True, **small
+        20,
+        output_size=SIZE,
+        cnn_module_kernel=3,
+        positional_dropout_rate=0.0,
+        use_cnn_module=True,
+        causal=True,
+        **small,
     )
     decoder = _of("transformer.decoder:TransformerDecoder")(11, SIZE, positional_dropout_rate=0.0, **small)
     ctc = _of("transformer.ctc:CTC")(11, SIZE)

@@ -38,8 +38,9 @@ def group() -> Iterator[None]:
 def depth(plan: Dict[str, Any], found: Found) -> None:
     """Train a net with stochastic depth for some steps; note what ran, and the weights after each step.
 
-    Plan: ``encoder``, ``rate``, ``branch``, ``steps``, ``checkpointing``, ``same_length``; ``moved``: a generator that rank 1 has used
-    once more, as for a batch that it skipped; ``decisions``: what stock is to draw, instead of its numbers.
+    Plan: ``encoder``, ``rate``, ``branch``, ``steps``, ``checkpointing``; ``same_length``: all ranks have batches of
+    one length; ``moved``: rank 1's generator is used once more, as for a batch that it skipped; ``decisions``: what
+    stock is to draw, instead of its numbers.
     """
     found.update(ran=[], weights=[])
     made = _spied() if plan.get("spied") else None
@@ -121,7 +122,9 @@ def idle(plan: Dict[str, Any], found: Found) -> None:
         model = nets.idle(plan["all_used"])
         if plan.get("by_hand"):
             stock = torch.utils.checkpoint.checkpoint
-            torch.utils.checkpoint.checkpoint = lambda *args, **kwargs: stock(*args, **{**kwargs, "use_reentrant": False})
+            torch.utils.checkpoint.checkpoint = lambda *args, **kwargs: stock(
+                *args, **{**kwargs, "use_reentrant": False}
+            )
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         else:
             wrapped = _wrapped(model, plan.get("forced", False))
@@ -185,4 +188,17 @@ def _differ(now: Any, was: Dict[str, Any]) -> bool:
     return now.keys() != was.keys() or any(now[name] is not value for name, value in was.items())
 
 
-ACTS = {act.__name__: act for act in (depth, idle, flags, undone)}
+def scripted(plan: Dict[str, Any], found: Found) -> None:
+    """Compile what draws, as train.py does on rank 0, and note what comes out in evaluation."""
+    net = nets.deep(plan["encoder"], 0.5, 0.5 if plan["encoder"] == "branchformer" else None).eval()
+    for part in net.modules():
+        part._forward_hooks.clear()
+    feats, lengths = nets.features(0, 0)
+    whole: Any = net.encoder
+    if nets.is_real():
+        found["out"] = float(torch.jit.script(whole)(feats, lengths, -1)[0].abs().sum())
+    else:
+        found["out"] = float(torch.jit.script(whole.encoders._modules["0"])(feats).abs().sum())
+
+
+ACTS = {act.__name__: act for act in (depth, idle, flags, undone, scripted)}

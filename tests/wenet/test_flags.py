@@ -34,7 +34,10 @@ def test_words_mean_what_they_say(found: Dict[str, List[Any]]) -> None:
     for rank in found["ours"]:
         assert {word: rank[word] for word in MEANT} == {word: [meant, meant, 8] for word, meant in MEANT.items()}
         assert rank["maybe"] == "error"
-        assert "argument --use_lora: 'maybe' is neither true nor false: accepted are true, yes, on, 1, false" in rank["log"]
+        assert (
+            "argument --use_lora: 'maybe' is neither true nor false: accepted are true, yes, on, 1, false"
+            in rank["log"]
+        )
 
 
 def test_undo_leaves_everything_as_it_was(found: Dict[str, List[Any]]) -> None:

@@ -50,6 +50,9 @@ def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Lis
             acts.scene(f"ours_{name}", "depth", ON, spied=True, moved=True, **plan),
             acts.scene(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
             acts.scene(f"none_{name}", "depth", **none),
+            acts.scene(f"stock_script_{name}", "scripted", **plan),
+            acts.scene(f"ours_script_{name}", "scripted", ON, **plan),
+            acts.scene(f"off_script_{name}", "scripted", {"layerdrop": "off"}, **plan),
         ]
     alone = {**KINDS["branchformer"], "steps": STEPS}
     scenes.append(acts.scene("stock_moved", "depth", moved=True, **{**alone, "same_length": True}))
@@ -71,7 +74,9 @@ def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Lis
 
 def _modules(tree: Path) -> List[str]:
     inside = "models." if trees.version(tree) == "3.2.0.dev0" else ""
-    parts = ["branchformer.encoder_layer"] + (["e_branchformer.encoder_layer"] if trees.version(tree) != "2.2.1" else [])
+    parts = ["branchformer.encoder_layer"] + (
+        ["e_branchformer.encoder_layer"] if trees.version(tree) != "2.2.1" else []
+    )
     parts += ["branchformer.encoder"] if trees.version(tree) >= "3.1" else []
     return [inside + part for part in parts]
 
@@ -127,6 +132,16 @@ def test_off_is_rate_0(tree: Path, found: Dict[str, List[Any]]) -> None:
         assert ran(found[f"off_{name}"]) == ran(found[f"none_{name}"]), name
         assert all(len({layer for layer, _ in step}) == 4 for step in ran(found[f"off_{name}"])[0])
         assert found[f"off_{name}"][0]["weights"] == found[f"none_{name}"][0]["weights"], name
+
+
+def test_the_encoder_is_compiled_as_in_stock(tree: Path, found: Dict[str, List[Any]]) -> None:
+    """Up to 2.2.1 train.py compiles the model on rank 0 in every run, later with --jit."""
+    for name in kinds(tree):
+        stock = found[f"stock_script_{name}"][0]
+        assert stock["error"] is None, stock["log"]
+        for ours in (f"ours_script_{name}", f"off_script_{name}"):
+            assert found[ours][0]["error"] is None, found[ours][0]["log"]
+            assert found[ours][0]["out"] == stock["out"]
 
 
 def test_undo_leaves_everything_as_it_was(found: Dict[str, List[Any]]) -> None:

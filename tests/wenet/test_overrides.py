@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, Iterator
 

@@ -109,11 +109,12 @@ def test_step_mode_validates_and_drops_nothing(runs: Runs) -> None:
     assert runs["step_mode"].of("trained")[1] == [100, 101, 102, 103, 104]
 
 
-def test_validation_may_be_uneven(runs: Runs) -> None:
-    assert runs.as_by_hand("validation", trained((2, 2)))
-    short, long = runs["validation"].of("cv")
+@pytest.mark.parametrize("name", ["validation", "validation_off"])
+def test_validation_may_be_uneven(runs: Runs, name: str) -> None:
+    assert runs.as_by_hand(name, trained((2, 2)))
+    short, long = runs[name].of("cv")
     assert short != long
-    one, other = runs["validation"].of("statistics")
+    one, other = runs[name].of("statistics")
     assert one == other
 
 

@@ -20,7 +20,7 @@ TREES = trees.every(tuple(trees.LIKE), tuple(trees.VERSIONS))
 def ran(words: List[str], tree: Path, more_path: Path = Path(os.devnull), **environ: str) -> Any:
     whole = trees.environ(tree, **environ)
     whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], str(more_path)])
-    return subprocess.run([sys.executable, *words], env=whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.run([sys.executable, *words], env=whole, capture_output=True, text=True)
 
 
 def plan(tree: Path, more_path: Path = Path(os.devnull)) -> Dict[str, Any]:

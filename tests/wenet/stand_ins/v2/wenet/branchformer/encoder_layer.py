@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 
@@ -16,7 +14,7 @@ class BranchformerEncoderLayer(torch.nn.Module):
         self.stochastic_depth_rate = stochastic_depth_rate
         self.attn_branch_drop_rate = attn_branch_drop_rate
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         scale, skipped = 1.0, False
         if self.training and self.stochastic_depth_rate > 0:
             skipped = torch.rand(1).item() < self.stochastic_depth_rate
@@ -24,8 +22,6 @@ class BranchformerEncoderLayer(torch.nn.Module):
         if skipped:
             return x
         out = self.cgmlp(x)
-        if not (
-            self.training and self.attn_branch_drop_rate > 0 and torch.rand(1).item() < self.attn_branch_drop_rate
-        ):
+        if not (self.training and self.attn_branch_drop_rate > 0 and torch.rand(1).item() < self.attn_branch_drop_rate):
             out = out + self.pooling_proj1(x)
         return x + scale * out

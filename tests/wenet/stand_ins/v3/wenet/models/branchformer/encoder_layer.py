@@ -1,4 +1,4 @@
-"""A layer with the names and rates of branchformer's in WeNet 3.1, which draws for a branch, and scales what it adds."""
+"""A layer with the names and rates of branchformer's in WeNet 3.1, which draws for a branch and scales what it adds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ class BranchformerEncoderLayer(torch.nn.Module):
 
     def _forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
         out = self.cgmlp(x)
-        if not (
-            self.training and self.attn_branch_drop_rate > 0 and torch.rand(1).item() < self.attn_branch_drop_rate
-        ):
+        if not (self.training and self.attn_branch_drop_rate > 0 and torch.rand(1).item() < self.attn_branch_drop_rate):
             out = out + self.pooling_proj1(x)
         return x + scale * out
 
