@@ -15,6 +15,7 @@ import contextlib
 from types import ModuleType
 from typing import Any, Dict, Iterator, Optional, Tuple
 
+from ddpfix import meanwhile
 from ddpfix.registry import PatchError, Site
 
 from . import trainers
@@ -69,7 +70,7 @@ def _synchronised(model: Any, accum_grad: Any, last: Optional[int]) -> Iterator[
     hook = model.register_forward_pre_hook(before_forward)
     try:
         # The trainer's own no_sync, in the wrong micro-batches, has to do nothing.
-        with trainers.instance_attribute(model, "no_sync", contextlib.nullcontext):
+        with meanwhile.replaced(model, "no_sync", contextlib.nullcontext):
             yield
     finally:
         hook.remove()

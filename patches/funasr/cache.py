@@ -57,7 +57,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 @contextlib.contextmanager
-def _released(given: trainers.Epoch, device: Any, every: Optional[int], reset: bool) -> Iterator[None]:
+def _released(given: trainers.Given, device: Any, every: Optional[int], reset: bool) -> Iterator[None]:
     limit = _limit(device) if reset else None
     if reset:
         _empty(device)
