@@ -15,7 +15,7 @@ import contextlib
 from types import ModuleType
 from typing import Any, Dict, Iterator, Optional, Tuple
 
-from ddpfix import meanwhile
+from ddpfix import meanwhile, shapes
 from ddpfix.registry import PatchError, Site
 
 from . import trainers
@@ -24,7 +24,7 @@ from . import trainers
 def windows(site: Site, module: ModuleType, owner: Any) -> None:
     """For the length of an epoch, decide at each forward of the wrapped model whether its backward synchronises."""
     name = trainers.method(owner, "train_epoch")
-    if "no_sync" not in trainers.code_names(owner, name):
+    if "no_sync" not in shapes.code_names(owner, name):
         raise PatchError(f"{owner.__qualname__}.{name} no longer uses no_sync")
 
     def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import weakref
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
-from typing import Any, ContextManager, Dict, Sequence, Set, Tuple
+from types import ModuleType
+from typing import Any, ContextManager, Dict, Set, Tuple
 
 from ddpfix import log, meanwhile
 from ddpfix.registry import PatchError
@@ -36,14 +36,6 @@ def method(owner: Any, name: str) -> str:
         if found in vars(owner):
             return found
     raise PatchError(f"{owner.__qualname__} has no {name}")
-
-
-def code_names(owner: Any, name: str) -> Sequence[str]:
-    """The names that a method looks up, whatever has been wrapped around it."""
-    function = inspect.unwrap(vars(owner)[name])
-    if not isinstance(function, FunctionType):
-        raise PatchError(f"{name} of {owner.__qualname__} is a {type(function).__name__}, not a plain function")
-    return function.__code__.co_names
 
 
 def tell(trainer: Any, message: str) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 from datetime import timedelta
-from types import FunctionType
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.registry import PatchError
 
 # (the default process group, ours of the same ranks): a group dies with the default one.
 _GROUPS: List[Tuple[Any, Any]] = []
@@ -52,32 +48,3 @@ def cpu_group() -> Any:
             group = None
         _GROUPS[:] = [(default, group)]
     return _GROUPS[0][1]
-
-
-def code_names(owner: Any, name: str) -> Sequence[str]:
-    """The names that a method looks up, whatever has been wrapped around it."""
-    function = inspect.unwrap(vars(owner)[name]) if name in vars(owner) else None
-    if not isinstance(function, FunctionType):
-        raise PatchError(f"{owner.__qualname__}.{name} is not there, or not a plain function")
-    return function.__code__.co_names
-
-
-def needs_names(owner: Any, name: str, *expected: str) -> None:
-    """Refuse a method that no longer looks up what a cure builds on."""
-    missing = [word for word in expected if word not in code_names(owner, name)]
-    if missing:
-        raise PatchError(f"{owner.__qualname__}.{name} no longer uses {', '.join(missing)}")
-
-
-@contextlib.contextmanager
-def shadowed(instance: Any, name: str, value: Any) -> Iterator[None]:
-    """While this lasts, ``instance`` has an attribute of its own in front of what its class has."""
-    had, was = name in vars(instance), vars(instance).get(name)
-    setattr(instance, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(instance, name, was)
-        else:
-            delattr(instance, name)
