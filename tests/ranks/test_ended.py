@@ -1,4 +1,4 @@
-"""A rank that ended with an error is not waited for: ranks that no launcher watches, as in a recipe's background jobs."""
+"""A rank that ended with an error is not waited for, where no launcher ends the others (background jobs of a shell)."""
 
 from __future__ import annotations
 
