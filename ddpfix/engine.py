@@ -27,7 +27,7 @@ class Engine:
     """The state of one activation."""
 
     def __init__(self, arguments: Mapping[str, object]) -> None:
-        self.matrix = matrix.load()
+        self.matrix = matrix.load(thorough=False)
         self.settings = settings.read(arguments, self.matrix.patches)
         self.toolkits = resolve.installed_versions(self.matrix)
         self.decisions = resolve.resolve(self.matrix, self.toolkits, self.settings)
