@@ -198,7 +198,8 @@ def _dispatch(covered: Covered, stock: Any) -> Callable[..., Any]:
             return training(self, args, kwargs)
         return stock(self, *args, **kwargs)
 
-    return forward
+    # torch.jit.script compiles the source of the function below, and looks up its names in the globals of this one.
+    return FunctionType(forward.__code__, innermost(stock).__globals__, forward.__name__, None, forward.__closure__)
 
 
 COVERED: Dict[type, Covered] = {}
