@@ -8,9 +8,12 @@ so the work of a rank does not grow with the world size.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import json
 import os
+import sys
 import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional
@@ -29,17 +32,38 @@ class AgreementError(RuntimeError):
 def announce() -> None:
     """Leave a mark in the store that ddpfix is at work on this rank; called when the process group has come up.
 
-    A rank with the mark that is late is waited for; a rank without it is not.
+    A rank with the mark that is late is waited for; a rank without it is not, and one that ended with an error is not
+    any more.
     """
     from torch import distributed
 
     store = default_store()
     if store is not None:
         store.add(_mark(distributed.get_rank()), 1)
+        atexit.unregister(_leave)
+        atexit.register(_leave)
 
 
 def _mark(rank: int) -> str:
     return f"ddpfix/here/{rank}"
+
+
+# How many ranks have ended with an error; each leaves a key of its own as well.
+_ENDED = "ddpfix/ended"
+
+
+def _leave() -> None:
+    """Tell the ranks that may be waiting for this one that it ends with an error."""
+    if getattr(sys, "last_value", None) is None:
+        return
+    # Whoever holds the store may be gone already, and then nobody is left to be told.
+    with contextlib.suppress(Exception):
+        from torch import distributed
+
+        store = default_store()
+        if store is not None:
+            store.add(f"{_ENDED}/{distributed.get_rank()}", 1)
+            store.add(_ENDED, 1)
 
 
 def _put(store: Any, key: str, value: str) -> None:
@@ -97,6 +121,8 @@ class _Meeting:
         self.prefix = f"ddpfix/meet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{group}/{count}"
         self.store, self.ranks, self.rank, self.limit = store, ranks, rank, limit
         self.facts = dict(facts)
+        # What is to be said if a rank that is waited for has ended.
+        self.ended = ""
 
     def key(self, name: object) -> str:
         return f"{self.prefix}/{name}"
@@ -130,22 +156,29 @@ class _Meeting:
             _put(self.store, self.key("verdict"), verdict)
 
     def _wait(self, rank: int) -> Dict[str, Any]:
-        if not self._poll(self.key(rank), lambda: self._missing([rank])):
-            raise AgreementError(self._absent([rank]))
+        if not self._poll(self.key(rank), lambda: self._missing([rank]), lambda: [rank]):
+            raise AgreementError(self.ended or self._absent([rank]))
         return dict(json.loads(self._get(self.key(rank))))
 
     def _verdict(self) -> str:
         # Only the group's first rank looks at every rank, and only when the time is up; the others wait for its word.
         chief = self.rank == self.ranks[0]
-        found = self._poll(self.key("verdict"), self._anybody_missing if chief else list, 1.0 if chief else 1.5)
+        if chief:
+            found = self._poll(self.key("verdict"), self._anybody_missing, self._not_here)
+        else:
+            found = self._poll(self.key("verdict"), list, lambda: self.ranks[:1], 1.5)
         if not found and chief:
-            self._conclude(self._absent(self._anybody_missing()))
+            self._conclude(self.ended or self._absent(self._anybody_missing()))
         elif not found:
-            raise AgreementError(f"rank {self.ranks[0]} gave no word within the time limit; see its own message")
+            silent = f"rank {self.ranks[0]} gave no word within the time limit; see its own message"
+            raise AgreementError(self.ended or silent)
         return self._get(self.key("verdict")).decode()
 
+    def _not_here(self) -> List[int]:
+        return [rank for rank in self.ranks if not _has(self.store, self.key(rank))]
+
     def _anybody_missing(self) -> List[int]:
-        return self._missing([rank for rank in self.ranks if not _has(self.store, self.key(rank))])
+        return self._missing(self._not_here())
 
     def _missing(self, ranks: List[int]) -> List[int]:
         """Those of ``ranks`` that never left a mark: they run without ddpfix."""
@@ -159,8 +192,17 @@ class _Meeting:
             "rank, or DDPFIX=0 on all."
         )
 
-    def _poll(self, key: str, missing: Callable[[], List[int]], stretch: float = 1.0) -> bool:
-        """Wait for a key. Past the limit it goes on as long as no rank is missing: they are only late."""
+    def _poll(
+        self, key: str, missing: Callable[[], List[int]], awaited: Callable[[], List[int]], stretch: float = 1.0
+    ) -> bool:
+        """Wait for a key. Past the limit it goes on as long as no rank is missing: they are only late.
+
+        Args:
+            key: what is waited for.
+            missing: ranks without ddpfix, asked for past the limit.
+            awaited: the ranks on which it depends.
+            stretch: this times the limit is waited for.
+        """
         deadline = time.monotonic() + self.limit * stretch
         last = time.monotonic() + _patience()
         pause, told = _PAUSE[0], False
@@ -171,9 +213,22 @@ class _Meeting:
             if now > deadline and not told:
                 told = True
                 log.info("still waiting for the other ranks, which have ddpfix but are not here yet")
+            if pause == _PAUSE[1] and self._has_ended(awaited):
+                return _has(self.store, key)
             time.sleep(pause)
             pause = min(pause * 1.5, _PAUSE[1])
         return True
+
+    def _has_ended(self, awaited: Callable[[], List[int]]) -> bool:
+        """Whether a rank that is waited for has ended with an error; one look at the store as long as none has."""
+        if not self.store.add(_ENDED, 0):
+            return False
+        gone = [rank for rank in awaited() if self.store.add(f"{_ENDED}/{rank}", 0)]
+        if gone:
+            self.ended = (
+                f"rank {gone[0]} ended with an error before this model was wrapped there; its own message has the cause"
+            )
+        return bool(gone)
 
     def _get(self, key: str) -> bytes:
         return bytes(self.store.get(key))

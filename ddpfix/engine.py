@@ -28,7 +28,7 @@ class Engine:
     """The state of one activation."""
 
     def __init__(self, arguments: Mapping[str, object]) -> None:
-        self.matrix = matrix.load()
+        self.matrix = matrix.load(thorough=False)
         self.settings = settings.read(arguments, self.matrix.patches)
         # Toolkits that are known by their marks only: nobody looks for them before one is imported, or asked about.
         self.unseen = set(self.matrix.marks)

@@ -107,14 +107,19 @@ def default_path() -> Path:
 
 
 @lru_cache(maxsize=4)
-def _load_cached(path: str, stamp: float) -> Matrix:
+def _load_cached(path: str, stamp: float, thorough: bool) -> Matrix:
     from ddpfix.matrix_reader import Reader
 
-    return Reader(Path(path)).matrix()
+    return Reader(Path(path), thorough).matrix()
 
 
-def load(path: Optional[Path] = None) -> Matrix:
+def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
     """Read and validate the matrix.
+
+    Args:
+        path: another file than the package's own.
+        thorough: whether rows are held against each other and against patches/, and the file against attacks. The
+            package's own file was, before it was shipped, and every process that trains reads it.
 
     Raises:
         MatrixError: the file is missing, is not YAML, or does not follow the schema.
@@ -124,4 +129,4 @@ def load(path: Optional[Path] = None) -> Matrix:
         stamp = path.stat().st_mtime
     except OSError as error:
         raise MatrixError(f"{path}:1: cannot be read ({error.strerror}); reinstall ddpfix") from None
-    return _load_cached(str(path), stamp)
+    return _load_cached(str(path), stamp, thorough)

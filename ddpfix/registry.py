@@ -280,9 +280,8 @@ def _take_back_copies(undone: List[Record]) -> None:
 
 def stale_copies(old: Any, home: ModuleType) -> List[Any]:
     """(module, name) of every other imported module whose global ``name`` is the object ``old``."""
-    found: List[Any] = []
-    # By identity: a module may go by two names (a script that is __main__ and __mp_main__).
-    for module in {id(module): module for module in list(sys.modules.values())}.values():
+    found: Dict[Any, Any] = {}
+    for module in list(sys.modules.values()):
         names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
         if module is home or not isinstance(module, ModuleType):
             continue
@@ -290,5 +289,6 @@ def stale_copies(old: Any, home: ModuleType) -> List[Any]:
         # Nearly no module has a copy, and this is the fastest way to know.
         if id(old) not in map(id, list(names.values())):
             continue
-        found.extend((module, name) for name, value in list(names.items()) if value is old)
-    return found
+        # By identity: a module may go by two names (a script that is __main__ and __mp_main__).
+        found.update(((id(module), name), (module, name)) for name, value in list(names.items()) if value is old)
+    return list(found.values())

@@ -88,8 +88,8 @@ SETTINGS: Tuple[Setting, ...] = (
         "uneven",
         "pad",
         ("pad", "join", "stop", "off"),
-        "ranks with different numbers of batches: pad (FunASR, SpeechBrain: the shorter ones repeat some), join (WeNet:"
-        " the shorter ones add zero gradients; each of these two stands for the other), stop (all at the shortest), off",
+        "ranks with different numbers of batches: pad (FunASR, SpeechBrain: the shorter ones repeat), join (WeNet:"
+        " the shorter ones add zero gradients; each of the two stands for the other), stop (at the shortest), off",
     ),
     Setting("memory", "on", ("on", "off"), "length limits and batch budgets of the toolkit hold for every batch"),
     Setting(

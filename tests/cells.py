@@ -126,8 +126,8 @@ def chosen(names: Sequence[str]) -> List[Cell]:
     return list(dict.fromkeys(found))
 
 
-def run(cell: Cell, folder: Path, left_out: Sequence[str] = ()) -> int:
-    """Make the environment (once) and run the tests in it, but for files left out; returns pytest's exit code."""
+def run(cell: Cell, folder: Path, only: Sequence[str] = ()) -> int:
+    """Make the environment (once) and run the tests in it, all or some files; returns pytest's exit code."""
     home = folder / cell.environment
     python = home / "bin" / "python"
     if not python.exists():
@@ -136,8 +136,7 @@ def run(cell: Cell, folder: Path, left_out: Sequence[str] = ()) -> int:
     if cell.shared:
         environ["PYTHONPATH"] = str(unpacked(cell, python, home))
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
-    command += [f"--ignore={file}" for file in left_out]
-    codes = [subprocess.call([*command, *tests], cwd=ROOT, env=environ) for tests in cell.tests]
+    codes = [subprocess.call([*command, *tests], cwd=ROOT, env=environ) for tests in ([only] if only else cell.tests)]
     return max(codes)
 
 
@@ -190,7 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests in environments with other releases.")
     parser.add_argument("names", nargs="*", help="cells (see --list) or toolkits; none means all")
     parser.add_argument("--list", action="store_true", help="print the cells and stop")
-    parser.add_argument("--leave-out", action="append", default=[], metavar="FILE", help="a file of tests to leave out")
+    parser.add_argument("--only", action="append", default=[], metavar="FILE", help="a file of tests to run, not all")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "ddpfix-cells")
     options = parser.parse_args()
     if options.list:
@@ -200,7 +199,7 @@ def main() -> int:
     failed = []
     for cell in chosen(options.names):
         print(f"\n== {cell.name}, torch {cell.torch}, Python {cell.python}", flush=True)
-        if run(cell, options.folder, options.leave_out) != 0:
+        if run(cell, options.folder, options.only) != 0:
             failed.append(cell.name)
     print(f"\nfailed: {', '.join(failed)}" if failed else "\nall cells passed")
     return 1 if failed else 0

@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 
-from ddpfix import log
+from ddpfix import log, shapes
 from ddpfix.registry import Site
 
 from . import trainers
@@ -32,7 +32,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
     every = site.settings.number("cache")
     name = trainers.method(owner, "train_epoch")
     # Read before anything is wrapped: these say what the release itself uses.
-    names = trainers.code_names(owner, name)
+    names = shapes.code_names(owner, name)
 
     def built(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         wrapped(*args, **kwargs)
@@ -57,7 +57,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 @contextlib.contextmanager
-def _released(given: trainers.Epoch, device: Any, every: Optional[int], reset: bool) -> Iterator[None]:
+def _released(given: trainers.Given, device: Any, every: Optional[int], reset: bool) -> Iterator[None]:
     limit = _limit(device) if reset else None
     if reset:
         _empty(device)

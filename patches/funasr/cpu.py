@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Iterator, Tuple
 
-from ddpfix import log
+from ddpfix import log, meanwhile
 from ddpfix.registry import Site
 
 from . import entry
@@ -42,15 +42,11 @@ def _cpu(parent: Site, run: entry.Run) -> Iterator[None]:
     if not _wanted(run):
         yield
         return
-    site = Site(parent.patch, parent.settings)
-    try:
+    with meanwhile.patched(parent) as site:
         _calls(site)
         _trainers(site)
         _precision(site, run)
         yield
-    finally:
-        for problem in site.undo():
-            log.warning(problem)
 
 
 def _calls(site: Site) -> None:

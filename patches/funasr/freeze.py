@@ -12,7 +12,7 @@ import inspect
 from types import ModuleType
 from typing import Any, Dict, Iterator, List
 
-from ddpfix import log
+from ddpfix import log, meanwhile
 from ddpfix.registry import Site
 
 from . import entry
@@ -70,13 +70,9 @@ def _looked_at(parent: Site, run: entry.Run) -> Iterator[None]:
             check(getattr(model, "module", model), names)
         return wrapped(*args, **kwargs)
 
-    site = Site(parent.patch, parent.settings)
-    site.once(trainer, "resume_checkpoint" if hasattr(trainer, "train_epoch") else "__init__", given)
-    try:
+    with meanwhile.patched(parent) as site:
+        site.once(trainer, "resume_checkpoint" if hasattr(trainer, "train_epoch") else "__init__", given)
         yield
-    finally:
-        for problem in site.undo():
-            log.warning(problem)
 
 
 def check(model: Any, names: List[str]) -> None:

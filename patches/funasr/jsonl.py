@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Dict, Iterator, List, MutableMapping, Tuple
 from weakref import WeakKeyDictionary
 
-from ddpfix import log
+from ddpfix import log, meanwhile
 from ddpfix.registry import PatchError, Site
 from ddpfix.settings import switch_name
 
@@ -16,20 +16,17 @@ from ddpfix.settings import switch_name
 _LEFT_OUT: MutableMapping[Any, Dict[str, int]] = WeakKeyDictionary()
 
 
-class _Reader:
+class _Reader(meanwhile.LookAlike):
     """Stands for the ``json`` module while a list is read, and looks at every line that passes."""
 
     def __init__(self, below: Any) -> None:
-        self._below = below
+        super().__init__(below, {})
         self.lines = 0
         self.without = 0
         self.lengths: List[Tuple[float, float]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._below, name)
-
     def loads(self, text: Any, *args: Any, **kwargs: Any) -> Any:
-        data = self._below.loads(text, *args, **kwargs)
+        data = self._original.loads(text, *args, **kwargs)
         if isinstance(data, dict) and "source" in data:
             self.lines += 1
             self.without += "source_len" not in data
@@ -40,13 +37,9 @@ class _Reader:
 @contextmanager
 def _reading(module: ModuleType) -> Iterator[_Reader]:
     """The module reads through us for as long as one list takes."""
-    below = vars(module)["json"]
-    reader = _Reader(below)
-    vars(module)["json"] = reader
-    try:
+    reader = _Reader(vars(module)["json"])
+    with meanwhile.replaced(module, "json", reader):
         yield reader
-    finally:
-        vars(module)["json"] = below
 
 
 def _readable(module: ModuleType) -> None:

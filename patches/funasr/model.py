@@ -14,7 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Iterator, List
 
-from ddpfix import log
+from ddpfix import log, meanwhile
 from ddpfix.registry import Site
 
 from . import entry
@@ -106,8 +106,5 @@ def _several(parent: Site, run: entry.Run) -> Iterator[None]:
         several = paths if kwargs.get("path") == paths[0] else [kwargs.get("path")]
         return [load(*args, **{**kwargs, "path": path}) for path in several][-1]
 
-    vars(builder)["load_pretrained_model"] = each
-    try:
+    with meanwhile.replaced(builder, "load_pretrained_model", each):
         yield
-    finally:
-        vars(builder)["load_pretrained_model"] = load

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Dict, Iterator
 
-from ddpfix import log
+from ddpfix import log, meanwhile
 from ddpfix.registry import Site
 
 from . import entry
@@ -83,13 +83,9 @@ def _one_kind(parent: Site, run: entry.Run) -> Iterator[None]:
     if not section(run.kwargs, "train_conf").get("use_deepspeed") or "_resolve_distributed_config" in run.namespace:
         yield
         return
-    site = Site(parent.patch, parent.settings)
-    site.once(run.namespace["Trainer"], "__init__", _without_ddp)
-    try:
+    with meanwhile.patched(parent) as site:
+        site.once(run.namespace["Trainer"], "__init__", _without_ddp)
         yield
-    finally:
-        for problem in site.undo():
-            log.warning(problem)
 
 
 def _without_ddp(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:

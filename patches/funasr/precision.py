@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Optional, Tuple
 
 import torch
 
-from ddpfix import log
+from ddpfix import log, meanwhile
 from ddpfix.registry import PatchError, Site
 
 from . import entry, trainers
@@ -82,7 +81,7 @@ def _forward_in(model: Any, precision: Callable[[], ContextManager[Any]]) -> Any
         with precision():
             return stock(*args, **kwargs)
 
-    return trainers.instance_attribute(model, "forward", forward)
+    return meanwhile.replaced(model, "forward", forward)
 
 
 def autocast(site: Site, module: ModuleType, owner: Any) -> None:
@@ -120,8 +119,7 @@ def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
     site.once(owner, name, epoch)
 
 
-@contextlib.contextmanager
-def _clipped_unscaled(scaler: Any, optim: Any) -> Iterator[None]:
+def _clipped_unscaled(scaler: Any, optim: Any) -> ContextManager[None]:
     """The trainers look ``torch.nn.utils.clip_grad_norm_`` up when they call it: for the epoch, ours is there."""
     stock = torch.nn.utils.clip_grad_norm_
 
@@ -134,11 +132,7 @@ def _clipped_unscaled(scaler: Any, optim: Any) -> Iterator[None]:
             scaler.update()
         return norm
 
-    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
-    try:
-        yield
-    finally:
-        torch.nn.utils.clip_grad_norm_ = stock
+    return meanwhile.replaced(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
 
 
 def bf16_scaler(site: Site, module: ModuleType, owner: Any) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import weakref
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
-from typing import Any, Dict, Iterator, Sequence, Set, Tuple
+from types import ModuleType
+from typing import Any, ContextManager, Dict, Set, Tuple
 
-from ddpfix import log
+from ddpfix import log, meanwhile
 from ddpfix.registry import PatchError
 
 _TOLD: weakref.WeakKeyDictionary[Any, Set[str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Epoch:
+class Given:
     """What one call of ``train_epoch`` or ``validate_epoch`` works on; before 1.0.18 the trainer held it itself."""
 
     trainer: Any
@@ -25,10 +24,10 @@ class Epoch:
     scaler: Any
 
 
-def epoch_of(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Epoch:
+def epoch_of(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Given:
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     found = (given[name] if name in given else getattr(trainer, name, None) for name in ("model", "optim", "scaler"))
-    return Epoch(trainer, *found)
+    return Given(trainer, *found)
 
 
 def method(owner: Any, name: str) -> str:
@@ -37,14 +36,6 @@ def method(owner: Any, name: str) -> str:
         if found in vars(owner):
             return found
     raise PatchError(f"{owner.__qualname__} has no {name}")
-
-
-def code_names(owner: Any, name: str) -> Sequence[str]:
-    """The names that a method looks up, whatever has been wrapped around it."""
-    function = inspect.unwrap(vars(owner)[name])
-    if not isinstance(function, FunctionType):
-        raise PatchError(f"{name} of {owner.__qualname__} is a {type(function).__name__}, not a plain function")
-    return function.__code__.co_names
 
 
 def tell(trainer: Any, message: str) -> None:
@@ -60,37 +51,6 @@ def sharded(trainer: Any) -> bool:
     return bool(getattr(trainer, "use_ddp", False) or getattr(trainer, "use_fsdp", False))
 
 
-class _Lookalike:
-    """A module in which a few names lead elsewhere."""
-
-    def __init__(self, module: Any, names: Dict[str, Any]) -> None:
-        self._module = module
-        self.__dict__.update(names)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
-@contextlib.contextmanager
-def seen_by(module: ModuleType, name: str, **names: Any) -> Iterator[None]:
+def seen_by(module: ModuleType, name: str, **names: Any) -> ContextManager[None]:
     """While this lasts, the global ``name`` of ``module`` (a module itself) has ``names`` instead of its own."""
-    was = vars(module)[name]
-    setattr(module, name, _Lookalike(was, names))
-    try:
-        yield
-    finally:
-        setattr(module, name, was)
-
-
-@contextlib.contextmanager
-def instance_attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
-    """While this lasts, ``instance`` has an attribute of its own in front of what its class has."""
-    had, was = name in vars(instance), vars(instance).get(name)
-    setattr(instance, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(instance, name, was)
-        else:
-            delattr(instance, name)
+    return meanwhile.replaced(module, name, meanwhile.LookAlike(vars(module)[name], names))

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import distributed
 
-from ddpfix import log
+from ddpfix import log, shapes
 from ddpfix.registry import PatchError, Site
 
 from . import trainers
@@ -20,7 +20,7 @@ from . import trainers
 
 def together(site: Site, module: ModuleType, owner: Any) -> None:
     """For the length of a validation, all ranks answer the trainer's ``torch.isfinite(loss)`` alike."""
-    if "isfinite" not in trainers.code_names(owner, "validate_epoch"):
+    if "isfinite" not in shapes.code_names(owner, "validate_epoch"):
         raise PatchError("validate_epoch no longer asks whether the loss is finite")
 
     def validate(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

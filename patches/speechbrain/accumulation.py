@@ -12,14 +12,13 @@ import functools
 from types import ModuleType
 from typing import Any, Callable
 
+from ddpfix import meanwhile, shapes
 from ddpfix.registry import Site
-
-from . import brains
 
 
 def windows(site: Site, module: ModuleType, owner: Any) -> None:
     """Within a window, ``fit_batch`` under mixed precision does not begin with ``zero_grad``."""
-    brains.needs_names(owner, "fit_batch", "auto_mix_prec", "grad_accumulation_factor", "step", "zero_grad")
+    shapes.needs_names(owner, "fit_batch", "auto_mix_prec", "grad_accumulation_factor", "step", "zero_grad")
 
     def make(stock: Any) -> Callable[..., Any]:
         def fit_batch(self: Any, batch: Any) -> Any:
@@ -27,7 +26,7 @@ def windows(site: Site, module: ModuleType, owner: Any) -> None:
             first = (self.step - 1) % self.grad_accumulation_factor == 0
             if first or not self.auto_mix_prec:
                 return stock(self, batch)
-            with brains.shadowed(self.optimizer, "zero_grad", _but_the_first(self.optimizer.zero_grad)):
+            with meanwhile.replaced(self.optimizer, "zero_grad", _but_the_first(self.optimizer.zero_grad)):
                 return stock(self, batch)
 
         return fit_batch

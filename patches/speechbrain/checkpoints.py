@@ -14,17 +14,16 @@ from typing import Any
 
 from torch import distributed
 
+from ddpfix import shapes
 from ddpfix.registry import Site
-
-from . import brains
 
 _KEEPING: ContextVar[bool] = ContextVar("ddpfix_speechbrain_keeping", default=False)
 
 
 def one_deletes(site: Site, module: ModuleType, owner: Any) -> None:
     """Within ``save_and_keep_only``, which has a broadcast and so is called on every rank already."""
-    brains.needs_names(owner, "save_and_keep_only", "save_checkpoint", "delete_checkpoints")
-    brains.needs_names(owner, "save_checkpoint", "broadcast_object_list")
+    shapes.needs_names(owner, "save_and_keep_only", "save_checkpoint", "delete_checkpoints")
+    shapes.needs_names(owner, "save_checkpoint", "broadcast_object_list")
     site.once(owner, "save_and_keep_only", _keep)
     site.once(owner, "delete_checkpoints", _delete)
 

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ddpfix import log
+from ddpfix import log, shapes
 from ddpfix.registry import Site
 
 from . import brains
@@ -33,7 +33,7 @@ _MUTED: MutableMapping[Any, List[Any]] = WeakKeyDictionary()
 
 def contribute_nothing(site: Site, module: ModuleType, owner: Any) -> None:
     """Watch ``compute_objectives`` of every class that is trained under DDP, and ``check_gradients`` of Brain."""
-    brains.needs_names(owner, "check_gradients", "isfinite", "nonfinite_count")
+    shapes.needs_names(owner, "check_gradients", "isfinite", "nonfinite_count")
     done: List[Any] = []
 
     def wrap(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Iterator
 
+from ddpfix import meanwhile, shapes
 from ddpfix.registry import Site
-
-from . import brains
 
 
 def single(site: Site, module: ModuleType, owner: Any) -> None:
     """``DistributedSamplerWrapper.__iter__`` with less than two items a rank."""
-    brains.needs_names(owner, "__iter__", "itemgetter", "sampler")
+    shapes.needs_names(owner, "__iter__", "itemgetter", "sampler")
 
     def make(stock: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Any]:
@@ -33,12 +32,12 @@ def single(site: Site, module: ModuleType, owner: Any) -> None:
 
 def no_hparams(site: Site, module: ModuleType, owner: Any) -> None:
     """``Brain._train_loader_specifics`` finds hparams without anything in it."""
-    brains.needs_names(owner, "_train_loader_specifics", "hparams", "sorting")
+    shapes.needs_names(owner, "_train_loader_specifics", "hparams", "sorting")
 
     def specifics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(brain, "hparams"):
             return wrapped(*args, **kwargs)
-        with brains.shadowed(brain, "hparams", SimpleNamespace()):
+        with meanwhile.replaced(brain, "hparams", SimpleNamespace()):
             return wrapped(*args, **kwargs)
 
     site.once(owner, "_train_loader_specifics", specifics)

@@ -21,7 +21,7 @@ from typing import Any, Iterator, Sequence, Tuple
 
 from torch.utils.data import IterableDataset
 
-from ddpfix import log
+from ddpfix import log, shapes
 from ddpfix.registry import PatchError, Site
 from ddpfix.uneven import policy
 
@@ -34,7 +34,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``fit``, or on ``_fit_train`` and ``_fit_valid`` from 0.5.12: the loops go over ``tqdm(loader, ...)``."""
     names = ("_fit_train", "_fit_valid") if hasattr(owner, "_fit_train") else ("fit",)
     for name in names:
-        brains.needs_names(owner, name, "tqdm")
+        shapes.needs_names(owner, name, "tqdm")
     stop = policy(site, "SpeechBrain", {"join": "pad"}) == "stop"
     loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
 

@@ -64,7 +64,7 @@ def _expected() -> Set[str]:
 
 
 def _scenarios(config: Path, ddpfix: bool) -> List[launch.Scenario]:
-    short = 60 if ddpfix or JOINED else 15
+    short = 60 if ddpfix or JOINED else 10
     found = []
     if SAME:
         share = ["++dataset_conf.batch_sampler=DynamicBatchLocalShuffleSampler", "++dataset_conf.batch_size=2"]
@@ -81,7 +81,11 @@ def _scenarios(config: Path, ddpfix: bool) -> List[launch.Scenario]:
     empty = ["++dataset_conf.max_token_length=120" if OLD else "++dataset_conf.batch_size=300"]
     if SAME:
         return [*found, stop]
-    return [*found, stop, launch.Scenario("empty", config, overrides=empty)]
+    # Workers that live on from one epoch to the next, and validation in the midst of an epoch.
+    busy = ["++dataset_conf.num_workers=2", "++train_conf.max_epoch=3", "++train_conf.validate_interval=3"]
+    busy.append("++train_conf.save_checkpoint_interval=3")
+    workers = launch.Scenario("workers", config, "train_ds" if SECOND else "train", overrides=busy, timeout=120)
+    return [*found, stop, workers, launch.Scenario("empty", config, overrides=empty)]
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +146,18 @@ def test_stop_at_the_shortest(patched: Dict[str, List[launch.Result]]) -> None:
     assert [len(rank.training) for rank in ranks] == [2 * EPOCHS] * 2
     assert ranks[0].steps == ranks[1].steps
     assert "6 left out, so that all ranks have as many" in ranks[0].log
+
+
+@uneven
+@pytest.mark.skipif(SAME, reason="the scenario is that of the others")
+def test_workers_and_validation_in_the_midst_of_an_epoch(patched: Dict[str, List[launch.Result]]) -> None:
+    ranks = patched["workers"]
+    assert [rank.error for rank in ranks] == [None, None], ranks[0].log[-3000:]
+    epochs = 3 if Version("1.0.26") <= HERE else 4
+    assert [len(rank.training) for rank in ranks] == [8 * epochs] * 2
+    assert ranks[0].steps == ranks[1].steps and len(ranks[0].steps) == 8 * epochs
+    validated = [place for place, batch in enumerate(ranks[0].batches) if not batch["training"]]
+    assert validated and validated[0] < 8, "in the first epoch, before its end"
 
 
 @pytest.mark.skipif(SAME, reason="no sampler of these leaves one rank without data")

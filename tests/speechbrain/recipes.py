@@ -20,6 +20,8 @@ TRAIN = HERE / "recipe" / "train.py"
 RATE = 16000
 # A network of the recipe's own, where nothing of transformers is needed.
 OWN = "!new:tests.speechbrain.networks.Encoder"
+# From 1.1.0 on the wrappers live elsewhere, and the old path loads the same files a second time.
+OLD_PLACE = "speechbrain.lobes.models.huggingface_transformers"
 _CLASSES = {"wavlm": "WavLM", "wav2vec2": "Wav2Vec2"}
 
 
@@ -33,13 +35,16 @@ def family() -> str:
     return "wavlm" if release() >= Version("0.5.12") else "wav2vec2"
 
 
-def pretrained(folder: Path, config: Optional[Dict[str, Any]] = None, kind: str = "", **arguments: Any) -> str:
+def pretrained(
+    folder: Path, config: Optional[Dict[str, Any]] = None, kind: str = "", home_of: str = "", **arguments: Any
+) -> str:
     """The lines of the yaml that load a tiny WavLM, with SpeechBrain's own wrapper.
 
     Args:
         folder: where the model is saved.
         config: changes to the model's configuration.
         kind: wav2vec2 or wavlm; none means what :func:`family` says.
+        home_of: another place of the wrapper than that of the release (:data:`OLD_PLACE`).
         arguments: arguments of the wrapper.
     """
     kind = kind or family()
@@ -52,7 +57,8 @@ def pretrained(folder: Path, config: Optional[Dict[str, Any]] = None, kind: str 
     given.setdefault("output_norm", False)
     if has_all_hiddens():
         given.setdefault("output_all_hiddens", "!ref <output_all_hiddens>")
-    return "\n".join([f"!new:{wrapper(kind)}", *(f"    {name}: {value}" for name, value in given.items())])
+    place = f"{home_of}.{kind}.{_CLASSES[kind]}" if home_of else wrapper(kind)
+    return "\n".join([f"!new:{place}", *(f"    {name}: {value}" for name, value in given.items())])
 
 
 def has_all_hiddens() -> bool:

@@ -130,33 +130,27 @@ def _only(brain: Any, ran: Any) -> Any:
     if encoder is None or ran is None:
         yield
         return
-    import torch
-
-    layers = encoder.layers
     kept = {int(name.rpartition(".")[2]) for name in ran}
-    encoder.layers = torch.nn.ModuleList(layer if n in kept else _skipped() for n, layer in enumerate(layers))
+    skipped = [layer for n, layer in enumerate(encoder.layers) if n not in kept]
     places = ((encoder, "layerdrop_prob"), (encoder, "layerdrop"), (getattr(encoder, "config", None), "layerdrop"))
     holder, attribute = next(place for place in places if hasattr(*place))
     rate = getattr(holder, attribute)
     setattr(holder, attribute, 0.0)
+    for layer in skipped:
+        layer.forward = _returned
     try:
         yield
     finally:
-        encoder.layers = layers
         setattr(holder, attribute, rate)
+        for layer in skipped:
+            del layer.forward
 
 
-def _skipped() -> Any:
-    """A layer that returns what it gets."""
-    import torch
-
-    class Skipped(torch.nn.Module):
-        def forward(self, hidden_states: Any, *args: Any, position_bias: Any = None, **kwargs: Any) -> Any:
-            if "pos_bias" in kwargs:
-                return hidden_states, None, kwargs["pos_bias"]
-            return hidden_states, position_bias
-
-    return Skipped()
+def _returned(hidden_states: Any, *args: Any, position_bias: Any = None, **kwargs: Any) -> Any:
+    """The forward of a skipped layer, which stays in place: transformers 5 records by hooks what layers return."""
+    if "pos_bias" in kwargs:
+        return hidden_states, None, kwargs["pos_bias"]
+    return hidden_states, position_bias
 
 
 def _batch(data: Any, ids: Sequence[str]) -> Any:

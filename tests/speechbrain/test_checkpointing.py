@@ -98,7 +98,8 @@ def test_without_layerdrop_and_flag(kind: str, cured: Results, errors: Dict[str,
     results = cured[f"{kind}_off"]
     passed(results)
     assert not results[0].ddp[0]["find_unused"]
-    assert errors[f"{kind}_off"] == 0.0
+    # Without the flag the reentrant kind stays, which adds up the position bias's gradients in another order.
+    assert errors[f"{kind}_off"] <= (0.0 if CHOOSES else 2e-6)
 
 
 def test_masked_spec_embed_alone_is_a_reason(stock: Results, cured: Results, errors: Dict[str, float]) -> None:

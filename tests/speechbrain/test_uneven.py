@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Dict, List, Tuple
 
 import pytest
@@ -210,3 +211,51 @@ def test_exactly_one_batch_a_rank_is_a_batch() -> None:
     finally:
         assert site.undo() == []
     assert given([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
+
+
+def test_loops_within_the_loop_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe may evaluate on one rank at the end of a stage: that loop must not ask the other ranks."""
+    from ddpfix.patches.speechbrain import brains, uneven
+
+    module = ModuleType("core")
+    exec(WITH_LOOPS, vars(module))
+    monkeypatch.setattr(brains, "together", lambda brain: True)
+    monkeypatch.setattr(uneven, "evened", lambda brain, loader, stop: [f"even {brain.name}", *loader])
+    site = Site("test", {"uneven": "pad"})
+    stock = vars(module)["tqdm"]
+    uneven.even(site, module, vars(module)["Brain"])
+    try:
+        assert vars(module)["Brain"]("outer").fit(["data"], ["other"]) == {
+            "outer": ["even outer", "data"],
+            "evaluated": ["other"],
+            "inner": ["even inner", "other"],
+        }
+    finally:
+        assert site.undo() == []
+    assert vars(module)["tqdm"] is stock
+
+
+WITH_LOOPS = """
+def tqdm(iterable, **kwargs):
+    return list(iterable)
+
+class Brain:
+    def __init__(self, name):
+        self.name = name
+
+    def fit(self, data, other):
+        return self._fit_train(data, other)
+
+    def _fit_train(self, data, other):
+        found = {self.name: tqdm(data)}
+        if self.name == "outer":
+            found["evaluated"] = self.evaluate(other)
+            found.update(Brain("inner").fit(other, None))
+        return found
+
+    def _fit_valid(self, data):
+        return tqdm(data)
+
+    def evaluate(self, data):
+        return tqdm(data)
+"""

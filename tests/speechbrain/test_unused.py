@@ -21,6 +21,17 @@ HAS_PRECISION = Version("1.0.0") <= release
 # Where the Brain knows no flag, what holds for every toolkit is enough.
 SWITCHED_OFF = {"speechbrain.unused": "0"} if HAS_FLAG else {"torch.unused": "0"}
 Results = Dict[str, List[Result]]
+REWRITTEN = """import torch
+
+
+class ASR(sb.Brain):
+    def on_fit_start(self):
+        self._wrap_distributed()
+        self.init_optimizers()
+        kinds = [isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in self.modules.values()]
+        assert kinds == [True, True], kinds
+
+"""
 # Notes, for an extractor that DDP does not wrap, its mode and how many of its layers run in each step.
 WATCH_FROZEN = """
 from speechbrain.core import Brain
@@ -58,6 +69,10 @@ def yamls(folder: Path) -> Dict[str, Path]:
         "still": write(folder, "still.yaml", pretrained(folder, {"layerdrop": 0.0})),
         "frozen": write(folder, "frozen.yaml", pretrained(folder, freeze=True)),
     }
+    if release >= Version("1.1.0"):
+        made["old_place"] = write(folder, "old.yaml", pretrained(folder, home_of=recipes.OLD_PLACE))
+        frozen = pretrained(folder, home_of=recipes.OLD_PLACE, freeze=True)
+        made["frozen_old_place"] = write(folder, "frozen_old.yaml", frozen)
     if recipes.has_all_hiddens():
         made["hiddens"] = write(folder, "hiddens.yaml", output_all_hiddens=True)
     return made
@@ -65,6 +80,13 @@ def yamls(folder: Path) -> Dict[str, Path]:
 
 def flag() -> List[str]:
     return ["--find_unused_parameters"] if HAS_FLAG else []
+
+
+def rewritten(folder: Path) -> Path:
+    """A recipe with an ``on_fit_start`` of its own, which looks for DDP as recipes do."""
+    script = folder / "rewritten.py"
+    script.write_text(recipes.TRAIN.read_text().replace("class ASR(sb.Brain):\n", REWRITTEN, 1))
+    return script
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +112,13 @@ def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
         Scenario("off", yamls["plain"], settings={"layerdrop": "off"}, keep=2),
         Scenario("frozen", yamls["frozen"], before=WATCH_FROZEN),
         Scenario("frozen_stock", yamls["frozen"], settings={"speechbrain.frozen": "0"}, before=WATCH_FROZEN),
+        Scenario("refused", yamls["plain"], ["--find_unused_parameters=False"], timeout=30),
+        Scenario("rewritten", yamls["plain"], script=rewritten(folder)),
         Scenario("switched_off", yamls["plain"], settings=SWITCHED_OFF, timeout=30),
     ]
+    if release >= Version("1.1.0"):
+        scenarios.append(Scenario("old_place", yamls["old_place"], keep=2))
+        scenarios.append(Scenario("frozen_old_place", yamls["frozen_old_place"], before=WATCH_FROZEN))
     if recipes.has_all_hiddens():
         scenarios.append(Scenario("hiddens", yamls["hiddens"], keep=2))
     if ACCUMULATES:
@@ -189,6 +216,27 @@ def test_bfloat16(cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["bf16_window"])
     assert errors["bf16"] == 0.0
     assert errors["bf16_window"] <= 2e-7
+
+
+def test_an_explicit_no_stays_and_is_said(cured: Results) -> None:
+    failed(cured["refused"])
+    assert flags(cured["refused"]) == [(False, False)] * 2
+    assert "find_unused_parameters=False is your own setting and stays" in cured["refused"][0].log
+
+
+def test_a_brain_that_rewrites_on_fit_start(cured: Results) -> None:
+    passed(cured["rewritten"])
+    assert flags(cured["rewritten"]) == [(True, False)] * 2
+    assert cured["rewritten"][0].steps == cured["plain"][0].steps
+
+
+@pytest.mark.skipif(release < Version("1.1.0"), reason="there is one place")
+def test_the_old_place_of_the_wrappers(cured: Results, errors: Dict[str, float]) -> None:
+    passed(cured["old_place"])
+    assert cured["old_place"][0].steps == cured["plain"][0].steps[: len(cured["old_place"][0].steps)]
+    assert errors["old_place"] == 0.0
+    passed(cured["frozen_old_place"])
+    assert set(cured["frozen_old_place"][0].notes["frozen_modes"]) == {False}
 
 
 def test_without_the_patch_it_fails_as_before(cured: Results) -> None:

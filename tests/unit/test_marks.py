@@ -90,7 +90,7 @@ row = Row("ddpfix_kit.cure", SpecifierSet(">=1,<2"), None, "cured", targets, (),
 mark = Mark("1.5", words=(("utils/core.py", "class Core"),))
 toolkits = {"torch": "torch", "ddpfix_kit": "packaging"}
 whole = Matrix(toolkits, {"ddpfix_kit.cure": patch}, (row,), {}, {"ddpfix_kit": (mark,)})
-matrix.load = lambda path=None: whole
+matrix.load = lambda path=None, thorough=True: whole
 from ddpfix import finder
 finder.watched = lambda: frozenset(toolkits)
 def cure(site, module, owner):

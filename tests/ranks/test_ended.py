@@ -1,0 +1,60 @@
+"""A rank that ended with an error is not waited for, where no launcher ends the others (background jobs of a shell)."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from typing import Dict, List
+
+import pytest
+
+from tests.ranks import launch
+
+SCRIPT = """
+import os, sys, time
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+distributed.init_process_group("gloo")
+first = DistributedDataParallel(torch.nn.Linear(2, 2))
+if distributed.get_rank() == int(sys.argv[1]):
+    raise ValueError("the data of this rank is broken")
+time.sleep(1)
+DistributedDataParallel(torch.nn.Linear(2, 2))
+"""
+
+
+def outcome(failing: int, size: int = 3) -> List[str]:
+    """What each rank printed, in the order of ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "DDPFIX": "1"}
+    ranks = []
+    for rank in range(size):
+        environ: Dict[str, str] = launch.environment({**shared, "RANK": str(rank)})
+        command = [sys.executable, "-c", SCRIPT, str(failing)]
+        ranks.append(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
+    try:
+        return [rank.communicate(timeout=40)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("failing", [0, 1])
+def test_it_is_named_and_nobody_waits(failing: int) -> None:
+    begun = time.monotonic()
+    printed = outcome(failing)
+    assert time.monotonic() - begun < 40
+    assert "the data of this rank is broken" in printed[failing]
+    others = [text for rank, text in enumerate(printed) if rank != failing]
+    assert all("Error" in text for text in others)
+    if failing == 1:
+        # Rank 0 holds the store: where it is gone, the store itself says so.
+        named = "rank 1 ended with an error before this model was wrapped there"
+        assert all(f"AgreementError: {named}" in text for text in others), others

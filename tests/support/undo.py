@@ -1,0 +1,59 @@
+"""Undo leaves everything that belongs to a toolkit the very object that it was (design: correctness yardsticks)."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Dict, List, Tuple
+
+from ddpfix import matrix, resolve, settings
+
+Key = Tuple[str, ...]
+
+
+def targets(toolkit: str) -> List[str]:
+    """The modules that the patches of a toolkit wait for, with the installed releases; those that can be imported."""
+    whole = matrix.load()
+    installed = resolve.installed_versions(whole)
+    decisions = resolve.resolve(whole, installed, settings.read({}, whole.patches, {}))
+    found: Dict[str, None] = {}
+    for decision in decisions:
+        if decision.toolkit == toolkit and decision.row is not None:
+            found.update(dict.fromkeys(target.module for target in decision.row.targets if "*" not in target.module))
+    return list(found)
+
+
+def imported(modules: List[str]) -> List[str]:
+    """Import them; returns those that this environment cannot import."""
+    missing = []
+    for name in modules:
+        try:
+            import_module(name)
+        except ImportError:
+            missing.append(name)
+    return missing
+
+
+def snapshot(*packages: str) -> Dict[Key, Any]:
+    """Every global and every attribute of a class in the modules of some packages, as raw objects."""
+    found: Dict[Key, Any] = {}
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and module.__name__.partition(".")[0] in packages:
+            for name, value in list(vars(module).items()):
+                found[module.__name__, name] = value
+                if isinstance(value, type) and value.__module__ == module.__name__:
+                    own = list(vars(value).items())
+                    found.update(((module.__name__, name, inner), part) for inner, part in own)
+    return found
+
+
+def changed(before: Dict[Key, Any], after: Dict[Key, Any]) -> List[str]:
+    """Dotted names of what is not what it was. Names that modules got since (lazy imports) do not count, ours do."""
+    new = [key for key in after if key not in before and (len(key) == 3 or key[-1].startswith("_ddpfix"))]
+    other = [key for key, value in before.items() if after.get(key) is not value and key[-1] not in _LIVING]
+    return [".".join(key) for key in (*new, *other)]
+
+
+# What Python and torch themselves change in modules and classes.
+_LIVING = ("__abstractmethods__", "_abc_impl", "__annotations__", "__annotations_cache__", "__warningregistry__")
