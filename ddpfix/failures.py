@@ -1,8 +1,8 @@
 """A rank that gives up tells the others why, and they end with that cause instead of waiting in a collective for ever.
 
-The cause goes through the process group's store. Each rank looks there every two seconds, from a thread of its own. A
-rank that is then still busy after some seconds waits for the failed one in a collective, where no exception reaches
-it: its process is ended.
+The cause goes through the process group's store. Each rank looks there every two seconds (of 400 ranks and more all
+together 200 times a second), from a thread of its own. A rank that is then still busy after some seconds waits for the
+failed one in a collective, where no exception reaches it: its process is ended.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from typing import Any, Iterator, List, Optional
 
 from ddpfix import agree, log
 
-# Seconds between two looks at the store.
+# Seconds between two looks of a rank at the store, and how many looks a second the store has to answer at most.
 PERIOD = 2.0
+LOOKS = 200
 # How long a rank that gives up waits until all others have seen why: rank 0 may hold the store, which goes with it.
 LINGER = 5.0
 # How long a rank may go on after another one has failed; most end by themselves, at the next agreement.
 GRACE = 20.0
+# How many characters of a cause are left for the others.
+LENGTH = 6000
 
 _WATCHES: List[Watch] = []
 
@@ -36,17 +39,32 @@ def announce(error: BaseException) -> None:
     """Leave this rank's error for the others, unless another rank has left one."""
     from torch import distributed
 
-    store = agree.default_store()
-    if store is None or isinstance(error, Blamed):
+    if agree.default_store() is None or isinstance(error, Blamed):
         return
     text = f"rank {distributed.get_rank()} failed: {type(error).__name__}: {error}"
     for _ in range(2):
         # The death of a data-loader worker is raised by a signal: in the midst of this, perhaps.
         with contextlib.suppress(Exception):
-            if not store.add(_key("told"), 0):
-                store.set(_key("cause"), text[:4000])
-                store.add(_key("told"), 1)
+            claim(text)
             return
+
+
+def claim(text: str) -> bool:
+    """Leave a cause for the other ranks; returns whether this rank is the first to do so, also when asked again.
+
+    Without a store there is nobody to be asked, and every rank is the first.
+    """
+    from torch import distributed
+
+    store, own = agree.default_store(), str(distributed.get_rank()).encode()
+    if store is None:
+        return True
+    if bytes(store.compare_set(_key("first"), "", own.decode())) != own:
+        return False
+    if not store.add(_key("told"), 0):
+        store.set(_key("cause"), text[:LENGTH])
+        store.add(_key("told"), 1)
+    return True
 
 
 def cause(store: Any = None) -> Optional[str]:
@@ -148,7 +166,11 @@ class Watch(threading.Thread):
         self.found: Optional[str] = None
 
     def run(self) -> None:
-        while not self.over.wait(PERIOD):
+        from torch import distributed
+
+        # One process answers all ranks.
+        period = max(PERIOD, distributed.get_world_size() / LOOKS)
+        while not self.over.wait(period):
             try:
                 found = cause(self.store) if self.store.add(_key("told"), 0) else None
             except Exception:

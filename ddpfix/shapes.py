@@ -10,7 +10,7 @@ from ddpfix.registry import PatchError
 
 
 def code_names(owner: Any, name: str) -> Sequence[str]:
-    """The names that a method of ``owner`` itself looks up, whatever has been wrapped around it.
+    """The names that a method of ``owner`` itself looks up, and its texts, whatever has been wrapped around it.
 
     Raises:
         PatchError: it is not there, or not a plain function.
@@ -18,7 +18,8 @@ def code_names(owner: Any, name: str) -> Sequence[str]:
     function = inspect.unwrap(vars(owner)[name]) if name in vars(owner) else None
     if not isinstance(function, FunctionType):
         raise PatchError(f"{owner.__qualname__}.{name} is not there, or not a plain function")
-    return function.__code__.co_names
+    code = function.__code__
+    return [*code.co_names, *(text for text in code.co_consts if isinstance(text, str))]
 
 
 def needs_names(owner: Any, name: str, *expected: str) -> None:

@@ -25,6 +25,8 @@ IN_CI: Dict[str, Tuple[str, ...]] = {
     "speechbrain-0.5.16": ("accumulation", "options", "options_yaml", "options_device"),
     "speechbrain-1.0.3": ("checkpointing", "layerdrop", "undo", "uneven", "unused"),
     "speechbrain-1.1.2-transformers5": ("options", "recipe", "stages", "unused"),
+    "fastNLP-0.7.0": ("unused",),
+    "fastNLP-1.0.1": ("children", "last_words", "layerdrop", "overrides", "undo", "unused"),
 }
 
 
@@ -36,14 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.cells
 @pytest.mark.parametrize("name", IN_CI)
 def test_cell(name: str, folder: Path) -> None:
-    toolkit = name.partition("-")[0]
+    toolkit = name.partition("-")[0].lower()
     only = [f"--only=tests/{toolkit}/test_{word}.py" for word in IN_CI[name]]
     command = [sys.executable, "-m", "tests.cells", "--folder", str(folder), *only, name]
     done = subprocess.run(command, cwd=cells.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-8000:]
 
 
-@pytest.mark.parametrize("toolkit", ["transformers", "funasr", "speechbrain"])
+@pytest.mark.parametrize("toolkit", ["transformers", "funasr", "speechbrain", "fastNLP"])
 def test_every_tested_release_of_the_matrix_is_a_cell(toolkit: str) -> None:
     from ddpfix import matrix
 

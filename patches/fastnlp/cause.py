@@ -21,9 +21,9 @@ from typing import Any, List
 
 from ddpfix import log
 from ddpfix.registry import Site
+from ddpfix.shapes import needs_names
 
 from . import peers
-from .names import needed
 
 # Drivers whose failure has been dealt with.
 _TOLD: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -31,7 +31,7 @@ _TOLD: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def first(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.on_exception``, which all of fastNLP's distributed drivers for torch inherit."""
-    needed(owner, "on_exception", "destroy_process_group")
+    needs_names(owner, "on_exception", "destroy_process_group")
     site.once(owner, "on_exception", _failed)
     site.once(owner, "setup", _set_up)
     site.at_undo(peers.forget)

@@ -11,15 +11,14 @@ from types import ModuleType
 from typing import Any, Iterator
 
 from ddpfix.registry import Site
-
-from .names import needed
+from ddpfix.shapes import needs_names
 
 _HOME = "fastNLP.core.drivers.torch_driver"
 
 
 def for_all(site: Site, module: ModuleType, owner: Any) -> None:
     """Have ``Trainer.run`` find the driver's real name where 'auto' chose one of torch's."""
-    needed(owner, "run", "driver_name", "find_unused_parameters")
+    needs_names(owner, "run", "driver_name", "find_unused_parameters")
     site.once(owner, "run", _run)
 
 

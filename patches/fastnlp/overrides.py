@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
 from ddpfix.registry import PatchError, Site
+from ddpfix.shapes import needs_names
 
-from .names import FLAG, SPELLING, needed
+from .names import FLAG, SPELLING
 
 # What nothing but DDP takes: wherever one of these stands, it is meant for DDP.
 _CLEAR = (FLAG, "static_graph", "broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "check_reduction")
@@ -26,7 +27,7 @@ _LAUNCHED = "FASTNLP_BACKEND_LAUNCH"
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.__init__``, which every keyword reaches, or ``choose_driver``, which knows the driver."""
     if isinstance(owner, type):
-        needed(owner, "__init__", "_torch_kwargs", "ddp_kwargs")
+        needs_names(owner, "__init__", "_torch_kwargs", "ddp_kwargs")
         site.once(owner, "__init__", _made)
     elif isinstance(owner, ModuleType):
         site.once(owner, "choose_driver", _chosen)

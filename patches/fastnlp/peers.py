@@ -12,15 +12,12 @@ import traceback
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Type
 
-from ddpfix import agree, log
+from ddpfix import failures, log
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
 _PATIENCE = 5.0
 _STORE = 2.0
-# How much of a cause is told to the others.
-_LENGTH = 6000
 _HOOK: List[Any] = []
-_CLAIMED: List[bool] = []
 # What gloo, NCCL and the store say when another rank is gone.
 _FOLLOWS = re.compile(
     r"connection (was )?(closed|reset|refused) by (remote |local )?peer|broken pipe|remote process exited"
@@ -40,26 +37,10 @@ def told_as(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
-def _key(name: str) -> str:
-    # A restarted job may find the store of the one before.
-    return f"ddpfix/fastnlp/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
-
-
 def claim(rank: int, cause: str) -> bool:
     """Whether this rank is the first to fail; then the others can read its cause. True where nobody can be asked."""
-    if not _CLAIMED:
-        store = agree.default_store()
-        said = f"rank {rank} did. Its error:\n{cause[-_LENGTH:]}"
-        _CLAIMED.append(bool(_answered(lambda: _put(store, said), True)) if store is not None else True)
-    return _CLAIMED[0]
-
-
-def _put(store: Any, cause: str) -> bool:
-    if store.add(_key("claims"), 1) != 1:
-        return False
-    store.set(_key("cause"), cause)
-    store.add(_key("set"), 1)
-    return True
+    said = f"rank {rank} did. Its error:\n{cause[100 - failures.LENGTH :]}"
+    return bool(_answered(lambda: failures.claim(said), True))
 
 
 def first_cause(rank: int, pids: List[int]) -> str:
@@ -74,11 +55,10 @@ def first_cause(rank: int, pids: List[int]) -> str:
 
 
 def _waited_for(pids: List[int]) -> str:
-    store = agree.default_store()
     end = time.monotonic() + _PATIENCE
     ended = ""
     while time.monotonic() < end:
-        told = _answered(lambda: _told(store), "") if store is not None else ""
+        told = _answered(failures.cause, None)
         if told:
             # It may be about to end this rank; if it cannot, this one goes on by itself.
             time.sleep(1)
@@ -88,10 +68,6 @@ def _waited_for(pids: List[int]) -> str:
             end = time.monotonic() + 1
         time.sleep(0.1)
     return ended
-
-
-def _told(store: Any) -> str:
-    return str(bytes(store.get(_key("cause"))).decode("utf-8", "replace")) if store.add(_key("set"), 0) else ""
 
 
 def _answered(ask: Callable[[], Any], without: Any) -> Any:
@@ -164,4 +140,3 @@ def forget() -> None:
     if _HOOK and sys.excepthook is _HOOK[1]:
         sys.excepthook = _HOOK[0]
     _HOOK.clear()
-    _CLAIMED.clear()

@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
 from ddpfix.registry import Site
+from ddpfix.shapes import needs_names
 
-from .names import FLAG, SPELLING, needed
+from .names import FLAG, SPELLING
 
 _FAILURE = "'Expected to have finished reduction'"
 
@@ -25,11 +26,11 @@ _FAILURE = "'Expected to have finished reduction'"
 def found(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.configure_ddp`` (1.0.x), or ``DistTrainer.__init__`` (0.7.0)."""
     if owner.__name__ == "DistTrainer":
-        needed(owner, "__init__", FLAG, "DDP")
+        needs_names(owner, "__init__", FLAG, "DDP")
         site.once(owner, "__init__", _made)
     else:
         # The attribute's name is fastNLP's own slip: it holds the ddp_kwargs.
-        needed(owner, "configure_ddp", "_fsdp_kwargs", "DistributedDataParallel")
+        needs_names(owner, "configure_ddp", "_fsdp_kwargs", "DistributedDataParallel")
         site.once(owner, "configure_ddp", _configured)
 
 

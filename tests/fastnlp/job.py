@@ -173,6 +173,9 @@ def main() -> None:
     finally:
         file = Path(OPTIONS["folder"]) / f"{OPTIONS['name']}.{os.environ.get('RANK', '0')}.json"
         file.write_text(json.dumps(found))
+    # fastNLP leaves the group as it is. Now and then gloo's threads then end the process with SIGABRT, also in stock.
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
