@@ -69,8 +69,9 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting(
         "unused",
         "auto",
-        ("auto", "find", "off"),
-        "unused parameters under DDP: auto (find where the model needs it), find (always), off (never touched)",
+        ("auto", "find", "late", "off"),
+        "unused parameters under DDP: auto (the flag where the model is known to need it, else late), find (the flag"
+        " always), late (no flag: closed after each backward), off (never touched)",
     ),
     Setting(
         "layerdrop",

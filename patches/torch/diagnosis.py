@@ -42,7 +42,7 @@ def _forward(stock: Any) -> Callable[..., Any]:
 def explain(wrapper: Any, message: str) -> str:
     """The diagnosis: parameters without gradient on this rank, grouped by module, and the line that cures it."""
     found = _INDICES.search(message)
-    names = _names(wrapper)
+    names = names_of(wrapper)
     if found is None:
         missing, where = [], ""
     else:
@@ -60,11 +60,16 @@ def _listed(names: List[str]) -> str:
     return "".join(lines[:20]) + more or " torch names none"
 
 
+def in_short(names: List[str]) -> str:
+    """The modules of some parameters, and no more than can be read."""
+    return _short(list(_grouped(names)), 4)
+
+
 def _short(words: List[str], most: int) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def _names(wrapper: Any) -> List[str]:
+def names_of(wrapper: Any) -> List[str]:
     """Parameter names in the order of DDP's own indices."""
     ignored = getattr(wrapper, "parameters_to_ignore", ())
     return [name for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in ignored]

@@ -39,17 +39,17 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
     if not skipping and not idle and not always:
         return False
     names = _named(skipping)
-    chosen = _chosen(arguments)
+    said = chosen(arguments)
     if arguments.get("static_graph"):
         # What is unused in every step is no trouble there.
         if skipping:
             log.warning(f"static_graph=True cannot work with LayerDrop ({names}): set the rate to 0, or leave it out")
         return False
-    if chosen is not None:
-        if not chosen and (skipping or idle):
+    if said is not None:
+        if not said and (skipping or idle):
             _warn(names, idle)
         # A toolkit may lose on the way what its user asked for.
-        return chosen
+        return said
     if not arguments.get(FLAG):
         reasons = ([f"{names} skips layers"] if names else []) + idle
         log.info(f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}")
@@ -69,7 +69,7 @@ def _warn(names: str, idle: List[str]) -> None:
     )
 
 
-def _chosen(arguments: Dict[str, Any]) -> Optional[bool]:
+def chosen(arguments: Dict[str, Any]) -> Optional[bool]:
     """What the user chose: told by the toolkit that builds the model, else the argument if there is one."""
     known, value = wrapping.what_was_asked()
     return value if known else arguments.get(FLAG)

@@ -1,0 +1,153 @@
+"""Closes DDP's reduction after a backward that left parameters out, without ``find_unused_parameters``.
+
+DDP without the flag waits for every parameter's gradient. When backward has ended and DDP still waits, the parameters
+whose hooks did not run are reported to its reducer as having none: it completes its buckets, with zeros, and averages.
+That is a local act of each rank: nothing is agreed on, no graph is walked, and nothing at all happens in a step in
+which every parameter was used (pytorch issue 90171 has asked for the like).
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+from torch.autograd import Variable
+
+from . import silent
+
+# torch names this many parameters at most, and then dots.
+_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)(\.\.\.)?")
+Shared = Callable[[Sequence[int]], Sequence[int]]
+
+
+class Closer:
+    """One wrapped model: what is open of its reduction.
+
+    Args:
+        wrapper: the DistributedDataParallel module.
+        parameters: its parameters, in the order of the reducer's own numbers.
+        shared: which of some numbers belong to parameters that no rank has used since the last reduction.
+        told: called with the numbers of parameters that were closed for the first time.
+    """
+
+    def __init__(
+        self, wrapper: Any, parameters: List[Any], shared: Shared, told: Callable[[List[int]], None]
+    ) -> None:
+        self._wrapper = weakref.ref(wrapper)
+        self.parameters = parameters
+        self.shared, self.told = shared, told
+        self.waiting: List[weakref.ref[_Reached]] = []
+        # Whether a callback is due at the end of the backward that runs now.
+        self.due = False
+        # Whether a backward has ended, and outputs are left that a later one may reach.
+        self.open = False
+        # Whether parameters were closed since the last forward: a second backward comes too late for them.
+        self.closed = False
+        self.known: Set[int] = set()
+
+    @property
+    def reducer(self) -> Any:
+        return self._wrapper().reducer  # type: ignore[union-attr]
+
+    def forget(self) -> None:
+        """A forward begins: what is open from before is left to torch, which raises its error."""
+        self.due = self.open = self.closed = False
+        self.waiting = [known for known in self.waiting if known() is not None]
+
+    def watch(self, tensors: Sequence[Any]) -> None:
+        """Have backward noticed at the outputs of a forward that will be reduced."""
+        for tensor in tensors:
+            if tensor.requires_grad:
+                reached = _Reached(self)
+                tensor.register_hook(reached)
+                self.waiting.append(weakref.ref(reached))
+
+    def backward_runs(self) -> None:
+        """A gradient has come to an output. Called within the outermost backward, also under checkpointing."""
+        if self.closed:
+            raise RuntimeError(
+                "ddpfix: a second backward runs through a forward of which parameters without gradient were reduced"
+                " after the first one. Add up the losses and call backward once, or keep the first one in no_sync()"
+                " (DDPFIX_UNUSED=find or off does without this)."
+            )
+        if not self.due:
+            self.due = True
+            Variable._execution_engine.queue_callback(self._almost_ended)
+
+    def _almost_ended(self) -> None:
+        # DDP may have queued its own end behind this one; the next callback comes after that.
+        Variable._execution_engine.queue_callback(self._ended)
+
+    def _ended(self) -> None:
+        self.due = False
+        self.waiting = [known for known in self.waiting if _waits(known())]
+        if self.waiting:
+            self.open = True
+            OPEN.add(self)
+        else:
+            self.close()
+
+    def close_now(self) -> None:
+        """Somebody is about to use the gradients: outputs that were not reached are not part of any loss."""
+        if self.open and self._wrapper() is not None:
+            silent.within_backward(self.close)
+
+    def close(self) -> None:
+        """Report what the reducer still waits for; called within a backward, or a callback of one."""
+        self.open = False
+        self.waiting = []
+        before: Dict[int, Any] = {}
+        new: List[int] = []
+        missing, more = self.missing()
+        while missing:
+            self.closed = True
+            before.update((index, self.parameters[index].grad) for index in self._kept(missing))
+            silent.report(self.reducer, self.parameters, missing)
+            new += [index for index in missing if index not in self.known]
+            # torch names a hundred at a time.
+            missing, more = self.missing() if more else ([], False)
+        if before:
+            # DDP has queued its end behind this callback.
+            Variable._execution_engine.queue_callback(lambda: self._restore(before))
+        if new:
+            self.known.update(new)
+            self.told(new)
+
+    def missing(self) -> Tuple[List[int], bool]:
+        """The numbers of parameters that the reducer waits for, and whether there are more of them."""
+        named = _INDICES.search(silent.unfinished(self.reducer))
+        if named is None:
+            return [], False
+        return [int(word) for word in named.group(1).split()], named.group(2) is not None
+
+    def _kept(self, missing: List[int]) -> List[int]:
+        """Parameters whose gradients stay what they are: nobody used them, or they take none any more."""
+        frozen = [index for index in missing if not self.parameters[index].requires_grad]
+        return [*frozen, *(index for index in self.shared(missing) if index not in frozen)]
+
+    def _restore(self, before: Dict[int, Any]) -> None:
+        for index, gradient in before.items():
+            self.parameters[index].grad = gradient
+
+
+# Models with an open reduction, until the next use of gradients.
+OPEN: weakref.WeakSet[Closer] = weakref.WeakSet()
+
+
+class _Reached:
+    """A hook on an output. It lives as long as the graph behind the output does."""
+
+    __slots__ = ("__weakref__", "closer", "done")
+
+    def __init__(self, closer: Closer) -> None:
+        self.closer = closer
+        self.done = False
+
+    def __call__(self, gradient: Any) -> None:
+        self.done = True
+        self.closer.backward_runs()
+
+
+def _waits(reached: Optional[_Reached]) -> bool:
+    return reached is not None and not reached.done

@@ -1,0 +1,147 @@
+"""DDP without ``find_unused_parameters`` for any model: parameters that a backward left out are closed after it.
+
+``auto`` does it wherever DDP has no flag and the user has not said ``find_unused_parameters=False`` in so many words;
+``late`` instead of the flag everywhere. It costs a hook on each output, and nothing else where all is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from types import ModuleType
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+
+from ddpfix import log, wrapping
+from ddpfix.frames import skip_frames
+from ddpfix.registry import PatchError, Site
+
+from . import diagnosis, unused
+from .closing import OPEN, Closer
+from .window import Window
+
+_CLOSERS: weakref.WeakKeyDictionary[Any, Tuple[Closer, Window]] = weakref.WeakKeyDictionary()
+
+
+def close(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on DDP, and on what uses gradients: clipping, the gradient scaler, every optimizer's step."""
+    if module.__name__.endswith("optimizer"):
+        _before_steps(site, module)
+    elif inspect.isclass(owner) and hasattr(owner, "unscale_"):
+        site.often(owner, "unscale_", _consumer)
+    elif not inspect.isclass(owner):
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            site.often(module, name, _consumer)
+    else:
+        _on_ddp(site, owner)
+
+
+def _before_steps(site: Site, module: ModuleType) -> None:
+    register = getattr(module, "register_optimizer_step_pre_hook", None)
+    if register is None:
+        raise PatchError("this torch has no hook on the steps of all optimizers")
+    site.at_undo(register(lambda *_: _close_open() if OPEN else None).remove)
+
+
+def _consumer(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def consumer(*args: Any, **kwargs: Any) -> Any:
+        if OPEN:
+            _close_open()
+        return stock(*args, **kwargs)
+
+    return consumer
+
+
+def _close_open() -> None:
+    for closer in list(OPEN):
+        OPEN.discard(closer)
+        closer.close_now()
+
+
+def _on_ddp(site: Site, owner: Any) -> None:
+    everywhere = site.settings["unused"] == "late"
+
+    def built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+        refused = unused.chosen(arguments) is False and not everywhere
+        wrapped(*args, **kwargs)
+        if not refused and not wrapper.find_unused_parameters:
+            _arm(wrapper)
+
+    site.once(owner, "__init__", built)
+    site.often(owner, "forward", _forward)
+    skip_frames(vars(owner)["forward"])
+    site.at_undo(_CLOSERS.clear)
+
+
+def _arm(wrapper: Any) -> None:
+    try:
+        reason = impossible(wrapper)
+        # DDP's own order; it has no public name.
+        parameters = [] if reason else list(wrapper._build_params_for_reducer()[0])
+    except Exception as error:
+        reason = f"{error!r}"
+    if reason:
+        log.debug(f"unused parameters of a {type(wrapper.module).__name__} are not closed after backward: {reason}")
+        return
+    window = Window(wrapper, parameters)
+    _CLOSERS[wrapper] = (Closer(wrapper, parameters, window.shared, _Told(wrapper)), window)
+
+
+def impossible(wrapper: Any) -> str:
+    """Why gradients would not be right ("": they are)."""
+    if getattr(wrapper, "static_graph", False):
+        return "static_graph=True counts on the same parameters in each step"
+    if getattr(wrapper, "mixed_precision", None) is not None:
+        return "DDP's own mixed precision reports gradients in its own way"
+    if getattr(wrapper, "_use_python_reducer", False):
+        return "compiled autograd reduces without a reducer"
+    if getattr(wrapper, "_delay_all_reduce_params", None) or getattr(wrapper, "_delay_all_reduce_all_params", False):
+        return "some of its parameters are reduced by themselves"
+    return ""
+
+
+class _Told:
+    """One line for a model that would have failed."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = weakref.ref(wrapper)
+        self._done = False
+
+    def __call__(self, numbers: List[int]) -> None:
+        wrapper = self._wrapper()
+        if self._done or wrapper is None:
+            return
+        self._done = True
+        names = diagnosis.names_of(wrapper)
+        shown = diagnosis.in_short([names[number] for number in numbers if number < len(names)])
+        log.info(
+            f"{len(numbers)} parameters of {type(wrapper.module).__name__} got no gradient ({shown}); stock would end with"
+            " 'Expected to have finished reduction'. They are closed after each backward (DDPFIX_UNUSED=find sets the"
+            " flag instead, off does neither)"
+        )
+
+
+def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        found = _CLOSERS.get(self)
+        if found is None or not torch.is_grad_enabled():
+            return stock(self, *inputs, **kwargs)
+        closer, window = found
+        reduced = self.require_backward_grad_sync
+        if reduced:
+            closer.forget()
+        output = stock(self, *inputs, **kwargs)
+        window.forward_ended()
+        if reduced:
+            closer.watch(_tensors(output))
+        return output
+
+    return forward
+
+
+def _tensors(output: Any) -> List[Any]:
+    from torch.nn.parallel.distributed import _find_tensors
+
+    return list(_find_tensors(output))

@@ -1,0 +1,78 @@
+"""Tells DDP's reducer that a parameter has no gradient in this backward."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence, Tuple
+
+import torch
+from torch.autograd import Variable
+
+
+def unfinished(reducer: Any) -> str:
+    """The error that torch would raise at the next forward; "" if the reduction is finished or has not begun."""
+    # Before torch 2.1 the question is asked by the function that goes on to do something once it is finished.
+    ask = getattr(reducer, "_check_reducer_finalized", None) or reducer._rebuild_buckets
+    try:
+        ask()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def report(reducer: Any, parameters: Sequence[Any], indices: Sequence[int]) -> None:
+    """Mark parameters as ready, without gradient; called within a backward, or a callback of one.
+
+    Args:
+        reducer: DDP's own.
+        parameters: all of them, in its order.
+        indices: the parameters that it waits for.
+    """
+    # Gradients come from the last layer to the first, and DDP rebuilds its buckets in the order of the first step.
+    ordered = sorted(indices, reverse=True)
+    hook = getattr(reducer, "_autograd_hook", None)
+    if hook is None:
+        _run_backward([parameters[index] for index in ordered])
+        return
+    for index in ordered:
+        hook(index)
+
+
+def within_backward(action: Callable[[], None]) -> None:
+    """Call ``action()`` at the end of a backward of nothing, where DDP can put off what it does at an end."""
+    with torch.enable_grad():
+        start = torch.zeros((), requires_grad=True)
+        end = start * 1
+    end.register_hook(lambda gradient: Variable._execution_engine.queue_callback(action))
+    end.backward()
+
+
+class _Undefined(torch.autograd.Function):
+    """Sends no gradient to its parameters, on which autograd runs their hooks all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Any, *parameters: Any) -> Any:
+        ctx.count = len(parameters)
+        return start.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return (gradient, *([None] * ctx.count))
+
+
+def _run_backward(parameters: List[Any]) -> None:
+    """Before torch 2.1 the reducer's hook can be run by autograd only."""
+    # A user's hooks on parameters expect a gradient.
+    held: List[Tuple[Any, Any]] = [(p, p._backward_hooks) for p in parameters if p._backward_hooks]
+    for parameter, _ in held:
+        parameter._backward_hooks = None
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            _Undefined.apply(torch.zeros((), requires_grad=True), *parameters).backward()
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        for parameter, hooks in held:
+            parameter._backward_hooks = hooks

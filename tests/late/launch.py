@@ -1,0 +1,40 @@
+"""Trains cases on real ranks, stock or under ddpfix."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from tests.support import waiting
+
+RANK = Path(__file__).with_name("rank.py")
+RANKS = 3
+
+
+@dataclass
+class Scenario:
+    """One training run.
+
+    Attributes:
+        name: how its outcome is asked for.
+        case: a key of :data:`tests.late.cases.CASES`.
+        settings: arguments of ``ddpfix.activate``; None is stock.
+        ddp: further keywords of DistributedDataParallel.
+        hook: a communication hook of torch's default_hooks, or "".
+    """
+
+    name: str
+    case: str
+    settings: Optional[Dict[str, str]] = None
+    ddp: Dict[str, Any] = field(default_factory=dict)
+    hook: str = ""
+    size: int = 2
+    steps: int = 6
+    timeout: float = 40
+
+
+def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[Tuple[str, Optional[Dict[str, Any]]]]]:
+    """(log, what was found) of each rank, by scenario."""
+    waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, RANKS, {})
+    return {scenario.name: waiting.records(folder, scenario.name, scenario.size) for scenario in scenarios}
