@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddpfix.engine import deactivate as deactivate
     from ddpfix.engine import report as report
     from ddpfix.matrix import MatrixError as MatrixError
+    from ddpfix.patches.torch.unsent import traffic as traffic
     from ddpfix.settings import SettingsError as SettingsError
     from ddpfix.sync import skipped_layers as skipped_layers
 
@@ -26,6 +27,7 @@ _HOMES = {
     "MatrixError": "matrix",
     "SettingsError": "settings",
     "skipped_layers": "sync",
+    "traffic": "patches.torch.unsent",
 }
 __all__ = [
     "AgreementError",
@@ -35,6 +37,7 @@ __all__ = [
     "deactivate",
     "report",
     "skipped_layers",
+    "traffic",
 ]
 
 

@@ -32,7 +32,7 @@ class Closer:
     """
 
     def __init__(
-        self, wrapper: Any, parameters: List[Any], shared: Shared, told: Callable[[List[int]], None]
+        self, wrapper: Any, parameters: Sequence[Any], shared: Shared, told: Callable[[List[int]], None]
     ) -> None:
         self._wrapper = weakref.ref(wrapper)
         self.parameters = parameters

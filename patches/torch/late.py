@@ -13,11 +13,11 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from ddpfix import log, wrapping
+from ddpfix import log, sync
 from ddpfix.frames import skip_frames
 from ddpfix.registry import PatchError, Site
 
-from . import diagnosis, unused
+from . import diagnosis, unused, window
 from .closing import OPEN, Closer
 from .window import Window
 
@@ -78,15 +78,18 @@ def _on_ddp(site: Site, owner: Any) -> None:
 def _arm(wrapper: Any) -> None:
     try:
         reason = impossible(wrapper)
-        # DDP's own order; it has no public name.
-        parameters = [] if reason else list(wrapper._build_params_for_reducer()[0])
+        seen = None if reason else window.of(wrapper)
     except Exception as error:
-        reason = f"{error!r}"
+        reason, seen = f"{error!r}", None
     if reason:
         log.debug(f"unused parameters of a {type(wrapper.module).__name__} are not closed after backward: {reason}")
         return
-    window = Window(wrapper, parameters)
-    _CLOSERS[wrapper] = (Closer(wrapper, parameters, window.shared, _Told(wrapper)), window)
+    assert seen is not None
+    _CLOSERS[wrapper] = (Closer(wrapper, seen.parameters, seen.shared, _Told(wrapper)), seen)
+    replica = sync.replica_of(wrapper)
+    if replica is not None:
+        # Checkpointing of either kind may stay.
+        replica.flagged = False
 
 
 def impossible(wrapper: Any) -> str:
@@ -117,9 +120,9 @@ class _Told:
         names = diagnosis.names_of(wrapper)
         shown = diagnosis.in_short([names[number] for number in numbers if number < len(names)])
         log.info(
-            f"{len(numbers)} parameters of {type(wrapper.module).__name__} got no gradient ({shown}); stock would end with"
-            " 'Expected to have finished reduction'. They are closed after each backward (DDPFIX_UNUSED=find sets the"
-            " flag instead, off does neither)"
+            f"{len(numbers)} parameters of {type(wrapper.module).__name__} got no gradient ({shown}), which stock ends"
+            " with 'Expected to have finished reduction'. Here DDP's reduction is closed after each backward"
+            " (DDPFIX_UNUSED=find sets the flag instead, off does neither)"
         )
 
 
@@ -128,12 +131,12 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
         found = _CLOSERS.get(self)
         if found is None or not torch.is_grad_enabled():
             return stock(self, *inputs, **kwargs)
-        closer, window = found
+        closer, seen = found
         reduced = self.require_backward_grad_sync
         if reduced:
             closer.forget()
         output = stock(self, *inputs, **kwargs)
-        window.forward_ended()
+        seen.forward_ended()
         if reduced:
             closer.watch(_tensors(output))
         return output

@@ -46,7 +46,7 @@ def within_backward(action: Callable[[], None]) -> None:
     end.backward()
 
 
-class _Undefined(torch.autograd.Function):
+class _Undefined(torch.autograd.Function):  # type: ignore[misc]
     """Sends no gradient to its parameters, on which autograd runs their hooks all the same."""
 
     @staticmethod

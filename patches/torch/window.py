@@ -26,6 +26,7 @@ class Window:
 
     def __init__(self, wrapper: Any, parameters: Sequence[Any]) -> None:
         self._wrapper = weakref.ref(wrapper)
+        self.parameters = parameters
         self._numbers = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._layers: Optional[Dict[Tuple[str, int], FrozenSet[int]]] = None
         self._reduced: List[sync.Step] = []
@@ -34,8 +35,8 @@ class Window:
         self.unused: FrozenSet[int] = _NOTHING
 
     def forward_ended(self) -> None:
-        """A forward that may be followed by a backward has ended."""
-        wrapper = self._wrapper()
+        """A forward that may be followed by a backward has ended; to be told so twice changes nothing."""
+        wrapper: Any = self._wrapper()
         replica = sync.replica_of(wrapper)
         step = replica.last if replica is not None and wrapper.training else None
         skipped = _NOTHING if step is None else self._skipped(step)
@@ -64,12 +65,24 @@ class Window:
     def layers(self) -> Dict[Tuple[str, int], FrozenSet[int]]:
         """(module, index) of each layer that may be skipped -> the parameters that stand in it and nowhere else."""
         if self._layers is None:
-            wrapper = self._wrapper()
+            wrapper: Any = self._wrapper()
             self._layers = {
                 place: frozenset(numbers)
                 for place, numbers in droppable(wrapper.module, sync.replica_of(wrapper), self.number).items()
             }
         return self._layers
+
+
+def of(wrapper: Any) -> Window:
+    """The window of a model under DDP; whoever asks for it has it told of each forward."""
+    found = _WINDOWS.get(wrapper)
+    if found is None:
+        # DDP's own order; it has no public name.
+        found = _WINDOWS[wrapper] = Window(wrapper, list(wrapper._build_params_for_reducer()[0]))
+    return found
+
+
+_WINDOWS: weakref.WeakKeyDictionary[Any, Window] = weakref.WeakKeyDictionary()
 
 
 def droppable(model: Any, replica: Optional[sync.Replica], number: Any) -> Dict[Tuple[str, int], List[int]]:

@@ -12,6 +12,12 @@ RANK = Path(__file__).with_name("rank.py")
 RANKS = 3
 
 
+def twin(model: str = "wav2vec2", **others: Any) -> Dict[str, Any]:
+    """A plan for :mod:`tests.late.twins`."""
+    plan = {"rate": 0.5, "optimizer": "sgd", "accum": 1, "checkpointing": 0, "to_none": True, "cap": 0.01}
+    return {"model": model, **plan, **others}
+
+
 @dataclass
 class Scenario:
     """One training run.
@@ -21,14 +27,18 @@ class Scenario:
         case: a key of :data:`tests.late.cases.CASES`.
         settings: arguments of ``ddpfix.activate``; None is stock.
         ddp: further keywords of DistributedDataParallel.
+        twin: what to train instead of a case (:func:`twin`).
+        environ: environment variables of the ranks.
         hook: a communication hook of torch's default_hooks, or "".
     """
 
     name: str
-    case: str
+    case: str = ""
     settings: Optional[Dict[str, str]] = None
     ddp: Dict[str, Any] = field(default_factory=dict)
     hook: str = ""
+    twin: Optional[Dict[str, Any]] = None
+    environ: Dict[str, str] = field(default_factory=dict)
     size: int = 2
     steps: int = 6
     timeout: float = 40

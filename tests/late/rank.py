@@ -15,7 +15,7 @@ from tests.support import serving
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one case in this (forked) process."""
-    from tests.late import training
+    from tests.late import training, twins
 
     if scenario["size"] <= serving.RANK:
         scenario["found"]["left_out"] = True
@@ -25,13 +25,25 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         import ddpfix
 
         ddpfix.activate(**scenario["settings"])
-    training.run(scenario)
+    if scenario["twin"] is None:
+        training.run(scenario)
+        return
+    if scenario["settings"] is not None:
+        from ddpfix.patches.torch import aligned
+
+        # Layers of these models are small.
+        aligned.SMALLEST = 1
+    twins.run(scenario)
 
 
 def main() -> None:
     import torch._dynamo
     import torch.distributed.optim  # noqa: F401
-    import torch.utils.checkpoint  # noqa: F401
+    import torch.utils.checkpoint
+    import transformers
+
+    # Names of transformers are imported when they are asked for: before the fork, once for all.
+    assert transformers.Wav2Vec2ForCTC and transformers.BartForConditionalGeneration
 
     serving.serve(Path(sys.argv[1]), run)
 

@@ -1,0 +1,125 @@
+"""Trains a model with LayerDrop and notes all there is to be compared with a run in another mode."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+from typing import Any, Dict, List
+
+import torch
+import transformers
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+OPTIMIZERS: Dict[str, Any] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+}
+
+
+def wav2vec2(rate: float) -> Any:
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=(8, 8),
+        conv_stride=(4, 4),
+        conv_kernel=(4, 4),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        layerdrop=rate,
+        mask_time_prob=0.0,
+        vocab_size=12,
+    )
+    return transformers.Wav2Vec2ForCTC(config).train()
+
+
+def bart(rate: float) -> Any:
+    """Both stacks skip; with a high rate there are steps without any layer of the decoder."""
+    config = transformers.BartConfig(
+        vocab_size=20,
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=16,
+        encoder_layerdrop=rate,
+        decoder_layerdrop=rate,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        forced_eos_token_id=2,
+    )
+    return transformers.BartForConditionalGeneration(config).train()
+
+
+def batch(kind: str, number: int) -> Dict[str, Any]:
+    generator = torch.Generator().manual_seed(100 * number + distributed.get_rank())
+    if kind == "bart":
+        words = torch.randint(3, 20, (2, 8), generator=generator)
+        return {"input_ids": words, "labels": words}
+    labels = torch.randint(1, 12, (2, 3), generator=generator)
+    return {"input_values": torch.randn(2, 400, generator=generator), "labels": labels}
+
+
+def run(scenario: Dict[str, Any]) -> None:
+    """``found``: a digest of all parameters and one of which gradients are None after each step, and more."""
+    found, plan = scenario["found"], scenario["twin"]
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+    torch.manual_seed(5)
+    inner = {"wav2vec2": wav2vec2, "bart": bart}[plan["model"]](plan["rate"])
+    if plan["checkpointing"]:
+        inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": plan["checkpointing"] == 1})
+    torch.manual_seed(distributed.get_rank())
+    model = DistributedDataParallel(inner, bucket_cap_mb=plan["cap"], **scenario["ddp"])
+    optimizer = OPTIMIZERS[plan["optimizer"]](model.parameters())
+    found.update(flag=model.find_unused_parameters, steps=[], none=[], layers=[])
+    reduced = counted()
+    for step in range(scenario["steps"]):
+        optimizer.zero_grad(set_to_none=plan["to_none"])
+        for index in range(plan["accum"]):
+            last = index == plan["accum"] - 1
+            with contextlib.nullcontext() if last else model.no_sync():
+                (model(**batch(plan["model"], step * plan["accum"] + index)).loss / plan["accum"]).backward()
+        found["none"].append(digest([torch.tensor(p.grad is None) for p in model.parameters()]))
+        optimizer.step()
+        found["steps"].append(digest(list(model.parameters())))
+    found["all_reduces"] = reduced()
+    found.update(traffic=traffic(model), unused=sorted({line for line in found["none"]}).__len__())
+
+
+def digest(tensors: List[Any]) -> str:
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        whole.update(tensor.detach().contiguous().numpy().tobytes())
+    return whole.hexdigest()[:16]
+
+
+def counted() -> Any:
+    """Counts gradient buckets that were really communicated, as gloo sees them."""
+    stock, count = distributed.all_reduce, [0]
+
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return stock(*args, **kwargs)
+
+    distributed.all_reduce = all_reduce
+    return lambda: count[0]
+
+
+def traffic(model: Any) -> Any:
+    try:
+        import ddpfix
+
+        seen = ddpfix.traffic(model)
+    except (ImportError, LookupError):
+        return None
+    return [seen.sent, seen.saved, seen.buckets, seen.kept]
