@@ -289,5 +289,31 @@ class Hooked(Case):
         return model
 
 
+class Crossed(nn.Module):
+    """A decoder whose blocks all look at the encoder; without any of them the encoder is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.entry = Stack(3), nn.Linear(SIZE, SIZE)
+        self.decoder = nn.ModuleList(nn.Linear(2 * SIZE, SIZE) for _ in range(2))
+
+    def forward(self, x: Any, skips: List[int]) -> Any:
+        seen, y = self.encoder(x, []), self.entry(x)
+        for index, block in enumerate(self.decoder):
+            if index not in skips:
+                y = block(torch.cat([seen, y], -1)).tanh()
+        return y
+
+
+class CutOff(Case):
+    """All layers of a decoder are dropped, in some steps on one rank and in some on all."""
+
+    def model(self) -> Any:
+        return Crossed()
+
+    def skips(self, rank: int, number: int) -> List[int]:
+        return [0, 1] if number % 3 == 0 or (number + rank) % 3 == 1 else [number % 2]
+
+
 CASES: Dict[str, Type[Case]] = {kind.__name__: kind for kind in Case.__subclasses__()}
 CASES.update({kind.__name__: kind for base in list(CASES.values()) for kind in base.__subclasses__()})

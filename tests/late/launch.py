@@ -25,6 +25,7 @@ class Scenario:
     Attributes:
         name: how its outcome is asked for.
         case: a key of :data:`tests.late.cases.CASES`.
+        act: a function of :mod:`tests.late.acts` instead.
         settings: arguments of ``ddpfix.activate``; None is stock.
         ddp: further keywords of DistributedDataParallel.
         twin: what to train instead of a case (:func:`twin`).
@@ -34,6 +35,7 @@ class Scenario:
 
     name: str
     case: str = ""
+    act: str = ""
     settings: Optional[Dict[str, str]] = None
     ddp: Dict[str, Any] = field(default_factory=dict)
     hook: str = ""
@@ -45,6 +47,6 @@ class Scenario:
 
 
 def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[Tuple[str, Optional[Dict[str, Any]]]]]:
-    """(log, what was found) of each rank, by scenario."""
+    """(log, what was found) of each rank, by scenario; None for a rank that had to be killed."""
     waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, RANKS, {})
     return {scenario.name: waiting.records(folder, scenario.name, scenario.size) for scenario in scenarios}

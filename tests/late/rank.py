@@ -15,7 +15,7 @@ from tests.support import serving
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one case in this (forked) process."""
-    from tests.late import training, twins
+    from tests.late import acts, training, twins
 
     if scenario["size"] <= serving.RANK:
         scenario["found"]["left_out"] = True
@@ -26,7 +26,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
         ddpfix.activate(**scenario["settings"])
     if scenario["twin"] is None:
-        training.run(scenario)
+        (acts if scenario["act"] else training).run(scenario)
         return
     if scenario["settings"] is not None:
         from ddpfix.patches.torch import aligned

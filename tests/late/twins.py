@@ -37,8 +37,8 @@ def wav2vec2(rate: float) -> Any:
     return transformers.Wav2Vec2ForCTC(config).train()
 
 
-def bart(rate: float) -> Any:
-    """Both stacks skip; with a high rate there are steps without any layer of the decoder."""
+def bart_encoder(rate: float) -> Any:
+    """The encoder skips; in some steps all of its layers. (Without any layer of a decoder its encoder is cut off.)"""
     config = transformers.BartConfig(
         vocab_size=20,
         d_model=16,
@@ -50,7 +50,7 @@ def bart(rate: float) -> Any:
         decoder_ffn_dim=32,
         max_position_embeddings=16,
         encoder_layerdrop=rate,
-        decoder_layerdrop=rate,
+        decoder_layerdrop=0.0,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
@@ -62,7 +62,7 @@ def bart(rate: float) -> Any:
 
 def batch(kind: str, number: int) -> Dict[str, Any]:
     generator = torch.Generator().manual_seed(100 * number + distributed.get_rank())
-    if kind == "bart":
+    if kind == "bart_encoder":
         words = torch.randint(3, 20, (2, 8), generator=generator)
         return {"input_ids": words, "labels": words}
     labels = torch.randint(1, 12, (2, 3), generator=generator)
@@ -75,7 +75,7 @@ def run(scenario: Dict[str, Any]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     torch.manual_seed(5)
-    inner = {"wav2vec2": wav2vec2, "bart": bart}[plan["model"]](plan["rate"])
+    inner = {"wav2vec2": wav2vec2, "bart_encoder": bart_encoder}[plan["model"]](plan["rate"])
     if plan["checkpointing"]:
         inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": plan["checkpointing"] == 1})
     torch.manual_seed(distributed.get_rank())
@@ -93,7 +93,7 @@ def run(scenario: Dict[str, Any]) -> None:
         optimizer.step()
         found["steps"].append(digest(list(model.parameters())))
     found["all_reduces"] = reduced()
-    found.update(traffic=traffic(model), unused=sorted({line for line in found["none"]}).__len__())
+    found.update(traffic=traffic(model))
 
 
 def digest(tensors: List[Any]) -> str:

@@ -1,0 +1,135 @@
+"""Single things that a job may do with a model under DDP; each fills ``found``."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Callable, Dict
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.late.cases import SIZE, Plain, Stack, TwoLosses
+
+Found = Dict[str, Any]
+
+
+def run(scenario: Dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
+    torch.manual_seed(3)
+    act: Callable[[Found], None] = globals()[scenario["act"]]
+    act(scenario["found"])
+
+
+def wrapped(**options: Any) -> Any:
+    return DistributedDataParallel(Stack(6), **options)
+
+
+def loss(model: Any, number: int) -> Any:
+    return Plain().loss(model, distributed.get_rank(), number)
+
+
+def gradients(model: Any) -> Any:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def said_false(found: Found) -> None:
+    """An explicit False of the user stands: what he gets is what stock does."""
+    model = wrapped(find_unused_parameters=False)
+    for number in range(2):
+        loss(model, number).backward()
+
+
+def static(found: Found) -> None:
+    """static_graph with parameters that are the same in each step: torch's own affair."""
+    model = wrapped(static_graph=True)
+    for number in range(3):
+        model(Plain().batch(0, number), [1, 2]).mean().backward()
+    from ddpfix.patches.torch import late
+
+    found["armed"] = model in late._CLOSERS
+
+
+def second_backward(found: Found) -> None:
+    """A second backward through the same outputs would not be averaged any more."""
+    model = wrapped()
+    value = loss(model, 1)
+    value.backward(retain_graph=True)
+    value.backward()
+
+
+def two_backwards_of_two(found: Found) -> None:
+    case = TwoLosses()
+    model = DistributedDataParallel(case.model())
+    for number in range(3):
+        case.run(model, distributed.get_rank(), number, None)
+    found["ended"] = True
+
+
+def by_hand(found: Found) -> None:
+    """A loop that uses gradients in a way that cannot be seen, while an output is still to be reached."""
+    model = DistributedDataParallel(TwoLosses().model())
+    for number in range(2):
+        first, found_later = model(Plain().batch(0, number), [])
+        first.mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.1 * parameter.grad
+        del found_later
+
+
+def broken_backward(found: Found) -> None:
+    """An exception in backward that the loop catches leaves the reduction as stock leaves it."""
+    model = wrapped()
+
+    def raising(gradient: Any) -> Any:
+        raise ValueError("out of memory, say")
+
+    held = model.module.blocks[0][0].weight.register_hook(raising)
+    try:
+        loss(model, 0).backward()
+    except ValueError:
+        held.remove()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    loss(model, 1).backward()
+
+
+def plain_torch(found: Found) -> None:
+    """A forward without gradients, and one whose graph is only asked for the input's gradient."""
+    model = wrapped()
+    for number in range(3):
+        with torch.no_grad():
+            loss(model, number)
+        inputs = Plain().batch(0, number).requires_grad_()
+        torch.autograd.grad(model(inputs, [1]).sum(), inputs)
+        loss(model, number).backward()
+    found["sum"] = float(gradients(model).sum())
+
+
+def uneven(found: Found) -> None:
+    """``join``: rank 1 has three batches more than rank 0, all of which leave parameters out."""
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for number in range(2 + 3 * distributed.get_rank()):
+            optimizer.zero_grad()
+            loss(model, number).backward()
+            optimizer.step()
+    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+
+
+def undone(found: Found) -> None:
+    """After undo a model is stock's again."""
+    import ddpfix
+
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(2):
+        loss(model, number).backward()
+        optimizer.step()
+    found["problems"] = ddpfix.deactivate()
+    assert SIZE
+    for number in range(2):
+        loss(model, number).backward()

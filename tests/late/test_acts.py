@@ -1,0 +1,71 @@
+"""What a job may do besides training step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.late import launch
+from tests.late.launch import Scenario
+from tests.late.test_exact import FAILURE, Ranks
+
+pytestmark = pytest.mark.ranks
+STOCK = ("two_backwards_of_two", "plain_torch", "uneven", "second_backward", "broken_backward", "by_hand")
+OURS = (*STOCK, "said_false", "static", "undone")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    plans = [Scenario(f"stock-{name}", act=name, timeout=8) for name in STOCK]
+    plans += [Scenario(name, act=name, settings={}) for name in OURS]
+    plans += [Scenario("forced", act="said_false", settings={"unused": "late"})]
+    return launch.train(plans, tmp_path_factory.mktemp("acts"))
+
+
+def ends(ranks: Ranks) -> List[str]:
+    return ["killed" if record is None else record["error"] or "" for _, record in ranks]
+
+
+def of(ranks: Ranks, name: str) -> List[Any]:
+    assert not any(ends(ranks)), ranks
+    return [record[name] for _, record in ranks if record is not None]
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_stock_fails(outcomes: Dict[str, Ranks], name: str) -> None:
+    found = ends(outcomes[f"stock-{name}"])
+    words = (FAILURE, "Expected to mark a variable ready only once") if name == "second_backward" else (FAILURE,)
+    assert any(word in end for word in words for end in found), outcomes[f"stock-{name}"]
+
+
+def test_separate_losses(outcomes: Dict[str, Ranks]) -> None:
+    assert of(outcomes["two_backwards_of_two"], "ended") == [True, True]
+
+
+def test_forwards_that_lead_to_no_reduction(outcomes: Dict[str, Ranks]) -> None:
+    one, other = of(outcomes["plain_torch"], "sum")
+    assert one == other
+
+
+def test_join(outcomes: Dict[str, Ranks]) -> None:
+    one, other = of(outcomes["uneven"], "weights")
+    assert one == other
+
+
+@pytest.mark.parametrize("name", ["said_false", "broken_backward", "by_hand", "undone"])
+def test_what_is_not_ours_to_close_fails_as_in_stock(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert any(FAILURE in end for end in ends(outcomes[name])), outcomes[name]
+
+
+def test_a_setting_of_late_goes_before_an_explicit_false(outcomes: Dict[str, Ranks]) -> None:
+    assert ends(outcomes["forced"]) == ["", ""]
+
+
+def test_static_graphs_are_left_alone(outcomes: Dict[str, Ranks]) -> None:
+    assert of(outcomes["static"], "armed") == [False, False]
+
+
+def test_a_second_backward_is_an_error(outcomes: Dict[str, Ranks]) -> None:
+    assert all("ddpfix: a second backward runs through a forward" in end for end in ends(outcomes["second_backward"]))

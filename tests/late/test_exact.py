@@ -1,0 +1,85 @@
+"""Parameters without gradient under DDP without the flag: stock fails, and with ddpfix gradients are exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+import pytest
+
+from tests.late import launch
+from tests.late.cases import CASES
+from tests.late.launch import Scenario
+
+pytestmark = pytest.mark.ranks
+FAILURE = "Expected to have finished reduction in the prior iteration"
+# Where a product with 1/3 rounds, and bf16 as it is.
+CLOSE = 2e-7
+THREE = ("Plain", "Many", "Experts", "Accumulating", "Reentrant", "TwoLosses", "OneOfTwo", "Freezing", "CutOff")
+HOOKS = ("allreduce_hook", "fp16_compress_hook")
+Ranks = List[Tuple[str, Optional[Dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    late = {"unused": "late"}
+    plans = [Scenario(f"stock-{name}", case=name, steps=2, timeout=6) for name in CASES]
+    plans += [Scenario(f"late-{name}", case=name, settings=late) for name in CASES]
+    plans += [Scenario(f"three-{name}", case=name, settings=late, size=3) for name in THREE]
+    plans += [Scenario(f"auto-{name}", case=name, settings={}) for name in ("Plain", "Full")]
+    plans += [Scenario(f"late-{hook}", case="Plain", settings=late, hook=hook) for hook in HOOKS]
+    plans += [Scenario("find-Plain", case="Plain", settings={"unused": "find"})]
+    return launch.train(plans, tmp_path_factory.mktemp("exact"))
+
+
+def well(ranks: Ranks, close: float = CLOSE) -> List[Dict[str, Any]]:
+    found = []
+    for log, record in ranks:
+        assert record is not None and record["error"] is None, log
+        assert record["gradients"] <= close and record["parameters"] <= close and record["apart"] == 0.0, record
+        found.append(record)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "Full"])
+def test_stock_fails(outcomes: Dict[str, Ranks], name: str) -> None:
+    ends = [record["error"] or "" for _, record in outcomes[f"stock-{name}"] if record is not None]
+    assert any(FAILURE in end for end in ends), outcomes[f"stock-{name}"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_the_mean_of_the_ranks(outcomes: Dict[str, Ranks], name: str) -> None:
+    found = well(outcomes[f"late-{name}"])
+    assert [record["flag"] for record in found] == [False, False]
+    assert [record["steps"] for record in found] == [6, 6]
+    # Frozen parameters keep none; all others have one, be it of zeros.
+    assert {record["none"] for record in found} == {12 if name == "Freezing" else 0}
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_three_ranks(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert len(well(outcomes[f"three-{name}"])) == 3
+
+
+def test_nothing_is_said_where_nothing_is_unused(outcomes: Dict[str, Ranks]) -> None:
+    well(outcomes["stock-Full"])
+    well(outcomes["auto-Full"])
+    assert "got no gradient" not in outcomes["auto-Full"][0][0]
+
+
+def test_by_default_a_model_that_would_fail_trains_and_one_line_says_so(outcomes: Dict[str, Ranks]) -> None:
+    assert [record["flag"] for record in well(outcomes["auto-Plain"])] == [False, False]
+    first, second = (log for log, _ in outcomes["auto-Plain"])
+    assert first.count("parameters of Stack got no gradient (blocks.") == 1
+    assert "DDPFIX_UNUSED=find sets the flag instead" in first and "got no gradient" not in second
+
+
+def test_the_flag_is_set_where_it_is_asked_for(outcomes: Dict[str, Ranks]) -> None:
+    found = [record for _, record in outcomes["find-Plain"]]
+    # What nobody used has no gradient there, so that momentum moves it on by less than in the reference.
+    assert [(record["error"], record["flag"]) for record in found if record] == [(None, True)] * 2
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_communication_hooks(outcomes: Dict[str, Ranks], hook: str) -> None:
+    well(outcomes[f"late-{hook}"], CLOSE if hook == "allreduce_hook" else 2e-4)

@@ -1,0 +1,97 @@
+"""With the same layers skipped on all ranks, no flag means what the flag means, and what nobody used is not sent."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from tests.late import launch
+from tests.late.launch import Scenario, twin
+from tests.late.test_exact import Ranks
+
+pytestmark = pytest.mark.ranks
+PLANS: Dict[str, Dict[str, Any]] = {
+    "sgd": twin(),
+    "adamw": twin(optimizer="adamw"),
+    "accumulating": twin(optimizer="adamw", accum=3),
+    "zeros": twin(to_none=False),
+    "encoder": twin("bart_encoder", optimizer="adamw"),
+    "reentrant": twin(checkpointing=1),
+    "kept": twin(checkpointing=2),
+}
+MODES: Dict[str, Tuple[str, str]] = {
+    "find": ("find", "0"),
+    "find_unsent": ("find", "1"),
+    "late": ("late", "0"),
+    "late_unsent": ("late", "1"),
+}
+OFF = "DDPFIX_TORCH_UNSENT"
+
+
+def scenario(plan: str, mode: str, **others: Any) -> Scenario:
+    unused, unsent = MODES[mode]
+    environ = {} if unsent == "1" else {OFF: "0"}
+    steps = 50 if plan in ("sgd", "adamw") else 12
+    return Scenario(
+        f"{plan}-{mode}", twin=PLANS[plan], settings={"unused": unused}, environ=environ, steps=steps, **others
+    )
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    plans = [scenario(plan, mode) for plan in PLANS for mode in MODES]
+    plans += [
+        Scenario("views", twin=PLANS["sgd"], settings={}, ddp={"gradient_as_bucket_view": True}, steps=12),
+        Scenario("stock", twin=PLANS["sgd"], steps=3, timeout=8),
+        Scenario("stock_flag", twin=PLANS["sgd"], ddp={"find_unused_parameters": True}, steps=12),
+    ]
+    return launch.train(plans, tmp_path_factory.mktemp("meaning"))
+
+
+def both(outcomes: Dict[str, Ranks], name: str) -> List[Dict[str, Any]]:
+    found = []
+    for log, record in outcomes[name]:
+        assert record is not None and record["error"] is None, log
+        found.append(record)
+    assert found[0]["steps"] == found[1]["steps"]
+    return found
+
+
+def test_stock_fails_without_the_flag(outcomes: Dict[str, Ranks]) -> None:
+    assert any("Expected to have finished reduction" in (record or {}).get("error", "") for _, record in outcomes["stock"])
+
+
+@pytest.mark.parametrize("mode", ["find_unsent", "late", "late_unsent"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_parameters_are_bit_for_bit_those_of_the_flag(outcomes: Dict[str, Ranks], plan: str, mode: str) -> None:
+    expected, found = both(outcomes, f"{plan}-find"), both(outcomes, f"{plan}-{mode}")
+    assert [record["flag"] for record in found] == [mode == "find_unsent"] * 2
+    for one, other in zip(expected, found):
+        assert one["steps"] == other["steps"]
+        # Which gradients are None decides about weight decay, momentum and Adam's moments.
+        assert one["none"] == other["none"]
+    if plan != "zeros":
+        assert len(set(expected[0]["none"])) > 3
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("mode", ["find_unsent", "late_unsent"])
+def test_what_nobody_used_is_not_sent(outcomes: Dict[str, Ranks], plan: str, mode: str) -> None:
+    first, second = both(outcomes, f"{plan}-{mode}")
+    assert first["traffic"] == second["traffic"] and first["all_reduces"] == second["all_reduces"]
+    sent, saved, buckets, kept = first["traffic"]
+    assert saved > 0 and kept > 0
+    if plan == "zeros":
+        # With zero_grad(set_to_none=False) a layer that ran once has a gradient of zeros, and is sent from then on.
+        assert kept <= 10
+    # No collective was added: each bucket that counts as sent is one, and those that were kept are none.
+    assert first["all_reduces"] == buckets
+    if mode == "find_unsent" and plan == "sgd":
+        # Buckets end where layers end: at a rate of 0.5, about a half of what the layers hold is saved.
+        assert saved / (sent + saved) > 0.3
+
+
+def test_views(outcomes: Dict[str, Ranks]) -> None:
+    found, expected = both(outcomes, "views"), both(outcomes, "sgd-find")
+    assert found[0]["steps"] == expected[0]["steps"][:12]
