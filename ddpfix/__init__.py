@@ -11,11 +11,11 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddpfix.agree import AgreementError as AgreementError
+    from ddpfix.communication import traffic as traffic
     from ddpfix.engine import activate as activate
     from ddpfix.engine import deactivate as deactivate
     from ddpfix.engine import report as report
     from ddpfix.matrix import MatrixError as MatrixError
-    from ddpfix.patches.torch.unsent import traffic as traffic
     from ddpfix.settings import SettingsError as SettingsError
     from ddpfix.sync import skipped_layers as skipped_layers
 
@@ -27,7 +27,7 @@ _HOMES = {
     "MatrixError": "matrix",
     "SettingsError": "settings",
     "skipped_layers": "sync",
-    "traffic": "patches.torch.unsent",
+    "traffic": "communication",
 }
 __all__ = [
     "AgreementError",

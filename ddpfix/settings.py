@@ -125,6 +125,14 @@ SETTINGS: Tuple[Setting, ...] = (
         "seconds (up to a week)",
         _is_seconds,
     ),
+    Setting(
+        "advice",
+        "50",
+        ("off",),
+        "after how many steps ddpfix says what find_unused_parameters cost, if it was of no use, or off",
+        "an integer",
+        _is_positive,
+    ),
     Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}

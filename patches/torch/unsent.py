@@ -17,6 +17,7 @@ from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from ddpfix import draws, log, sync
+from ddpfix.communication import COUNTED, Traffic
 from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
 
@@ -29,21 +30,6 @@ STATELESS = frozenset(
     if hasattr(default_hooks, name)
 )
 Hook = Callable[[Any, distributed.GradBucket], Any]
-
-
-@dataclass
-class Traffic:
-    """What one rank handed to its communication hook, and what it kept.
-
-    Attributes:
-        sent, saved: bytes of gradient buckets.
-        buckets, kept: how many of them.
-    """
-
-    sent: int = 0
-    saved: int = 0
-    buckets: int = 0
-    kept: int = 0
 
 
 @dataclass
@@ -172,6 +158,7 @@ def _install(wrapper: Any, inner: Optional[Tuple[Any, Hook]]) -> None:
     state = Unsent(weakref.ref(wrapper), window.of(wrapper), inner)
     distributed._register_comm_hook(wrapper.reducer, state, skipping_buckets)
     STATES[wrapper] = state
+    COUNTED[wrapper] = state.traffic
 
 
 def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -190,18 +177,3 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
         return wrapped(*args, **kwargs)
     _install(wrapper, (given["state"], given["hook"]))
     return None
-
-
-def traffic(wrapper: Any) -> Traffic:
-    """What a model under DDP has communicated since it was wrapped, in bytes and buckets on this rank.
-
-    Args:
-        wrapper: the ``DistributedDataParallel`` module.
-
-    Raises:
-        LookupError: its gradient buckets are not looked at; it skips no layers, or ddpfix was not active.
-    """
-    state = STATES.get(wrapper)
-    if state is None:
-        raise LookupError("the gradient buckets of this model are not looked at")
-    return state.traffic

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import torch
+from ddpfix.patches.torch import late, unsent
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import engine
-from ddpfix.patches.torch import late, unsent
 
 # (flag or late, unsent, bucket views); stock's ranks draw each for itself.
 MODES = {
@@ -136,7 +136,9 @@ def _most(value: float) -> float:
 
 def _traffic(wrapper: Any) -> Any:
     state = unsent.STATES.get(wrapper)
-    return None if state is None else [state.traffic.sent, state.traffic.saved, state.traffic.buckets, state.traffic.kept]
+    return (
+        None if state is None else [state.traffic.sent, state.traffic.saved, state.traffic.buckets, state.traffic.kept]
+    )
 
 
 def main(folder: str, plans: Sequence[Dict[str, Any]]) -> None:

@@ -120,6 +120,20 @@ def uneven(found: Found) -> None:
     found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
 
 
+def advised(found: Found) -> None:
+    """The flag on a model that uses all of its parameters, on one that never uses the same, and where it is needed."""
+    for skips in ([], [2, 3], None):
+        model = DistributedDataParallel(Plain().model(), find_unused_parameters=True)
+        model.module.never.requires_grad_(False)
+        if skips == []:
+            del model.module.never
+            model = DistributedDataParallel(model.module, find_unused_parameters=True)
+        for number in range(14):
+            chosen = Plain().skips(0, number) if skips is None else skips
+            model(Plain().batch(0, number), chosen).mean().backward()
+        found[str(skips)] = len(model.module._forward_hooks)
+
+
 def undone(found: Found) -> None:
     """After undo a model is stock's again."""
     import ddpfix

@@ -39,7 +39,6 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 def main() -> None:
     import torch._dynamo
     import torch.distributed.optim  # noqa: F401
-    import torch.utils.checkpoint
     import transformers
 
     # Names of transformers are imported when they are asked for: before the fork, once for all.

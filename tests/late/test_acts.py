@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 from typing import Any, Dict, List
 
 import pytest
@@ -20,6 +20,8 @@ OURS = (*STOCK, "said_false", "static", "undone")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [Scenario(f"stock-{name}", act=name, timeout=8) for name in STOCK]
     plans += [Scenario(name, act=name, settings={}) for name in OURS]
+    plans += [Scenario("advised", act="advised", settings={"advice": "12"})]
+    plans += [Scenario("unadvised", act="advised", settings={"advice": "off"})]
     plans += [Scenario("forced", act="said_false", settings={"unused": "late"})]
     return launch.train(plans, tmp_path_factory.mktemp("acts"))
 
@@ -69,3 +71,13 @@ def test_static_graphs_are_left_alone(outcomes: Dict[str, Ranks]) -> None:
 
 def test_a_second_backward_is_an_error(outcomes: Dict[str, Ranks]) -> None:
     assert all("ddpfix: a second backward runs through a forward" in end for end in ends(outcomes["second_backward"]))
+
+
+def test_what_the_flag_cost_is_said_once_if_it_was_of_no_use(outcomes: Dict[str, Ranks]) -> None:
+    first, second = (log for log, _ in outcomes["advised"])
+    assert first.count("find_unused_parameters=True has found no unused parameter in 12 steps on this rank.") == 1
+    assert first.count("were unused in each of 12 steps on this rank.") == 1
+    assert len(re.findall(r"Looking for them took [\d.e-]+ ms of [\d.]+ ms a step \([\d.e-]+ %\)", first)) == 2
+    assert "Looking for them" not in second and "Looking for them" not in outcomes["unadvised"][0][0]
+    # Nothing is left on the models.
+    assert of(outcomes["advised"], "[]") == of(outcomes["advised"], "None") == [0, 0]

@@ -59,7 +59,9 @@ def both(outcomes: Dict[str, Ranks], name: str) -> List[Dict[str, Any]]:
 
 
 def test_stock_fails_without_the_flag(outcomes: Dict[str, Ranks]) -> None:
-    assert any("Expected to have finished reduction" in (record or {}).get("error", "") for _, record in outcomes["stock"])
+    assert any(
+        "Expected to have finished reduction" in (record or {}).get("error", "") for _, record in outcomes["stock"]
+    )
 
 
 @pytest.mark.parametrize("mode", ["find_unsent", "late", "late_unsent"])

@@ -1,0 +1,43 @@
+"""What a model under DDP has communicated, counted where its gradient buckets pass by."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Traffic:
+    """Gradient buckets on this rank, since the model was wrapped.
+
+    Attributes:
+        sent: bytes that were communicated.
+        saved: bytes that were not, because no rank used any parameter of their bucket.
+        buckets: how many buckets were communicated.
+        kept: how many were not.
+    """
+
+    sent: int = 0
+    saved: int = 0
+    buckets: int = 0
+    kept: int = 0
+
+
+COUNTED: weakref.WeakKeyDictionary[Any, Traffic] = weakref.WeakKeyDictionary()
+
+
+def traffic(wrapper: Any) -> Traffic:
+    """What a model that skips layers has communicated since it was wrapped.
+
+    Args:
+        wrapper: the ``DistributedDataParallel`` module.
+
+    Raises:
+        LookupError: its buckets are not looked at: it skips no layers on all ranks alike, a communication hook of the
+            user's own may need them all, or it has not been trained yet.
+    """
+    found = COUNTED.get(wrapper)
+    if found is None:
+        raise LookupError("the gradient buckets of this model are not looked at")
+    return found
