@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,7 @@ MODES = {
     "late+unsent": ("late", True, False),
     "late+unsent, views": ("late", True, True),
 }
+STOCK = ("stock", "none")
 
 
 class Layer(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -60,15 +62,18 @@ class Encoder(nn.Module):  # type: ignore[misc, unused-ignore]
         self.layerdrop = rate
         self.entry, self.head = nn.Linear(width, width), nn.Linear(width, 32)
         self.layers = nn.ModuleList(Layer(width) for _ in range(depth))
-        self.ran = 0
+        # How many layers ran, a forward an entry.
+        self.ran: List[int] = []
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = self.entry(hidden)
+        ran = 0
         for layer in self.layers:
             if self.training and torch.rand([]) < self.layerdrop:
                 continue
             hidden = layer(hidden)
-            self.ran += 1
+            ran += 1
+        self.ran.append(ran)
         return self.head(hidden)
 
 
@@ -81,12 +86,7 @@ class Arm:
         self.encoder = Encoder(plan["rate"], plan["width"], plan["depth"])
         self.plan = plan
         options: Dict[str, Any] = {"gradient_as_bucket_view": views}
-        if kind == "stock" or kind == "none":
-            engine.deactivate()
-            options["find_unused_parameters"] = kind == "stock"
-        engine.activate(log="off") if kind in ("find", "late") else None
-        if kind in ("find", "late"):
-            options["find_unused_parameters"] = kind == "find"
+        options["find_unused_parameters"] = kind in ("stock", "find")
         self.wrapped = DistributedDataParallel(self.encoder, **options)
         if kind == "late":
             late._arm(self.wrapped)
@@ -107,38 +107,67 @@ class Arm:
 
 
 def measured(plan: Dict[str, Any]) -> Dict[str, Any]:
-    """Steps of all modes in turns."""
-    # The modes of stock first: to deactivate ends what was wrapped before.
-    order = sorted(plan["modes"], key=lambda mode: MODES[mode][0] not in ("stock", "none"))
-    arms = {mode: Arm(mode, plan) for mode in order}
-    # One activation serves the others; the last of them has left it on.
+    """Steps of all modes in turns, and what they do in one."""
+    engine.deactivate()
+    arms = {mode: Arm(mode, plan) for mode in plan["modes"] if MODES[mode][0] in STOCK}
+    engine.activate(log="off", advice="off")
+    arms.update((mode, Arm(mode, plan)) for mode in plan["modes"] if MODES[mode][0] not in STOCK)
     torch.manual_seed(dist.get_rank())
     for arm in arms.values():
         arm.steps(plan["warm"])
-        arm.encoder.ran = 0
+        arm.encoder.ran.clear()
     turns: Dict[str, List[float]] = {mode: [] for mode in arms}
     for turn in range(plan["turns"]):
         for mode in list(arms)[:: -1 if turn % 2 else 1]:
             turns[mode].append(arms[mode].steps(plan["steps"]))
-    steps = plan["turns"] * plan["steps"]
-    found = {"plan": plan, "turns": turns, "layers": {m: _most(a.encoder.ran / steps) for m, a in arms.items()}}
-    found["traffic"] = {m: _traffic(a.wrapped) for m, a in arms.items()}
+    found: Dict[str, Any] = {"plan": plan, "turns": turns, "size": dist.get_world_size()}
+    found["layers"] = {mode: _slowest(arm.encoder.ran) for mode, arm in arms.items()}
+    found["traffic"] = {mode: _traffic(arm.wrapped) for mode, arm in arms.items()}
+    found["counts"] = {mode: counts(arm) for mode, arm in arms.items()}
+    found["memory"] = peak()
     del arms
     gc.collect()
     return found
 
 
-def _most(value: float) -> float:
-    most = torch.tensor(value)
+def _slowest(ran: Sequence[int]) -> float:
+    """The layers of the rank that runs most of them in a step, in the mean over the steps."""
+    most = torch.tensor(ran, dtype=torch.float32)
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    return float(most)
+    return float(most.mean())
+
+
+def counts(arm: Arm) -> Dict[str, float]:
+    """Collectives of a step, and the autograd nodes that are looked at to find unused parameters."""
+    steps = 8
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        arm.steps(steps)
+    collectives = sum(event.name == "gloo:all_reduce" for event in profile.events())
+    nodes = 0
+    if arm.wrapped.find_unused_parameters:
+        nodes = _nodes(arm.wrapped(torch.randn(arm.plan["batch"], arm.plan["frames"], arm.plan["width"])).grad_fn)
+        arm.encoder.zero_grad()
+    return {"collectives": collectives / steps, "nodes": nodes}
+
+
+def _nodes(end: Any) -> int:
+    seen, waiting = {end}, [end]
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return len(seen)
+
+
+def peak() -> float:
+    """The most memory that this process has had, in MB; of one mode only where it is alone in the plan."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _traffic(wrapper: Any) -> Any:
-    state = unsent.STATES.get(wrapper)
-    return (
-        None if state is None else [state.traffic.sent, state.traffic.saved, state.traffic.buckets, state.traffic.kept]
-    )
+    seen = COUNTED.get(wrapper)
+    return None if seen is None else [seen.sent, seen.saved, seen.buckets, seen.kept]
 
 
 def main(folder: str, plans: Sequence[Dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ HAS_MASK = Version("0.5.8") <= release
 ACCUMULATES = Version("0.5.12") <= release
 HAS_PRECISION = Version("1.0.0") <= release
 # Where the Brain knows no flag, what holds for every toolkit is enough.
-SWITCHED_OFF = {"speechbrain.unused": "0"} if HAS_FLAG else {"torch.unused": "0"}
+SWITCHED_OFF = {"speechbrain.unused" if HAS_FLAG else "torch.unused": "0", "torch.late": "0"}
 Results = Dict[str, List[Result]]
 REWRITTEN = """import torch
 
