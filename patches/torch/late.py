@@ -15,7 +15,7 @@ import torch
 
 from ddpfix import log, sync
 from ddpfix.frames import skip_frames
-from ddpfix.registry import PatchError, Site
+from ddpfix.registry import Site
 
 from . import diagnosis, unused, window
 from .closing import OPEN, Closer
@@ -38,10 +38,8 @@ def close(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _before_steps(site: Site, module: ModuleType) -> None:
-    register = getattr(module, "register_optimizer_step_pre_hook", None)
-    if register is None:
-        raise PatchError("this torch has no hook on the steps of all optimizers")
-    site.at_undo(register(lambda *_: _close_open() if OPEN else None).remove)
+    handle = module.register_optimizer_step_pre_hook(lambda *_: _close_open() if OPEN else None)
+    site.at_undo(handle.remove)
 
 
 def _consumer(stock: Callable[..., Any]) -> Callable[..., Any]:

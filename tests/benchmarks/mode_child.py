@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import engine
+from ddpfix.communication import COUNTED
 
 # (flag or late, unsent, bucket views); stock's ranks draw each for itself.
 MODES = {

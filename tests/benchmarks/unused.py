@@ -71,10 +71,8 @@ def steps_table(found: Sequence[Dict[str, Any]]) -> List[str]:
             counts, traffic = each["counts"][mode], each["traffic"][mode]
             sent = f"{traffic[0] / (traffic[0] + traffic[1]):.2f}" if traffic else "1.00"
             time = f"1 = {median(each['turns'][base]):.0f} ms" if mode == base else spread(ratios(each, mode, base))
-            lines.append(
-                f"| {name} | {each['size']} | {mode} | {time} | {counts['collectives']:.1f} | {sent} | {counts['nodes']}"
-                f" | {each['layers'][mode]:.1f} |"
-            )
+            numbers = f"{counts['collectives']:.1f} | {sent} | {counts['nodes']} | {each['layers'][mode]:.1f}"
+            lines.append(f"| {name} | {each['size']} | {mode} | {time} | {numbers} |")
     return lines
 
 
