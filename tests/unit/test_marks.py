@@ -102,7 +102,9 @@ engine.switch_on()
 
 def child(code: str, path: Sequence[Path]) -> List[str]:
     here = Path(matrix.__file__).parent.parent
-    environ = {**os.environ, "DDPFIX": "1", "PYTHONPATH": os.pathsep.join(map(str, [*path, here]))}
+    # Without DDPFIX: where ddpfix is installed, its way in would be there before the stand-ins are.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
+    environ["PYTHONPATH"] = os.pathsep.join(map(str, [*path, here]))
     done = subprocess.run(
         [sys.executable, "-c", CHILD + code], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
