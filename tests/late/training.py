@@ -44,7 +44,7 @@ def register(model: Any, name: str) -> None:
 def train(case: Case, model: Any, reference: Any, scenario: Dict[str, Any], found: Dict[str, Any]) -> None:
     rank, size = distributed.get_rank(), distributed.get_world_size()
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, reference)]
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if case.scale else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if case.scale and scales() else None
     for step in range(scenario["steps"]):
         for each, optimizer in zip((model, reference), optimizers):
             optimizer.zero_grad()
@@ -70,6 +70,11 @@ def train(case: Case, model: Any, reference: Any, scenario: Dict[str, Any], foun
         for one, other in zip(model.parameters(), reference.parameters()):
             found["parameters"] = max(found["parameters"], float((one - other).detach().abs().max()))
         found["steps"] += 1
+
+
+def scales() -> bool:
+    """Whether this torch can scale losses on a CPU."""
+    return hasattr(torch.amp, "GradScaler")
 
 
 def average(reference: Any, size: int) -> None:

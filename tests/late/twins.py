@@ -13,8 +13,8 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 OPTIMIZERS: Dict[str, Any] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.002, weight_decay=0.1),
 }
 
 
@@ -32,9 +32,9 @@ def wav2vec2(rate: float) -> Any:
         num_conv_pos_embedding_groups=2,
         layerdrop=rate,
         mask_time_prob=0.0,
-        vocab_size=12,
+        attention_dropout=0.0,
     )
-    return transformers.Wav2Vec2ForCTC(config).train()
+    return transformers.Wav2Vec2Model(config).train()
 
 
 def bart_encoder(rate: float) -> Any:
@@ -65,8 +65,15 @@ def batch(kind: str, number: int) -> Dict[str, Any]:
     if kind == "bart_encoder":
         words = torch.randint(3, 20, (2, 8), generator=generator)
         return {"input_ids": words, "labels": words}
-    labels = torch.randint(1, 12, (2, 3), generator=generator)
-    return {"input_values": torch.randn(2, 400, generator=generator), "labels": labels}
+    return {"input_values": torch.randn(2, 400, generator=generator)}
+
+
+def loss(output: Any) -> Any:
+    """Of a model without a head, a weighted sum: what comes out of a layer norm has always the same mean square."""
+    if "loss" in output:
+        return output.loss
+    state = output.last_hidden_state
+    return (state * torch.linspace(-1.0, 1.0, state.numel()).view_as(state)).mean()
 
 
 def run(scenario: Dict[str, Any]) -> None:
@@ -88,11 +95,15 @@ def run(scenario: Dict[str, Any]) -> None:
         for index in range(plan["accum"]):
             last = index == plan["accum"] - 1
             with contextlib.nullcontext() if last else model.no_sync():
-                (model(**batch(plan["model"], step * plan["accum"] + index)).loss / plan["accum"]).backward()
+                output = model(**batch(plan["model"], step * plan["accum"] + index))
+                (loss(output) / plan["accum"]).backward()
         found["none"].append(digest([torch.tensor(p.grad is None) for p in model.parameters()]))
         optimizer.step()
         found["steps"].append(digest(list(model.parameters())))
     found["all_reduces"] = reduced()
+    # Numbers that are none compare as equal.
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    assert len(set(found["steps"])) == len(found["steps"])
     found.update(traffic=traffic(model))
 
 
