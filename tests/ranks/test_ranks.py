@@ -189,6 +189,16 @@ def test_switched_off_patches_leave_stock() -> None:
     assert raised(done.found("plain_wavlm"), REDUCTION)
 
 
+@pytest.mark.parametrize("name", ["own_draws_wavlm", "own_draws_bart"])
+def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
+    """What fails in stock (see the first test here) trains without the flag; tests/late compares the gradients."""
+    done = ranks([name], {**ON, "DDPFIX_UNUSED": "late", "DDPFIX_LAYERDROP": "stock"})
+    first, second = done.found(name)
+    assert all(first["equal"]) and all(second["equal"]) and len(first["equal"]) == 12
+    assert first["skipped"] != second["skipped"]
+    assert "DDP's reduction is closed after each backward" in done.output
+
+
 def test_layerdrop_off_needs_no_flag() -> None:
     done = ranks(["plain_bart", "flag"], {**ON, "DDPFIX_LAYERDROP": "off"})
     for one in done.found("plain_bart"):

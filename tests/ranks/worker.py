@@ -208,6 +208,10 @@ for _name in ("wavlm", "wav2vec2", "bart", "whisper"):
     SCENARIOS["plain_" + _name] = lambda name=_name: plain(name)  # type: ignore[misc]
 
 
+for _name in ("wavlm", "bart"):
+    SCENARIOS["own_draws_" + _name] = lambda name=_name: train(zoo.tiny(name), 12, reference=False)  # type: ignore[misc]
+
+
 @scenario
 def unequal_draws() -> Dict[str, Any]:
     def between(step: int, model: nn.Module, wrapped: DistributedDataParallel) -> None:
