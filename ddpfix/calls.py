@@ -43,7 +43,7 @@ class Call:
     that nothing is skipped. ``vectors``: a vector of numbers decides about all layers at once (elsewhere it is noise).
     """
 
-    __slots__ = ("base", "drawn", "listed", "never", "skipped", "vectors")
+    __slots__ = ("base", "drawn", "listed", "never", "skipped", "vectors", "whole")
 
     def __init__(self, base: Optional[int], never: bool = False) -> None:
         self.base = base
@@ -52,6 +52,8 @@ class Call:
         self.drawn = 0
         # Whether the numbers of all layers were drawn at once.
         self.listed = False
+        # Whether all layers run, whatever the draws say (a sharded model, see ddpfix.rewrite).
+        self.whole = False
         self.skipped: List[int] = []
 
     def answer(self, stock: Any) -> Draw:
@@ -132,6 +134,8 @@ class StepCall(Call):
         self.step, self.name, self.number = step, name, number
 
     def close(self, module: Any, rates: Sequence[str]) -> None:
+        if self.whole:
+            return
         if self.listed or layer_count(module) or self.drawn > len(rates):
             first = 0 if self.listed else first_layer(module, self)
             found = [sync.Skip(self.name, self.number, first + index) for index in self.skipped]

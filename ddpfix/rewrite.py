@@ -11,7 +11,7 @@ import functools
 import inspect
 import random
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any, Callable, Dict, FrozenSet, List, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Set, Tuple
 
 from ddpfix import calls
 from ddpfix.registry import PatchError, Site
@@ -22,6 +22,7 @@ _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
 _RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
 # fairseq's list of modules, which WeNet has too, calls its rate, or its rates, p; only there is it known to be one.
 _RATE_OF_LIST = "p"
+# What transformers asks in order to run all layers of a sharded model, also those that are to be skipped.
 _SHARDED = ("is_fsdp_managed_module",)
 # What a module may call a numpy generator of its own.
 _GENERATORS = ("rng",)
@@ -143,7 +144,7 @@ def rename(site: Site, function: FunctionType) -> CodeType:
     home = function.__globals__
     for name, hidden in names.items():
         if name not in own and hidden not in home:
-            home[hidden] = _unless_shared(home[name]) if name in _SHARDED else _look_alike(home[name])
+            home[hidden] = _unless_shared(name, home[name]) if name in _SHARDED else _look_alike(home[name])
             site.at_undo(functools.partial(home.pop, hidden, None))
     renamed = tuple(names.get(name, name) for name in code.co_names)
     return code.replace(co_names=renamed, co_consts=_complete_outputs(code))
@@ -197,12 +198,25 @@ def _complete_outputs(code: CodeType) -> Tuple[Any, ...]:
     return tuple((None,) * 5 if value == (None, None) and not unpacked else value for value in code.co_consts)
 
 
-def _unless_shared(asks: Callable[..., bool]) -> Callable[..., bool]:
-    """transformers runs every layer of a sharded model, because ranks might disagree. Here they do not."""
+# Those of _SHARDED that need not be asked while the decisions are the schedule's: put here by a patch.
+NEEDLESS: Set[str] = set()
+
+
+def _unless_shared(name: str, asks: Callable[..., bool]) -> Callable[..., bool]:
+    """transformers runs every layer of a sharded model, because ranks might disagree. Here they do not.
+
+    A recomputation in backward repeats the decisions of a step, and must run what the forward ran.
+    """
 
     @functools.wraps(asks)
     def must_run_all(*args: Any, **kwargs: Any) -> bool:
-        return not isinstance(calls.CURRENT.get(), calls.StepCall) and asks(*args, **kwargs)
+        call = calls.CURRENT.get()
+        if call is not None and call.base is not None and name in NEEDLESS:
+            return False
+        all_run = asks(*args, **kwargs)
+        if all_run and call is not None:
+            call.whole = True
+        return all_run
 
     return must_run_all
 

@@ -16,6 +16,8 @@ from ddpfix import agree, draws, engine, log, recall, sync, wrapping
 from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
 
+from . import shards
+
 
 def ddp(site: Site, module: ModuleType, owner: Any) -> None:
     """Agreement at ``DistributedDataParallel.__init__``, steps in its ``forward``, a mark when the group comes up."""
@@ -77,14 +79,14 @@ def _ddp_built(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[
     arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     mesh = arguments.get("device_mesh")
     group = arguments.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
-    seed = _agree(arguments["module"], group)
+    seed = _agree(arguments["module"], shards.ranks_of(group))
     wrapped(*args, **kwargs)
     if seed is not None:
         replica = sync.register(instance, arguments["module"], seed)
         replica.flagged = bool(instance.find_unused_parameters or draws.active(arguments["module"]))
 
 
-def _agree(model: Any, group: Any) -> Optional[int]:
+def _agree(model: Any, ranks: List[int]) -> Optional[int]:
     """Look at the model, compare with the other ranks, and return the shared seed (None: ranks cannot agree here)."""
     facts = dict(_facts())
     try:
@@ -96,7 +98,7 @@ def _agree(model: Any, group: Any) -> Optional[int]:
         log.warning(f"the model could not be looked at ({error!r}); report this, and set DDPFIX=0 to go on without us")
     running = engine.current()
     limit = running.settings.seconds() if running is not None else 60.0
-    seed = agree.meet(_ranks(group), distributed.get_rank(), facts, _seed(), limit)
+    seed = agree.meet(ranks, distributed.get_rank(), facts, _seed(), limit)
     _tell()
     return seed
 
@@ -112,17 +114,6 @@ def _seed() -> int:
     chosen = running.settings.seed() if running is not None else None
     base = torch.initial_seed() if chosen is None else chosen
     return sync.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), next(_MODELS))
-
-
-def _ranks(group: Any) -> List[int]:
-    if group is None:
-        return list(range(distributed.get_world_size()))
-    if hasattr(distributed, "get_process_group_ranks"):
-        return list(distributed.get_process_group_ranks(group))
-    from torch.distributed import distributed_c10d
-
-    size = distributed.get_world_size(group)
-    return [distributed_c10d._get_global_rank(group, rank) for rank in range(size)]
 
 
 _told = False
@@ -185,8 +176,15 @@ def _fsdp_forward(stock: Any) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if _inner(self) or getattr(self, "_is_root", None) is False:
             return stock(self, *inputs, **kwargs)
-        replica = _sharded(self, self.process_group)
-        return stock(self, *inputs, **kwargs) if replica is None else _run(stock, replica, self, inputs, kwargs)
+        replica = _sharded(self, lambda: shards.of_fsdp1(self))
+        if replica is None:
+            return stock(self, *inputs, **kwargs)
+        # A unit that ran under no_sync and not in the last micro-batch keeps a gradient that is never reduced, and FSDP
+        # ends in an assertion: all micro-batches of a window skip the same layers.
+        if replica.open:
+            replica.iteration -= 1
+        replica.open = not self._sync_gradients
+        return _run(stock, replica, self, inputs, kwargs)
 
     return forward
 
@@ -198,10 +196,11 @@ def _inner(module: Any) -> bool:
     return sync.current() is not None or recall.in_backward()
 
 
-def _sharded(root: Any, group: Any) -> Optional[sync.Replica]:
+def _sharded(root: Any, holders: Callable[[], Optional[List[int]]]) -> Optional[sync.Replica]:
     replica = sync.replica_of(root)
-    if replica is None:
-        seed = _agree(root, group)
+    ranks = holders() if replica is None else None
+    if ranks is not None:
+        seed = _agree(root, ranks)
         replica = None if seed is None else sync.register(root, root, seed)
     return replica
 
@@ -220,7 +219,7 @@ class _Steps:
     """FSDP2 leaves the module what it is, so steps are counted by a pair of hooks on it."""
 
     def __init__(self, module: Any, mesh: Any) -> None:
-        self.module, self.mesh = module, mesh
+        self.module, self.ranks = module, shards.of_fsdp2(module, mesh)
         self.tokens: List[Optional[Tuple[sync.Step, Any]]] = []
 
     def attach(self) -> None:
@@ -229,7 +228,7 @@ class _Steps:
 
     def begin(self, module: Any, args: Any) -> None:
         inner = engine.current() is None or _inner(module)
-        replica = None if inner else _sharded(module, self._group())
+        replica = None if inner else _sharded(module, lambda: self.ranks)
         self.tokens.append(None if replica is None else sync.enter(replica))
 
     def end(self, module: Any, args: Any, output: Any) -> None:
@@ -238,9 +237,6 @@ class _Steps:
             sync.leave(token)
             if output is not None:
                 _watch(output, token[0])
-
-    def _group(self) -> Any:
-        return None if self.mesh is None or self.mesh.ndim > 1 else self.mesh.get_group()
 
 
 # Models that are wrapped one after the other get seeds of their own.

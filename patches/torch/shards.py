@@ -1,0 +1,51 @@
+"""Which ranks hold parts of one sharded model: all of them have to skip the same layers."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+from torch import distributed
+
+
+def ranks_of(group: Any) -> List[int]:
+    """The global ranks of a process group, in its order; None is the default group."""
+    if group is None:
+        return list(range(distributed.get_world_size()))
+    if hasattr(distributed, "get_process_group_ranks"):
+        return list(distributed.get_process_group_ranks(group))
+    from torch.distributed import distributed_c10d
+
+    size = distributed.get_world_size(group)
+    return [distributed_c10d._get_global_rank(group, rank) for rank in range(size)]
+
+
+def of_fsdp1(wrapper: Any) -> Optional[List[int]]:
+    """The ranks of a FullyShardedDataParallel module; None where they cannot be known.
+
+    With a hybrid strategy there are several shard groups, which reduce layer by layer among each other, too.
+    """
+    if getattr(wrapper, "_fsdp_extension", None) is not None:
+        # Tensor parallel layers in it: ranks that are not in its groups run them together.
+        return None
+    shards = ranks_of(wrapper.process_group)
+    across = getattr(wrapper, "_inter_node_pg", None)
+    if across is None:
+        return shards
+    everyone = ranks_of(None)
+    return everyone if len(shards) * distributed.get_world_size(across) == len(everyone) else None
+
+
+def of_fsdp2(module: Any, mesh: Any) -> Optional[List[int]]:
+    """The ranks of a module after ``fully_shard``; None where parts of it belong to different ranks.
+
+    A parameter's own mesh has the dimensions of tensor parallelism as well, which the mesh of ``fully_shard`` lacks.
+    """
+    meshes = {id(p.device_mesh): p.device_mesh for p in module.parameters() if hasattr(p, "device_mesh")}
+    if not meshes:
+        return ranks_of(None) if mesh is None else _flat(mesh)
+    first, *others = {tuple(_flat(found)) for found in meshes.values()}
+    return None if others else list(first)
+
+
+def _flat(mesh: Any) -> List[int]:
+    return [int(rank) for rank in mesh.mesh.flatten().tolist()]

@@ -1,0 +1,35 @@
+"""A layer that all ranks skip is skipped under FSDP as well: nothing of it is run, and no rank gathers its parameters.
+
+From 4.46 on, wav2vec2-like encoders run every layer of a model under FSDP, also one that is to be skipped, and its
+output counts: ranks that disagree would wait for each other for ever (transformers pull request 33483). LayerDrop then
+does nothing. Ranks that follow the schedule cannot disagree, so in their training forwards, and in the recomputations
+of these, the question whether a module is under FSDP is answered with no (:mod:`ddpfix.rewrite`).
+
+The question whether DeepSpeed ZeRO-3 is on keeps its answer, and all layers run. ZeRO-3 has the gradients of all
+parameters in one buffer, into which a backward copies those that it has: a layer that is not run keeps the gradient of
+the step before, and the optimizer takes it (seen with DeepSpeed 0.19.8). It also drops its record of what to prefetch
+whenever modules run in another order than the last time.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ddpfix import rewrite
+from ddpfix.registry import PatchError, Site
+
+_ASKS = "is_fsdp_managed_module"
+
+
+def skip(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Let the copies of forwards that follow the schedule skip (:data:`ddpfix.rewrite.NEEDLESS`).
+
+    Raises:
+        PatchError: transformers no longer has the function that they ask.
+    """
+    if not callable(getattr(module, _ASKS, None)):
+        raise PatchError(f"{module.__name__} has no {_ASKS}")
+    rewrite.NEEDLESS.add(_ASKS)
+    site.at_undo(lambda: rewrite.NEEDLESS.discard(_ASKS))
+    return True

@@ -1,0 +1,132 @@
+"""The ways to shard a model, what each gives back as whole parameters, and what is sent meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import torch
+from torch import distributed, nn
+
+
+def layers_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """(name, module) of each layer that may be skipped."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if name.split(".")[-1].isdigit() and name.split(".")[-2] == "layers" and "adapter" not in name
+    ]
+
+
+def fsdp1(model: nn.Module, **others: Any) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    kinds = {type(module) for _, module in layers_of(model)}
+    others.setdefault("auto_wrap_policy", ModuleWrapPolicy(kinds))
+    others.setdefault("use_orig_params", True)
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **others)
+
+
+def fsdp1_flat(model: nn.Module) -> nn.Module:
+    """The optimizer sees one flat parameter a layer."""
+    return fsdp1(model, use_orig_params=False)
+
+
+def fsdp1_whole(model: nn.Module) -> nn.Module:
+    """One flat parameter for the whole model, so nothing is gathered layer by layer."""
+    return fsdp1(model, auto_wrap_policy=None)
+
+
+def fsdp1_forward_prefetch(model: nn.Module) -> nn.Module:
+    return fsdp1(model, forward_prefetch=True)
+
+
+def fsdp2(model: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for _, layer in layers_of(model):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
+
+
+def fsdp2_hybrid(model: nn.Module) -> nn.Module:
+    """Two replicas."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, distributed.get_world_size() // 2), mesh_dim_names=("replicas", "shards"))
+    for _, layer in layers_of(model):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
+
+
+def fsdp1_hybrid(model: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import ShardingStrategy
+
+    mesh = init_device_mesh("cpu", (2, distributed.get_world_size() // 2), mesh_dim_names=("replicas", "shards"))
+    return fsdp1(model, device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+
+
+KINDS: Dict[str, Callable[[nn.Module], nn.Module]] = {
+    one.__name__: one
+    for one in (fsdp1, fsdp1_flat, fsdp1_whole, fsdp1_forward_prefetch, fsdp1_hybrid, fsdp2, fsdp2_hybrid)
+}
+
+
+@contextlib.contextmanager
+def whole(model: nn.Module) -> Iterator[Dict[str, Any]]:
+    """The unsharded parameters by their names in the plain model."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            yield {name.replace("_fsdp_wrapped_module.", ""): value for name, value in model.named_parameters()}
+    else:
+        yield {name: value.full_tensor() for name, value in model.named_parameters()}  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def micro_batch(model: nn.Module, last: bool) -> Iterator[None]:
+    """Gradients are reduced with the last micro-batch of a step only."""
+    if hasattr(model, "no_sync"):
+        with contextlib.nullcontext() if last else model.no_sync():  # type: ignore[operator]
+            yield
+    else:
+        model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        yield
+
+
+class Sent:
+    """Counts what is gathered and reduced: how often, and how many numbers."""
+
+    _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_single")
+    _REDUCES = ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
+
+    def __init__(self) -> None:
+        self.gathers: List[int] = []
+        self.reduces: List[int] = []
+        for names, counted, first in ((self._GATHERS, self.gathers, 0), (self._REDUCES, self.reduces, 1)):
+            for name in names:
+                if hasattr(distributed, name):
+                    setattr(distributed, name, self._counting(getattr(distributed, name), counted, first))
+
+    @staticmethod
+    def _counting(stock: Callable[..., Any], counted: List[int], place: int) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            tensors = args[place] if len(args) > place else kwargs[("output", "input")[place]]
+            each = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+            counted.append(sum(tensor.numel() for tensor in each))
+            return stock(*args, **kwargs)
+
+        return called
+
+    def take(self) -> Tuple[List[int], List[int]]:
+        """The sizes of all gathers and all reductions since the last time."""
+        found = (list(self.gathers), list(self.reduces))
+        self.gathers.clear()
+        self.reduces.clear()
+        return found
