@@ -4,6 +4,10 @@ DDP without the flag waits for every parameter's gradient. When backward has end
 whose hooks did not run are reported to its reducer as having none: it completes its buckets, with zeros, and averages.
 That is a local act of each rank: nothing is agreed on, no graph is walked, and nothing at all happens in a step in
 which every parameter was used (pytorch issue 90171 has asked for the like).
+
+A loop may call backward again for a part of the graph that no output shows, and DDP then finishes by itself. So a model
+is closed at first when its gradients are about to be used, which is when stock is bound to fail. From then on it is
+closed at the end of backward, and a gradient that comes after that is an error.
 """
 
 from __future__ import annotations
@@ -42,23 +46,28 @@ class Closer:
         self.due = False
         # Whether a backward has ended, and outputs are left that a later one may reach.
         self.open = False
-        # Whether parameters were closed since the last forward: a second backward comes too late for them.
-        self.closed = False
-        self.known: Set[int] = set()
+        # Whether gradients were once about to be used while DDP still waited: stock would have failed.
+        self.proven = False
+        # Parameters that were closed since the last forward: what comes for them now is not averaged any more.
+        self.closed: Set[int] = set()
+        # Hooks on all parameters that were ever closed.
+        self.hooks: Dict[int, Any] = {}
 
     @property
     def reducer(self) -> Any:
         return self._wrapper().reducer  # type: ignore[union-attr]
 
     def forget(self) -> None:
-        """A forward begins: what is open from before is left to torch, which raises its error."""
-        self.due = self.open = self.closed = False
+        """A forward that will be reduced begins: what is open from before is left to torch, which raises its error."""
+        self.due = self.open = False
+        self.closed.clear()
         self.waiting = [known for known in self.waiting if known() is not None]
 
     def watch(self, tensors: Sequence[Any]) -> None:
         """Have backward noticed at the outputs of a forward that will be reduced."""
         for tensor in tensors:
-            if tensor.requires_grad:
+            # A leaf (a parameter, or an input) would keep the hook.
+            if tensor.requires_grad and tensor.grad_fn is not None:
                 reached = _Reached(self)
                 tensor.register_hook(reached)
                 self.waiting.append(weakref.ref(reached))
@@ -66,11 +75,7 @@ class Closer:
     def backward_runs(self) -> None:
         """A gradient has come to an output. Called within the outermost backward, also under checkpointing."""
         if self.closed:
-            raise RuntimeError(
-                "ddpfix: a second backward runs through a forward of which parameters without gradient were reduced"
-                " after the first one. Add up the losses and call backward once, or keep the first one in no_sync()"
-                " (DDPFIX_UNUSED=find or off does without this)."
-            )
+            raise RuntimeError(TOO_LATE)
         if not self.due:
             self.due = True
             Variable._execution_engine.queue_callback(self._almost_ended)
@@ -82,11 +87,11 @@ class Closer:
     def _ended(self) -> None:
         self.due = False
         self.waiting = [known for known in self.waiting if _waits(known())]
-        if self.waiting:
+        if STEPPING or (self.proven and not self.waiting):
+            self.close()
+        else:
             self.open = True
             OPEN.add(self)
-        else:
-            self.close()
 
     def close_now(self) -> None:
         """Somebody is about to use the gradients: outputs that were not reached are not part of any loss."""
@@ -101,18 +106,41 @@ class Closer:
         new: List[int] = []
         missing, more = self.missing()
         while missing:
-            self.closed = True
+            self.proven = True
             before.update((index, self.parameters[index].grad) for index in self._kept(missing))
             silent.report(self.reducer, self.parameters, missing)
-            new += [index for index in missing if index not in self.known]
+            self.closed.update(missing)
+            new += [index for index in missing if index not in self.hooks]
             # torch names a hundred at a time.
             missing, more = self.missing() if more else ([], False)
         if before:
             # DDP has queued its end behind this callback.
             Variable._execution_engine.queue_callback(lambda: self._restore(before))
+        if self.closed:
+            CLOSED.add(self)
         if new:
-            self.known.update(new)
+            for index in new:
+                self.hooks[index] = self._guard(index)
             self.told(new)
+
+    def _guard(self, index: int) -> Any:
+        """A hook on a parameter that raises if a gradient comes for it after it was closed; None if it takes none."""
+        parameter = self.parameters[index]
+        if not parameter.requires_grad:
+            return None
+
+        def came(gradient: Any) -> None:
+            if index in self.closed:
+                raise RuntimeError(TOO_LATE)
+
+        return parameter.register_hook(came)
+
+    def end(self) -> None:
+        """Undo: nothing is left on the model."""
+        for handle in self.hooks.values():
+            if handle is not None:
+                handle.remove()
+        self.hooks.clear()
 
     def missing(self) -> Tuple[List[int], bool]:
         """The numbers of parameters that the reducer waits for, and whether there are more of them."""
@@ -131,8 +159,16 @@ class Closer:
             self.parameters[index].grad = gradient
 
 
-# Models with an open reduction, until the next use of gradients.
+# Models with an open reduction, until the next use of gradients, and those that were closed since their last forward.
 OPEN: weakref.WeakSet[Closer] = weakref.WeakSet()
+CLOSED: weakref.WeakSet[Closer] = weakref.WeakSet()
+# Optimizers (by identity) whose step runs: what a backward leaves in there (a closure's) is used right after it.
+STEPPING: Set[int] = set()
+TOO_LATE = (
+    "ddpfix: a gradient comes after the parameters that had none were reduced, and would not be averaged. Add up the"
+    " losses and call backward once, or keep all backwards but the last in no_sync() (DDPFIX_UNUSED=find or off does"
+    " without this)."
+)
 
 
 class _Reached:

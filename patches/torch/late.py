@@ -18,7 +18,7 @@ from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
 
 from . import diagnosis, unused, window
-from .closing import OPEN, Closer
+from .closing import CLOSED, OPEN, STEPPING, Closer
 from .window import Window
 
 _CLOSERS: weakref.WeakKeyDictionary[Any, Tuple[Closer, Window]] = weakref.WeakKeyDictionary()
@@ -37,9 +37,24 @@ def close(site: Site, module: ModuleType, owner: Any) -> None:
         _on_ddp(site, owner)
 
 
-def _before_steps(site: Site, module: ModuleType) -> None:
-    handle = module.register_optimizer_step_pre_hook(lambda *_: _close_open() if OPEN else None)
-    site.at_undo(handle.remove)
+def _before_steps(site: Site, module: Any) -> None:
+    begun = module.register_optimizer_step_pre_hook(_step_begins)
+    ended = module.register_optimizer_step_post_hook(_step_has_ended)
+    for handle in (begun, ended):
+        site.at_undo(handle.remove)
+    site.at_undo(STEPPING.clear)
+
+
+def _step_begins(optimizer: Any, *_: Any) -> None:
+    if OPEN:
+        _close_open()
+    while CLOSED:
+        CLOSED.pop().closed.clear()
+    STEPPING.add(id(optimizer))
+
+
+def _step_has_ended(optimizer: Any, *_: Any) -> None:
+    STEPPING.discard(id(optimizer))
 
 
 def _consumer(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +85,13 @@ def _on_ddp(site: Site, owner: Any) -> None:
     site.once(owner, "__init__", built)
     site.often(owner, "forward", _forward)
     skip_frames(vars(owner)["forward"])
-    site.at_undo(_CLOSERS.clear)
+    site.at_undo(_end)
+
+
+def _end() -> None:
+    for closer, _ in list(_CLOSERS.values()):
+        closer.end()
+    _CLOSERS.clear()
 
 
 def _arm(wrapper: Any) -> None:
@@ -133,6 +154,8 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
         reduced = self.require_backward_grad_sync
         if reduced:
             closer.forget()
+        elif closer.closed:
+            closer.closed.clear()
         output = stock(self, *inputs, **kwargs)
         seen.forward_ended()
         if reduced:

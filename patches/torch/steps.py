@@ -162,7 +162,8 @@ def _watch(output: Any, step: sync.Step) -> None:
         step.reached = True
 
     for tensor in _tensors(output):
-        if tensor.requires_grad:
+        # A leaf (a parameter, or an input) would keep the hook.
+        if tensor.requires_grad and tensor.grad_fn is not None:
             tensor.register_hook(reached)
 
 

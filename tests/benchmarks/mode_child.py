@@ -91,7 +91,8 @@ class Arm:
         self.wrapped = DistributedDataParallel(self.encoder, **options)
         if kind == "late":
             late._arm(self.wrapped)
-            assert self.wrapped in late._CLOSERS
+            # There is no optimizer's step here, before which a model is closed for the first time.
+            late._CLOSERS[self.wrapped][0].proven = True
         if not keeps:
             unsent._CONSIDERED.add(self.wrapped)
         self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=1e-3)

@@ -34,11 +34,16 @@ def gradients(model: Any) -> Any:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+def step(model: Any) -> None:
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
 def said_false(found: Found) -> None:
     """An explicit False of the user stands: what he gets is what stock does."""
     model = wrapped(find_unused_parameters=False)
     for number in range(2):
         loss(model, number).backward()
+        step(model)
 
 
 def static(found: Found) -> None:
@@ -54,9 +59,78 @@ def static(found: Found) -> None:
 def second_backward(found: Found) -> None:
     """A second backward through the same outputs would not be averaged any more."""
     model = wrapped()
+    loss(model, 0).backward()
+    step(model)
     value = loss(model, 1)
     value.backward(retain_graph=True)
     value.backward()
+
+
+class Hidden(Stack):
+    """Keeps a loss of its own beside its output, which DDP does not see."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        del self.never
+        self.aside = torch.nn.Linear(SIZE, SIZE)
+
+    def forward(self, x: Any, skips: Any) -> Any:
+        self.own_loss = self.aside(x).pow(2).mean()
+        return super().forward(x, [])
+
+
+def hidden_loss(found: Found) -> None:
+    """Two backwards, the second through nothing that an output shows: right in stock, and it stays so."""
+    model = DistributedDataParallel(Hidden())
+    for number in range(4):
+        model.zero_grad()
+        model(Plain().batch(distributed.get_rank(), number), []).mean().backward()
+        model.module.own_loss.backward()
+        step(model)
+    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+
+
+def hidden_loss_left_out(found: Found) -> None:
+    """The same after a step without it, which stock does not survive: not averaged in silence."""
+    model = DistributedDataParallel(Hidden())
+    for number in range(2):
+        model.zero_grad()
+        model(Plain().batch(distributed.get_rank(), number), []).mean().backward()
+        step(model)
+    model(Plain().batch(distributed.get_rank(), 5), []).mean().backward()
+    model.module.own_loss.backward()
+
+
+def closure(found: Found) -> None:
+    """Forward and backward within the optimizer's step, as Lightning does it."""
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(4):
+
+        def run(number: int = number) -> Any:
+            optimizer.zero_grad()
+            value = loss(model, number)
+            value.backward()
+            return value
+
+        optimizer.step(run)
+    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+
+
+def parameter_returned(found: Found) -> None:
+    """An output that is a parameter itself."""
+
+    class Returning(Stack):
+        def forward(self, x: Any, skips: Any) -> Any:
+            return super().forward(x, skips), self.blocks[0][0].bias
+
+    model = DistributedDataParallel(Returning(6))
+    for number in range(4):
+        model.zero_grad()
+        output, bias = model(Plain().batch(distributed.get_rank(), number), [1])
+        (output.mean() + bias.sum()).backward()
+        step(model)
+    found["hooks"] = len(model.module.blocks[0][0].bias._backward_hooks or {})
 
 
 def two_backwards_of_two(found: Found) -> None:
@@ -64,6 +138,7 @@ def two_backwards_of_two(found: Found) -> None:
     model = DistributedDataParallel(case.model())
     for number in range(3):
         case.run(model, distributed.get_rank(), number, None)
+        step(model)
     found["ended"] = True
 
 
@@ -71,13 +146,13 @@ def by_hand(found: Found) -> None:
     """A loop that uses gradients in a way that cannot be seen, while an output is still to be reached."""
     model = DistributedDataParallel(TwoLosses().model())
     for number in range(2):
-        first, found_later = model(Plain().batch(0, number), [])
+        first, later = model(Plain().batch(0, number), [])
         first.mean().backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter -= 0.1 * parameter.grad
-        del found_later
+        del later
 
 
 def broken_backward(found: Found) -> None:
@@ -105,6 +180,7 @@ def plain_torch(found: Found) -> None:
         inputs = Plain().batch(0, number).requires_grad_()
         torch.autograd.grad(model(inputs, [1]).sum(), inputs)
         loss(model, number).backward()
+        step(model)
     found["sum"] = float(gradients(model).sum())
 
 

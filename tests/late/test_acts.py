@@ -12,13 +12,24 @@ from tests.late.launch import Scenario
 from tests.late.test_exact import FAILURE, Ranks
 
 pytestmark = pytest.mark.ranks
-STOCK = ("two_backwards_of_two", "plain_torch", "uneven", "second_backward", "broken_backward", "by_hand")
-OURS = (*STOCK, "said_false", "static", "undone")
+STOCK = (
+    "two_backwards_of_two",
+    "plain_torch",
+    "uneven",
+    "second_backward",
+    "broken_backward",
+    "by_hand",
+    "closure",
+    "hidden_loss_left_out",
+    "parameter_returned",
+)
+OURS = (*STOCK, "said_false", "static", "undone", "hidden_loss")
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [Scenario(f"stock-{name}", act=name, timeout=8) for name in STOCK]
+    plans += [Scenario("stock-hidden_loss", act="hidden_loss")]
     plans += [Scenario(name, act=name, settings={}) for name in OURS]
     plans += [Scenario("advised", act="advised", settings={"advice": "12"})]
     plans += [Scenario("unadvised", act="advised", settings={"advice": "off"})]
@@ -51,6 +62,24 @@ def test_forwards_that_lead_to_no_reduction(outcomes: Dict[str, Ranks]) -> None:
     assert one == other
 
 
+def test_a_closure_within_the_optimizers_step(outcomes: Dict[str, Ranks]) -> None:
+    one, other = of(outcomes["closure"], "weights")
+    assert one == other
+
+
+def test_a_loss_that_no_output_shows_is_reduced_as_in_stock(outcomes: Dict[str, Ranks]) -> None:
+    found = of(outcomes["hidden_loss"], "weights") + of(outcomes["stock-hidden_loss"], "weights")
+    assert all(weights == found[0] for weights in found)
+
+
+def test_a_gradient_that_comes_too_late_is_an_error(outcomes: Dict[str, Ranks]) -> None:
+    assert all("ddpfix: a gradient comes after" in end for end in ends(outcomes["hidden_loss_left_out"]))
+
+
+def test_no_hooks_pile_up_on_parameters(outcomes: Dict[str, Ranks]) -> None:
+    assert of(outcomes["parameter_returned"], "hooks") == [0, 0]
+
+
 def test_join(outcomes: Dict[str, Ranks]) -> None:
     one, other = of(outcomes["uneven"], "weights")
     assert one == other
@@ -70,7 +99,7 @@ def test_static_graphs_are_left_alone(outcomes: Dict[str, Ranks]) -> None:
 
 
 def test_a_second_backward_is_an_error(outcomes: Dict[str, Ranks]) -> None:
-    assert all("ddpfix: a second backward runs through a forward" in end for end in ends(outcomes["second_backward"]))
+    assert all("ddpfix: a gradient comes after" in end for end in ends(outcomes["second_backward"]))
 
 
 def test_what_the_flag_cost_is_said_once_if_it_was_of_no_use(outcomes: Dict[str, Ranks]) -> None:

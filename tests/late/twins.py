@@ -97,8 +97,8 @@ def run(scenario: Dict[str, Any]) -> None:
             with contextlib.nullcontext() if last else model.no_sync():
                 output = model(**batch(plan["model"], step * plan["accum"] + index))
                 (loss(output) / plan["accum"]).backward()
-        found["none"].append(digest([torch.tensor(p.grad is None) for p in model.parameters()]))
         optimizer.step()
+        found["none"].append(digest([torch.tensor(p.grad is None) for p in model.parameters()]))
         found["steps"].append(digest(list(model.parameters())))
     found["all_reduces"] = reduced()
     # Numbers that are none compare as equal.
