@@ -5,6 +5,7 @@ Started as a script it leaves what it found in ``FOLDER/NAME.RANK.json``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -22,6 +23,8 @@ if __name__ == "__main__":
 import torch
 
 from tests.fastnlp import models, releases
+
+RAISED = "DDP raised: "
 
 
 class Noted(torch.optim.SGD):
@@ -107,8 +110,24 @@ def watch(model: torch.nn.Module, found: Dict[str, Any]) -> None:
 
     init.__signature__ = inspect.signature(stock)  # type: ignore[attr-defined]
     kind.__init__ = init
+    note_raised(kind)
     for name, layer in models.skipping(model):
         layer.register_forward_pre_hook(lambda module, args, name=name: _ran(found, name))
+
+
+def note_raised(kind: Any) -> None:
+    """Print at once what DDP raises: two ranks that fail at the same time end each other before they record it."""
+    stock = kind.forward
+
+    @functools.wraps(stock)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(self, *args, **kwargs)
+        except RuntimeError as error:
+            os.write(2, f"{RAISED}{' '.join(str(error).split())}\n".encode())
+            raise
+
+    kind.forward = forward
 
 
 def _ran(found: Dict[str, Any], name: str) -> None:

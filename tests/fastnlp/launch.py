@@ -76,6 +76,11 @@ class Result:
     given_stays: bool = True
     random: str = ""
 
+    def failure(self) -> str:
+        """The error; of a rank that was ended, what DDP raised before, or "" if it raised nothing."""
+        raised = (line for line in self.log.splitlines() if line.startswith("DDP raised: "))
+        return self.error or next(raised, "")
+
 
 def train(scenarios: Sequence[Scenario], folder: Path, ddpfix: bool, size: int = 2) -> Dict[str, List[Result]]:
     """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""

@@ -90,7 +90,7 @@ def finished(results: List[Result]) -> List[str]:
 
 def errors(results: List[Result]) -> str:
     """The errors of the ranks that could say one: the failing rank ends the other."""
-    found = [result.error for result in results if not result.ended]
+    found = [result.failure() for result in results if not result.ended or result.failure()]
     assert found
     assert all(found)
     return str(found[0])

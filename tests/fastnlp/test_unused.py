@@ -69,7 +69,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def failures(results: List[Result]) -> List[str]:
     """The errors of the ranks that could say one; from 1.0.0 on the failing rank ends the other."""
-    found = [result.error or "" for result in results if not result.ended]
+    found = [result.failure() for result in results if not result.ended or result.failure()]
     assert found, results[0].log
     return found
 
