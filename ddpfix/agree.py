@@ -44,12 +44,17 @@ def announce() -> None:
         atexit.register(_leave)
 
 
+def key(name: object) -> str:
+    """A key of ours in the store. A restarted job may find the store of the one before, and must not read in it."""
+    return f"ddpfix/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+
+
 def _mark(rank: int) -> str:
-    return f"ddpfix/here/{rank}"
+    return key(f"here/{rank}")
 
 
-# How many ranks have ended with an error; each leaves a key of its own as well.
-_ENDED = "ddpfix/ended"
+# How many ranks have ended with an error; each leaves a key of its own below it as well.
+_ENDED = "ended"
 
 
 def _leave() -> None:
@@ -62,8 +67,8 @@ def _leave() -> None:
 
         store = default_store()
         if store is not None:
-            store.add(f"{_ENDED}/{distributed.get_rank()}", 1)
-            store.add(_ENDED, 1)
+            store.add(key(f"{_ENDED}/{distributed.get_rank()}"), 1)
+            store.add(key(_ENDED), 1)
 
 
 def _put(store: Any, key: str, value: str) -> None:
@@ -118,7 +123,7 @@ class _Meeting:
         group = hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
         # The count tells the meetings of one group apart; its members hold them in the same order.
         count = _COUNTS[group] = _COUNTS.get(group, -1) + 1
-        self.prefix = f"ddpfix/meet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{group}/{count}"
+        self.prefix = key(f"meet/{group}/{count}")
         self.store, self.ranks, self.rank, self.limit = store, ranks, rank, limit
         self.facts = dict(facts)
         # What is to be said if a rank that is waited for has ended.
@@ -221,9 +226,9 @@ class _Meeting:
 
     def _has_ended(self, awaited: Callable[[], List[int]]) -> bool:
         """Whether a rank that is waited for has ended with an error; one look at the store as long as none has."""
-        if not self.store.add(_ENDED, 0):
+        if not self.store.add(key(_ENDED), 0):
             return False
-        gone = [rank for rank in awaited() if self.store.add(f"{_ENDED}/{rank}", 0)]
+        gone = [rank for rank in awaited() if self.store.add(key(f"{_ENDED}/{rank}"), 0)]
         if gone:
             self.ended = (
                 f"rank {gone[0]} ended with an error before this model was wrapped there; its own message has the cause"

@@ -31,8 +31,7 @@ _WATCHES: List[Watch] = []
 
 
 def _key(name: str) -> str:
-    # A restarted job finds the store of the one before.
-    return f"ddpfix/failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+    return agree.key(f"failed/{name}")
 
 
 def announce(error: BaseException) -> None:
@@ -56,10 +55,11 @@ def claim(text: str) -> bool:
     """
     from torch import distributed
 
-    store, own = agree.default_store(), str(distributed.get_rank()).encode()
+    store = agree.default_store()
     if store is None:
         return True
-    if bytes(store.compare_set(_key("first"), "", own.decode())) != own:
+    own = str(distributed.get_rank())
+    if bytes(store.compare_set(_key("first"), "", own)).decode() != own:
         return False
     if not store.add(_key("told"), 0):
         store.set(_key("cause"), text[:LENGTH])
@@ -155,10 +155,14 @@ class Watch(threading.Thread):
     """Looks whether a rank has failed, and ends this process if it cannot end by itself."""
 
     def __init__(self, store: Any) -> None:
+        from torch import distributed
+
         super().__init__(name="ddpfix-failures", daemon=True)
         self.original = store
         # A connection of its own, where torch has that (2.4): the main thread may be waiting with this one.
         self.store = store.clone() if hasattr(store, "clone") else store
+        # One process answers all ranks.
+        self.period = max(PERIOD, distributed.get_world_size() / LOOKS)
         self.over = threading.Event()
         # Whether this rank has an exception of its own already, and so does not wait in a collective.
         self.free = False
@@ -166,11 +170,7 @@ class Watch(threading.Thread):
         self.found: Optional[str] = None
 
     def run(self) -> None:
-        from torch import distributed
-
-        # One process answers all ranks.
-        period = max(PERIOD, distributed.get_world_size() / LOOKS)
-        while not self.over.wait(period):
+        while not self.over.wait(self.period):
             try:
                 found = cause(self.store) if self.store.add(_key("told"), 0) else None
             except Exception:

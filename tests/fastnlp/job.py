@@ -24,8 +24,6 @@ import torch
 
 from tests.fastnlp import models, releases
 
-RAISED = "DDP raised: "
-
 
 class Noted(torch.optim.SGD):
     """Notes a digest of all parameters after each step."""
@@ -124,7 +122,7 @@ def note_raised(kind: Any) -> None:
         try:
             return stock(self, *args, **kwargs)
         except RuntimeError as error:
-            os.write(2, f"{RAISED}{' '.join(str(error).split())}\n".encode())
+            os.write(2, f"{releases.RAISED}{' '.join(str(error).split())}\n".encode())
             raise
 
     kind.forward = forward

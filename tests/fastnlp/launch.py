@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from tests.fastnlp.releases import RAISED
 from tests.ranks import launch as ranks
 from tests.support import waiting
 
@@ -78,7 +79,7 @@ class Result:
 
     def failure(self) -> str:
         """The error; of a rank that was ended, what DDP raised before, or "" if it raised nothing."""
-        raised = (line for line in self.log.splitlines() if line.startswith("DDP raised: "))
+        raised = (line for line in self.log.splitlines() if line.startswith(RAISED))
         return self.error or next(raised, "")
 
 

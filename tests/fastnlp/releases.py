@@ -6,6 +6,9 @@ from importlib.metadata import version
 
 from packaging.version import Version
 
+# What a rank prints at once when DDP raises, before another rank can end it.
+RAISED = "DDP raised: "
+
 
 def release() -> Version:
     return Version(version("fastNLP"))

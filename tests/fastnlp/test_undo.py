@@ -10,6 +10,7 @@ import pytest
 
 import ddpfix
 from tests.fastnlp import releases
+from tests.support import undo
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DRIVER = "fastNLP.core.drivers.torch_driver.ddp:TorchDDPDriver"
@@ -61,6 +62,11 @@ def test_undo_leaves_nothing(clean: None) -> None:
         assert ddpfix.deactivate() == []
         assert [place for place, found in all_held().items() if found is not before[place]] == []
     assert sys.excepthook is hook
+
+
+@pytest.mark.skipif(not releases.has_drivers(), reason="one patch at most is for these releases; see the test above")
+def test_everything_else_is_what_it_was(clean: None) -> None:
+    undo.check("fastNLP")
 
 
 def test_metadata_tells_the_release(clean: None) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Dict, List
 
 import pytest
+from torch import distributed
 
+from ddpfix import agree
 from tests.ranks import launch
 
 SCRIPT = """
@@ -58,3 +62,28 @@ def test_it_is_named_and_nobody_waits(failing: int) -> None:
         # Rank 0 holds the store: where it is gone, the store itself says so.
         named = "rank 1 ended with an error before this model was wrapped there"
         assert all(f"AgreementError: {named}" in text for text in others), others
+
+
+def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of the user's own outlives the ranks; the restarted ones are waited for, although one ended before."""
+    store = distributed.HashStore()
+    monkeypatch.setattr(agree, "default_store", lambda: store)
+    monkeypatch.setattr(distributed, "get_rank", lambda *_: 1)
+    monkeypatch.setattr(sys, "last_value", ValueError("before the restart"), raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    agree.announce()
+    agree._leave()
+    atexit.unregister(agree._leave)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    meetings = []
+    for rank in (0, 1):
+        monkeypatch.setattr(agree, "_COUNTS", {})
+        meetings.append(agree._Meeting(store, [0, 1], rank, {}, 60.0))
+    # It looks at who has ended once it has waited for some seconds.
+    late = threading.Timer(4.0, meetings[1].hold, (5,))
+    late.start()
+    try:
+        assert meetings[0].hold(7) == 7
+        assert meetings[0]._missing([1]) == [1], "the mark of the earlier start is not one of this"
+    finally:
+        late.join()

@@ -7,6 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Dict, List, Tuple
 
+import ddpfix
 from ddpfix import matrix, resolve, settings
 
 Key = Tuple[str, ...]
@@ -57,3 +58,25 @@ def changed(before: Dict[Key, Any], after: Dict[Key, Any]) -> List[str]:
 
 # What Python and torch themselves change in modules and classes.
 _LIVING = ("__abstractmethods__", "_abc_impl", "__annotations__", "__annotations_cache__", "__warningregistry__")
+
+
+def check(toolkit: str) -> None:
+    """Activate and deactivate: all of the toolkit's and torch's modules have the objects that they had before.
+
+    Args:
+        toolkit: its name in the matrix, which is that of its package.
+    """
+    modules = targets(toolkit)
+    missing = imported(modules)
+    assert len(missing) < len(modules) / 4, missing
+    packages = (toolkit, "torch")
+    before = snapshot(*packages)
+    ddpfix.activate(log="warning")
+    try:
+        report = ddpfix.report()
+        applied = [patch.id for patch in report.patches if patch.toolkit == toolkit and patch.state == "applied"]
+        assert len(applied) > 3, report.json()
+        assert changed(before, snapshot(*packages))
+    finally:
+        ddpfix.deactivate()
+    assert changed(before, snapshot(*packages)) == []
