@@ -12,8 +12,11 @@ from ddpfix.registry import Site
 # Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
 _BEFORE: List[Callable[[Any], object]] = []
 
-# Called with a model that DDP is about to wrap with find_unused_parameters=True.
-_FLAGGED: List[Callable[[Any], object]] = []
+# Called with a model that cannot train with reentrant activation checkpointing as it is wrapped.
+_NOT_REENTRANT: List[Callable[[Any], object]] = []
+
+# what(model) -> what it has that find_unused_parameters=True excludes, or "".
+_EXCLUDED: List[Callable[[Any], str]] = []
 
 # reason(model) -> why DDP has to look for unused parameters in it, or "" if it has not.
 _REASONS: List[Callable[[Any], str]] = []
@@ -35,20 +38,32 @@ def look_at(model: Any) -> None:
         action(model)
 
 
-def with_flag(site: Site, action: Callable[[Any], object]) -> None:
-    """Have ``action(model)`` called before DDP wraps a model with ``find_unused_parameters=True``, until undo."""
-    if action not in _FLAGGED:
-        _FLAGGED.append(action)
-        site.at_undo(lambda: _FLAGGED.remove(action))
+def not_reentrant(site: Site, action: Callable[[Any], object]) -> None:
+    """Have ``action(model)`` called where a model cannot train with reentrant checkpointing, until undo."""
+    if action not in _NOT_REENTRANT:
+        _NOT_REENTRANT.append(action)
+        site.at_undo(lambda: _NOT_REENTRANT.remove(action))
 
 
-def look_at_flagged(model: Any) -> None:
-    """Call everything that registered with :func:`with_flag`."""
-    for action in list(_FLAGGED):
+def forbid_reentrant(model: Any) -> None:
+    """Call everything that registered with :func:`not_reentrant`: DDP has the flag, or layers are sharded."""
+    for action in list(_NOT_REENTRANT):
         try:
             action(model)
         except Exception as error:
             log.warning(f"{action.__module__} could not look at a {type(model).__name__}: {error!r}")
+
+
+def excludes(site: Site, what: Callable[[Any], str]) -> None:
+    """Have ``what(model)`` asked what a model has that ``find_unused_parameters=True`` excludes, until undo."""
+    if what not in _EXCLUDED:
+        _EXCLUDED.append(what)
+        site.at_undo(lambda: _EXCLUDED.remove(what))
+
+
+def excluded(model: Any) -> List[str]:
+    """What this model has that ``find_unused_parameters=True`` excludes, in words."""
+    return [text for text in (_asked_of(what, model) for what in list(_EXCLUDED)) if text]
 
 
 def needs(site: Site, reason: Callable[[Any], str]) -> None:

@@ -85,6 +85,8 @@ def _on_ddp(site: Site, owner: Any) -> None:
     site.once(owner, "__init__", built)
     site.often(owner, "forward", _forward)
     skip_frames(vars(owner)["forward"])
+    unused.OTHERWISE.append(_possible)
+    site.at_undo(lambda: unused.OTHERWISE.remove(_possible))
     site.at_undo(_end)
 
 
@@ -109,6 +111,14 @@ def _arm(wrapper: Any) -> None:
     if replica is not None:
         # Checkpointing of either kind may stay.
         replica.flagged = False
+
+
+def _possible(arguments: Dict[str, Any]) -> bool:
+    """The same as far as the arguments of the constructor tell it."""
+    return not any(arguments.get(name) for name in ("static_graph", "mixed_precision", *_DELAYED))
+
+
+_DELAYED = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
 
 
 def impossible(wrapper: Any) -> str:

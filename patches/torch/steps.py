@@ -81,9 +81,12 @@ def _ddp_built(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[
     group = arguments.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
     seed = _agree(arguments["module"], shards.ranks_of(group))
     wrapped(*args, **kwargs)
+    flagged = bool(instance.find_unused_parameters and not getattr(instance, "static_graph", False))
+    if flagged:
+        wrapping.forbid_reentrant(arguments["module"])
     if seed is not None:
         replica = sync.register(instance, arguments["module"], seed)
-        replica.flagged = bool(instance.find_unused_parameters or draws.active(arguments["module"]))
+        replica.flagged = flagged
 
 
 def _agree(model: Any, ranks: List[int]) -> Optional[int]:
@@ -202,6 +205,8 @@ def _sharded(root: Any, holders: Callable[[], Optional[List[int]]]) -> Optional[
     ranks = holders() if replica is None else None
     if ranks is not None:
         seed = _agree(root, ranks)
+        if draws.active(root):
+            wrapping.forbid_reentrant(root)
         replica = None if seed is None else sync.register(root, root, seed)
     return replica
 

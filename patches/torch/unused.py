@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpfix import draws, log, wrapping
 from ddpfix.registry import Site
 
 FLAG = "find_unused_parameters"
+# possible(arguments): whether a model can do without the flag, however much goes unused (see :mod:`.late`).
+OTHERWISE: List[Callable[[Dict[str, Any]], bool]] = []
 
 
 def find(site: Site, module: ModuleType, owner: Any) -> None:
@@ -24,8 +26,6 @@ def find(site: Site, module: ModuleType, owner: Any) -> None:
         bound = inspect.signature(wrapped).bind(*args, **kwargs)
         if _decide(bound.arguments, always):
             bound.arguments[FLAG] = True
-        if bound.arguments.get(FLAG) and not bound.arguments.get("static_graph"):
-            wrapping.look_at_flagged(bound.arguments["module"])
         wrapped(*bound.args, **bound.kwargs)
 
     site.once(owner, "__init__", built)
@@ -50,8 +50,15 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
             _warn(names, idle)
         # A toolkit may lose on the way what its user asked for.
         return said
+    reasons = ([f"{names} skips layers"] if names else []) + idle
+    against = [] if always else wrapping.excluded(arguments["module"])
+    if against and any(possible(arguments) for possible in OTHERWISE):
+        log.info(
+            f"{FLAG} is left out: {', '.join(against)} excludes it. {'; '.join(reasons)}: what goes unused is closed"
+            " after each backward (DDPFIX_UNUSED=find takes the flag)"
+        )
+        return False
     if not arguments.get(FLAG):
-        reasons = ([f"{names} skips layers"] if names else []) + idle
         log.info(f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}")
     return True
 

@@ -1,7 +1,8 @@
 """Activation checkpointing that works with unused parameters.
 
 Reentrant checkpointing and ``find_unused_parameters=True`` exclude each other ("Expected to mark a variable ready only
-once"), so with active LayerDrop under DDP, or any other reason for the flag, only the non-reentrant kind can train.
+once"). Under DDP the flag is left out then, where what goes unused can be closed after backward (``torch.late``); a
+model that has the flag all the same, or whose layers are sharded, gets the non-reentrant kind when it is wrapped.
 WavLM with reentrant checkpointing never ends its backward on recent releases, even on one process: its position bias
 reaches each layer by keyword, stays attached, and every recomputation runs backward through the ones before it.
 """
@@ -10,23 +11,21 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any, Callable, List
+from typing import Any, List
 
-from ddpfix import draws, log, sync, wrapping
+from ddpfix import log, wrapping
 from ddpfix.registry import Site
 
 _FUNCTION = "_gradient_checkpointing_func"
 
 
 def reentrant(site: Site, module: ModuleType, owner: Any) -> None:
-    """Choose the non-reentrant kind: for WavLM when checkpointing is switched on, for LayerDrop when DDP wraps."""
-    if module.__name__ == "torch.utils.checkpoint":
-        site.often(module, "checkpoint", _default)
-        return
-    wrapping.before(site, _before_ddp)
-    wrapping.with_flag(site, _flagged)
-    if owner is not None and module.__name__.startswith("transformers"):
+    """Choose the non-reentrant kind: for WavLM when checkpointing is switched on, else where DDP has the flag."""
+    if module.__name__.startswith("transformers"):
         site.once(owner, "_set_gradient_checkpointing", _switched)
+    else:
+        wrapping.not_reentrant(site, _flagged)
+        wrapping.excludes(site, _excluded)
 
 
 def is_reentrant(function: Any) -> bool:
@@ -49,9 +48,12 @@ def _reentrant_modules(model: Any) -> List[Any]:
     ]
 
 
-def _before_ddp(model: Any) -> None:
-    if draws.active(model):
-        _flagged(model)
+def _excluded(model: Any) -> str:
+    found = _reentrant_modules(model)
+    # WavLM's own kind may never end its backward.
+    if not found or any(type(module).__name__.startswith("WavLM") for module in found):
+        return ""
+    return f"reentrant gradient checkpointing of {type(found[0]).__name__}"
 
 
 def _flagged(model: Any) -> None:
@@ -85,15 +87,3 @@ def _switched(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         _make_non_reentrant(found)
         log.info("WavLM with reentrant gradient checkpointing never ends its backward: use_reentrant=False is used")
     return result
-
-
-def _default(stock: Any) -> Callable[..., Any]:
-    """Releases before 4.35 leave ``use_reentrant`` to torch's default: where DDP has the flag it is False."""
-
-    def checkpoint(*args: Any, **kwargs: Any) -> Any:
-        step = sync.current()
-        if "use_reentrant" not in kwargs and step is not None and step.replica.flagged:
-            kwargs["use_reentrant"] = False
-        return stock(*args, **kwargs)
-
-    return checkpoint

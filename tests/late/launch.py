@@ -14,7 +14,7 @@ RANKS = 3
 
 def twin(model: str = "wav2vec2", **others: Any) -> Dict[str, Any]:
     """A plan for :mod:`tests.late.twins`."""
-    plan = {"rate": 0.5, "optimizer": "sgd", "accum": 1, "checkpointing": 0, "to_none": True, "cap": 0.01}
+    plan = {"rate": 0.5, "optimizer": "sgd", "accum": 1, "checkpointing": "", "to_none": True, "cap": 0.01}
     return {"model": model, **plan, **others}
 
 

@@ -6,7 +6,6 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 import torch
-import transformers
 from packaging.version import Version
 
 from tests.late import launch
@@ -20,16 +19,11 @@ PLANS: Dict[str, Dict[str, Any]] = {
     "accumulating": twin(optimizer="adamw", accum=3),
     "zeros": twin(to_none=False),
     "encoder": twin("bart_encoder", optimizer="adamw"),
-    "reentrant": twin(checkpointing=1),
-    "kept": twin(checkpointing=2),
 }
 OLD = Version(torch.__version__) < Version("2.1")
 if OLD:
     # Its gradients of wav2vec2's small convolutions are noise on the CPU, in one process, too.
     PLANS = {name: {**plan, "model": "bart_encoder"} for name, plan in PLANS.items()}
-if Version(transformers.__version__) < Version("4.35"):
-    # There the kind of checkpointing cannot be chosen.
-    PLANS = {name: plan for name, plan in PLANS.items() if not plan["checkpointing"]}
 MODES: Dict[str, Tuple[str, str]] = {
     "find": ("find", "0"),
     "find_unsent": ("find", "1"),

@@ -1,0 +1,42 @@
+"""Activation checkpointing beside ``find_unused_parameters=True``.
+
+The reentrant kind, torch's default, and the flag exclude each other: DDP does not find what a checkpoint hides, takes
+it for unused, and raises "Expected to mark a variable ready only once" when its gradients come (transformers issue
+30113). In a model that has the flag such a checkpoint is made of the other kind, wherever it stands: around a layer, or
+around a whole encoder in the user's own code.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Set
+
+from ddpfix import log, sync
+from ddpfix.registry import Site
+
+
+def kept(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``CheckpointFunction``, the reentrant kind; ``checkpoint`` itself stays what torch.compile knows."""
+    reentrant = owner.apply
+
+    def apply(_: Any, function: Any, preserve: bool, *args: Any) -> Any:
+        step = sync.current()
+        if step is None or not step.replica.flagged:
+            return reentrant(function, preserve, *args)
+        _tell()
+        return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+
+    site.replace(owner, "apply", classmethod(apply))
+    site.at_undo(_TOLD.clear)
+
+
+_TOLD: Set[bool] = set()
+
+
+def _tell() -> None:
+    if not _TOLD:
+        _TOLD.add(True)
+        log.info(
+            "activation checkpointing is non-reentrant in this model (use_reentrant=False): the reentrant kind cannot"
+            " train with find_unused_parameters=True (DDPFIX_UNUSED=late does without the flag, and keeps it)"
+        )

@@ -1,0 +1,84 @@
+"""LayerDrop with activation checkpointing under DDP, of either kind, around layers or around a whole encoder."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from tests.late import launch
+from tests.late.launch import Scenario, twin
+from tests.late.test_exact import Ranks
+
+pytestmark = pytest.mark.ranks
+# Gradients of wav2vec2's small convolutions are noise on the CPU before torch 2.1, in one process, too.
+MODEL = "wav2vec2" if Version(torch.__version__) >= Version("2.1") else "bart_encoder"
+# Before transformers 4.35 its layers cannot choose the kind.
+LAYERS = ["reentrant", "other"] if Version(transformers.__version__) >= Version("4.35") else []
+KINDS = [f"layers-{kind}" for kind in LAYERS] + [f"encoder-{kind}" for kind in ("default", "reentrant", "other")]
+REENTRANT = [kind for kind in KINDS if not kind.endswith("other")]
+READY_TWICE = "Expected to mark a variable ready only once"
+STEPS = 10
+MODES = ("auto", "find", "late")
+
+
+def scenario(name: str, kind: str, **others: Any) -> Scenario:
+    return Scenario(name, twin=twin(MODEL, checkpointing=kind), **{"steps": STEPS, **others})
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    flag = {"find_unused_parameters": True}
+    plans = [scenario(f"stock-{kind}", kind, ddp=flag, steps=3, timeout=8) for kind in KINDS]
+    plans += [scenario(f"flag-{kind}", kind, ddp=flag, settings={}) for kind in KINDS]
+    plans += [scenario(f"{mode}-{kind}", kind, settings={"unused": mode}) for kind in ["", *KINDS] for mode in MODES]
+    return launch.train(plans, tmp_path_factory.mktemp("checkpointing"))
+
+
+def both(outcomes: Dict[str, Ranks], name: str) -> List[Dict[str, Any]]:
+    found = []
+    for log, record in outcomes[name]:
+        assert record is not None and record["error"] is None, log
+        found.append(record)
+    return found
+
+
+@pytest.mark.parametrize("kind", REENTRANT)
+def test_stock_cannot_train_with_the_flag(outcomes: Dict[str, Ranks], kind: str) -> None:
+    assert any(READY_TWICE in ((record or {}).get("error") or "") for _, record in outcomes[f"stock-{kind}"])
+
+
+@pytest.mark.parametrize("mode", [*MODES, "flag"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_those_without_checkpointing(outcomes: Dict[str, Ranks], kind: str, mode: str) -> None:
+    expected, found = both(outcomes, "find-"), both(outcomes, f"{mode}-{kind}")
+    for one, other in zip(expected, found):
+        assert one["steps"] == other["steps"] and one["none"] == other["none"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_late_keeps_the_kind(outcomes: Dict[str, Ranks], kind: str) -> None:
+    for record in both(outcomes, f"late-{kind}"):
+        assert record["flag"] is False
+        assert bool(record["recomputed"][0]) == (kind in REENTRANT)
+
+
+@pytest.mark.parametrize("mode", ["find", "flag"])
+@pytest.mark.parametrize("kind", REENTRANT)
+def test_the_flag_makes_it_the_other_kind(outcomes: Dict[str, Ranks], kind: str, mode: str) -> None:
+    records = both(outcomes, f"{mode}-{kind}")
+    assert [(record["flag"], record["recomputed"]) for record in records] == [(True, [0])] * 2
+    assert "use_reentrant=False" in outcomes[f"{mode}-{kind}"][0][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_leaves_the_flag_out_where_the_model_tells_its_kind(outcomes: Dict[str, Ranks], kind: str) -> None:
+    log = outcomes[f"auto-{kind}"][0][0]
+    told = kind == "layers-reentrant"
+    for record in both(outcomes, f"auto-{kind}"):
+        assert record["flag"] is not told
+        assert bool(record["recomputed"][0]) == told
+    assert ("find_unused_parameters is left out: reentrant gradient checkpointing" in log) == told
