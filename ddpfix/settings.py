@@ -69,9 +69,10 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting(
         "unused",
         "auto",
-        ("auto", "find", "late", "off"),
+        ("auto", "find", "late", "static", "off"),
         "unused parameters under DDP: auto (the flag where the model is known to need it, else late), find (the flag"
-        " always), late (no flag: closed after each backward), off (never touched)",
+        " always), late (no flag: closed after each backward), static (static_graph=True: the same ones in each step),"
+        " off (never touched)",
     ),
     Setting(
         "layerdrop",

@@ -36,6 +36,8 @@ class Watched:
         self.steps = steps
         # Seconds from the end of the model's own forward to the end of DDP's, and from one step to the next.
         self.walks: List[float] = []
+        # Whether some micro-batches are not reduced (``no_sync``), with which torch takes no graph for static.
+        self.accumulates = False
         self.whole: List[float] = []
         self._ended = 0.0
         self._last = 0.0
@@ -98,7 +100,10 @@ def _end() -> None:
 def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         watched = _WATCHED.get(self) if _WATCHED else None
-        if watched is None or not torch.is_grad_enabled() or not self.require_backward_grad_sync:
+        if watched is None or not torch.is_grad_enabled():
+            return stock(self, *inputs, **kwargs)
+        if not self.require_backward_grad_sync:
+            watched.accumulates = True
             return stock(self, *inputs, **kwargs)
         if not watched.left:
             _WATCHED.pop(self).close()
@@ -143,8 +148,9 @@ def advice(static: bool, unused: int, watched: Watched) -> str:
         )
     return (
         f"the same parameters ({unused / 1e6:.3g} MB) were unused in each of {watched.steps} steps on this rank. {cost}"
-        " If that holds on all ranks, freeze them before the model is wrapped (requires_grad_(False)), or set"
-        " static_graph=True; DDPFIX_UNUSED=late does without the walk as it is"
+        " If that holds on all ranks, freeze them before the model is wrapped (requires_grad_(False))"
+        f"{'' if watched.accumulates else ', or set static_graph=True (DDPFIX_UNUSED=static)'};"
+        " DDPFIX_UNUSED=late does without the walk as it is"
     )
 
 

@@ -21,14 +21,24 @@ OTHERWISE: List[Callable[[Dict[str, Any]], bool]] = []
 def find(site: Site, module: ModuleType, owner: Any) -> None:
     """Decide the flag at ``DistributedDataParallel.__init__``, whoever builds it."""
     always = site.settings["unused"] == "find"
+    static = site.settings["unused"] == "static"
 
     def built(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         bound = inspect.signature(wrapped).bind(*args, **kwargs)
-        if _decide(bound.arguments, always):
+        if static and _may_be_static(bound.arguments["module"]):
+            bound.arguments.update({"static_graph": True, FLAG: False})
+        elif _decide(bound.arguments, always):
             bound.arguments[FLAG] = True
         wrapped(*bound.args, **bound.kwargs)
 
     site.once(owner, "__init__", built)
+
+
+def _may_be_static(model: Any) -> bool:
+    skipping = [found for found in draws.active(model) if _trainable(found[1])]
+    if skipping:
+        log.warning(f"DDPFIX_UNUSED=static cannot work with LayerDrop ({_named(skipping)}): {FLAG} is chosen as by auto")
+    return not skipping
 
 
 def _decide(arguments: Dict[str, Any], always: bool) -> bool:

@@ -315,5 +315,24 @@ class CutOff(Case):
         return [0, 1] if number % 3 == 0 or (number + rank) % 3 == 1 else [number % 2]
 
 
+class Steady(Case):
+    """The same blocks are left out in each step, others on each rank."""
+
+    def skips(self, rank: int, number: int) -> List[int]:
+        return [2, 3 + rank]
+
+
+class SteadyViews(Steady):
+    ddp = {"gradient_as_bucket_view": True}
+
+
+class SteadyReentrant(Steady):
+    def model(self) -> Any:
+        return Checkpointed(self.depth)
+
+    def batch(self, rank: int, number: int) -> Any:
+        return super().batch(rank, number).requires_grad_()
+
+
 CASES: Dict[str, Type[Case]] = {kind.__name__: kind for kind in Case.__subclasses__()}
 CASES.update({kind.__name__: kind for base in list(CASES.values()) for kind in base.__subclasses__()})

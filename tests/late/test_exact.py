@@ -16,6 +16,7 @@ FAILURE = "Expected to have finished reduction in the prior iteration"
 CLOSE = 2e-7
 THREE = ("Plain", "Many", "Experts", "Accumulating", "Reentrant", "TwoLosses", "OneOfTwo", "Freezing", "CutOff")
 HOOKS = ("allreduce_hook", "fp16_compress_hook")
+STEADY = [name for name in CASES if name.startswith("Steady")]
 Ranks = List[Tuple[str, Optional[Dict[str, Any]]]]
 
 
@@ -28,6 +29,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans += [Scenario(f"auto-{name}", case=name, settings={}) for name in ("Plain", "Full")]
     plans += [Scenario(f"late-{hook}", case="Plain", settings=late, hook=hook) for hook in HOOKS]
     plans += [Scenario("find-Plain", case="Plain", settings={"unused": "find"})]
+    plans += [Scenario(f"static-{name}", case=name, settings={"unused": "static"}) for name in [*STEADY, "Branch"]]
+    # Other blocks in each step.
+    plans += [Scenario("static-Plain", case="Plain", settings={"unused": "static"}, timeout=8)]
+    declared = {"static_graph": True}
+    plans += [Scenario("stock-static-Accumulating", case="Accumulating", ddp=declared, steps=2, timeout=8)]
     return launch.train(plans, tmp_path_factory.mktemp("exact"))
 
 
@@ -77,6 +83,24 @@ def test_the_flag_is_set_where_it_is_asked_for(outcomes: Dict[str, Ranks]) -> No
     found = [record for _, record in outcomes["find-Plain"]]
     # What nobody used has no gradient there, so that momentum moves it on by less than in the reference.
     assert [(record["error"], record["flag"]) for record in found if record] == [(None, True)] * 2
+
+
+@pytest.mark.parametrize("name", [*STEADY, "Branch"])
+def test_the_same_parameters_in_each_step(outcomes: Dict[str, Ranks], name: str) -> None:
+    for record in well(outcomes[f"static-{name}"]):
+        # What no rank ever uses has no gradient, as under the flag.
+        assert record["static"] and not record["flag"] and record["none"] == (6 * 2 if name == "Branch" else 6 * 4)
+
+
+def test_torch_cannot_take_a_graph_for_static_that_begins_with_no_sync(outcomes: Dict[str, Ranks]) -> None:
+    """Why the advice does not name static_graph where gradients are accumulated."""
+    ends = [record["error"] or "" for _, record in outcomes["stock-static-Accumulating"] if record is not None]
+    assert any("expect_autograd_hooks_ INTERNAL ASSERT" in end for end in ends), ends
+
+
+def test_a_graph_that_is_not_static_ends_in_an_error(outcomes: Dict[str, Ranks]) -> None:
+    ends = [record["error"] or "" for _, record in outcomes["static-Plain"] if record is not None]
+    assert any("Your training graph has changed" in end or FAILURE in end for end in ends), ends
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -31,6 +31,11 @@ WATCHED = (
     "accelerate.utils.dataclasses",
     WAVLM,
 )
+# Our layers, outermost first.
+LAYERS = {
+    "__init__": ["aligned", "advice", "late", "steps", "unused"],
+    "forward": ["unsent", "advice", "late", "steps", "diagnosis"],
+}
 # Only the toolkits themselves have to be imported in each order; what they need from elsewhere may be there before.
 HEAVY = ("numpy", "scipy.optimize", "sympy", "huggingface_hub", "tokenizers", "regex", "httpx", "safetensors", "psutil")
 
@@ -161,7 +166,7 @@ class World:
 
     def _ours(self) -> None:
         if HOME in sys.modules and not self.chain_has_ours() and not self.lost:
-            self.chain = ["steps", "unused", *self.chain]
+            self.chain = [*LAYERS["__init__"], *self.chain]
 
     def chain_has_ours(self) -> bool:
         return any(layer != "theirs" for layer in self.chain)
@@ -205,9 +210,9 @@ class World:
         forward = vars(owner)["forward"]
         names = []
         while hasattr(forward, "__wrapped__"):
-            names.append(forward.__code__.co_filename.rpartition("/")[2])
+            names.append(forward.__code__.co_filename.rpartition("/")[2].partition(".")[0])
             forward = forward.__wrapped__
-        yield from expect("the layers on DDP.forward", names, ["steps.py", "diagnosis.py"] if self.active else [])
+        yield from expect("the layers on DDP.forward", names, LAYERS["forward"] if self.active else [])
         yield from expect("DDP.forward is the original", forward is self._stock(HOME, "forward"), True)
 
     def _stock(self, module: str, attribute: str) -> Any:
@@ -245,6 +250,9 @@ class World:
             ("draws", "COVERED"),
             ("draws", "RECORDERS"),
             ("wrapping", "_BEFORE"),
+            ("wrapping", "_REASONS"),
+            ("wrapping", "_NOT_REENTRANT"),
+            ("wrapping", "_EXCLUDED"),
             ("registry", "_IN_PLACE"),
         ):
             held = getattr(sys.modules.get(f"ddpfix.{module}"), name, ())

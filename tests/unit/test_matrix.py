@@ -95,7 +95,7 @@ BAD = {
     "code from elsewhere": ("torch.unused:find", "os:system", "os:system", "is not shipped"),
     "code by a path": ("torch.unused:find", '"..ddpfix.cli:main"', "..ddpfix", "is not shipped"),
     "unknown setting": ("setting: unused", "setting: unsued", "unsued", "accepted are unused, layerdrop"),
-    "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "accepted are auto, find, late, off"),
+    "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "accepted are auto, find, late, static, off"),
     "off as a bool": ("[auto, find]", "[auto, off]", "[auto, off]", "not bool (put it in quotes)"),
     "when without setting": ("    setting: unused\n", "", "when", "needs a setting"),
     "patch id without dot": ("  torch.unused:\n", "  torch_unused:\n", "  torch_unused", "'toolkit.cure'"),

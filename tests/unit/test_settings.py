@@ -128,8 +128,8 @@ def test_words_are_read_as_written_by_people() -> None:
 @pytest.mark.parametrize(
     ("environ", "parts"),
     [
-        ({"DDPFIX_UNUSED": "sometimes"}, ["DDPFIX_UNUSED='sometimes'", "accepted are auto, find, late, off"]),
-        ({"DDPFIX_UNUSED": ""}, ["DDPFIX_UNUSED=''", "auto, find, late, off"]),
+        ({"DDPFIX_UNUSED": "sometimes"}, ["DDPFIX_UNUSED='sometimes'", "accepted are auto, find, late, static, off"]),
+        ({"DDPFIX_UNUSED": ""}, ["DDPFIX_UNUSED=''", "auto, find, late, static, off"]),
         ({"DDPFIX_UNSUED": "find"}, ["DDPFIX_UNSUED", "did you mean DDPFIX_UNUSED?", "DDPFIX_LAYERDROP"]),
         ({"DDPFIX_LAYER_DROP": "off"}, ["DDPFIX_LAYER_DROP", "did you mean DDPFIX_LAYERDROP?"]),
         ({"DDPFIX_TRANSFORMER_LAYERDROP": "0"}, ["did you mean DDPFIX_TRANSFORMERS_LAYERDROP?"]),
@@ -157,7 +157,7 @@ def test_errors_name_the_variable_and_what_is_accepted(environ: Dict[str, str], 
 def test_errors_name_the_argument_and_the_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="argument unsued is not a setting.*did you mean DDPFIX_UNUSED"):
         settle({"unsued": "find"})
-    with pytest.raises(SettingsError, match=r"pyproject.toml \[tool.ddpfix\] unused='yes'.*auto, find, late, off"):
+    with pytest.raises(SettingsError, match=r"pyproject.toml \[tool.ddpfix\] unused='yes'.*auto, find, late, static, off"):
         settle(pyproject='[tool.ddpfix]\nunused = "yes"\n', folder=tmp_path)
     with pytest.raises(SettingsError, match="pyproject.toml: .*line 2"):
         settle(pyproject="[tool.ddpfix]\nunused = \n", folder=tmp_path)
