@@ -127,6 +127,12 @@ SETTINGS: Tuple[Setting, ...] = (
         _is_seconds,
     ),
     Setting(
+        "bucket_view",
+        "0",
+        ("0", "1"),
+        "1: gradients are views into DDP's buckets (gradient_as_bucket_view=True), which saves a copy of them",
+    ),
+    Setting(
         "advice",
         "50",
         ("off",),

@@ -37,7 +37,9 @@ def find(site: Site, module: ModuleType, owner: Any) -> None:
 def _may_be_static(model: Any) -> bool:
     skipping = [found for found in draws.active(model) if _trainable(found[1])]
     if skipping:
-        log.warning(f"DDPFIX_UNUSED=static cannot work with LayerDrop ({_named(skipping)}): {FLAG} is chosen as by auto")
+        log.warning(
+            f"DDPFIX_UNUSED=static cannot work with LayerDrop ({_named(skipping)}): {FLAG} is chosen as by auto"
+        )
     return not skipping
 
 

@@ -31,6 +31,7 @@ MODES: Dict[str, Tuple[str, str]] = {
     "late_unsent": ("late", "1"),
 }
 OFF = "DDPFIX_TORCH_UNSENT"
+VIEWS = "gradient_as_bucket_view"
 
 
 def scenario(plan: str, mode: str, **others: Any) -> Scenario:
@@ -46,7 +47,9 @@ def scenario(plan: str, mode: str, **others: Any) -> Scenario:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [scenario(plan, mode) for plan in PLANS for mode in MODES]
     plans += [
-        Scenario("views", twin=PLANS["sgd"], settings={}, ddp={"gradient_as_bucket_view": True}, steps=12),
+        Scenario("views", twin=PLANS["sgd"], settings={"bucket_view": "1"}, steps=12),
+        Scenario("late_views", twin=PLANS["sgd"], settings={"bucket_view": "1", "unused": "late"}, steps=12),
+        Scenario("no_views", twin=PLANS["sgd"], settings={"bucket_view": "1"}, ddp={VIEWS: False}, steps=1),
         Scenario("stock", twin=PLANS["sgd"], steps=3, timeout=8),
         Scenario("stock_flag", twin=PLANS["sgd"], ddp={"find_unused_parameters": True}, steps=12),
     ]
@@ -100,6 +103,15 @@ def test_what_nobody_used_is_not_sent(outcomes: Dict[str, Ranks], plan: str, mod
         assert saved / (sent + saved) > 0.3
 
 
-def test_views(outcomes: Dict[str, Ranks]) -> None:
-    found, expected = both(outcomes, "views"), both(outcomes, "sgd-find")
-    assert found[0]["steps"] == expected[0]["steps"][:12]
+@pytest.mark.parametrize("name", ["views", "late_views"])
+def test_views(outcomes: Dict[str, Ranks], name: str) -> None:
+    found, expected = both(outcomes, name), both(outcomes, "sgd-find")
+    assert found[0]["steps"] == expected[0]["steps"][:12] and found[0]["none"] == expected[0]["none"][:12]
+    assert found[0]["views"] and not expected[0]["views"]
+    # Buckets that nobody used are not sent there either.
+    assert found[0]["traffic"][3] > 0
+
+
+def test_no_views_are_made_for_who_has_said_so(outcomes: Dict[str, Ranks]) -> None:
+    assert not both(outcomes, "no_views")[0]["views"]
+    assert "gradient_as_bucket_view=False is your own setting and stays" in outcomes["no_views"][0][0]

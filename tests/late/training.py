@@ -26,7 +26,9 @@ def run(scenario: Dict[str, Any]) -> None:
     model = DistributedDataParallel(prepared(case, inner), **{**case.ddp, **scenario["ddp"]})
     if scenario["hook"]:
         register(model, scenario["hook"])
-    found.update(flag=model.find_unused_parameters, static=model.static_graph, gradients=0.0, parameters=0.0, none=0, steps=0)
+    found.update(
+        flag=model.find_unused_parameters, static=model.static_graph, gradients=0.0, parameters=0.0, none=0, steps=0
+    )
     train(case, model, reference, scenario, found)
     found.update(apart=apart_from_others(model))
 

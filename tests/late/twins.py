@@ -91,7 +91,7 @@ def run(scenario: Dict[str, Any]) -> None:
     torch.manual_seed(distributed.get_rank())
     model = DistributedDataParallel(inner, bucket_cap_mb=plan["cap"], **scenario["ddp"])
     optimizer = OPTIMIZERS[plan["optimizer"]](model.parameters())
-    found.update(flag=model.find_unused_parameters, steps=[], none=[], layers=[])
+    found.update(flag=model.find_unused_parameters, views=model.gradient_as_bucket_view, steps=[], none=[], layers=[])
     reduced = counted()
     for step in range(scenario["steps"]):
         optimizer.zero_grad(set_to_none=plan["to_none"])

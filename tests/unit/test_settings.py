@@ -44,6 +44,7 @@ def test_defaults() -> None:
         "cache": "off",
         "seed": "auto",
         "timeout": "60",
+        "bucket_view": "0",
         "advice": "50",
         "log": "info",
     }
@@ -157,7 +158,9 @@ def test_errors_name_the_variable_and_what_is_accepted(environ: Dict[str, str], 
 def test_errors_name_the_argument_and_the_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="argument unsued is not a setting.*did you mean DDPFIX_UNUSED"):
         settle({"unsued": "find"})
-    with pytest.raises(SettingsError, match=r"pyproject.toml \[tool.ddpfix\] unused='yes'.*auto, find, late, static, off"):
+    with pytest.raises(
+        SettingsError, match=r"pyproject.toml \[tool.ddpfix\] unused='yes'.*auto, find, late, static, off"
+    ):
         settle(pyproject='[tool.ddpfix]\nunused = "yes"\n', folder=tmp_path)
     with pytest.raises(SettingsError, match="pyproject.toml: .*line 2"):
         settle(pyproject="[tool.ddpfix]\nunused = \n", folder=tmp_path)
