@@ -1,7 +1,8 @@
 """DDP's gradient buckets end where layers end that may be skipped, so that what a skipped layer has fills its own.
 
-Under ``find_unused_parameters=True`` the assignment that DDP makes at construction stays. Layers that are too small for
-a bucket of their own stay in the plain assignment: many small collectives cost more than they save.
+Under ``find_unused_parameters=True`` the assignment that DDP makes at construction stays. Without the flag DDP makes
+it anew after the first step, and a newer torch can be told the sizes. Layers that are too small for a bucket of their
+own stay in the plain assignment: many small collectives cost more than they save.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def layers(site: Site, module: ModuleType, owner: Any) -> None:
         model = args[0] if args else kwargs.get("module")
         if model is None or not draws.active(model):
             return wrapped(*args, **kwargs)
-        stock = getattr(distributed, _ASSIGN)
-        with meanwhile.replaced(distributed, _ASSIGN, assignment(stock, model)):
+        assign = assignment(getattr(distributed, _ASSIGN), model)
+        reducer = rebuilt(distributed.Reducer, model)
+        with meanwhile.replaced(distributed, _ASSIGN, assign), meanwhile.replaced(distributed, "Reducer", reducer):
             return wrapped(*args, **kwargs)
 
     site.once(owner, "__init__", built)
@@ -68,6 +70,54 @@ def assignment(stock: Callable[..., Assigned], model: Any) -> Callable[..., Assi
         return found, sizes
 
     return assign
+
+
+def rebuilt(stock: Any, model: Any) -> Callable[..., Any]:
+    """torch's reducer, told the size of each bucket for when it makes them anew, in the order of the gradients.
+
+    Only a newer torch takes a list of sizes, and none of the user's own may be there.
+
+    Args:
+        stock: the class of the reducer.
+        model: the module that is about to be wrapped.
+    """
+
+    def reducer(*given: Any, **others: Any) -> Any:
+        # Positions in the constructor of torch 2.13, as DDP itself fills them.
+        if len(given) > _SIZES and given[_SIZES] == [] and given[_FLAG] is False and not others:
+            sizes: List[int] = []
+            try:
+                sizes = _sizes(given[0], model, given[_FIRST], given[_CAP])
+            except Exception as error:
+                log.debug(f"buckets stay as torch makes them: {error!r}")
+            given = (*given[:_SIZES], sizes, *given[_SIZES + 1 :])
+        return stock(*given, **others)
+
+    return reducer
+
+
+_CAP, _FLAG, _FIRST, _SIZES = 5, 6, 9, 12
+
+
+def _sizes(tensors: Sequence[Any], model: Any, first: int, cap: int) -> List[int]:
+    """The bytes of each bucket, if gradients come from the last parameter to the first."""
+    # Buckets hold one type, on one device.
+    if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
+        return []
+    runs = _runs(tensors, model)
+    if len(runs) < 2:
+        return []
+    found: List[int] = []
+    for run in reversed(runs):
+        filled = 0
+        for index in reversed(run):
+            filled += tensors[index].numel() * tensors[index].element_size()
+            if filled >= (cap if found else first):
+                found.append(filled)
+                filled = 0
+        if filled:
+            found.append(filled)
+    return found
 
 
 def _runs(tensors: Sequence[Any], model: Any) -> List[List[int]]:

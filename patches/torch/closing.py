@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from torch.autograd import Variable
 
 from . import silent
+from .ordered import FirstStep
 
 # torch names this many parameters at most, and then dots.
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)(\.\.\.)?")
@@ -52,6 +53,10 @@ class Closer:
         self.closed: Set[int] = set()
         # Hooks on all parameters that were ever closed.
         self.hooks: Dict[int, Any] = {}
+        # Until the first backward that was reduced has ended.
+        self.first: Optional[FirstStep] = FirstStep(parameters, self._reported) if silent.AT_ANY_TIME else None
+        # Parameters that were reported before the backward has ended, and the gradients that they had.
+        self._early: Dict[int, Any] = {}
 
     @property
     def reducer(self) -> Any:
@@ -63,8 +68,15 @@ class Closer:
         self.closed.clear()
         self.waiting = [known for known in self.waiting if known() is not None]
 
-    def watch(self, tensors: Sequence[Any]) -> None:
-        """Have backward noticed at the outputs of a forward that will be reduced."""
+    def watch(self, tensors: Sequence[Any], unused: FrozenSet[int]) -> None:
+        """Have backward noticed at the outputs of a forward that will be reduced.
+
+        Args:
+            tensors: the outputs.
+            unused: numbers of the parameters that no rank has used, as far as it is known already.
+        """
+        if self.first is not None:
+            self.first.begin(unused)
         for tensor in tensors:
             # A leaf (a parameter, or an input) would keep the hook.
             if tensor.requires_grad and tensor.grad_fn is not None:
@@ -80,13 +92,22 @@ class Closer:
             self.due = True
             Variable._execution_engine.queue_callback(self._almost_ended)
 
+    def _reported(self, index: int) -> None:
+        self._early[index] = self.parameters[index].grad
+        silent.report(self.reducer, self.parameters, [index])
+
     def _almost_ended(self) -> None:
         # DDP may have queued its own end behind this one; the next callback comes after that.
         Variable._execution_engine.queue_callback(self._ended)
 
     def _ended(self) -> None:
         self.due = False
+        if self.first is not None:
+            self.first.end()
+            self.first = None
         self.waiting = [known for known in self.waiting if _waits(known())]
+        # What was reported before stock would have failed on.
+        self.proven = self.proven or bool(self._early)
         if STEPPING or (self.proven and not self.waiting):
             self.close()
         else:
@@ -102,8 +123,9 @@ class Closer:
         """Report what the reducer still waits for; called within a backward, or a callback of one."""
         self.open = False
         self.waiting = []
-        before: Dict[int, Any] = {}
-        new: List[int] = []
+        before, self._early = self._early, {}
+        new = [index for index in before if index not in self.hooks]
+        self.closed.update(before)
         missing, more = self.missing()
         while missing:
             self.proven = True
@@ -137,6 +159,8 @@ class Closer:
 
     def end(self) -> None:
         """Undo: nothing is left on the model."""
+        if self.first is not None:
+            self.first.end()
         for handle in self.hooks.values():
             if handle is not None:
                 handle.remove()

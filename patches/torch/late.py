@@ -169,7 +169,7 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
         output = stock(self, *inputs, **kwargs)
         seen.forward_ended()
         if reduced:
-            closer.watch(_tensors(output))
+            closer.watch(_tensors(output), seen.unused)
         return output
 
     return forward

@@ -7,6 +7,9 @@ from typing import Any, Callable, List, Sequence, Tuple
 import torch
 from torch.autograd import Variable
 
+# Whether a parameter can be reported while a backward runs.
+AT_ANY_TIME = hasattr(torch.distributed, "Reducer") and hasattr(torch.distributed.Reducer, "_autograd_hook")
+
 
 def unfinished(reducer: Any) -> str:
     """The error that torch would raise at the next forward; "" if the reduction is finished or has not begun."""

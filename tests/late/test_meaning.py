@@ -24,13 +24,15 @@ OLD = Version(torch.__version__) < Version("2.1")
 if OLD:
     # Its gradients of wav2vec2's small convolutions are noise on the CPU, in one process, too.
     PLANS = {name: {**plan, "model": "bart_encoder"} for name, plan in PLANS.items()}
+# Whether DDP can be told the size of each bucket for when it makes them anew.
+SIZES = "bucket_bytes_cap_list" in (torch.distributed.Reducer.__init__.__doc__ or "")
 MODES: Dict[str, Tuple[str, str]] = {
     "find": ("find", "0"),
     "find_unsent": ("find", "1"),
     "late": ("late", "0"),
     "late_unsent": ("late", "1"),
 }
-OFF = "DDPFIX_TORCH_UNSENT"
+OFF, ALIGNED = "DDPFIX_TORCH_UNSENT", "DDPFIX_TORCH_ALIGNED"
 VIEWS = "gradient_as_bucket_view"
 
 
@@ -50,6 +52,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
         Scenario("views", twin=PLANS["sgd"], settings={"bucket_view": "1"}, steps=12),
         Scenario("late_views", twin=PLANS["sgd"], settings={"bucket_view": "1", "unused": "late"}, steps=12),
         Scenario("no_views", twin=PLANS["sgd"], settings={"bucket_view": "1"}, ddp={VIEWS: False}, steps=1),
+        # Buckets of the size that torch chooses by itself, which all layers of this model share.
+        Scenario("whole", twin=twin(cap=25), settings={"unused": "late"}, steps=12),
+        Scenario("whole_plain", twin=twin(cap=25), settings={"unused": "late"}, environ={ALIGNED: "0"}, steps=12),
         Scenario("stock", twin=PLANS["sgd"], steps=3, timeout=8),
         Scenario("stock_flag", twin=PLANS["sgd"], ddp={"find_unused_parameters": True}, steps=12),
     ]
@@ -101,6 +106,21 @@ def test_what_nobody_used_is_not_sent(outcomes: Dict[str, Ranks], plan: str, mod
     if mode == "find_unsent" and PLANS[plan]["model"] == "wav2vec2" and plan == "sgd":
         # Buckets end where layers end: at a rate of 0.5, about a half of what the layers hold is saved.
         assert saved / (sent + saved) > 0.3
+
+
+def test_buckets_end_where_layers_end_without_the_flag_too(outcomes: Dict[str, Ranks]) -> None:
+    found, plain, expected = (both(outcomes, name) for name in ("whole", "whole_plain", "sgd-find"))
+    assert found[0]["steps"] == plain[0]["steps"] == expected[0]["steps"][:12]
+    assert found[0]["none"] == plain[0]["none"] == expected[0]["none"][:12]
+    sent, saved, buckets, kept = plain[0]["traffic"]
+    assert (saved, kept) == (0, 0)
+    sent, saved, buckets, kept = found[0]["traffic"]
+    if SIZES:
+        assert saved / (sent + saved) > 0.3
+        # One for each of four layers and one for the rest; the first step has one for all.
+        assert buckets + kept == 11 * 5 + 1
+    else:
+        assert (saved, kept) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["views", "late_views"])
