@@ -26,6 +26,7 @@ from ddpfix.communication import COUNTED
 # (flag or late, unsent, bucket views); stock's ranks draw each for itself.
 MODES = {
     "plain": ("none", False, False),
+    "LayerDrop off": ("none", False, False),
     "stock+find": ("stock", False, False),
     "stock+find, views": ("stock", False, True),
     "find": ("find", False, False),
@@ -84,7 +85,7 @@ class Arm:
     def __init__(self, mode: str, plan: Dict[str, Any]) -> None:
         kind, keeps, views = MODES[mode]
         torch.manual_seed(0)
-        self.encoder = Encoder(plan["rate"], plan["width"], plan["depth"])
+        self.encoder = Encoder(0.0 if kind == "none" else plan["rate"], plan["width"], plan["depth"])
         self.plan = plan
         options: Dict[str, Any] = {"gradient_as_bucket_view": views}
         options["find_unused_parameters"] = kind in ("stock", "find")

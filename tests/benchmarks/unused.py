@@ -34,7 +34,7 @@ RANKS = (2, 8, 64, 512, 4096)
 def plans(shape: str, quick: bool) -> List[Dict[str, Any]]:
     """LayerDrop at each rate in all modes beside LayerDrop switched off, and a model in which nothing is unused."""
     base = {**SHAPES[shape], "shape": shape, **({"turns": 2, "steps": 1, "warm": 1} if quick else {})}
-    dropping = [{**base, "rate": rate, "modes": [*BARE, *VIEWS]} for rate in RATES]
+    dropping = [{**base, "rate": rate, "modes": [*BARE, *VIEWS, "LayerDrop off"]} for rate in RATES]
     return [*dropping, {**base, "rate": 0.0, "modes": ["plain", "find", "late"]}]
 
 

@@ -30,7 +30,7 @@ class Scenario:
         ddp: further keywords of DistributedDataParallel.
         twin: what to train instead of a case (:func:`twin`).
         environ: environment variables of the ranks.
-        hook: a communication hook of torch's default_hooks, or "".
+        hook: a communication hook of torch's default_hooks, "powerSGD_hook", or "".
     """
 
     name: str

@@ -24,6 +24,8 @@ OLD = Version(torch.__version__) < Version("2.1")
 if OLD:
     # Its gradients of wav2vec2's small convolutions are noise on the CPU, in one process, too.
     PLANS = {name: {**plan, "model": "bart_encoder"} for name, plan in PLANS.items()}
+POWER = "powerSGD_hook"
+HOOKS = ("allreduce_hook", "fp16_compress_hook", POWER)
 # Whether DDP can be told the size of each bucket for when it makes them anew.
 SIZES = "bucket_bytes_cap_list" in (torch.distributed.Reducer.__init__.__doc__ or "")
 MODES: Dict[str, Tuple[str, str]] = {
@@ -58,6 +60,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
         Scenario("stock", twin=PLANS["sgd"], steps=3, timeout=8),
         Scenario("stock_flag", twin=PLANS["sgd"], ddp={"find_unused_parameters": True}, steps=12),
     ]
+    for hook in HOOKS:
+        # PowerSGD begins to compress after the steps that are run here: on gloo it may not end.
+        hooked: Dict[str, Any] = {"twin": PLANS["sgd"], "hook": hook, "settings": {}}
+        plans.append(Scenario(hook, steps=1 if hook == POWER else 8, **hooked))
+        plans.append(Scenario(f"{hook}_off", steps=1 if hook == POWER else 8, environ={OFF: "0"}, **hooked))
     return launch.train(plans, tmp_path_factory.mktemp("meaning"))
 
 
@@ -121,6 +128,18 @@ def test_buckets_end_where_layers_end_without_the_flag_too(outcomes: Dict[str, R
         assert buckets + kept == 11 * 5 + 1
     else:
         assert (saved, kept) == (0, 0)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_of_the_user_has_all_other_buckets(outcomes: Dict[str, Ranks], hook: str) -> None:
+    found, expected = both(outcomes, hook), both(outcomes, f"{hook}_off")
+    assert found[0]["steps"] == expected[0]["steps"] and found[0]["none"] == expected[0]["none"]
+    refused = hook == POWER
+    assert (f"gradients of skipped layers are communicated: {hook} may keep" in outcomes[hook][0][0]) == refused
+    assert (found[0]["traffic"] is None) == refused and expected[0]["traffic"] is None
+    if not refused:
+        # What its hook would have sent.
+        assert found[0]["traffic"][3] > 0 and found[0]["all_reduces"] < expected[0]["all_reduces"]
 
 
 @pytest.mark.parametrize("name", ["views", "late_views"])

@@ -38,9 +38,12 @@ def prepared(case: Case, inner: Any) -> Any:
 
 
 def register(model: Any, name: str) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    model.register_comm_hook(None, getattr(default_hooks, name))
+    if name == "powerSGD_hook":
+        model.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+    else:
+        model.register_comm_hook(None, getattr(default_hooks, name))
 
 
 def train(case: Case, model: Any, reference: Any, scenario: Dict[str, Any], found: Dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from transformers.modeling_outputs import BaseModelOutput
 
+from tests.late.training import register
+
 OPTIMIZERS: Dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.002, weight_decay=0.1),
@@ -90,6 +92,8 @@ def run(scenario: Dict[str, Any]) -> None:
     CheckpointFunction.backward = counting(recomputed)
     torch.manual_seed(distributed.get_rank())
     model = DistributedDataParallel(inner, bucket_cap_mb=plan["cap"], **scenario["ddp"])
+    if scenario["hook"]:
+        register(model, scenario["hook"])
     optimizer = OPTIMIZERS[plan["optimizer"]](model.parameters())
     found.update(flag=model.find_unused_parameters, views=model.gradient_as_bucket_view, steps=[], none=[], layers=[])
     reduced = counted()
