@@ -6,8 +6,9 @@ That is a local act of each rank: nothing is agreed on, no graph is walked, and 
 which every parameter was used (pytorch issue 90171 has asked for the like).
 
 A loop may call backward again for a part of the graph that no output shows, and DDP then finishes by itself. So a model
-is closed at first when its gradients are about to be used, which is when stock is bound to fail. From then on it is
-closed at the end of backward, and a gradient that comes after that is an error.
+is closed at first when its gradients are about to be used, which is when stock is bound to fail, or before a collective
+that the loop calls itself. From then on (and at once, where the user has asked for it) it is closed at the end of
+backward, and a gradient that comes after that is an error.
 """
 
 from __future__ import annotations
@@ -34,10 +35,16 @@ class Closer:
         parameters: its parameters, in the order of the reducer's own numbers.
         shared: which of some numbers belong to parameters that no rank has used since the last reduction.
         told: called with the numbers of parameters that were closed for the first time.
+        at_once: whether to close after the first backward already.
     """
 
     def __init__(
-        self, wrapper: Any, parameters: Sequence[Any], shared: Shared, told: Callable[[List[int]], None]
+        self,
+        wrapper: Any,
+        parameters: Sequence[Any],
+        shared: Shared,
+        told: Callable[[List[int]], None],
+        at_once: bool = False,
     ) -> None:
         self._wrapper = weakref.ref(wrapper)
         self.parameters = parameters
@@ -48,7 +55,7 @@ class Closer:
         # Whether a backward has ended, and outputs are left that a later one may reach.
         self.open = False
         # Whether gradients were once about to be used while DDP still waited: stock would have failed.
-        self.proven = False
+        self.proven = at_once
         # Parameters that were closed since the last forward: what comes for them now is not averaged any more.
         self.closed: Set[int] = set()
         # Hooks on all parameters that were ever closed.
@@ -113,6 +120,10 @@ class Closer:
         else:
             self.open = True
             OPEN.add(self)
+
+    def complete(self) -> bool:
+        """Whether no output is left that a backward may still reach."""
+        return not any(_waits(known()) for known in self.waiting)
 
     def close_now(self) -> None:
         """Somebody is about to use the gradients: outputs that were not reached are not part of any loss."""

@@ -17,8 +17,8 @@ from ddpfix import log, sync
 from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
 
-from . import diagnosis, unused, window
-from .closing import CLOSED, OPEN, STEPPING, Closer
+from . import consumers, diagnosis, unused, window
+from .closing import Closer
 from .window import Window
 
 _CLOSERS: weakref.WeakKeyDictionary[Any, Tuple[Closer, Window]] = weakref.WeakKeyDictionary()
@@ -27,49 +27,14 @@ _CLOSERS: weakref.WeakKeyDictionary[Any, Tuple[Closer, Window]] = weakref.WeakKe
 def close(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on DDP, and on what uses gradients: clipping, the gradient scaler, every optimizer's step."""
     if module.__name__.endswith("optimizer"):
-        _before_steps(site, module)
+        consumers.steps(site, module)
     elif inspect.isclass(owner) and hasattr(owner, "unscale_"):
-        site.often(owner, "unscale_", _consumer)
+        consumers.functions(site, owner, ["unscale_"])
     elif not inspect.isclass(owner):
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            site.often(module, name, _consumer)
+        consumers.functions(site, module, ["clip_grad_norm_", "clip_grad_value_"])
     else:
+        consumers.collectives(site)
         _on_ddp(site, owner)
-
-
-def _before_steps(site: Site, module: Any) -> None:
-    begun = module.register_optimizer_step_pre_hook(_step_begins)
-    ended = module.register_optimizer_step_post_hook(_step_has_ended)
-    for handle in (begun, ended):
-        site.at_undo(handle.remove)
-    site.at_undo(STEPPING.clear)
-
-
-def _step_begins(optimizer: Any, *_: Any) -> None:
-    if OPEN:
-        _close_open()
-    while CLOSED:
-        CLOSED.pop().closed.clear()
-    STEPPING.add(id(optimizer))
-
-
-def _step_has_ended(optimizer: Any, *_: Any) -> None:
-    STEPPING.discard(id(optimizer))
-
-
-def _consumer(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def consumer(*args: Any, **kwargs: Any) -> Any:
-        if OPEN:
-            _close_open()
-        return stock(*args, **kwargs)
-
-    return consumer
-
-
-def _close_open() -> None:
-    for closer in list(OPEN):
-        OPEN.discard(closer)
-        closer.close_now()
 
 
 def _on_ddp(site: Site, owner: Any) -> None:
@@ -80,7 +45,7 @@ def _on_ddp(site: Site, owner: Any) -> None:
         refused = unused.chosen(arguments) is False and not everywhere
         wrapped(*args, **kwargs)
         if not refused and not wrapper.find_unused_parameters:
-            _arm(wrapper)
+            _arm(wrapper, everywhere)
 
     site.once(owner, "__init__", built)
     site.often(owner, "forward", _forward)
@@ -96,7 +61,7 @@ def _end() -> None:
     _CLOSERS.clear()
 
 
-def _arm(wrapper: Any) -> None:
+def _arm(wrapper: Any, at_once: bool) -> None:
     try:
         reason = impossible(wrapper)
         seen = None if reason else window.of(wrapper)
@@ -106,7 +71,7 @@ def _arm(wrapper: Any) -> None:
         log.debug(f"unused parameters of a {type(wrapper.module).__name__} are not closed after backward: {reason}")
         return
     assert seen is not None
-    _CLOSERS[wrapper] = (Closer(wrapper, seen.parameters, seen.shared, _Told(wrapper)), seen)
+    _CLOSERS[wrapper] = (Closer(wrapper, seen.parameters, seen.shared, _Told(wrapper), at_once), seen)
     replica = sync.replica_of(wrapper)
     if replica is not None:
         # Checkpointing of either kind may stay.

@@ -91,9 +91,8 @@ class Arm:
         options["find_unused_parameters"] = kind in ("stock", "find")
         self.wrapped = DistributedDataParallel(self.encoder, **options)
         if kind == "late":
-            late._arm(self.wrapped)
-            # There is no optimizer's step here, before which a model is closed for the first time.
-            late._CLOSERS[self.wrapped][0].proven = True
+            # There is no optimizer's step here, before which a model would be closed for the first time.
+            late._arm(self.wrapped, at_once=True)
         if not keeps:
             unsent._CONSIDERED.add(self.wrapped)
         self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=1e-3)

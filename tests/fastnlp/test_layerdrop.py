@@ -7,7 +7,7 @@ from typing import Dict, List
 import pytest
 
 from tests.fastnlp import launch, releases
-from tests.fastnlp.launch import Result, Scenario
+from tests.fastnlp.launch import FAILURE, Result, Scenario
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -24,6 +24,21 @@ from fastNLP import logger
 random.seed(1)
 logger.info("only rank 0 prints this")
 """
+# Each rank draws for itself, in each step from a seed of its own: the same with the flag and without it.
+APART = """
+import random
+from tests.fastnlp.models import rank
+stock, calls = model.forward, []
+
+def forward(x):
+    calls.append(1)
+    random.seed(2 * len(calls) + rank())
+    return stock(x)
+
+model.forward = forward
+"""
+LATE = {"unused": "late", "layerdrop": "stock"}
+SPOKEN = ("bart", "cpt")
 
 
 def scenarios() -> List[Scenario]:
@@ -33,7 +48,9 @@ def scenarios() -> List[Scenario]:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return launch.train(scenarios(), tmp_path_factory.mktemp("stock"), ddpfix=False)
+    more = [Scenario(f"{model} bare", model, before=APART) for model in SPOKEN]
+    more += [Scenario(f"{model} apart", model, FLAG, before=APART) for model in SPOKEN]
+    return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("stock"), ddpfix=False)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +63,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
         Scenario("again", "bart", settings={"seed": "5"}),
         Scenario("checkpointed", "bart checkpointed", settings={"seed": "5"}),
         Scenario("default", "bart"),
+        *(Scenario(f"{model} late", model, settings=LATE, before=APART) for model in SPOKEN),
+        Scenario("bart late checkpointed", "bart checkpointed", settings=LATE, before=APART),
     ]
     return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("ours"), ddpfix=True)
 
@@ -102,3 +121,26 @@ def test_pythons_generator_goes_on_as_in_stock(stock: Results, ours: Results) ->
 def test_nothing_has_to_be_said_for_it(ours: Results) -> None:
     assert finished(ours["default"]) == ours["default"][1].ran
     assert ours["default"][0].ddp[0]["find_unused_parameters"]
+
+
+@pytest.mark.parametrize("model", SPOKEN)
+def test_stock_without_the_flag_dies(stock: Results, model: str) -> None:
+    found = [result.failure() for result in stock[f"{model} bare"] if not result.ended or result.failure()]
+    # A rank that ran every layer raises nothing, and finds the other one gone.
+    assert any(FAILURE in error for error in found), stock[f"{model} bare"]
+    assert all(len(result.steps) < 4 for result in stock[f"{model} bare"])
+
+
+@pytest.mark.parametrize("model", SPOKEN)
+def test_ranks_that_skip_differently_need_no_flag_either(stock: Results, ours: Results, model: str) -> None:
+    ran = finished(ours[f"{model} late"])
+    assert ran == finished(stock[f"{model} apart"])
+    assert ran != ours[f"{model} late"][1].ran == stock[f"{model} apart"][1].ran
+    assert [result.ddp[0]["find_unused_parameters"] for result in ours[f"{model} late"]] == [False, False]
+    # SGD alone: a layer that no rank ran stays, whether its gradients are None or zero.
+    assert ours[f"{model} late"][0].steps == stock[f"{model} apart"][0].steps
+
+
+def test_with_recomputation_as_well(stock: Results, ours: Results) -> None:
+    assert finished(ours["bart late checkpointed"]) == finished(stock["bart apart"])
+    assert ours["bart late checkpointed"][0].steps == stock["bart apart"][0].steps

@@ -15,6 +15,8 @@ affected = pytest.mark.skipif(releases.release() < Version("0.7.0"), reason="the
 drivers = pytest.mark.skipif(not releases.has_drivers(), reason="no drivers before 1.0.0")
 Results = Dict[str, List[Result]]
 SAID = "find_unused_parameters=False is your own setting and stays"
+LATE = {"unused": "late"}
+CLOSED = "DDP's reduction is closed after each backward"
 
 
 def ddp(**keywords: Any) -> Dict[str, Any]:
@@ -59,9 +61,12 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
         Scenario("off", settings={"unused": "off"}),
         Scenario("switched", settings={"fastnlp.unused": "0", "torch.late": "0"}),
         Scenario("find", settings={"unused": "find"}),
-        Scenario("unhelped", "checkpointed", settings={"fastnlp.checkpointing": "0"}),
+        Scenario("unhelped", "checkpointed", settings={"fastnlp.checkpointing": "0", "torch.reentrant": "0"}),
     ]
     if releases.release() >= Version("0.7.0"):
+        more += [Scenario("late", settings=LATE)]
+        more += [Scenario("late refused", kwargs=ddp(find_unused_parameters=False), settings=LATE)]
+        more += [Scenario("late told", kwargs=ddp(find_unused_parameters=True), settings=LATE)]
         more += [Scenario("refused", kwargs=ddp(find_unused_parameters=False))]
         more += [Scenario("nothing", kwargs=ddp(find_unused_parameters=None))]
     return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("ours"), ddpfix=True)
@@ -172,3 +177,25 @@ def test_activation_checkpointing_goes_on_to_train(stock: Results, ours: Results
 @affected
 def test_checkpointing_needs_that_help(ours: Results) -> None:
     assert all("Expected to mark a variable ready only once" in error for error in failures(ours["unhelped"]))
+
+
+def flags(results: List[Result]) -> List[bool]:
+    """What each DDP of each rank was given."""
+    return [given["find_unused_parameters"] for result in results for given in result.ddp]
+
+
+@affected
+@pytest.mark.parametrize("name", ["late", "late refused"])
+def test_closing_after_backward_needs_no_flag(stock: Results, ours: Results, name: str) -> None:
+    # SGD alone: a parameter that no rank used stays, whether its gradient is None or zero.
+    assert finished(ours[name]) == finished(stock["told"])
+    assert flags(ours[name]) == [False, False]
+    assert CLOSED in ours[name][0].log
+    assert CLOSED not in ours["plain"][0].log
+
+
+@affected
+def test_the_users_own_true_stays_under_late(stock: Results, ours: Results) -> None:
+    assert finished(ours["late told"]) == finished(stock["told"])
+    assert flags(ours["late told"]) == [True, True]
+    assert CLOSED not in ours["late told"][0].log

@@ -391,6 +391,26 @@ def rand(*size, stock=torch.rand, **kwargs):
     return torch.tensor([0.0 if rank else 0.99]) if size == (1,) else value
 torch.rand = rand
 """
+# What a rank decides for itself.
+DRAWN = """
+import torch
+def rand(*size, stock=torch.rand, **kwargs):
+    value = stock(*size, **kwargs)
+    if size == (1,):
+        watcher.found.setdefault("drawn", []).append(value.item() < 0.5)
+    return value
+torch.rand = rand
+"""
+FLAG = """
+from torch.nn.parallel import DistributedDataParallel
+def init(self, *args, stock=DistributedDataParallel.__init__, **kwargs):
+    stock(self, *args, **{**kwargs, "find_unused_parameters": True})
+DistributedDataParallel.__init__ = init
+"""
+LATE = {"unused": "late", "layerdrop": "stock"}
+# Adam without memory, and no clipping: a gradient of zeros then moves nothing, as none does.
+ZEROS_ARE_NONE = ["++optim_conf.betas=[0.0,0.0]", "++train_conf.grad_clip=1000000.0"]
+OWN_DRAWS = {"conformer": DRAWN, "both": APART + DRAWN}
 TWO_RANKS = pytest.mark.skipif(RELEASE < (1, 0, 6), reason="conformer-like models cannot be built")
 
 
@@ -408,6 +428,10 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 @pytest.fixture(scope="module")
 def cured(configs: Dict[str, Path]) -> Dict[str, List[launch.Result]]:
     wanted = [launch.Scenario(name, config, before=NOTE) for name, config in configs.items()]
+    wanted += [
+        launch.Scenario(f"late {name}", configs[name], overrides=ZEROS_ARE_NONE, settings=LATE, before=code, timeout=20)
+        for name, code in OWN_DRAWS.items()
+    ]
     alone = trained.only("funasr.flag", "funasr.layerdrop")
     return launch.train(wanted, configs["both"].parent / "cured", True, environ=alone)
 
@@ -421,6 +445,10 @@ def stock(configs: Dict[str, Path], cured: Dict[str, List[launch.Result]]) -> Di
     wanted += [
         launch.Scenario("edited", configs["conformer"], before=edited),
         launch.Scenario("apart", configs["both"], before=STAND_IN + APART, timeout=12),
+    ]
+    wanted += [
+        launch.Scenario(f"flag {name}", configs[name], overrides=ZEROS_ARE_NONE, before=STAND_IN + FLAG + code)
+        for name, code in OWN_DRAWS.items()
     ]
     return launch.train(wanted, configs["both"].parent / "stock", False)
 
@@ -459,3 +487,20 @@ def test_ranks_skip_the_same_layers_and_stay_identical(name: str, cured: Dict[st
 def test_it_trains_as_stock_edited_by_hand_with_the_same_decisions(cured: Any, stock: Any) -> None:
     assert [result.error for result in stock["edited"]] == [None, None]
     assert trained.same_steps([*cured["conformer"], *stock["edited"]])
+
+
+@TWO_RANKS
+@pytest.mark.skipif(RELEASE == (1, 0, 24), reason="find_unused_parameters is True there")
+@pytest.mark.parametrize("name", OWN_DRAWS)
+def test_ranks_that_skip_differently_need_no_flag_either(name: str, cured: Any, stock: Any) -> None:
+    """What dies or hangs in stock trains as it does under the flag, set by hand, with the same seeds."""
+    late, flag = cured[f"late {name}"], stock[f"flag {name}"]
+    assert [result.error for result in [*late, *flag]] == [None] * 4
+    assert [result.ddp[0]["find_unused"] for result in [*late, *flag]] == [False, False, True, True]
+    drawn = [result.notes["drawn"] for result in [*late, *flag]]
+    assert drawn[0] == drawn[2] != drawn[1] == drawn[3]
+    assert trained.same_steps([*late, *flag])
+    assert len(late[0].steps) == STEPS
+    if any(drawn[0]):
+        # Only rank 0 tells, and only of what it left out itself.
+        assert "DDP's reduction is closed after each backward" in late[0].log

@@ -319,6 +319,11 @@ def settings(**more: str) -> Dict[str, str]:
     return {**off, "unused": "auto", **more}
 
 
+LATE = settings(unused="late")
+# The norm of all gradients is rounded otherwise where zeros are among them, and Adam makes much of little gradients.
+UNCLIPPED = ["++train_conf.grad_clip=1000000.0"]
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.Result]]:
     """All runs in one launch: those without settings are stock."""
@@ -333,6 +338,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.
             ]
             if short == CHIEF:
                 wanted += [launch.Scenario(f"by hand {short} {entry}", config, entry, before=STAND_IN + BY_HAND)]
+                wanted += [
+                    launch.Scenario(f"unclipped {short} {entry}", config, entry, UNCLIPPED, before=STAND_IN + BY_HAND),
+                    launch.Scenario(f"late {short} {entry}", config, entry, UNCLIPPED, settings=LATE),
+                ]
     config = folder / CHIEF / "config.yaml"
     said = "++train_conf.find_unused_parameters="
     wanted += [
@@ -345,6 +354,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.
             "other code said false", config, settings=settings(), before=OTHER_CODE, overrides=[said + "false"]
         ),
         launch.Scenario("plain", config, before=STAND_IN + PLAIN),
+        launch.Scenario("late said true", config, overrides=[*UNCLIPPED, said + "true"], settings=LATE),
+        launch.Scenario("late said false", config, overrides=[*UNCLIPPED, said + "false"], settings=LATE),
     ]
     return launch.train(wanted, folder / "out", ddpfix=False, stand_in=False)
 
@@ -428,3 +439,33 @@ def test_one_line_says_what_was_done(outcomes: Any) -> None:
     log = outcomes[f"auto {CHIEF} train"][0].log
     assert log.count(" never uses ") == (2 if DEAD[CHIEF] == 14 else 1)
     assert "find_unused_parameters is not needed for them" in log
+
+
+CLOSED = "DDP's reduction is closed after each backward"
+OWN_FLAG = pytest.mark.skipif(RELEASE == (1, 0, 24), reason="find_unused_parameters is True there")
+
+
+@OWN_FLAG
+@pytest.mark.parametrize("entry", trained.entries())
+def test_closed_after_backward_it_needs_neither_flag_nor_freezing(entry: str, outcomes: Any) -> None:
+    """Adam without weight decay stays where gradients are zeros, as where there are none: bit for bit."""
+    late, edited = outcomes[f"late {CHIEF} {entry}"], outcomes[f"unclipped {CHIEF} {entry}"]
+    assert [result.error for result in late] == [None, None]
+    assert (told(late), told(edited)) == ((False, 0), (True, 0))
+    assert trained.same_steps([*late, *edited])
+    assert len(late[0].steps) == STEPS
+    assert f"{DEAD[CHIEF]} parameters of {NAME} got no gradient" in late[0].log
+    assert CLOSED in late[0].log
+
+
+@OWN_FLAG
+def test_late_goes_before_the_users_false(outcomes: Any) -> None:
+    assert told(outcomes["late said false"]) == (False, 0)
+    assert trained.same_steps([*outcomes["late said false"], *outcomes[f"unclipped {CHIEF} train"]])
+    assert CLOSED in outcomes["late said false"][0].log
+
+
+def test_the_users_true_stays_under_late(outcomes: Any) -> None:
+    assert told(outcomes["late said true"]) == (True, 0)
+    assert trained.same_steps([*outcomes["late said true"], *outcomes[f"unclipped {CHIEF} train"]])
+    assert CLOSED not in outcomes["late said true"][0].log

@@ -142,6 +142,34 @@ def two_backwards_of_two(found: Found) -> None:
     found["ended"] = True
 
 
+def loss_reduced(found: Found) -> None:
+    """The loss is averaged between backward and step, and one rank alone has left something out."""
+    model = wrapped()
+    del model.module.never
+    model = DistributedDataParallel(model.module)
+    for number in range(4):
+        model.zero_grad()
+        value = model(Plain().batch(distributed.get_rank(), number), [2, 3] if distributed.get_rank() else []).mean()
+        value.backward()
+        distributed.all_reduce(value.detach().clone())
+        step(model)
+    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+
+
+def losses_reduced(found: Found) -> None:
+    """A loss is averaged between two backwards, which use all parameters together."""
+    heads = TwoLosses().model()
+    del heads.never, heads.one.never, heads.other.never
+    model = DistributedDataParallel(heads)
+    for number in range(4):
+        model.zero_grad()
+        for value in model(Plain().batch(distributed.get_rank(), number), []):
+            value.mean().backward()
+            distributed.all_reduce(value.detach().mean())
+        step(model)
+    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+
+
 def by_hand(found: Found) -> None:
     """A loop that uses gradients in a way that cannot be seen, while an output is still to be reached."""
     model = DistributedDataParallel(TwoLosses().model())

@@ -23,17 +23,21 @@ STOCK = (
     "hidden_loss_left_out",
     "parameter_returned",
 )
-OURS = (*STOCK, "said_false", "static", "undone", "hidden_loss")
+RIGHT_IN_STOCK = ("hidden_loss", "losses_reduced")
+OURS = (*STOCK, "said_false", "static", "undone", "loss_reduced", *RIGHT_IN_STOCK)
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [Scenario(f"stock-{name}", act=name, timeout=8) for name in STOCK]
-    plans += [Scenario("stock-hidden_loss", act="hidden_loss")]
+    plans += [Scenario("stock-loss_reduced", act="loss_reduced", timeout=8)]
+    plans += [Scenario(f"stock-{name}", act=name) for name in RIGHT_IN_STOCK]
     plans += [Scenario(name, act=name, settings={}) for name in OURS]
     plans += [Scenario("advised", act="advised", settings={"advice": "12"})]
     plans += [Scenario("unadvised", act="advised", settings={"advice": "off"})]
-    plans += [Scenario("forced", act="said_false", settings={"unused": "late"})]
+    asked = {"unused": "late"}
+    plans += [Scenario("forced", act="said_false", settings=asked)]
+    plans += [Scenario(f"{name}_at_once", act=name, settings=asked) for name in ("loss_reduced", "hidden_loss")]
     return launch.train(plans, tmp_path_factory.mktemp("acts"))
 
 
@@ -67,9 +71,21 @@ def test_a_closure_within_the_optimizers_step(outcomes: Dict[str, Ranks]) -> Non
     assert one == other
 
 
-def test_a_loss_that_no_output_shows_is_reduced_as_in_stock(outcomes: Dict[str, Ranks]) -> None:
-    found = of(outcomes["hidden_loss"], "weights") + of(outcomes["stock-hidden_loss"], "weights")
+@pytest.mark.parametrize("name", RIGHT_IN_STOCK)
+def test_several_backwards_are_reduced_as_in_stock(outcomes: Dict[str, Ranks], name: str) -> None:
+    found = of(outcomes[name], "weights") + of(outcomes[f"stock-{name}"], "weights")
     assert all(weights == found[0] for weights in found)
+
+
+def test_a_collective_between_backward_and_step(outcomes: Dict[str, Ranks]) -> None:
+    # One rank waits in DDP's collective, the other in that of the loss.
+    assert all(ends(outcomes["stock-loss_reduced"]))
+    found = of(outcomes["loss_reduced"], "weights") + of(outcomes["loss_reduced_at_once"], "weights")
+    assert all(weights == found[0] for weights in found)
+
+
+def test_who_asks_for_late_has_models_closed_at_once(outcomes: Dict[str, Ranks]) -> None:
+    assert all("ddpfix: a gradient comes after" in end for end in ends(outcomes["hidden_loss_at_once"]))
 
 
 def test_a_gradient_that_comes_too_late_is_an_error(outcomes: Dict[str, Ranks]) -> None:

@@ -25,6 +25,9 @@ WATCHED = (
     "torch.distributed.fsdp.fully_sharded_data_parallel",
     "torch.distributed.fsdp._fully_shard._fully_shard",
     "torch.utils.checkpoint",
+    "torch.nn.utils.clip_grad",
+    "torch.amp.grad_scaler",
+    "torch.optim.optimizer",
     "transformers.utils.output_capturing",
     "transformers.modeling_utils",
     "accelerate.accelerator",
@@ -77,7 +80,9 @@ class Observer:
             for key, value in before.items():
                 if isinstance(value, kinds) and now.get(key) is not value:
                     yield f"{module}.{name + '.' if name else ''}{key}"
-            yield from (f"{module}: {key} is left" for key in now if "ddpfix" in key)
+            # A class may have got what it inherited before.
+            more = (key for key in now if key not in before and name and isinstance(now[key], kinds))
+            yield from (f"{module}.{name}: {key} is left" for key in [*more, *(key for key in now if "ddpfix" in key)])
 
 
 def before_class(module: str, name: str, seen: Dict[Any, Dict[str, Any]]) -> Any:
@@ -257,6 +262,9 @@ class World:
         ):
             held = getattr(sys.modules.get(f"ddpfix.{module}"), name, ())
             yield from expect(f"ddpfix.{module}.{name}", len(held), 0)
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+            yield from expect(hooks, len(getattr(optimizer, hooks, ())), 0)
         if not self.armed:
             finders = [finder for finder in sys.meta_path if type(finder).__module__ == "ddpfix.finder"]
             yield from expect("finders", len(finders), 0)

@@ -87,6 +87,8 @@ def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
     shipped = {"layerdrop": "stock"}
     silent = yamls["transformer_silent"]
     scenarios.append(Scenario("transformer_silent_shipped", silent, settings=shipped, before=UNEQUAL_USE, keep=3))
+    late = {"unused": "late", **shipped}
+    scenarios.append(Scenario("transformer_silent_late", silent, settings=late, before=UNEQUAL_USE, keep=3))
     return launch.train(scenarios, folder / "cured", ddpfix=True)
 
 
@@ -156,3 +158,13 @@ def test_as_shipped_ranks_differ_and_gradients_are_right(cured: Results, errors:
     passed([one, other])
     assert one.ran != other.ran
     assert errors["transformer_silent_shipped"] == 0.0
+
+
+def test_as_shipped_without_the_flag(cured: Results, errors: Dict[str, float]) -> None:
+    """What fails in stock (the first test here) trains where DDP's reduction is closed after each backward."""
+    one, other = cured["transformer_silent_late"]
+    passed([one, other])
+    assert [wrapped["find_unused"] for result in (one, other) for wrapped in result.ddp] == [False] * 4
+    assert one.ran != other.ran
+    assert errors["transformer_silent_late"] == 0.0
+    assert "DDP's reduction is closed after each backward" in one.log

@@ -20,6 +20,8 @@ ACCUMULATES = Version("0.5.12") <= release
 HAS_PRECISION = Version("1.0.0") <= release
 # Where the Brain knows no flag, what holds for every toolkit is enough.
 SWITCHED_OFF = {"speechbrain.unused" if HAS_FLAG else "torch.unused": "0", "torch.late": "0"}
+LATE = {"unused": "late", "layerdrop": "stock"}
+CLOSED = "DDP's reduction is closed after each backward"
 Results = Dict[str, List[Result]]
 REWRITTEN = """import torch
 
@@ -31,6 +33,19 @@ class ASR(sb.Brain):
         kinds = [isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in self.modules.values()]
         assert kinds == [True, True], kinds
 
+"""
+# What augmentation does in a recipe: one rank draws more than the other, and then their layers differ.
+UNEQUAL_USE = """
+import numpy, torch
+from speechbrain.core import Brain
+stock = Brain.fit_batch
+
+def fit_batch(self, batch):
+    if rank == 1:
+        torch.rand(1), numpy.random.random()
+    return stock(self, batch)
+
+Brain.fit_batch = fit_batch
 """
 # Notes, for an extractor that DDP does not wrap, its mode and how many of its layers run in each step.
 WATCH_FROZEN = """
@@ -116,6 +131,16 @@ def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
         Scenario("rewritten", yamls["plain"], script=rewritten(folder)),
         Scenario("switched_off", yamls["plain"], settings=SWITCHED_OFF, timeout=30),
     ]
+    scenarios += [
+        Scenario("late", yamls["plain"], settings=LATE, keep=3),
+        Scenario("late_unequal", yamls["plain"], settings=LATE, keep=3, before=UNEQUAL_USE),
+        Scenario("still_late", yamls["still"], settings=LATE, keep=2),
+    ]
+    if HAS_FLAG:
+        scenarios.append(Scenario("late_flag", yamls["plain"], flag(), settings=LATE, keep=1))
+    if ACCUMULATES:
+        window = ["--grad_accumulation_factor=3"]
+        scenarios.append(Scenario("late_window", yamls["plain"], window, settings=LATE, keep=1, before=UNEQUAL_USE))
     if release >= Version("1.1.0"):
         scenarios.append(Scenario("old_place", yamls["old_place"], keep=2))
         scenarios.append(Scenario("frozen_old_place", yamls["frozen_old_place"], before=WATCH_FROZEN))
@@ -216,6 +241,44 @@ def test_bfloat16(cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["bf16_window"])
     assert errors["bf16"] == 0.0
     assert errors["bf16_window"] <= 2e-7
+
+
+@pytest.mark.parametrize("name", ["late", "late_unequal"])
+def test_ranks_that_skip_differently_need_no_flag(name: str, cured: Results, errors: Dict[str, float]) -> None:
+    """Its stock failure is the first one here; the reference runs on each rank's batches the layers that ran there."""
+    passed(cured[name])
+    assert flags(cured[name]) == [(False, False)] * 2
+    assert CLOSED in cured[name][0].log + cured[name][1].log
+    one, other = cured[name]
+    assert any(len(layers) < 4 for result in (one, other) for layers in result.ran)
+    assert name == "late" or one.ran != other.ran
+    assert errors[name] == 0.0
+
+
+@pytest.mark.skipif(not HAS_MASK, reason="before 0.5.8 masked_spec_embed is used: spec_augment was left on")
+def test_masked_spec_embed_needs_no_flag(stock: Results, cured: Results, errors: Dict[str, float]) -> None:
+    passed(cured["still_late"])
+    assert flags(cured["still_late"]) == [(False, False)] * 2
+    # Nothing is frozen: what no rank uses has a gradient of zeros, which SGD alone does not move by.
+    assert [wrapped["frozen"] for wrapped in cured["still_late"][0].ddp] == [[], []]
+    assert errors["still_late"] == 0.0
+    if HAS_FLAG:
+        assert cured["still_late"][0].steps == stock["flag"][0].steps
+
+
+@pytest.mark.skipif(not HAS_FLAG, reason="no such flag before 0.5.9")
+def test_what_the_user_asked_for_stays_under_late(cured: Results, errors: Dict[str, float]) -> None:
+    passed(cured["late_flag"])
+    assert flags(cured["late_flag"]) == [(True, True)] * 2
+    assert CLOSED not in cured["late_flag"][0].log + cured["late_flag"][1].log
+    assert errors["late_flag"] == 0.0
+
+
+@pytest.mark.skipif(not ACCUMULATES, reason="no accumulation before 0.5.12")
+def test_accumulation_needs_no_flag(cured: Results, errors: Dict[str, float]) -> None:
+    passed(cured["late_window"])
+    assert flags(cured["late_window"]) == [(False, False)] * 2
+    assert errors["late_window"] <= 2e-7
 
 
 def test_an_explicit_no_stays_and_is_said(cured: Results) -> None:
