@@ -7,6 +7,7 @@ user's own one.
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -14,7 +15,6 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import distributed
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from ddpfix import draws, log, sync
 from ddpfix.communication import COUNTED, Traffic
@@ -23,12 +23,9 @@ from ddpfix.registry import Site
 
 from . import window
 
-# Hooks that do the same with a bucket whatever they did with it before: to leave one out changes nothing for the rest.
-STATELESS = frozenset(
-    getattr(default_hooks, name)
-    for name in ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
-    if hasattr(default_hooks, name)
-)
+# Hooks of torch that do the same with a bucket whatever they did with it before: to leave one out changes nothing for
+# the rest.
+_STATELESS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
 Hook = Callable[[Any, distributed.GradBucket], Any]
 
 
@@ -161,6 +158,12 @@ def _install(wrapper: Any, inner: Optional[Tuple[Any, Hook]]) -> None:
     COUNTED[wrapper] = state.traffic
 
 
+def _stateless(hook: Any) -> bool:
+    # Whoever has one of them has imported its module; we would do so for nothing.
+    known = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+    return any(hook is getattr(known, name, None) for name in _STATELESS)
+
+
 def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     state = STATES.get(wrapper)
@@ -170,7 +173,7 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
         return None
     if state is not None or not _shares_skips(wrapper):
         return wrapped(*args, **kwargs)
-    if given["hook"] not in STATELESS:
+    if not _stateless(given["hook"]):
         name = getattr(given["hook"], "__qualname__", repr(given["hook"]))
         log.info(f"gradients of skipped layers are communicated: {name} may keep something from bucket to bucket")
         _CONSIDERED.add(wrapper)

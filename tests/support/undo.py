@@ -51,13 +51,22 @@ def snapshot(*packages: str) -> Dict[Key, Any]:
 
 def changed(before: Dict[Key, Any], after: Dict[Key, Any]) -> List[str]:
     """Dotted names of what is not what it was. Names that modules got since (lazy imports) do not count, ours do."""
-    new = [key for key in after if key not in before and (len(key) == 3 or key[-1].startswith("_ddpfix"))]
+    # A class that came with a module since does not count either.
+    known = [key for key in after if key not in before and (len(key) < 3 or key[:2] in before)]
+    new = [key for key in known if len(key) == 3 or key[-1].startswith("_ddpfix")]
     other = [key for key, value in before.items() if after.get(key) is not value and key[-1] not in _LIVING]
     return [".".join(key) for key in (*new, *other)]
 
 
 # What Python and torch themselves change in modules and classes.
-_LIVING = ("__abstractmethods__", "_abc_impl", "__annotations__", "__annotations_cache__", "__warningregistry__")
+_LIVING = (
+    "__abstractmethods__",
+    "_abc_impl",
+    "__annotations__",
+    "__annotations_cache__",
+    "__warningregistry__",
+    "next_id",
+)
 
 
 def check(toolkit: str) -> None:
