@@ -20,10 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from packaging.version import Version
+
 ROOT = Path(__file__).resolve().parent.parent
-# What is run in a cell of transformers: every family against stock, recomputation, outputs, and two real ranks.
+# What is run in a cell of transformers: every family against stock, recomputation, outputs, and two real ranks; DDP
+# without the flag on an old torch, and FSDP.
 TESTS = ("tests/layerdrop/test_families.py", "tests/layerdrop/test_recompute.py", "tests/layerdrop/test_outputs.py")
 RANKS = ("tests/ranks", "-k", "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit")
+LATE, SHARDED = ("tests/late",), ("tests/sharded",)
 TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "setuptools", "hypothesis")
 # Releases whose compiled dependencies are the same share an environment, and are unpacked beside it.
 FUNASR = Path(__file__).parent / "funasr" / "requirements.txt"
@@ -44,7 +48,7 @@ class Cell:
     others: Tuple[str, ...] = ()
     torch: str = "2.13.0"
     python: str = "3.11"
-    tests: Tuple[Tuple[str, ...], ...] = ((*TESTS,), RANKS)
+    tests: Tuple[Tuple[str, ...], ...] = (TESTS, RANKS)
     shared: Optional[Path] = None
     # What tells it from another cell of the same release.
     stack: str = ""
@@ -66,6 +70,12 @@ class Cell:
         return [f"torch=={self.torch}", f"{self.toolkit}=={self.version}", *self.others, *TOOLS]
 
 
+def _transformers(version: str, *others: str) -> Cell:
+    # Encoders ask for FSDP from 4.46 on.
+    sharded = (SHARDED,) if Version(version) >= Version("4.46") else ()
+    return Cell("transformers", version, others, tests=(TESTS, RANKS, *sharded))
+
+
 def _funasr(version: str) -> Cell:
     return Cell("funasr", version, tests=(("tests/funasr",),), shared=FUNASR)
 
@@ -80,17 +90,14 @@ def _fastnlp(version: str) -> Cell:
 
 
 CELLS = (
-    Cell("transformers", "4.21.3", ("numpy<2", "accelerate==0.20.3"), torch="2.0.1", python="3.8"),
-    Cell("transformers", "4.30.2", ("numpy<2", "accelerate==0.27.2")),
-    Cell("transformers", "4.31.0", ("numpy<2", "accelerate==0.27.2")),
-    Cell("transformers", "4.36.2", ("numpy<2", "accelerate==0.27.2")),
-    Cell("transformers", "4.40.2", ("numpy<2", "accelerate==0.27.2")),
-    Cell("transformers", "4.46.3", ("accelerate==1.2.1",)),
-    Cell("transformers", "4.50.3", ("accelerate==1.2.1",)),
-    Cell("transformers", "4.57.6", ("accelerate==1.10.1",)),
-    Cell("transformers", "5.0.0", ("accelerate==1.12.0",)),
-    Cell("transformers", "5.9.0", ("accelerate==1.15.0",)),
-    Cell("transformers", "5.23.0", ("accelerate==1.15.0",)),
+    Cell("transformers", "4.21.3", ("numpy<2", "accelerate==0.20.3"), "2.0.1", "3.8", tests=(TESTS, RANKS, LATE)),
+    *(_transformers(version, "numpy<2", "accelerate==0.27.2") for version in ("4.30.2", "4.31.0", "4.36.2", "4.40.2")),
+    _transformers("4.46.3", "accelerate==1.2.1"),
+    _transformers("4.50.3", "accelerate==1.2.1"),
+    _transformers("4.57.6", "accelerate==1.10.1"),
+    _transformers("5.0.0", "accelerate==1.12.0"),
+    _transformers("5.9.0", "accelerate==1.15.0"),
+    _transformers("5.23.0", "accelerate==1.15.0"),
     *(_funasr(version) for version in ("1.0.0", "1.0.5", "1.0.11", "1.0.16", "1.0.17", "1.0.19", "1.0.24", "1.0.25")),
     *(_funasr(version) for version in ("1.0.28", "1.0.30", "1.1.6", "1.1.8", "1.1.9", "1.1.16", "1.1.17", "1.2.6")),
     *(_funasr(version) for version in ("1.2.9", "1.3.1", "1.3.2", "1.3.3", "1.4.1", "1.4.2", "1.4.14", "1.4.16")),

@@ -1,15 +1,17 @@
 """DDP's gradient buckets end where layers end that may be skipped, so that what a skipped layer has fills its own.
 
 Under ``find_unused_parameters=True`` the assignment that DDP makes at construction stays. Without the flag DDP makes
-it anew after the first step, and a newer torch can be told the sizes. Layers that are too small for a bucket of their
-own stay in the plain assignment: many small collectives cost more than they save.
+it anew after the first step, and a newer torch can be told the sizes. Layers that are small beside DDP's limit
+(``bucket_cap_mb``) share a bucket: many small collectives cost more than they save.
 """
 
 from __future__ import annotations
 
+import math
 import sys
+import weakref
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from torch import distributed
 
@@ -18,8 +20,10 @@ from ddpfix.registry import PatchError, Site
 
 from .window import droppable
 
-# Bytes; DDP's own first bucket is of this size.
-SMALLEST = 1 << 20
+# How much of DDP's limit for a bucket a group of layers fills at least.
+SHARE = 0.5
+# Models whose reducer knows the sizes of buckets for when it makes them anew.
+SIZED: weakref.WeakSet[Any] = weakref.WeakSet()
 _ASSIGN = "_compute_bucket_assignment_by_size"
 Assigned = Tuple[List[List[int]], List[int]]
 
@@ -29,14 +33,17 @@ def layers(site: Site, module: ModuleType, owner: Any) -> None:
     if not hasattr(distributed, _ASSIGN):
         raise PatchError(f"torch.distributed.{_ASSIGN} is not there")
 
-    def built(wrapped: Any, wrapper: Any, args: Any, kwargs: Any) -> Any:
+    def built(wrapped: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
         model = args[0] if args else kwargs.get("module")
         if model is None or not draws.active(model):
-            return wrapped(*args, **kwargs)
+            wrapped(*args, **kwargs)
+            return
         assign = assignment(getattr(distributed, _ASSIGN), model)
-        reducer = rebuilt(distributed.Reducer, model)
+        reducer = Rebuilt(distributed.Reducer, model)
         with meanwhile.replaced(distributed, _ASSIGN, assign), meanwhile.replaced(distributed, "Reducer", reducer):
-            return wrapped(*args, **kwargs)
+            wrapped(*args, **kwargs)
+        if reducer.sized:
+            SIZED.add(wrapper)
 
     site.once(owner, "__init__", built)
 
@@ -51,7 +58,7 @@ def assignment(stock: Callable[..., Assigned], model: Any) -> Callable[..., Assi
 
     def assign(tensors: Sequence[Any], limits: Sequence[int], sparse: Sequence[bool] = (), *rest: Any) -> Assigned:
         try:
-            runs = _runs(tensors, model)
+            runs = _runs(tensors, model, limits[-1])
         except Exception as error:
             log.debug(f"buckets stay as torch makes them: {error!r}")
             runs = []
@@ -63,7 +70,7 @@ def assignment(stock: Callable[..., Assigned], model: Any) -> Callable[..., Assi
         for run in runs:
             part = [tensors[index] for index in run]
             # The first limit is for the first parameters, whose gradients come last.
-            own = list(limits) if run[0] == 0 else list(limits[-1:])
+            own = list(limits) if run[0] == 0 else [_even(sum(map(_bytes, part)), limits[-1])]
             lists, given = stock(part, own, [sparse[index] for index in run] if len(sparse) else list(sparse))
             found += [[run[index] for index in each] for each in lists]
             sizes += list(given)
@@ -72,8 +79,8 @@ def assignment(stock: Callable[..., Assigned], model: Any) -> Callable[..., Assi
     return assign
 
 
-def rebuilt(stock: Any, model: Any) -> Callable[..., Any]:
-    """torch's reducer, told the size of each bucket for when it makes them anew, in the order of the gradients.
+class Rebuilt:
+    """torch's reducer, told the size of each bucket for when it makes them anew.
 
     Only a newer torch takes a list of sizes, and none of the user's own may be there.
 
@@ -82,18 +89,22 @@ def rebuilt(stock: Any, model: Any) -> Callable[..., Any]:
         model: the module that is about to be wrapped.
     """
 
-    def reducer(*given: Any, **others: Any) -> Any:
+    def __init__(self, stock: Any, model: Any) -> None:
+        self._stock, self._model = stock, model
+        # Whether it was told.
+        self.sized = False
+
+    def __call__(self, *given: Any, **others: Any) -> Any:
         # Positions in the constructor of torch 2.13, as DDP itself fills them.
         if len(given) > _SIZES and given[_SIZES] == [] and given[_FLAG] is False and not others:
             sizes: List[int] = []
             try:
-                sizes = _sizes(given[0], model, given[_FIRST], given[_CAP])
+                sizes = _sizes(given[0], self._model, given[_FIRST], given[_CAP])
             except Exception as error:
                 log.debug(f"buckets stay as torch makes them: {error!r}")
+            self.sized = bool(sizes)
             given = (*given[:_SIZES], sizes, *given[_SIZES + 1 :])
-        return stock(*given, **others)
-
-    return reducer
+        return self._stock(*given, **others)
 
 
 _CAP, _FLAG, _FIRST, _SIZES = 5, 6, 9, 12
@@ -104,15 +115,15 @@ def _sizes(tensors: Sequence[Any], model: Any, first: int, cap: int) -> List[int
     # Buckets hold one type, on one device.
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
         return []
-    runs = _runs(tensors, model)
+    runs = _runs(tensors, model, cap)
     if len(runs) < 2:
         return []
     found: List[int] = []
     for run in reversed(runs):
-        filled = 0
+        filled, limit = 0, _even(sum(_bytes(tensors[index]) for index in run), cap)
         for index in reversed(run):
-            filled += tensors[index].numel() * tensors[index].element_size()
-            if filled >= (cap if found else first):
+            filled += _bytes(tensors[index])
+            if filled >= (limit if found else first):
                 found.append(filled)
                 filled = 0
         if filled:
@@ -120,19 +131,65 @@ def _sizes(tensors: Sequence[Any], model: Any, first: int, cap: int) -> List[int
     return found
 
 
-def _runs(tensors: Sequence[Any], model: Any) -> List[List[int]]:
-    """All indices in order: a list for each layer that has buckets of its own, and one for what lies between two."""
+def _even(size: int, cap: int) -> int:
+    """The limit that leaves no small remainder: a layer that is a little larger than DDP's stays in one bucket."""
+    return math.ceil(size / max(1, round(size / cap)))
+
+
+def _bytes(tensor: Any) -> int:
+    size: int = tensor.numel() * tensor.element_size()
+    return size
+
+
+def _runs(tensors: Sequence[Any], model: Any, cap: int) -> List[List[int]]:
+    """All indices in order: a list for each group of layers that has buckets of its own, and one for what lies between.
+
+    Args:
+        tensors: the parameters that DDP reduces.
+        model: the module that is about to be wrapped.
+        cap: DDP's limit for a bucket, in bytes.
+    """
     numbers = {id(tensor): index for index, tensor in enumerate(tensors)}
-    places: Dict[int, Tuple[str, int]] = {}
-    for layer, own in droppable(model, None, lambda parameter: numbers.get(id(parameter), -1)).items():
-        if sum(tensors[index].numel() * tensors[index].element_size() for index in own) >= SMALLEST:
-            places.update(dict.fromkeys(own, layer))
-    runs: List[List[int]] = []
-    last: Any = ()
-    for index in range(len(tensors)):
-        place: Any = places.get(index)
-        if place != last:
-            runs.append([])
-        runs[-1].append(index)
-        last = place
-    return runs
+    layers = droppable(model, None, lambda parameter: numbers.get(id(parameter), -1)).values()
+    places = {index: layer for layer, own in enumerate(sorted(map(sorted, layers))) for index in own}
+    runs: List[_Run] = []
+    for index, tensor in enumerate(tensors):
+        place = places.get(index)
+        size = _bytes(tensor)
+        if not runs or runs[-1].ends_before(place, cap * SHARE):
+            runs.append(_Run(place))
+        runs[-1].add(index, place, size)
+    return [run.indices for run in _without_remainders(runs, cap * SHARE)]
+
+
+class _Run:
+    """Neighbouring parameters, either of layers that may be skipped or of none (``place`` is None)."""
+
+    def __init__(self, place: Optional[int]) -> None:
+        self.place = place
+        self.indices: List[int] = []
+        self.size = 0
+
+    def ends_before(self, place: Optional[int], least: float) -> bool:
+        """Whether a parameter of this place begins the next run: layers stay whole, and small ones are grouped."""
+        if self.place is None or place is None:
+            return self.place is not place
+        return place != self.place and self.size >= least
+
+    def add(self, index: int, place: Optional[int], size: int) -> None:
+        self.place = place
+        self.indices.append(index)
+        self.size += size
+
+
+def _without_remainders(runs: Sequence[_Run], least: float) -> List[_Run]:
+    """A last layer of a stack that is too small for buckets of its own joins the group before it."""
+    found: List[_Run] = []
+    for run in runs:
+        before = found[-1] if found else None
+        if before is not None and before.place is not None and run.place is not None and run.size < least:
+            before.indices += run.indices
+            before.size += run.size
+        else:
+            found.append(run)
+    return found

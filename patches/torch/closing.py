@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set
 from torch.autograd import Variable
 
 from . import silent
-from .ordered import FirstStep
+from .rehearsal import Arrivals
 
 # torch names this many parameters at most, and then dots.
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)(\.\.\.)?")
@@ -60,8 +60,10 @@ class Closer:
         self.closed: Set[int] = set()
         # Hooks on all parameters that were ever closed.
         self.hooks: Dict[int, Any] = {}
-        # Until the first backward that was reduced has ended.
-        self.first: Optional[FirstStep] = FirstStep(parameters, self._reported) if silent.AT_ANY_TIME else None
+        # With an old torch, until the reducer has made its buckets anew in the forward after the first backward.
+        self.arrivals: Optional[Arrivals] = None if silent.CAN_ASK else Arrivals(parameters)
+        # What no rank has used in the forwards before the next backward, if torch can be told early.
+        self._known: FrozenSet[int] = frozenset()
         # Parameters that were reported before the backward has ended, and the gradients that they had.
         self._early: Dict[int, Any] = {}
 
@@ -72,6 +74,7 @@ class Closer:
     def forget(self) -> None:
         """A forward that will be reduced begins: what is open from before is left to torch, which raises its error."""
         self.due = self.open = False
+        self._known = frozenset()
         self.closed.clear()
         self.waiting = [known for known in self.waiting if known() is not None]
 
@@ -82,8 +85,13 @@ class Closer:
             tensors: the outputs.
             unused: numbers of the parameters that no rank has used, as far as it is known already.
         """
-        if self.first is not None:
-            self.first.begin(unused)
+        if self.arrivals is not None and self.arrivals.over:
+            self.arrivals.end()
+            self.arrivals = None
+        if self.arrivals is not None:
+            self.arrivals.begin()
+        if silent.AT_ANY_TIME:
+            self._known = unused
         for tensor in tensors:
             # A leaf (a parameter, or an input) would keep the hook.
             if tensor.requires_grad and tensor.grad_fn is not None:
@@ -98,6 +106,10 @@ class Closer:
         if not self.due:
             self.due = True
             Variable._execution_engine.queue_callback(self._almost_ended)
+            # DDP communicates its buckets one after the other: what is left out must not hold up those behind it.
+            known, self._known = self._known, frozenset()
+            for index in sorted(known, reverse=True):
+                self._reported(index)
 
     def _reported(self, index: int) -> None:
         self._early[index] = self.parameters[index].grad
@@ -109,9 +121,8 @@ class Closer:
 
     def _ended(self) -> None:
         self.due = False
-        if self.first is not None:
-            self.first.end()
-            self.first = None
+        if self.arrivals is not None:
+            self.arrivals.over = True
         self.waiting = [known for known in self.waiting if _waits(known())]
         # What was reported before stock would have failed on.
         self.proven = self.proven or bool(self._early)
@@ -144,11 +155,14 @@ class Closer:
             silent.report(self.reducer, self.parameters, missing)
             self.closed.update(missing)
             new += [index for index in missing if index not in self.hooks]
+            last = missing
             # torch names a hundred at a time.
             missing, more = self.missing() if more else ([], False)
-        if before:
+            if missing == last:
+                break
+        if self.closed:
             # DDP has queued its end behind this callback.
-            Variable._execution_engine.queue_callback(lambda: self._restore(before))
+            Variable._execution_engine.queue_callback(lambda: self._has_closed(before))
         if self.closed:
             CLOSED.add(self)
         if new:
@@ -170,8 +184,8 @@ class Closer:
 
     def end(self) -> None:
         """Undo: nothing is left on the model."""
-        if self.first is not None:
-            self.first.end()
+        if self.arrivals is not None:
+            self.arrivals.end()
         for handle in self.hooks.values():
             if handle is not None:
                 handle.remove()
@@ -179,6 +193,8 @@ class Closer:
 
     def missing(self) -> Tuple[List[int], bool]:
         """The numbers of parameters that the reducer waits for, and whether there are more of them."""
+        if self.arrivals is not None and self.arrivals.complete():
+            return [], False
         named = _INDICES.search(silent.unfinished(self.reducer))
         if named is None:
             return [], False
@@ -189,9 +205,11 @@ class Closer:
         frozen = [index for index in missing if not self.parameters[index].requires_grad]
         return [*frozen, *(index for index in self.shared(missing) if index not in frozen)]
 
-    def _restore(self, before: Dict[int, Any]) -> None:
+    def _has_closed(self, before: Dict[int, Any]) -> None:
         for index, gradient in before.items():
             self.parameters[index].grad = gradient
+        if silent.CAN_ASK and silent.unfinished(self.reducer):
+            raise RuntimeError(NOT_CLOSED)
 
 
 # Models with an open reduction, until the next use of gradients, and those that were closed since their last forward.
@@ -199,6 +217,10 @@ OPEN: weakref.WeakSet[Closer] = weakref.WeakSet()
 CLOSED: weakref.WeakSet[Closer] = weakref.WeakSet()
 # Optimizers (by identity) whose step runs: what a backward leaves in there (a closure's) is used right after it.
 STEPPING: Set[int] = set()
+NOT_CLOSED = (
+    "ddpfix: DDP still waits for gradients after those that are missing were reported, so they are not averaged. Please"
+    " report this with the versions of torch and ddpfix; DDPFIX_UNUSED=find does without."
+)
 TOO_LATE = (
     "ddpfix: a gradient comes after the parameters that had none were reduced, and would not be averaged. Add up the"
     " losses and call backward once, or keep all backwards but the last in no_sync() (DDPFIX_UNUSED=find or off does"

@@ -11,9 +11,13 @@ from torch.autograd import Variable
 AT_ANY_TIME = hasattr(torch.distributed, "Reducer") and hasattr(torch.distributed.Reducer, "_autograd_hook")
 
 
+# Whether the reducer can be asked without anything coming of it. Before torch 2.1 the question is put by the function
+# that makes the buckets anew, which is a collective, once the reduction is finished.
+CAN_ASK = hasattr(torch.distributed, "Reducer") and hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
+
+
 def unfinished(reducer: Any) -> str:
     """The error that torch would raise at the next forward; "" if the reduction is finished or has not begun."""
-    # Before torch 2.1 the question is asked by the function that goes on to do something once it is finished.
     ask = getattr(reducer, "_check_reducer_finalized", None) or reducer._rebuild_buckets
     try:
         ask()

@@ -7,6 +7,7 @@ user's own one.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import weakref
 from dataclasses import dataclass, field
@@ -21,11 +22,15 @@ from ddpfix.communication import COUNTED, Traffic
 from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
 
-from . import window
+from . import aligned, rehearsal, silent, window
+from .window import droppable
 
 # Hooks of torch that do the same with a bucket whatever they did with it before: to leave one out changes nothing for
 # the rest.
 _STATELESS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+# The share of all gradients from which on it pays, by the kind of device. On a CPU, torch divides and copies more where
+# a hook is registered, which costs 4 to 7 % of a step that is bound by communication.
+WORTH, _ELSEWHERE = {"cpu": 0.15}, 0.01
 Hook = Callable[[Any, distributed.GradBucket], Any]
 
 
@@ -36,6 +41,8 @@ class Unsent:
     wrapper: Any
     window: window.Window
     inner: Optional[Tuple[Any, Hook]] = None
+    # While a reduction of nothing is made for the order of the buckets.
+    rehearsing: bool = False
     traffic: Traffic = field(default_factory=Traffic)
 
     def idle(self, bucket: distributed.GradBucket) -> bool:
@@ -54,6 +61,8 @@ class Unsent:
 def skipping_buckets(state: Unsent, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook: the user's, or torch's own all-reduce, for every bucket that somebody used."""
     buffer = bucket.buffer()
+    if state.rehearsing:
+        return _done(buffer)
     size = buffer.numel() * buffer.element_size()
     traffic = state.traffic
     if state.idle(bucket):
@@ -115,6 +124,7 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
         if self not in _CONSIDERED:
             _CONSIDERED.add(self)
             _consider(self)
+            _rehearse(self)
         output = stock(self, *inputs, **kwargs)
         state = STATES.get(self)
         if state is not None:
@@ -125,8 +135,14 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _consider(wrapper: Any) -> None:
-    """Register the hook in a model that skips layers on all ranks alike."""
+    """Register the hook in a model that skips layers on all ranks alike, where that pays."""
     if wrapper in STATES or not _shares_skips(wrapper):
+        return
+    share, least = expected(wrapper), WORTH.get(next(wrapper.module.parameters()).device.type, _ELSEWHERE)
+    if share < least:
+        log.debug(
+            f"gradients of skipped layers are communicated: {share:.0%} of all, and a hook costs about {least:.0%}"
+        )
         return
     if getattr(wrapper, "_comm_hooks", None):
         log.info("a communication hook was registered before ddpfix: gradients of skipped layers are communicated")
@@ -136,6 +152,35 @@ def _consider(wrapper: Any) -> None:
     except RuntimeError as error:
         # torch has one hook a model, and its built-in ones are not listed everywhere.
         log.info(f"gradients of skipped layers are communicated: {str(error).splitlines()[0]}")
+
+
+def expected(wrapper: Any) -> float:
+    """The share of all gradients that is not sent in a step, in the mean, with buckets that end where layers end."""
+    parameters = list(wrapper.module.parameters())
+    sizes = {id(p): p.numel() * p.element_size() for p in parameters if p.requires_grad}
+    rates = {name: rate for name, _, rate in draws.active(wrapper.module)}
+    saved = 0.0
+    for (name, _), own in droppable(wrapper.module, None, id).items():
+        size = sum(sizes.get(number, 0) for number in own)
+        # As many layers as share a bucket have to be skipped together.
+        together = max(1, math.ceil(aligned.SHARE * wrapper.bucket_bytes_cap / max(1, size)))
+        saved += size * float(rates.get(name, max(rates.values())) ** together)
+    return saved / max(1.0, float(sum(sizes.values())))
+
+
+def _rehearse(wrapper: Any) -> None:
+    """Without the flag DDP makes its buckets anew; where it was told their sizes, give it their order."""
+    state = STATES.get(wrapper)
+    if state is None or wrapper not in aligned.SIZED or not silent.AT_ANY_TIME:
+        return
+    # A rank that has joined already makes them anew in its own time.
+    if wrapper._join_config.enable:
+        return
+    state.rehearsing = True
+    try:
+        rehearsal.give_order(wrapper, state.window.parameters)
+    finally:
+        state.rehearsing = False
 
 
 def _shares_skips(wrapper: Any) -> bool:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import engine
 from ddpfix.communication import COUNTED
+from tests.benchmarks import slowed
 
 # (flag or late, unsent, bucket views); stock's ranks draw each for itself.
 MODES = {
@@ -82,19 +83,21 @@ class Encoder(nn.Module):  # type: ignore[misc, unused-ignore]
 class Arm:
     """One mode."""
 
-    def __init__(self, mode: str, plan: Dict[str, Any]) -> None:
+    def __init__(self, mode: str, plan: Dict[str, Any], group: Any) -> None:
         kind, keeps, views = MODES[mode]
         torch.manual_seed(0)
         self.encoder = Encoder(0.0 if kind == "none" else plan["rate"], plan["width"], plan["depth"])
         self.plan = plan
-        options: Dict[str, Any] = {"gradient_as_bucket_view": views}
+        options: Dict[str, Any] = {"gradient_as_bucket_view": views, "bucket_cap_mb": plan["cap"]}
         options["find_unused_parameters"] = kind in ("stock", "find")
-        self.wrapped = DistributedDataParallel(self.encoder, **options)
+        self.wrapped = DistributedDataParallel(self.encoder, process_group=group, **options)
         if kind == "late":
             # There is no optimizer's step here, before which a model would be closed for the first time.
             late._arm(self.wrapped, at_once=True)
-        if not keeps:
-            unsent._CONSIDERED.add(self.wrapped)
+        if keeps:
+            # Also where it is not expected to pay, so that this can be seen.
+            unsent._install(self.wrapped, None)
+        unsent._CONSIDERED.add(self.wrapped)
         self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=1e-3)
 
     def steps(self, count: int) -> float:
@@ -111,9 +114,10 @@ class Arm:
 def measured(plan: Dict[str, Any]) -> Dict[str, Any]:
     """Steps of all modes in turns, and what they do in one."""
     engine.deactivate()
-    arms = {mode: Arm(mode, plan) for mode in plan["modes"] if MODES[mode][0] in STOCK}
-    engine.activate(log="off", advice="off")
-    arms.update((mode, Arm(mode, plan)) for mode in plan["modes"] if MODES[mode][0] not in STOCK)
+    group = slowed.group(plan["bandwidth"]) if "bandwidth" in plan else None
+    arms = {mode: Arm(mode, plan, group) for mode in plan["modes"] if MODES[mode][0] in STOCK}
+    engine.activate(log="off", advice="off", **plan.get("switches", {}))
+    arms.update((mode, Arm(mode, plan, group)) for mode in plan["modes"] if MODES[mode][0] not in STOCK)
     torch.manual_seed(dist.get_rank())
     for arm in arms.values():
         arm.steps(plan["warm"])

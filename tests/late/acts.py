@@ -238,6 +238,20 @@ def advised(found: Found) -> None:
         found[str(skips)] = len(model.module._forward_hooks)
 
 
+def cannot_close(found: Found) -> None:
+    """A reducer on which a report has no effect: more than a hundred parameters are missing, and stay so."""
+    from ddpfix.patches.torch import silent
+
+    silent.report = lambda *_: None
+    model = DistributedDataParallel(Stack(80))
+    before = [float(p.detach().sum()) for p in model.parameters()]
+    try:
+        model(Plain().batch(0, 0), list(range(1, 80))).mean().backward()
+        step(model)
+    finally:
+        found["moved"] = before != [float(p.detach().sum()) for p in model.parameters()]
+
+
 def undone(found: Found) -> None:
     """After undo a model is stock's again."""
     import ddpfix

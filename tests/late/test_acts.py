@@ -6,12 +6,14 @@ import re
 from typing import Any, Dict, List
 
 import pytest
+import torch
 
 from tests.late import launch
 from tests.late.launch import Scenario
 from tests.late.test_exact import FAILURE, Ranks
 
 pytestmark = pytest.mark.ranks
+CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 STOCK = (
     "two_backwards_of_two",
     "plain_torch",
@@ -38,6 +40,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     asked = {"unused": "late"}
     plans += [Scenario("forced", act="said_false", settings=asked)]
     plans += [Scenario(f"{name}_at_once", act=name, settings=asked) for name in ("loss_reduced", "hidden_loss")]
+    plans += [
+        Scenario(f"cannot_close_{word}", act="cannot_close", settings={"unused": word}) for word in ("auto", "late")
+    ]
     return launch.train(plans, tmp_path_factory.mktemp("acts"))
 
 
@@ -90,6 +95,13 @@ def test_who_asks_for_late_has_models_closed_at_once(outcomes: Dict[str, Ranks])
 
 def test_a_gradient_that_comes_too_late_is_an_error(outcomes: Dict[str, Ranks]) -> None:
     assert all("ddpfix: a gradient comes after" in end for end in ends(outcomes["hidden_loss_left_out"]))
+
+
+@pytest.mark.skipif(not CAN_ASK, reason="before torch 2.1 the reducer cannot be asked")
+@pytest.mark.parametrize("name", ["cannot_close_auto", "cannot_close_late"])
+def test_what_cannot_be_closed_ends_before_gradients_are_used(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert all("DDP still waits for gradients" in end for end in ends(outcomes[name])), outcomes[name]
+    assert [record["moved"] for _, record in outcomes[name] if record] == [False, False]
 
 
 def test_no_hooks_pile_up_on_parameters(outcomes: Dict[str, Ranks]) -> None:

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.ranks
 MODEL = "wav2vec2" if Version(torch.__version__) >= Version("2.1") else "bart_encoder"
 # Before transformers 4.35 its layers cannot choose the kind.
 LAYERS = ["reentrant", "other"] if Version(transformers.__version__) >= Version("4.35") else []
-KINDS = [f"layers-{kind}" for kind in LAYERS] + [f"encoder-{kind}" for kind in ("default", "reentrant", "other")]
+# BART's encoder and decoder share their embeddings: the reentrant kind around one of them has them ready twice in DDP.
+AROUND = ["default", "reentrant", "other"] if MODEL == "wav2vec2" else ["other"]
+KINDS = [f"layers-{kind}" for kind in LAYERS] + [f"encoder-{kind}" for kind in AROUND]
 REENTRANT = [kind for kind in KINDS if not kind.endswith("other")]
 READY_TWICE = "Expected to mark a variable ready only once"
 STEPS = 10

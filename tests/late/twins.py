@@ -125,11 +125,12 @@ def checkpointed(model: Any, kind: str) -> None:
         stock = encoder.forward
 
         def forward(*args: Any, **others: Any) -> Any:
-            # The reentrant kind takes no keywords, and looks at tensors only.
-            def states(*given: Any) -> Any:
+            # The reentrant kind takes no keywords, and needs an argument that requires a gradient.
+            def states(_: Any, *given: Any) -> Any:
                 return stock(*given, **others).last_hidden_state
 
-            return BaseModelOutput(last_hidden_state=checkpoint(states, *args, **keywords))
+            known = torch.zeros((), requires_grad=True)
+            return BaseModelOutput(last_hidden_state=checkpoint(states, known, *args, **keywords))
 
         encoder.forward = forward
 
