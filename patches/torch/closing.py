@@ -62,6 +62,8 @@ class Closer:
         self.hooks: Dict[int, Any] = {}
         # With an old torch, until the reducer has made its buckets anew in the forward after the first backward.
         self.arrivals: Optional[Arrivals] = None if silent.CAN_ASK else Arrivals(parameters)
+        # Whether a backward that is reduced has ended.
+        self._stepped = False
         # What no rank has used in the forwards before the next backward, if torch can be told early.
         self._known: FrozenSet[int] = frozenset()
         # Parameters that were reported before the backward has ended, and the gradients that they had.
@@ -85,12 +87,13 @@ class Closer:
             tensors: the outputs.
             unused: numbers of the parameters that no rank has used, as far as it is known already.
         """
-        if self.arrivals is not None and self.arrivals.over:
+        if self.arrivals is not None and self._stepped:
             self.arrivals.end()
             self.arrivals = None
         if self.arrivals is not None:
             self.arrivals.begin()
-        if silent.AT_ANY_TIME:
+        # In the first step DDP takes the order of its buckets from that in which parameters are reported.
+        if silent.AT_ANY_TIME and self._stepped:
             self._known = unused
         for tensor in tensors:
             # A leaf (a parameter, or an input) would keep the hook.
@@ -121,8 +124,7 @@ class Closer:
 
     def _ended(self) -> None:
         self.due = False
-        if self.arrivals is not None:
-            self.arrivals.over = True
+        self._stepped = True
         self.waiting = [known for known in self.waiting if _waits(known())]
         # What was reported before stock would have failed on.
         self.proven = self.proven or bool(self._early)

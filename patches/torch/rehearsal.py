@@ -44,8 +44,6 @@ class Arrivals:
         self._parameters = parameters
         self._hooks: List[Any] = []
         self._came: Set[int] = set()
-        # Whether a backward has ended.
-        self.over = False
 
     def begin(self) -> None:
         """A forward that will be reduced has ended."""

@@ -97,6 +97,7 @@ class Arm:
         if keeps:
             # Also where it is not expected to pay, so that this can be seen.
             unsent._install(self.wrapped, None)
+            unsent._rehearse(self.wrapped)
         unsent._CONSIDERED.add(self.wrapped)
         self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=1e-3)
 
