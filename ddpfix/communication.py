@@ -34,8 +34,8 @@ def traffic(wrapper: Any) -> Traffic:
         wrapper: the ``DistributedDataParallel`` module.
 
     Raises:
-        LookupError: its buckets are not looked at: it skips no layers on all ranks alike, a communication hook of the
-            user's own may need them all, or it has not been trained yet.
+        LookupError: its buckets are not looked at: it skips no layers on all ranks alike, or so few that it does not
+            pay, a communication hook of the user's own may need them all, or it has not been trained yet.
     """
     found = COUNTED.get(wrapper)
     if found is None:

@@ -77,6 +77,7 @@ class Closer:
         """A forward that will be reduced begins: what is open from before is left to torch, which raises its error."""
         self.due = self.open = False
         self._known = frozenset()
+        self._early.clear()
         self.closed.clear()
         self.waiting = [known for known in self.waiting if known() is not None]
 
@@ -165,7 +166,6 @@ class Closer:
         if self.closed:
             # DDP has queued its end behind this callback.
             Variable._execution_engine.queue_callback(lambda: self._has_closed(before))
-        if self.closed:
             CLOSED.add(self)
         if new:
             for index in new:
