@@ -11,10 +11,10 @@ import pytest
 
 from tests import cells
 
-# With the tests that are run here, none meaning all: each where its cure does most. All of them take hours.
+# With the tests that are run here, each where its cure does most. All of them take hours.
 IN_CI: Dict[str, Tuple[str, ...]] = {
-    "transformers-4.36.2": (),
-    "transformers-4.57.6": (),
+    "transformers-4.36.2": ("layerdrop/test_families", "layerdrop/test_outputs"),
+    "transformers-4.57.6": ("layerdrop/test_recompute", "sharded/test_sharded"),
     "funasr-1.0.5": ("precision",),
     "funasr-1.0.17": ("batches", "uneven"),
     "funasr-1.0.19": ("entries", "unused"),
@@ -39,7 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", IN_CI)
 def test_cell(name: str, folder: Path) -> None:
     toolkit = name.partition("-")[0].lower()
-    only = [f"--only=tests/{toolkit}/test_{word}.py" for word in IN_CI[name]]
+    files = [word if "/" in word else f"{toolkit}/test_{word}" for word in IN_CI[name]]
+    only = [f"--only=tests/{file}.py" for file in files]
     command = [sys.executable, "-m", "tests.cells", "--folder", str(folder), *only, name]
     done = subprocess.run(command, cwd=cells.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-8000:]
