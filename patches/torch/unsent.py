@@ -123,8 +123,7 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(self, *inputs, **kwargs)
         if self not in _CONSIDERED:
             _CONSIDERED.add(self)
-            _consider(self)
-            _rehearse(self)
+            _begin(self)
         output = stock(self, *inputs, **kwargs)
         state = STATES.get(self)
         if state is not None:
@@ -132,6 +131,17 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
         return output
 
     return forward
+
+
+def _begin(wrapper: Any) -> None:
+    """Before the first step."""
+    try:
+        _consider(wrapper)
+    except Exception as error:
+        log.warning(f"gradients of skipped layers are communicated: a {type(wrapper.module).__name__} gave {error!r}")
+        return
+    # What ends in an error halfway through a reduction of torch's must not be passed over.
+    _rehearse(wrapper)
 
 
 def _consider(wrapper: Any) -> None:

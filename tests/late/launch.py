@@ -50,3 +50,13 @@ def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[Tuple[s
     """(log, what was found) of each rank, by scenario; None for a rank that had to be killed."""
     waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, RANKS, {})
     return {scenario.name: waiting.records(folder, scenario.name, scenario.size) for scenario in scenarios}
+
+
+def both(outcomes: Dict[str, List[Tuple[str, Optional[Dict[str, Any]]]]], name: str) -> List[Dict[str, Any]]:
+    """What the ranks of a scenario found; none failed, and all have the same parameters after each step."""
+    found = []
+    for log, record in outcomes[name]:
+        assert record is not None and record["error"] is None, log
+        found.append(record)
+    assert found[0]["steps"] == found[1]["steps"]
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ import transformers
 from packaging.version import Version
 
 from tests.late import launch
-from tests.late.launch import Scenario, twin
+from tests.late.launch import Scenario, both, twin
 from tests.late.test_exact import Ranks
 
 pytestmark = pytest.mark.ranks
@@ -38,14 +38,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans += [scenario(f"flag-{kind}", kind, ddp=flag, settings={}) for kind in KINDS]
     plans += [scenario(f"{mode}-{kind}", kind, settings={"unused": mode}) for kind in ["", *KINDS] for mode in MODES]
     return launch.train(plans, tmp_path_factory.mktemp("checkpointing"))
-
-
-def both(outcomes: Dict[str, Ranks], name: str) -> List[Dict[str, Any]]:
-    found = []
-    for log, record in outcomes[name]:
-        assert record is not None and record["error"] is None, log
-        found.append(record)
-    return found
 
 
 @pytest.mark.parametrize("kind", REENTRANT)

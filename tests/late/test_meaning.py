@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 import pytest
 import torch
 from packaging.version import Version
 
 from tests.late import launch
-from tests.late.launch import Scenario, twin
+from tests.late.launch import Scenario, both, twin
 from tests.late.test_exact import Ranks
 
 pytestmark = pytest.mark.ranks
@@ -72,15 +72,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
         plans.append(Scenario(hook, steps=1 if hook == POWER else 8, **hooked))
         plans.append(Scenario(f"{hook}_off", steps=1 if hook == POWER else 8, environ={OFF: "0"}, **hooked))
     return launch.train(plans, tmp_path_factory.mktemp("meaning"))
-
-
-def both(outcomes: Dict[str, Ranks], name: str) -> List[Dict[str, Any]]:
-    found = []
-    for log, record in outcomes[name]:
-        assert record is not None and record["error"] is None, log
-        found.append(record)
-    assert found[0]["steps"] == found[1]["steps"]
-    return found
 
 
 def test_stock_fails_without_the_flag(outcomes: Dict[str, Ranks]) -> None:
