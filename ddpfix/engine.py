@@ -132,7 +132,7 @@ class Engine:
 
     def verify(self) -> List[str]:
         """What is not in place any more, in words: a toolkit may import a module of its own a second time."""
-        records = [(patch, record) for patch, site in self.sites.items() for record in site.records]
+        records = [(patch, record) for patch, site in self.sites.items() for record in site.in_force()]
         lost = [(patch, record) for patch, record in records if _outdated(record.owner) or not record.in_place()]
         said = [f"{patch} is not in place any more at {r.owner.__name__}.{r.attribute}" for patch, r in lost]
         return list(dict.fromkeys(said))

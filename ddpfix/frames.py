@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, Optional
 
 
 def skip_frames(function: Any) -> None:
@@ -32,7 +32,13 @@ def _skip_code(code: CodeType, and_all_below: bool) -> None:
 def skip_module(module: ModuleType) -> None:
     """Have torch.compile leave the functions of one of our modules alone, and what they call."""
     for value in list(vars(module).values()):
-        inner = vars(value).values() if isinstance(value, type) else (value,)
-        for function in inner:
-            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+        for held in vars(value).values() if isinstance(value, type) else (value,):
+            function = _function(held)
+            if function is not None and function.__module__ == module.__name__:
                 _skip_code(function.__code__, and_all_below=True)
+
+
+def _function(held: Any) -> Optional[FunctionType]:
+    """The function that a class or module holds under a name, as it is or in a descriptor."""
+    found = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
+    return found if isinstance(found, FunctionType) else None

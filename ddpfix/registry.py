@@ -198,7 +198,13 @@ class Site:
         self.settings = settings
         self.records: List[Record] = []
         self.notes: List[str] = []
-        self.last_words: List[Callable[[], None]] = []
+        self.last_words: List[Callable[[], Optional[List[str]]]] = []
+        # Sites on which this patch stands together with others: what they have changed is undone with the last one.
+        self.parts: List[Site] = []
+
+    def in_force(self) -> List[Record]:
+        """The records of this patch, and of those that it shares with others."""
+        return [*self.records, *(record for part in self.parts for record in part.records)]
 
     def replace(self, owner: Any, attribute: str, now: Any) -> None:
         """Set ``owner.attribute``; ``now`` may be a descriptor."""
@@ -234,8 +240,8 @@ class Site:
             called = _bound_first(stock) if _is_proxy(stock) and isinstance(owner, type) else stock
             self.replace(owner, attribute, functools.wraps(stock)(make(called)))
 
-    def at_undo(self, action: Callable[[], None]) -> None:
-        """Have something called when this patch is undone."""
+    def at_undo(self, action: Callable[[], Optional[List[str]]]) -> None:
+        """Have something called when this patch is undone; it may return what could not be taken back, in words."""
         self.last_words.append(action)
 
     def undo(self) -> List[str]:
@@ -250,9 +256,10 @@ class Site:
                 if problem is not None:
                     problems.append(f"{self.patch}: {problem}")
             _take_back_copies(undone)
+            self.parts.clear()
             while self.last_words:
                 try:
-                    self.last_words.pop()()
+                    problems.extend(self.last_words.pop()() or ())
                 except Exception as error:
                     problems.append(f"{self.patch}: {error!r} while it was undone")
         return problems

@@ -101,17 +101,22 @@ class Step:
 
     replica: Replica
     iteration: int
-    calls: Dict[int, int] = field(default_factory=dict)
+    # How often each module was called, by its name: a layer may be skipped in one call and run in another.
+    calls: Dict[str, int] = field(default_factory=dict)
     skipped: List[Skip] = field(default_factory=list)
     # True once a gradient has reached the outputs of this forward: its backward is running, or has been run.
     reached: bool = False
 
     def stream(self, module: Any) -> Tuple[int, str, int]:
         """(stream, module name, number of the call) for the next call of ``module`` in this step."""
-        call = self.calls.get(id(module), 0)
-        self.calls[id(module)] = call + 1
         name, key = self.replica.key(module)
+        call = self.calls.get(name, 0)
+        self.calls[name] = call + 1
         return fold(self.replica.seed, self.iteration, key, call), name, call
+
+    def calls_of(self, module: str, layer: int) -> int:
+        """How often a layer could have run: as often as the module that holds it was called, or it draws for itself."""
+        return self.calls.get(module) or self.calls.get(f"{module}.{layer}", 1)
 
 
 _CURRENT: ContextVar[Optional[Step]] = ContextVar("ddpfix_step", default=None)

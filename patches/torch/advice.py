@@ -6,23 +6,23 @@ step. Both are read once; a few steps before, the walk through the graph is time
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from statistics import median
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional
-
-import torch
+from typing import Any, Dict, List, Optional
 
 from ddpfix import log
-from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
+
+from . import ddp
 
 # Steps that are timed, at the end of those after which something is said.
 _TIMED = 10
 
 
-class Watched:
+class Timed:
     """The first steps of one model under DDP.
 
     Args:
@@ -59,7 +59,7 @@ class Watched:
     def _inner_ended(self, *_: Any) -> None:
         self._ended = time.perf_counter()
 
-    def end(self) -> None:
+    def end(self, output: Any = None) -> None:
         """DDP's forward has ended."""
         if self._ended:
             self.walks.append(time.perf_counter() - self._ended)
@@ -71,91 +71,84 @@ class Watched:
             self._hook = None
 
 
-_WATCHED: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
-
-
-def give(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on DDP."""
+def give(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Put the stage in, unless the user wants no advice."""
     steps = site.settings.number("advice")
-    if steps is None:
-        return
+    return True if steps is None else ddp.put(site, owner, Advice(steps))
 
-    def built(wrapped: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
-        wrapped(*args, **kwargs)
+
+class Advice(ddp.Stage):
+    """Times the first steps of models that have the flag.
+
+    Args:
+        steps: after how many something is said.
+    """
+
+    place = "advice"
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        wrapper = model.wrapper
         if wrapper.find_unused_parameters and not getattr(wrapper, "static_graph", False):
-            _WATCHED[wrapper] = Watched(wrapper, steps)
+            timed = model.timed = Timed(wrapper, self._steps)
+            model.attach(self.place, functools.partial(self._begin, model, timed), timed.end)
 
-    site.once(owner, "__init__", built)
-    site.often(owner, "forward", _forward)
-    skip_frames(vars(owner)["forward"])
-    site.at_undo(_end)
+    def _begin(self, model: ddp.Wrapped, timed: Timed) -> None:
+        if not model.wrapper.require_backward_grad_sync:
+            timed.accumulates = True
+        elif timed.left:
+            timed.begin()
+        else:
+            timed.close()
+            model.detach(self.place)
+            _say(model.wrapper, timed)
 
-
-def _end() -> None:
-    for watched in list(_WATCHED.values()):
-        watched.close()
-    _WATCHED.clear()
-
-
-def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        watched = _WATCHED.get(self) if _WATCHED else None
-        if watched is None or not torch.is_grad_enabled():
-            return stock(self, *inputs, **kwargs)
-        if not self.require_backward_grad_sync:
-            watched.accumulates = True
-            return stock(self, *inputs, **kwargs)
-        if not watched.left:
-            _WATCHED.pop(self).close()
-            _say(self, watched)
-            return stock(self, *inputs, **kwargs)
-        watched.begin()
-        output = stock(self, *inputs, **kwargs)
-        watched.end()
-        return output
-
-    return forward
+    def ended(self, model: ddp.Wrapped) -> None:
+        if model.timed is not None:
+            model.timed.close()
 
 
-def _say(wrapper: Any, watched: Watched) -> None:
+def _say(wrapper: Any, timed: Timed) -> None:
     try:
         record: Dict[str, Any] = wrapper._get_ddp_logging_data()
         static = bool(wrapper.reducer._ddp_graph_static())
     except Exception as error:
         log.debug(f"DDP has no record of its steps: {error!r}")
         return
-    text = advice(static, int(record.get("unused_parameter_size", 0)), watched)
+    text = advice(static, int(record.get("unused_parameter_size", 0)), timed)
     if text:
         log.info(f"{type(wrapper.module).__name__}: {text}")
 
 
-def advice(static: bool, unused: int, watched: Watched) -> str:
+def advice(static: bool, unused: int, timed: Timed) -> str:
     """What is to be said of the first steps; "" if the flag does what it is there for.
 
     Args:
         static: whether the same parameters were unused in every step.
         unused: bytes of unused parameters, in a step.
-        watched: what was timed.
+        timed: what was timed.
     """
     if not static:
         return ""
-    cost = _cost(watched)
+    cost = _cost(timed)
     if not unused:
         return (
-            f"find_unused_parameters=True has found no unused parameter in {watched.steps} steps on this rank. {cost}"
+            f"find_unused_parameters=True has found no unused parameter in {timed.steps} steps on this rank. {cost}"
             " Without the flag (leave it out, or DDPFIX_UNUSED=late) nothing is looked for, and a step that leaves one"
-            " out is closed after its backward"
+            " out is finalized after its backward"
         )
     return (
-        f"the same parameters ({unused / 1e6:.3g} MB) were unused in each of {watched.steps} steps on this rank. {cost}"
+        f"the same parameters ({unused / 1e6:.3g} MB) were unused in each of {timed.steps} steps on this rank. {cost}"
         " If that holds on all ranks, freeze them before the model is wrapped (requires_grad_(False))"
-        f"{'' if watched.accumulates else ', or set static_graph=True (DDPFIX_UNUSED=static)'};"
+        f"{'' if timed.accumulates else ', or set static_graph=True (DDPFIX_UNUSED=static)'};"
         " DDPFIX_UNUSED=late does without the walk as it is"
     )
 
 
-def _cost(watched: Watched) -> str:
-    if not watched.walks or not watched.whole:
+def _cost(timed: Timed) -> str:
+    if not timed.walks or not timed.whole:
         return "Looking for them walks through the graph in every step."
-    walk, whole = median(watched.walks) * 1000, median(watched.whole) * 1000
+    walk, whole = median(timed.walks) * 1000, median(timed.whole) * 1000
     return f"Looking for them took {walk:.2g} ms of {whole:.3g} ms a step ({100 * walk / whole:.2g} %)."

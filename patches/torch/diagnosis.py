@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from types import ModuleType
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List, Optional
 
-from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
+
+from . import ddp
 
 ERROR = "Expected to have finished reduction in the prior iteration"
 _SET_THE_FLAG = (
@@ -21,35 +23,36 @@ _ALREADY_SET = (
 _INDICES = re.compile(r"did not receive grad for rank (\d+): ([\d ]+)")
 
 
-def reduction(site: Site, module: ModuleType, owner: Any) -> None:
-    """Catch the error where DDP raises it: at the beginning of the next forward."""
-    site.often(owner, "forward", _forward)
-    skip_frames(vars(owner)["forward"])
+def reduction(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Put the stage in: the error is raised at the beginning of DDP's next forward."""
+    return ddp.put(site, owner, Diagnosis())
 
 
-def _forward(stock: Any) -> Callable[..., Any]:
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        try:
-            return stock(self, *inputs, **kwargs)
-        except RuntimeError as error:
-            if ERROR in str(error) and "ddpfix:" not in str(error):
-                error.args = (f"{error}\n{explain(self, str(error))}",)
-            raise
+class Diagnosis(ddp.Stage):
+    place = "diagnosis"
 
-    return forward
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        model.attach(self.place, failed=functools.partial(_complete, model))
 
 
-def explain(wrapper: Any, message: str) -> str:
+def _complete(model: ddp.Wrapped, error: BaseException) -> None:
+    if isinstance(error, RuntimeError) and ERROR in str(error) and "ddpfix:" not in str(error):
+        error.args = (f"{error}\n{explain(model, str(error))}",)
+
+
+def explain(model: ddp.Wrapped, message: str) -> str:
     """The diagnosis: parameters without gradient on this rank, grouped by module, and the line that cures it."""
     found = _INDICES.search(message)
-    names = names_of(wrapper)
+    names = model.names
     if found is None:
         missing, where = [], ""
     else:
         missing = [names[int(i)] for i in found.group(2).split() if int(i) < len(names)]
         where = f" on rank {found.group(1)}"
-    cure = _ALREADY_SET if wrapper.find_unused_parameters else _SET_THE_FLAG
-    return f"ddpfix: {len(missing) or 'some'} parameters got no gradient{where}:{_listed(missing)}\nddpfix: {cure}"
+    cure = _ALREADY_SET if model.wrapper.find_unused_parameters else _SET_THE_FLAG
+    more = model.finalizer.backwards.explain() if model.finalizer is not None else ""
+    count = len(missing) or "some"
+    return f"ddpfix: {count} parameters got no gradient{where}:{_listed(missing)}{more}\nddpfix: {cure}"
 
 
 def _listed(names: List[str]) -> str:
@@ -67,12 +70,6 @@ def in_short(names: List[str]) -> str:
 
 def _short(words: List[str], most: int) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
-
-
-def names_of(wrapper: Any) -> List[str]:
-    """Parameter names in the order of DDP's own indices."""
-    ignored = getattr(wrapper, "parameters_to_ignore", ())
-    return [name for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in ignored]
 
 
 def _grouped(names: List[str]) -> Dict[str, List[str]]:

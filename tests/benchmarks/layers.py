@@ -116,17 +116,13 @@ def _once_us(stack: Stack, rate: float, quick: bool) -> float:
 
 def _least(encoder: nn.Module, arguments: Dict[str, torch.Tensor], quick: bool) -> Tuple[float, float]:
     """The least microseconds of a forward in stock and of one as a step of a wrapped model."""
-    from ddpfix.patches.torch.steps import _run  # type: ignore[import-not-found]
-
     owner = next(level for level in type(encoder).__mro__ if level in draws.COVERED)
     ours, stock = vars(owner)["forward"], draws.COVERED[owner].stock
     replica = sync.Replica(encoder, 1)
 
-    def plain(wrapper: Any, **inputs: Any) -> Any:
-        return wrapper(**inputs)
-
     def step() -> None:
-        _run(plain, replica, encoder, (), arguments)
+        with sync.step(replica):
+            encoder(**arguments)
         if replica.last is not None:
             # As if its backward had begun: the next step may forget it.
             replica.last.reached = True

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import torch
-from ddpfix.patches.torch import late, unsent
+from ddpfix.patches.torch import bucket_skip, ddp
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -91,14 +91,13 @@ class Arm:
         options: Dict[str, Any] = {"gradient_as_bucket_view": views, "bucket_cap_mb": plan["cap"]}
         options["find_unused_parameters"] = kind in ("stock", "find")
         self.wrapped = DistributedDataParallel(self.encoder, process_group=group, **options)
-        if kind == "late":
-            # There is no optimizer's step here, before which a model would be closed for the first time.
-            late._arm(self.wrapped, at_once=True)
+        model = ddp.of(self.wrapped)
         if keeps:
             # Also where it is not expected to pay, so that this can be seen.
-            unsent._install(self.wrapped, None)
-            unsent._rehearse(self.wrapped)
-        unsent._CONSIDERED.add(self.wrapped)
+            bucket_skip._install(model, None)
+            bucket_skip._rehearse(model)
+        if model is not None:
+            model.detach("bucket_skip")
         self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=1e-3)
 
     def steps(self, count: int) -> float:

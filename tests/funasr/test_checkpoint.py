@@ -143,7 +143,7 @@ def test_skipped_layers_are_skipped_again(
 ) -> None:
     def steps() -> List[Step]:
         # Decisions are drawn from a seed that counts models.
-        monkeypatch.setattr("ddpfix.patches.torch.steps._MODELS", itertools.count())
+        monkeypatch.setattr("ddpfix.patches.torch.agreement._MODELS", itertools.count())
         torch.manual_seed(3)
         module = encoder(name, 0.1, **SKIPPING[name])
         wrapper = DistributedDataParallel(module, find_unused_parameters=True)

@@ -34,6 +34,10 @@ def gradients(model: Any) -> Any:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+def weights(model: Any) -> Any:
+    return [float(p.detach().sum()) for p in model.parameters()]
+
+
 def step(model: Any) -> None:
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
@@ -51,19 +55,25 @@ def static(found: Found) -> None:
     model = wrapped(static_graph=True)
     for number in range(3):
         model(Plain().batch(0, number), [1, 2]).mean().backward()
-    from ddpfix.patches.torch import late
+    from ddpfix.patches.torch import ddp
 
-    found["armed"] = model in late._CLOSERS
+    known = ddp.of(model)
+    found["armed"] = known is None or known.finalizer is not None
 
 
 def second_backward(found: Found) -> None:
-    """A second backward through the same outputs would not be averaged any more."""
+    """A second backward through the same outputs."""
     model = wrapped()
     loss(model, 0).backward()
     step(model)
+    model.zero_grad()
     value = loss(model, 1)
     value.backward(retain_graph=True)
+    once = gradients(model)
     value.backward()
+    found["twice"] = bool(torch.allclose(gradients(model), 2 * once))
+    step(model)
+    found["weights"] = weights(model)
 
 
 class Hidden(Stack):
@@ -87,18 +97,19 @@ def hidden_loss(found: Found) -> None:
         model(Plain().batch(distributed.get_rank(), number), []).mean().backward()
         model.module.own_loss.backward()
         step(model)
-    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+    found["weights"] = weights(model)
 
 
 def hidden_loss_left_out(found: Found) -> None:
-    """The same after a step without it, which stock does not survive: not averaged in silence."""
+    """The same after a step without it, which plain torch does not survive."""
     model = DistributedDataParallel(Hidden())
-    for number in range(2):
+    for number in range(5):
         model.zero_grad()
         model(Plain().batch(distributed.get_rank(), number), []).mean().backward()
+        if number > 1:
+            model.module.own_loss.backward()
         step(model)
-    model(Plain().batch(distributed.get_rank(), 5), []).mean().backward()
-    model.module.own_loss.backward()
+    found["weights"] = weights(model)
 
 
 def closure(found: Found) -> None:
@@ -114,7 +125,7 @@ def closure(found: Found) -> None:
             return value
 
         optimizer.step(run)
-    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+    found["weights"] = weights(model)
 
 
 def parameter_returned(found: Found) -> None:
@@ -153,7 +164,7 @@ def loss_reduced(found: Found) -> None:
         value.backward()
         distributed.all_reduce(value.detach().clone())
         step(model)
-    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+    found["weights"] = weights(model)
 
 
 def losses_reduced(found: Found) -> None:
@@ -167,7 +178,7 @@ def losses_reduced(found: Found) -> None:
             value.mean().backward()
             distributed.all_reduce(value.detach().mean())
         step(model)
-    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+    found["weights"] = weights(model)
 
 
 def by_hand(found: Found) -> None:
@@ -181,6 +192,7 @@ def by_hand(found: Found) -> None:
                 if parameter.grad is not None:
                     parameter -= 0.1 * parameter.grad
         del later
+    found["weights"] = weights(model)
 
 
 def broken_backward(found: Found) -> None:
@@ -221,7 +233,7 @@ def uneven(found: Found) -> None:
             optimizer.zero_grad()
             loss(model, number).backward()
             optimizer.step()
-    found["weights"] = [float(p.detach().sum()) for p in model.parameters()]
+    found["weights"] = weights(model)
 
 
 def advised(found: Found) -> None:
@@ -240,9 +252,9 @@ def advised(found: Found) -> None:
 
 def cannot_close(found: Found) -> None:
     """A reducer on which a report has no effect: more than a hundred parameters are missing, and stay so."""
-    from ddpfix.patches.torch import silent
+    from ddpfix.patches.torch import reducer
 
-    silent.report = lambda *_: None
+    reducer.mark_ready = lambda *_: None
     model = DistributedDataParallel(Stack(80))
     before = [float(p.detach().sum()) for p in model.parameters()]
     try:

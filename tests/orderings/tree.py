@@ -36,8 +36,8 @@ WATCHED = (
 )
 # Our layers, outermost first.
 LAYERS = {
-    "__init__": ["aligned", "advice", "late", "steps", "unused"],
-    "forward": ["unsent", "advice", "late", "steps", "diagnosis"],
+    "__init__": ["ddp"],
+    "forward": ["ddp"],
 }
 # Only the toolkits themselves have to be imported in each order; what they need from elsewhere may be there before.
 HEAVY = ("numpy", "scipy.optimize", "sympy", "huggingface_hub", "tokenizers", "regex", "httpx", "safetensors", "psutil")

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ddpfix.patches.torch import shards  # noqa: E402
+from ddpfix.patches.torch import sharding  # noqa: E402
 
 
 def mesh(ranks: List[Any]) -> Any:
@@ -26,14 +26,14 @@ def module(*meshes: Optional[Any]) -> Any:
 def world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks; a group is the list of its ranks."""
     monkeypatch.setattr(shards, "ranks_of", lambda group: list(range(8)) if group is None else group)
-    monkeypatch.setattr(shards.distributed, "get_world_size", lambda group=None: 8 if group is None else len(group))
+    monkeypatch.setattr(sharding.distributed, "get_world_size", lambda group=None: 8 if group is None else len(group))
 
 
 @pytest.mark.parametrize(
     ("own", "given", "expected"),
     [
         ([[0, 1, 2, 3]], [0, 1, 2, 3], [0, 1, 2, 3]),
-        # Two replicas of two shards.
+        # Two replicas of two sharding.
         ([[[0, 1], [2, 3]]], [[0, 1], [2, 3]], [0, 1, 2, 3]),
         # Tensor parallel layers: rank 1 has other parts of the same layers, and the mesh that was given lacks it.
         ([[[0, 1], [2, 3]]], [0, 2], [0, 1, 2, 3]),
@@ -48,7 +48,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("world")
 def test_fsdp2(own: List[Any], given: Any, expected: Optional[List[int]]) -> None:
     parameters = [None if ranks is None else mesh(ranks) for ranks in own]
-    assert shards.of_fsdp2(module(*parameters), None if given is None else mesh(given)) == expected
+    assert sharding.of_fsdp2(module(*parameters), None if given is None else mesh(given)) == expected
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_fsdp2(own: List[Any], given: Any, expected: Optional[List[int]]) -> Non
 )
 @pytest.mark.usefixtures("world")
 def test_fsdp1(wrapper: Any, expected: Optional[List[int]]) -> None:
-    assert shards.of_fsdp1(SimpleNamespace(**wrapper)) == expected
+    assert sharding.of_fsdp1(SimpleNamespace(**wrapper)) == expected

@@ -29,7 +29,7 @@ toolkits:
 patches:
   torch.unused:
     toolkit: torch
-    code: torch.unused:find
+    code: torch.flag:decide
     setting: unused
     when: [auto, find]
     problem: a problem
@@ -90,10 +90,10 @@ BAD = {
     "toolkits without torch": ("  torch: torch\n", "", "toolkits:", "'torch' is missing"),
     "unknown patch": ("- patch: torch.unused", "- patch: torch.used", "torch.used", "accepted are torch.unused"),
     "unknown toolkit": ("toolkit: torch", "toolkit: tocrh", "tocrh", "accepted are torch, transformers"),
-    "unknown code file": ("torch.unused:find", "torch.unsued:find", "torch.unsued:find", "'toolkit.file:function'"),
-    "unknown function": ("torch.unused:find", "torch.unused:fnid", "torch.unused:fnid", "'toolkit.file:function'"),
-    "code from elsewhere": ("torch.unused:find", "os:system", "os:system", "is not shipped"),
-    "code by a path": ("torch.unused:find", '"..ddpfix.cli:main"', "..ddpfix", "is not shipped"),
+    "unknown code file": ("torch.flag:decide", "torch.unsued:find", "torch.unsued:find", "'toolkit.file:function'"),
+    "unknown function": ("torch.flag:decide", "torch.unused:fnid", "torch.unused:fnid", "'toolkit.file:function'"),
+    "code from elsewhere": ("torch.flag:decide", "os:system", "os:system", "is not shipped"),
+    "code by a path": ("torch.flag:decide", '"..ddpfix.cli:main"', "..ddpfix", "is not shipped"),
     "unknown setting": ("setting: unused", "setting: unsued", "unsued", "accepted are unused, layerdrop"),
     "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "accepted are auto, find, late, static, off"),
     "off as a bool": ("[auto, find]", "[auto, off]", "[auto, off]", "not bool (put it in quotes)"),

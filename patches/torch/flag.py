@@ -6,32 +6,41 @@ A model that skips layers leaves their parameters without gradient; DDP then fai
 
 from __future__ import annotations
 
-import inspect
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 from ddpfix import draws, log, wrapping
 from ddpfix.registry import Site
 
+from . import ddp
+
 FLAG = "find_unused_parameters"
-# possible(arguments): whether a model can do without the flag, however much goes unused (see :mod:`.late`).
-OTHERWISE: List[Callable[[Dict[str, Any]], bool]] = []
+# possible(arguments): whether a model can do without the flag, however much goes unused (see :mod:`.finalize`).
+FLAG_ALTERNATIVES: List[Callable[[Dict[str, Any]], bool]] = []
 
 
-def find(site: Site, module: ModuleType, owner: Any) -> None:
-    """Decide the flag at ``DistributedDataParallel.__init__``, whoever builds it."""
-    always = site.settings["unused"] == "find"
-    static = site.settings["unused"] == "static"
+def decide(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Put the stage in: the flag is decided at DDP's constructor, whoever builds it."""
+    return ddp.put(site, owner, Flag(site.settings["unused"]))
 
-    def built(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        bound = inspect.signature(wrapped).bind(*args, **kwargs)
-        if static and _may_be_static(bound.arguments["module"]):
-            bound.arguments.update({"static_graph": True, FLAG: False})
-        elif _decide(bound.arguments, always):
-            bound.arguments[FLAG] = True
-        wrapped(*bound.args, **bound.kwargs)
 
-    site.once(owner, "__init__", built)
+class Flag(ddp.Stage):
+    """Changes the arguments ``find_unused_parameters`` and ``static_graph``.
+
+    Args:
+        mode: auto, find or static.
+    """
+
+    place = "flag"
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+
+    def arguments(self, call: ddp.Call) -> None:
+        if self._mode == "static" and _may_be_static(call.module):
+            call.arguments.update({"static_graph": True, FLAG: False})
+        elif _decide(call.arguments, self._mode == "find"):
+            call.arguments[FLAG] = True
 
 
 def _may_be_static(model: Any) -> bool:
@@ -51,7 +60,7 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
     if not skipping and not idle and not always:
         return False
     names = _named(skipping)
-    said = chosen(arguments)
+    said = user_choice(arguments)
     if arguments.get("static_graph"):
         # What is unused in every step is no trouble there.
         if skipping:
@@ -64,10 +73,10 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
         return said
     reasons = ([f"{names} skips layers"] if names else []) + idle
     against = [] if always else wrapping.excluded(arguments["module"])
-    if against and any(possible(arguments) for possible in OTHERWISE):
+    if against and any(possible(arguments) for possible in FLAG_ALTERNATIVES):
         log.info(
-            f"{FLAG} is left out: {', '.join(against)} excludes it. {'; '.join(reasons)}: what goes unused is closed"
-            " after each backward (DDPFIX_UNUSED=find takes the flag)"
+            f"{FLAG} is left out: {', '.join(against)} excludes it. {'; '.join(reasons)}: reductions are"
+            " finalized after each backward (DDPFIX_UNUSED=find takes the flag)"
         )
         return False
     if not arguments.get(FLAG):
@@ -88,7 +97,7 @@ def _warn(names: str, idle: List[str]) -> None:
     )
 
 
-def chosen(arguments: Dict[str, Any]) -> Optional[bool]:
+def user_choice(arguments: Dict[str, Any]) -> Optional[bool]:
     """What the user chose: told by the toolkit that builds the model, else the argument if there is one."""
     known, value = wrapping.what_was_asked()
     return value if known else arguments.get(FLAG)

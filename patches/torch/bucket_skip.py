@@ -6,31 +6,26 @@ user's own one.
 
 from __future__ import annotations
 
-import inspect
-import math
+import functools
 import sys
 import weakref
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import distributed
 
-from ddpfix import draws, log, sync
+from ddpfix import draws, log
 from ddpfix.communication import COUNTED, Traffic
-from ddpfix.frames import skip_frames
 from ddpfix.registry import Site
 
-from . import aligned, rehearsal, silent, window
-from .window import droppable
+from . import bucket_cost, bucket_order, ddp, reducer
+from .accumulation import Window, window_of
 
 # Hooks of torch that do the same with a bucket whatever they did with it before: to leave one out changes nothing for
 # the rest.
 _STATELESS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
-# The share of all gradients from which on it pays, by the kind of device. On a CPU, torch divides and copies more where
-# a hook is registered, which costs 4 to 7 % of a step whose communication is as fast as a loopback.
-WORTH, _ELSEWHERE = {"cpu": 0.08}, 0.01
 Hook = Callable[[Any, distributed.GradBucket], Any]
 
 
@@ -39,16 +34,18 @@ class Unsent:
     """The state of our communication hook for one wrapped model."""
 
     wrapper: Any
-    window: window.Window
+    window: Window
     inner: Optional[Tuple[Any, Hook]] = None
     # While a reduction of nothing is made for the order of the buckets.
     rehearsing: bool = False
+    # After undo.
+    ended: bool = False
     traffic: Traffic = field(default_factory=Traffic)
 
     def idle(self, bucket: distributed.GradBucket) -> bool:
         """Whether no rank used any parameter of this bucket."""
         unused = self.window.unused
-        if not unused:
+        if not unused or self.ended:
             return False
         wrapper = self.wrapper()
         # A rank that has joined stands in for forwards that it did not run.
@@ -94,107 +91,103 @@ def _reduced(state: Unsent, buffer: torch.Tensor) -> torch.futures.Future[torch.
     return future
 
 
-# Of the models in which our hook is at work.
-STATES: weakref.WeakKeyDictionary[Any, Unsent] = weakref.WeakKeyDictionary()
+def buckets(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Put the stage in."""
+    return ddp.put(site, owner, BucketSkip())
 
 
-def buckets(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on DDP: the hook is registered when it first runs, or around the one that the user registers."""
-    site.often(owner, "forward", _forward)
-    skip_frames(vars(owner)["forward"])
-    site.once(owner, "register_comm_hook", _registered)
-    site.at_undo(_end)
+class BucketSkip(ddp.Stage):
+    """Registers the hook before the first step, or around the one that the user registers."""
+
+    place = "bucket_skip"
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        if window_of(model) is not None:
+            # Measured by all ranks together, if nobody has: now, and not when a rank first trains.
+            model.plan = (call.facts.get("plan") if call is not None else None) or _plan(model, call)
+            model.attach(self.place, functools.partial(self._first_forward, model))
+
+    def _first_forward(self, model: ddp.Wrapped) -> None:
+        if model.wrapper.training:
+            model.detach(self.place)
+            _begin(model)
+
+    def hook(self, model: ddp.Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
+        if model.unsent is not None and model.unsent.inner is None:
+            # Ours is there already, and torch takes no second one.
+            model.unsent.inner = (state, hook)
+            return True
+        if model.unsent is not None or not _shares_skips(model):
+            return False
+        if not _stateless(hook):
+            name = getattr(hook, "__qualname__", repr(hook))
+            log.info(f"gradients of skipped layers are communicated: {name} may keep something from bucket to bucket")
+            model.detach(self.place)
+            return False
+        _install(model, (state, hook))
+        return True
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        if model.unsent is not None:
+            # A hook cannot be taken back: from here on it sends everything.
+            model.unsent.ended = True
+            model.unsent = None
 
 
-def _end() -> None:
-    for state in list(STATES.values()):
-        # A hook cannot be taken back: from here on it sends everything.
-        state.window.unused = frozenset()
-    STATES.clear()
-    _CONSIDERED.clear()
-
-
-_CONSIDERED: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if not self.training or not torch.is_grad_enabled():
-            return stock(self, *inputs, **kwargs)
-        if self not in _CONSIDERED:
-            _CONSIDERED.add(self)
-            _begin(self)
-        output = stock(self, *inputs, **kwargs)
-        state = STATES.get(self)
-        if state is not None:
-            state.window.forward_ended()
-        return output
-
-    return forward
-
-
-def _begin(wrapper: Any) -> None:
+def _begin(model: ddp.Wrapped) -> None:
     """Before the first step."""
     try:
-        _consider(wrapper)
+        _consider(model)
     except Exception as error:
-        log.warning(f"gradients of skipped layers are communicated: a {type(wrapper.module).__name__} gave {error!r}")
+        name = type(model.wrapper.module).__name__
+        log.warning(f"gradients of skipped layers are communicated: a {name} gave {error!r}")
         return
     # What ends in an error halfway through a reduction of torch's must not be passed over.
-    _rehearse(wrapper)
+    _rehearse(model)
 
 
-def _consider(wrapper: Any) -> None:
+def _consider(model: ddp.Wrapped) -> None:
     """Register the hook in a model that skips layers on all ranks alike, where that pays."""
-    if wrapper in STATES or not _shares_skips(wrapper):
+    if model.unsent is not None or not _shares_skips(model):
         return
-    share, least = expected(wrapper), WORTH.get(next(wrapper.module.parameters()).device.type, _ELSEWHERE)
-    if share < least:
-        log.debug(
-            f"gradients of skipped layers are communicated: {share:.0%} of all, and a hook costs about {least:.0%}"
-        )
+    wrapper = model.wrapper
+    if model.plan is None or not model.plan.together:
         return
     if getattr(wrapper, "_comm_hooks", None):
         log.info("a communication hook was registered before ddpfix: gradients of skipped layers are communicated")
         return
     try:
-        _install(wrapper, None)
+        _install(model, None)
     except RuntimeError as error:
         # torch has one hook a model, and its built-in ones are not listed everywhere.
         log.info(f"gradients of skipped layers are communicated: {str(error).splitlines()[0]}")
 
 
-def expected(wrapper: Any) -> float:
-    """The share of all gradients that is not sent in a step, in the mean, with buckets that end where layers end."""
-    parameters = list(wrapper.module.parameters())
-    sizes = {id(p): p.numel() * p.element_size() for p in parameters if p.requires_grad}
-    rates = {name: rate for name, _, rate in draws.active(wrapper.module)}
-    saved = 0.0
-    for (name, _), own in droppable(wrapper.module, None, id).items():
-        size = sum(sizes.get(number, 0) for number in own)
-        # As many layers as share a bucket have to be skipped together.
-        together = max(1, math.ceil(aligned.SHARE * wrapper.bucket_bytes_cap / max(1, size)))
-        saved += size * float(rates.get(name, max(rates.values())) ** together)
-    return saved / max(1.0, float(sum(sizes.values())))
+def _plan(model: ddp.Wrapped, call: Optional[ddp.Call]) -> bucket_cost.Plan:
+    # Some ranks alone may train a copy, and nothing is measured with it.
+    if call is None or not _shares_skips(model):
+        return bucket_cost.NOTHING
+    return bucket_cost.for_model(model.wrapper.module, model.wrapper.bucket_bytes_cap, model.wrapper.process_group)
 
 
-def _rehearse(wrapper: Any) -> None:
+def _rehearse(model: ddp.Wrapped) -> None:
     """Without the flag DDP makes its buckets anew; where it was told their sizes, give it their order."""
-    state = STATES.get(wrapper)
-    if state is None or wrapper not in aligned.SIZED or not silent.AT_ANY_TIME:
+    state = model.unsent
+    if state is None or not model.sized or not reducer.AT_ANY_TIME:
         return
     # A rank that has joined already makes them anew in its own time.
-    if wrapper._join_config.enable:
+    if model.wrapper._join_config.enable:
         return
     state.rehearsing = True
     try:
-        rehearsal.give_order(wrapper, state.window.parameters)
+        bucket_order.give_order(model.wrapper, model.parameters)
     finally:
         state.rehearsing = False
 
 
-def _shares_skips(wrapper: Any) -> bool:
-    if sync.replica_of(wrapper) is None or distributed.get_world_size(wrapper.process_group) < 2:
+def _shares_skips(model: ddp.Wrapped) -> bool:
+    wrapper = model.wrapper
+    if model.skips is None or distributed.get_world_size(wrapper.process_group) < 2:
         return False
     if getattr(wrapper, "static_graph", False) or getattr(wrapper, "mixed_precision", None) is not None:
         return False
@@ -206,10 +199,12 @@ def _shared(module: Any) -> bool:
     return any(level in draws.COVERED and not draws.COVERED[level].never for level in type(module).__mro__)
 
 
-def _install(wrapper: Any, inner: Optional[Tuple[Any, Hook]]) -> None:
-    state = Unsent(weakref.ref(wrapper), window.of(wrapper), inner)
+def _install(model: ddp.Wrapped, inner: Optional[Tuple[Any, Hook]]) -> None:
+    assert model.skips is not None
+    wrapper = model.wrapper
+    state = Unsent(weakref.ref(wrapper), model.skips, inner)
     distributed._register_comm_hook(wrapper.reducer, state, skipping_buckets)
-    STATES[wrapper] = state
+    model.unsent = state
     COUNTED[wrapper] = state.traffic
 
 
@@ -217,21 +212,3 @@ def _stateless(hook: Any) -> bool:
     # Whoever has one of them has imported its module; we would do so for nothing.
     known = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
     return any(hook is getattr(known, name, None) for name in _STATELESS)
-
-
-def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    state = STATES.get(wrapper)
-    if state is not None and state.inner is None:
-        # Ours is there already, and torch takes no second one.
-        state.inner = (given["state"], given["hook"])
-        return None
-    if state is not None or not _shares_skips(wrapper):
-        return wrapped(*args, **kwargs)
-    if not _stateless(given["hook"]):
-        name = getattr(given["hook"], "__qualname__", repr(given["hook"]))
-        log.info(f"gradients of skipped layers are communicated: {name} may keep something from bucket to bucket")
-        _CONSIDERED.add(wrapper)
-        return wrapped(*args, **kwargs)
-    _install(wrapper, (given["state"], given["hook"]))
-    return None

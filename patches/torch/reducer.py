@@ -1,23 +1,26 @@
-"""Tells DDP's reducer that a parameter has no gradient in this backward."""
+"""What is asked of DDP's reducer, and what it is told: its methods that are not public, in one place."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 from torch.autograd import Variable
 
-# Whether a parameter can be reported while a backward runs.
-AT_ANY_TIME = hasattr(torch.distributed, "Reducer") and hasattr(torch.distributed.Reducer, "_autograd_hook")
-
-
-# Whether the reducer can be asked without anything coming of it. Before torch 2.1 the question is put by the function
-# that makes the buckets anew, which is a collective, once the reduction is finished.
-CAN_ASK = hasattr(torch.distributed, "Reducer") and hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
+_CLASS = getattr(torch.distributed, "Reducer", None)
+# Whether a parameter can be marked while a backward runs (torch 2.1).
+AT_ANY_TIME = hasattr(_CLASS, "_autograd_hook")
+# torch names this many parameters at most, and then dots.
+_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)(\.\.\.)?")
 
 
 def unfinished(reducer: Any) -> str:
-    """The error that torch would raise at the next forward; "" if the reduction is finished or has not begun."""
+    """The error that torch would raise at the next forward; "" if the reduction is finished or has not begun.
+
+    Before torch 2.1 the question is put by the function that makes the buckets anew. That is a collective once, after
+    the first reduction: until then nobody may ask.
+    """
     ask = getattr(reducer, "_check_reducer_finalized", None) or reducer._rebuild_buckets
     try:
         ask()
@@ -26,7 +29,15 @@ def unfinished(reducer: Any) -> str:
     return ""
 
 
-def report(reducer: Any, parameters: Sequence[Any], indices: Sequence[int]) -> None:
+def missing(reducer: Any) -> Tuple[List[int], bool]:
+    """The numbers of parameters that the reducer waits for, and whether there are more of them."""
+    named = _INDICES.search(unfinished(reducer))
+    if named is None:
+        return [], False
+    return [int(word) for word in named.group(1).split()], named.group(2) is not None
+
+
+def mark_ready(reducer: Any, parameters: Sequence[Any], indices: Sequence[int]) -> None:
     """Mark parameters as ready, without gradient; called within a backward, or a callback of one.
 
     Args:
@@ -44,12 +55,24 @@ def report(reducer: Any, parameters: Sequence[Any], indices: Sequence[int]) -> N
         hook(index)
 
 
+def arm_again(reducer: Any) -> None:
+    """Have the gradients that come from here on reduced, as those after a forward; all ranks do it alike."""
+    # Without the flag the buckets are made anew after the first reduction, in the order in which gradients came.
+    reducer._rebuild_buckets()
+    reducer.prepare_for_backward([])
+
+
+def at_end_of_backward(action: Callable[[], None]) -> None:
+    """Have ``action()`` called when the backward that runs now has ended; called within it."""
+    Variable._execution_engine.queue_callback(action)
+
+
 def within_backward(action: Callable[[], None]) -> None:
     """Call ``action()`` at the end of a backward of nothing, where DDP can put off what it does at an end."""
     with torch.enable_grad():
         start = torch.zeros((), requires_grad=True)
         end = start * 1
-    end.register_hook(lambda gradient: Variable._execution_engine.queue_callback(action))
+    end.register_hook(lambda gradient: at_end_of_backward(action))
     end.backward()
 
 

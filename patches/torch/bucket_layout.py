@@ -1,15 +1,14 @@
 """DDP's gradient buckets end where layers end that may be skipped, so that what a skipped layer has fills its own.
 
 Under ``find_unused_parameters=True`` the assignment that DDP makes at construction stays. Without the flag DDP makes
-it anew after the first step, and a newer torch can be told the sizes. Layers that are small beside DDP's limit
-(``bucket_cap_mb``) share a bucket: many small collectives cost more than they save.
+it anew after the first step, and a newer torch can be told the sizes. Small layers share a bucket where many small
+collectives cost more than they save (:mod:`.bucket_cost`).
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import weakref
 from types import ModuleType
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
@@ -18,47 +17,73 @@ from torch import distributed
 from ddpfix import draws, log, meanwhile
 from ddpfix.registry import PatchError, Site
 
-from .window import droppable
+from . import bucket_cost, ddp
+from .accumulation import droppable
 
-# How much of DDP's limit for a bucket a group of layers fills at least.
-SHARE = 0.5
-# Models whose reducer knows the sizes of buckets for when it makes them anew.
-SIZED: weakref.WeakSet[Any] = weakref.WeakSet()
 _ASSIGN = "_compute_bucket_assignment_by_size"
 Assigned = Tuple[List[List[int]], List[int]]
 
 
-def layers(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``DistributedDataParallel.__init__``, which asks torch.distributed for the assignment."""
+def layers(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Put the stage in.
+
+    Raises:
+        PatchError: DDP no longer asks torch.distributed for the assignment.
+    """
     if not hasattr(distributed, _ASSIGN):
         raise PatchError(f"torch.distributed.{_ASSIGN} is not there")
+    return ddp.put(site, owner, BucketLayout())
 
-    def built(wrapped: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
-        model = args[0] if args else kwargs.get("module")
-        if model is None or not draws.active(model):
-            wrapped(*args, **kwargs)
+
+class BucketLayout(ddp.Stage):
+    """Replaces what DDP asks for the assignment, and what it makes its reducer of, while it is constructed."""
+
+    place = "bucket_layout"
+
+    def arguments(self, call: ddp.Call) -> None:
+        plan = call.facts["plan"] = _plan(call)
+        if not plan.together:
             return
-        assign = assignment(getattr(distributed, _ASSIGN), model)
-        reducer = Rebuilt(distributed.Reducer, model)
-        with meanwhile.replaced(distributed, _ASSIGN, assign), meanwhile.replaced(distributed, "Reducer", reducer):
-            wrapped(*args, **kwargs)
-        if reducer.sized:
-            SIZED.add(wrapper)
+        assign = assignment(getattr(distributed, _ASSIGN), call.module, plan.least)
+        reducer = call.facts["reducer"] = Rebuilt(distributed.Reducer, call.module, plan.least)
+        call.around += [
+            meanwhile.replaced(distributed, _ASSIGN, assign),
+            meanwhile.replaced(distributed, "Reducer", reducer),
+        ]
 
-    site.once(owner, "__init__", built)
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        reducer = None if call is None else call.facts.get("reducer")
+        model.sized = reducer is not None and reducer.sized
 
 
-def assignment(stock: Callable[..., Assigned], model: Any) -> Callable[..., Assigned]:
+def _plan(call: ddp.Call) -> bucket_cost.Plan:
+    """How layers share buckets; asked by all ranks together, for what it costs is measured."""
+    given = call.arguments
+    agreed = call.facts.get("seed") is not None and draws.active(call.module)
+    if not agreed or given.get("static_graph") or given.get("mixed_precision") is not None:
+        return bucket_cost.NOTHING
+    mesh = given.get("device_mesh")
+    group = given.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
+    caps = given.get("bucket_cap_mb_list") or [given.get("bucket_cap_mb") or _DEFAULT_CAP]
+    return bucket_cost.for_model(call.module, int(max(caps) * 1024 * 1024), group)
+
+
+# Megabytes, as DDP has it.
+_DEFAULT_CAP = 25
+
+
+def assignment(stock: Callable[..., Assigned], model: Any, least: float) -> Callable[..., Assigned]:
     """torch's function, asked for each run of parameters that belong to one layer, or to none.
 
     Args:
         stock: ``stock(tensors, limits, expect_sparse)`` gives lists of indices and the limit of each.
         model: the module that is about to be wrapped.
+        least: how many bytes the layers that share a bucket have at least.
     """
 
     def assign(tensors: Sequence[Any], limits: Sequence[int], sparse: Sequence[bool] = (), *rest: Any) -> Assigned:
         try:
-            runs = _runs(tensors, model, limits[-1])
+            runs = _runs(tensors, model, least)
         except Exception as error:
             log.debug(f"buckets stay as torch makes them: {error!r}")
             runs = []
@@ -87,10 +112,11 @@ class Rebuilt:
     Args:
         stock: the class of the reducer.
         model: the module that is about to be wrapped.
+        least: how many bytes the layers that share a bucket have at least.
     """
 
-    def __init__(self, stock: Any, model: Any) -> None:
-        self._stock, self._model = stock, model
+    def __init__(self, stock: Any, model: Any, least: float) -> None:
+        self._stock, self._model, self._least = stock, model, least
         # Whether it was told.
         self.sized = False
 
@@ -99,7 +125,7 @@ class Rebuilt:
         if len(given) > _SIZES and given[_SIZES] == [] and given[_FLAG] is False and not others:
             sizes: List[int] = []
             try:
-                sizes = _sizes(given[0], self._model, given[_FIRST], given[_CAP])
+                sizes = _sizes(given[0], self._model, given[_FIRST], given[_CAP], self._least)
             except Exception as error:
                 log.debug(f"buckets stay as torch makes them: {error!r}")
             self.sized = bool(sizes)
@@ -110,12 +136,12 @@ class Rebuilt:
 _CAP, _FLAG, _FIRST, _SIZES = 5, 6, 9, 12
 
 
-def _sizes(tensors: Sequence[Any], model: Any, first: int, cap: int) -> List[int]:
+def _sizes(tensors: Sequence[Any], model: Any, first: int, cap: int, least: float) -> List[int]:
     """The bytes of each bucket, if gradients come from the last parameter to the first."""
     # Buckets hold one type, on one device.
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
         return []
-    runs = _runs(tensors, model, cap)
+    runs = _runs(tensors, model, least)
     if len(runs) < 2:
         return []
     found: List[int] = []
@@ -141,13 +167,13 @@ def _bytes(tensor: Any) -> int:
     return size
 
 
-def _runs(tensors: Sequence[Any], model: Any, cap: int) -> List[List[int]]:
+def _runs(tensors: Sequence[Any], model: Any, least: float) -> List[List[int]]:
     """All indices in order: a list for each group of layers that has buckets of its own, and one for what lies between.
 
     Args:
         tensors: the parameters that DDP reduces.
         model: the module that is about to be wrapped.
-        cap: DDP's limit for a bucket, in bytes.
+        least: how many bytes the layers that share a bucket have at least.
     """
     numbers = {id(tensor): index for index, tensor in enumerate(tensors)}
     layers = droppable(model, None, lambda parameter: numbers.get(id(parameter), -1)).values()
@@ -156,10 +182,10 @@ def _runs(tensors: Sequence[Any], model: Any, cap: int) -> List[List[int]]:
     for index, tensor in enumerate(tensors):
         place = places.get(index)
         size = _bytes(tensor)
-        if not runs or runs[-1].ends_before(place, cap * SHARE):
+        if not runs or runs[-1].ends_before(place, 0.99 * least):
             runs.append(_Run(place))
         runs[-1].add(index, place, size)
-    return [run.indices for run in _without_remainders(runs, cap * SHARE)]
+    return [run.indices for run in _without_remainders(runs, least)]
 
 
 class _Run:

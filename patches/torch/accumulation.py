@@ -1,51 +1,77 @@
-"""What no rank has used since the last reduction, known without communication because skipped layers are shared.
+"""Gradient accumulation: what belongs to one reduction, and what no rank has used in it.
 
 All ranks skip the same layers (:mod:`ddpfix.sync`), so a parameter that stands in skipped layers only has no gradient
-on any of them. An accumulation window has several forwards: what one of them used counts as used.
+on any of them, and every rank knows it without communication. An accumulation window has several forwards: what one of
+them used counts as used.
 """
 
 from __future__ import annotations
 
-import weakref
+from types import ModuleType
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
 from ddpfix import draws, sync
+from ddpfix.registry import Site
+
+from . import ddp
 
 _NOTHING: FrozenSet[int] = frozenset()
+
+
+def hold(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Before torch 2.4 all micro-batches of an accumulation window skip the same layers.
+
+    There, DDP with ``find_unused_parameters`` averages only what the last micro-batch used: a parameter that an earlier
+    one used, under ``no_sync``, keeps the gradient of its own rank, and ranks drift apart without a word (pytorch issue
+    69031, mended by pull request 124193). With one decision a window, what is unused at the end was never used in it.
+    """
+    return ddp.put(site, owner, Hold())
+
+
+class Hold(ddp.Stage):
+    place = "accumulation"
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        model.holds = True
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        model.holds = False
 
 
 class Window:
     """The forwards of one wrapped model since its last reduction.
 
     Args:
-        wrapper: the DistributedDataParallel module.
-        parameters: its parameters, in the order of DDP's own numbers.
+        model: the model under DDP.
     """
 
-    def __init__(self, wrapper: Any, parameters: Sequence[Any]) -> None:
-        self._wrapper = weakref.ref(wrapper)
-        self.parameters = parameters
-        self._numbers = {id(parameter): index for index, parameter in enumerate(parameters)}
+    def __init__(self, model: ddp.Wrapped) -> None:
+        self._model = model
+        self._numbers = {id(parameter): index for index, parameter in enumerate(model.parameters)}
         self._layers: Optional[Dict[Tuple[str, int], FrozenSet[int]]] = None
-        self._reduced: List[sync.Step] = []
+        # The last forward that was to be reduced, and whether a forward has been since the last reduction.
+        self._reduced: Optional[sync.Step] = None
         self._begun = False
+        self._seen: Optional[sync.Step] = None
         # Numbers of the parameters that no rank has used.
         self.unused: FrozenSet[int] = _NOTHING
 
-    def forward_ended(self) -> None:
+    def forward_ended(self, output: Any = None) -> None:
         """A forward that may be followed by a backward has ended; to be told so twice changes nothing."""
-        wrapper: Any = self._wrapper()
-        replica = sync.replica_of(wrapper)
+        wrapper, replica = self._model.wrapper, ddp.replica(self._model)
         step = replica.last if replica is not None and wrapper.training else None
+        if step is not None and step is self._seen:
+            return
+        self._seen = step
+        if self._reduced is not None and self._reduced.reached:
+            self._begun, self._reduced = False, None
         skipped = _NOTHING if step is None else self._skipped(step)
-        if any(earlier.reached for earlier in self._reduced):
-            self._begun, self._reduced = False, []
         self.unused = self.unused & skipped if self._begun else skipped
         self._begun = True
         if wrapper.require_backward_grad_sync and step is not None:
-            self._reduced.append(step)
+            self._reduced = step
 
     def number(self, parameter: Any) -> int:
         """DDP's number of a parameter, -1 if it has none."""
@@ -59,30 +85,32 @@ class Window:
         if not step.skipped:
             return _NOTHING
         layers = self.layers()
-        found = [layers.get((skip.module, skip.layer), _NOTHING) for skip in step.skipped if not skip.part]
+        skips: Dict[Tuple[str, int], int] = {}
+        for skip in step.skipped:
+            if not skip.part:
+                skips[skip.module, skip.layer] = skips.get((skip.module, skip.layer), 0) + 1
+        # A module that is called twice in a forward (siamese, contrastive) may skip a layer in one of the calls only.
+        found = [layers.get(place, _NOTHING) for place, count in skips.items() if count >= step.calls_of(*place)]
         return frozenset().union(*found)
 
     def layers(self) -> Dict[Tuple[str, int], FrozenSet[int]]:
         """(module, index) of each layer that may be skipped -> the parameters that stand in it and nowhere else."""
         if self._layers is None:
-            wrapper: Any = self._wrapper()
-            self._layers = {
-                place: frozenset(numbers)
-                for place, numbers in droppable(wrapper.module, sync.replica_of(wrapper), self.number).items()
-            }
+            found = droppable(self._model.wrapper.module, ddp.replica(self._model), self.number)
+            self._layers = {place: frozenset(numbers) for place, numbers in found.items()}
         return self._layers
 
 
-def of(wrapper: Any) -> Window:
-    """The window of a model under DDP; whoever asks for it has it told of each forward."""
-    found = _WINDOWS.get(wrapper)
-    if found is None:
-        # DDP's own order; it has no public name.
-        found = _WINDOWS[wrapper] = Window(wrapper, list(wrapper._build_params_for_reducer()[0]))
-    return found
+def window_of(model: ddp.Wrapped) -> Optional[Window]:
+    """The window of a model that may skip layers, told of each forward; None for one that cannot."""
+    if model.skips is None and ddp.replica(model) is not None and _may_skip(model.wrapper.module):
+        window = model.skips = Window(model)
+        model.attach(Hold.place, after=window.forward_ended)
+    return model.skips
 
 
-_WINDOWS: weakref.WeakKeyDictionary[Any, Window] = weakref.WeakKeyDictionary()
+def _may_skip(module: Any) -> bool:
+    return any(level in draws.COVERED for part in module.modules() for level in type(part).__mro__)
 
 
 def droppable(model: Any, replica: Optional[sync.Replica], number: Any) -> Dict[Tuple[str, int], List[int]]:

@@ -14,12 +14,15 @@ from typing import Any, Set
 from ddpfix import log, sync
 from ddpfix.registry import Site
 
+from . import engine_view
+
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``CheckpointFunction``, the reentrant kind; ``checkpoint`` itself stays what torch.compile knows."""
     reentrant = owner.apply
 
     def apply(_: Any, function: Any, preserve: bool, *args: Any) -> Any:
+        engine_view.HIDING[0] += 1
         step = sync.current()
         if step is None or not step.replica.flagged:
             return reentrant(function, preserve, *args)

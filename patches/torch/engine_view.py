@@ -1,0 +1,85 @@
+"""What the autograd engine says of the backward that runs now: which parameters it will reach."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, List, Sequence
+
+import torch
+
+_WILL = getattr(torch._C, "_will_engine_execute_node", None)
+_ORDER = getattr(torch._C, "_current_graph_task_execution_order", None)
+# What a backward does with the parameters of a model.
+REACHES = "reaches some"
+LEAVES_ALONE = "is for something else"
+# All of the graph is run, and nothing of the model is in it, or a reentrant checkpoint hides it.
+UNSEEN = "reaches none that can be seen"
+UNSURE = "may be for something else"
+# How many reentrant checkpoints have been made in this process, by torch's own function.
+HIDING = [0]
+
+
+def accumulators(parameters: Iterable[Any]) -> List[Any]:
+    """The nodes of the graph at which gradients arrive, one a parameter; DDP keeps the same ones alive."""
+    edge = getattr(torch.autograd.graph, "get_gradient_edge", None)
+    if edge is not None:
+        return [edge(parameter).node for parameter in parameters]
+    with torch.enable_grad():
+        return [parameter.expand_as(parameter).grad_fn.next_functions[0][0] for parameter in parameters]
+
+
+class View:
+    """What backwards do with the parameters of one model.
+
+    Args:
+        parameters: in DDP's order.
+        nodes: theirs (:func:`accumulators`).
+    """
+
+    def __init__(self, parameters: Sequence[Any], nodes: Sequence[Any]) -> None:
+        self._parameters = parameters
+        # Gradients come from the last parameter to the first: what is reached is found soon.
+        self._backwards = tuple(reversed(nodes))
+        self._nodes = nodes
+
+    def effect(self) -> str:
+        """REACHES, LEAVES_ALONE, UNSEEN or UNSURE; asked within a backward.
+
+        The engine knows only the graph of the backward that it runs: what a reentrant checkpoint hides is not in it.
+        """
+        if _WILL is None:
+            return REACHES
+        try:
+            for node in self._backwards:
+                if _WILL(node):
+                    return REACHES
+            return self._of_others()
+        except RuntimeError:
+            # torch.autograd.grad asks for the gradients of leaves, and trains nothing.
+            return LEAVES_ALONE
+
+    def _of_others(self) -> str:
+        """No parameter is reached: the backward is for something else, or it cannot be seen, or nothing was used."""
+        if not any(parameter.requires_grad for parameter in self._parameters):
+            return LEAVES_ALONE
+        return _of_unseen()
+
+    def left_out(self) -> List[int]:
+        """The numbers of the parameters that the backward will not reach, as far as it can be seen."""
+        will: Callable[[Any], bool] = _WILL  # type: ignore[assignment]
+        return [index for index, node in enumerate(self._nodes) if not will(node)]
+
+
+def _of_unseen() -> str:
+    """Whether the backward leaves a part of its graph out (``autograd.grad``, ``backward(inputs=...)``)."""
+    try:
+        nodes = _ORDER()  # type: ignore[misc]
+    except (RuntimeError, TypeError):
+        # Not there, or not for this graph.
+        return UNSURE
+    behind = (node for each in nodes for node, _ in each.next_functions if node is not None)
+    return UNSEEN if all(_WILL(node) for node in behind) else LEAVES_ALONE  # type: ignore[misc]
+
+
+def hides_since(count: int) -> bool:
+    """Whether a reentrant checkpoint was made since there were ``count`` of them (:data:`HIDING`)."""
+    return HIDING[0] != count

@@ -1,0 +1,299 @@
+"""Completes DDP's reduction after a backward that left parameters out, without ``find_unused_parameters``.
+
+DDP without the flag waits for every parameter's gradient. At the end of each outermost backward that trains the model,
+the parameters for which DDP still waits are marked as ready without gradient: DDP completes its buckets, with zeros,
+and averages. If a gradient still comes in the same step, DDP is armed again, and finalized again at the end of that
+backward: the mean is linear, so mean(mean(a) + b) = mean(a) + mean(b). Both are local acts of each rank: nothing is
+agreed on, no graph is walked, and nothing is done in a step in which every parameter was used (pytorch issue 90171 has
+asked for the like). docs/unused-parameters.md has the states and the path of a step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import ModuleType
+from typing import Any, Dict, List, Optional
+
+from ddpfix import log
+from ddpfix.registry import Site
+
+from . import ddp, diagnosis, engine_view, flag, reducer, several, strays
+from .accumulation import window_of
+from .arrivals import Arrivals
+
+# The states of a reduction. From IDLE or FINALIZED a forward that will be reduced leads to ARMED, the first gradient of
+# a backward to RUNNING, and the end of that backward to FINALIZED, or to PENDING where the step has more backwards.
+IDLE, ARMED, RUNNING, PENDING, FINALIZED = "idle", "armed", "running", "pending", "finalized"
+# A forward under no_sync has followed: what comes now stays on this rank until the next forward that is reduced.
+LOCAL = "local"
+# In the first steps it is noticed if a backward passes by the outputs of the wrapper (a loss kept in the model).
+_NOTICED_STEPS = 2
+NOT_FINALIZED = (
+    "ddpfix: DDP still waits for gradients after those that are missing were marked as ready, so they are not averaged."
+    " Please report this with the versions of torch and ddpfix; DDPFIX_UNUSED=find does without."
+)
+
+
+def after_backward(site: Site, module: ModuleType, owner: Any) -> bool:
+    """Put the stage in."""
+    flag.FLAG_ALTERNATIVES.append(_possible)
+    site.at_undo(lambda: flag.FLAG_ALTERNATIVES.remove(_possible))
+    return ddp.put(site, owner, Finalize(everywhere=site.settings["unused"] == "late"))
+
+
+class Finalize(ddp.Stage):
+    """Wherever DDP has no flag and the user has not said ``find_unused_parameters=False`` in so many words.
+
+    Args:
+        everywhere: also where the user has said so.
+    """
+
+    place = "finalize"
+
+    def __init__(self, everywhere: bool) -> None:
+        self._everywhere = everywhere
+
+    def arguments(self, call: ddp.Call) -> None:
+        call.facts["refused"] = flag.user_choice(call.arguments) is False
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        wrapper = model.wrapper
+        refused = call is not None and call.facts["refused"] and not self._everywhere
+        if refused or wrapper.find_unused_parameters:
+            return
+        reason = impossible(wrapper)
+        if reason:
+            log.debug(f"reductions of a {type(wrapper.module).__name__} are left to torch: {reason}")
+            return
+        finalizer = model.finalizer = Finalizer(model)
+        window_of(model)
+        model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)
+        replica = ddp.replica(model)
+        if replica is not None:
+            # Checkpointing of either kind may stay.
+            replica.flagged = False
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        if model.finalizer is not None:
+            model.finalizer.end()
+            model.finalizer = None
+
+
+def _possible(arguments: Dict[str, Any]) -> bool:
+    """The same as far as the arguments of the constructor tell it."""
+    return not any(arguments.get(name) for name in ("static_graph", "mixed_precision", *_DELAYED))
+
+
+_DELAYED = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
+
+
+def impossible(wrapper: Any) -> str:
+    """Why gradients would not be right ("": they are)."""
+    if getattr(wrapper, "static_graph", False):
+        return "static_graph=True counts on the same parameters in each step"
+    if getattr(wrapper, "mixed_precision", None) is not None:
+        return "DDP's own mixed precision reports gradients in its own way"
+    if getattr(wrapper, "_use_python_reducer", False):
+        return "compiled autograd reduces without a reducer"
+    if getattr(wrapper, "_delay_all_reduce_params", None) or getattr(wrapper, "_delay_all_reduce_all_params", False):
+        return "some of its parameters are reduced by themselves"
+    return ""
+
+
+class Finalizer:
+    """The reductions of one model under DDP.
+
+    Args:
+        model: what is known of it.
+    """
+
+    def __init__(self, model: ddp.Wrapped) -> None:
+        self._model = model
+        self._wrapper = weakref.ref(model.wrapper)
+        self.parameters = model.parameters
+        self.state = IDLE
+        self.backwards = several.Backwards(model)
+        self.arrivals = Arrivals(self, self.parameters)
+        # Parameters that are left out of the reduction that runs -> the gradient that they had before it.
+        self.left_out: Dict[int, Any] = {}
+        # What the engine said of the backward that runs.
+        self._effect = engine_view.REACHES
+        # How many reductions have ended, and how many of them we have finalized.
+        self._reductions = self._finalized = 0
+        # Whether the last reduction was finalized by us; what follows one of DDP's own is left as it is.
+        self._by_us = False
+        # How many checkpoints had hidden a part of a graph when DDP was armed.
+        self.armed_at = self._begun_at = 0
+        ALL.add(self)
+
+    @property
+    def _reducer(self) -> Any:
+        return self._wrapper().reducer  # type: ignore[union-attr]
+
+    # Forwards.
+
+    def forward_begins(self) -> None:
+        """A forward with gradients enabled begins."""
+        self._begun_at = engine_view.HIDING[0]
+        if self.backwards.done and self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
+            self.backwards.step_ended()
+            if self.arrivals.on and not self._finalized and self._reductions >= _NOTICED_STEPS:
+                self.arrivals.stop()
+
+    def forward_ended(self, output: Any) -> None:
+        """A forward with gradients enabled has ended, and DDP is armed unless it ran under ``no_sync``."""
+        if self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
+            if self.state is not ARMED:
+                self._armed()
+        elif self.state is not ARMED:
+            # DDP stays armed through such a forward, if it is.
+            self.state = LOCAL
+            return
+        for tensor in ddp.tensors(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                # A hook on the node is not seen by whoever looks at the tensor (to save it, say).
+                tensor.grad_fn.register_prehook(self.output_reached)
+
+    def _armed(self) -> None:
+        self.state, self._by_us = ARMED, False
+        self.left_out = {}
+        self.armed_at = self._begun_at
+        if self.arrivals.on:
+            self.arrivals.forget()
+
+    # Backwards.
+
+    def output_reached(self, gradients: Any) -> None:
+        """A gradient has come to an output, within the outermost backward also under checkpointing."""
+        if self.state is ARMED or self.state is PENDING or self.state is FINALIZED:
+            self._backward_begins()
+
+    def passed_by(self) -> None:
+        """A gradient has come to a parameter, in a backward that is not known to run."""
+        if self.state is ARMED or self.state is PENDING or (self.state is FINALIZED and self._by_us):
+            self._backward_begins()
+
+    def _backward_begins(self) -> None:
+        self._effect = self.arrivals.view.effect()
+        if self._effect is engine_view.LEAVES_ALONE:
+            return
+        if self.state is FINALIZED:
+            self.backwards.one_more()
+            self.left_out = {}
+            self.arrivals.forget()
+            reducer.arm_again(self._reducer)
+        self.state = RUNNING
+        reducer.at_end_of_backward(self._almost_ended)
+        if self._finalized or len(ALL) > 1:
+            self._mark_at_start()
+
+    def _mark_at_start(self) -> None:
+        """No bucket has to wait for the end of backward because of what the engine will not reach.
+
+        Not in the first step, from which DDP takes the order of its buckets. But where another model waits for the same
+        backward, its buckets and those of this one come in the same order on all ranks only in this way.
+        """
+        if self._effect is engine_view.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
+            others = any(other.state is ARMED or other.state is RUNNING for other in ALL if other is not self)
+            if others or (self._finalized and self._reductions > 1):
+                self._mark(self.arrivals.to_be_left_out(at_once=others))
+
+    def _mark(self, indices: List[int]) -> None:
+        self.left_out.update((index, self.parameters[index].grad) for index in indices)
+        reducer.mark_ready(self._reducer, self.parameters, indices)
+
+    def _almost_ended(self) -> None:
+        # DDP may have queued its own end behind this one; the next callback comes after that.
+        reducer.at_end_of_backward(self._ended)
+
+    def _ended(self) -> None:
+        if self.state is not RUNNING:
+            return
+        last = self.backwards.ended()
+        if self._complete():
+            self._reduced(by_us=bool(self.left_out))
+        elif last:
+            self._finalize()
+        else:
+            self.state = PENDING
+            self.backwards.wait(self)
+
+    def _complete(self) -> bool:
+        """Whether DDP has finished by itself, or this backward was none of its model's."""
+        if self.arrivals.on:
+            came = len(self.arrivals.came) + len(self.left_out)
+            if came == len(self.parameters):
+                return not reducer.AT_ANY_TIME or not reducer.unfinished(self._reducer)
+            return not came and self._effect is engine_view.UNSURE
+        if reducer.unfinished(self._reducer):
+            return False
+        # Nothing was marked as ready; where nothing is hidden, this rank has used no parameter at all.
+        return self._effect is not engine_view.UNSEEN
+
+    def finalize_pending(self) -> None:
+        """The gradients are about to be used, and no further backward has come."""
+        self.state = RUNNING
+        reducer.within_backward(self._finalize)
+
+    def _finalize(self) -> None:
+        """Mark what DDP still waits for; called at the end of a backward."""
+        strays.refuse(self._model)
+        if self.arrivals.on:
+            self._mark([n for n in self.arrivals.missing() if n not in self.left_out])
+        elif self._effect is engine_view.UNSEEN and not reducer.unfinished(self._reducer):
+            self._mark(list(range(len(self.parameters))))
+        else:
+            self._mark_named()
+        # DDP has queued its end behind this callback.
+        reducer.at_end_of_backward(self._has_finalized)
+
+    def _mark_named(self) -> None:
+        """Mark what torch says that it waits for, a hundred at a time."""
+        named, more = reducer.missing(self._reducer)
+        while named and not set(named) <= set(self.left_out):
+            self._mark(named)
+            named, more = reducer.missing(self._reducer) if more else ([], False)
+
+    def _has_finalized(self) -> None:
+        if reducer.unfinished(self._reducer):
+            raise RuntimeError(NOT_FINALIZED)
+        self._reduced(by_us=True)
+
+    def _reduced(self, by_us: bool) -> None:
+        self.state, self._by_us = FINALIZED, by_us
+        self._reductions += 1
+        self.backwards.reduced(self.left_out)
+        if self._reductions == 1:
+            strays.tell(self._model)
+        if not by_us:
+            return
+        self._finalized += 1
+        for index in self._restored():
+            self.parameters[index].grad = self.left_out[index]
+        if self._finalized == 1:
+            self._tell()
+        self.arrivals.go_on()
+
+    def _restored(self) -> List[int]:
+        """Parameters whose gradients stay what they were: nobody used them, or they take none any more."""
+        unused = self._model.skips.unused if self._model.skips is not None else frozenset()
+        return [n for n in self.left_out if n in unused or not self.parameters[n].requires_grad]
+
+    def _tell(self) -> None:
+        names = [self._model.names[number] for number in sorted(self.left_out)]
+        log.info(
+            f"{len(names)} parameters of {type(self._wrapper().module).__name__} got no gradient"  # type: ignore
+            f" ({diagnosis.in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
+            " DDP's reduction is finalized after each backward (DDPFIX_UNUSED=find sets the flag instead, off does"
+            " neither)"
+        )
+
+    def end(self) -> None:
+        """Undo: nothing is left on the model. What runs already is finalized as it has begun."""
+        ALL.discard(self)
+        self.arrivals.stop(for_good=True)
+        self.backwards.end()
+
+
+# The finalizers of all models.
+ALL: weakref.WeakSet[Finalizer] = weakref.WeakSet()

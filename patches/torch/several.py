@@ -1,0 +1,204 @@
+"""Steps with several backwards: how many a model has, on all ranks alike.
+
+A loop that calls backward for one output after the other is right in plain torch if each parameter gets its gradient in
+one of them: DDP completes its buckets in the last one. In the first such step DDP is finalized after each backward and
+armed again for the next. From then on the ranks know how many there are, and the reduction is finalized after the last
+one, so that nothing is communicated twice.
+
+Ranks that do not call backward equally often would mix up the gradients of different steps. So a step that has more or
+fewer backwards than the one before begins, or ends, with a roll-call; the others cost nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ddpfix import log, roll_call
+
+from . import ddp, sharding
+
+if TYPE_CHECKING:
+    from .finalize import Finalizer
+
+
+class Backwards:
+    """The backwards of one model's steps.
+
+    Args:
+        model: what is known of it.
+    """
+
+    def __init__(self, model: ddp.Wrapped) -> None:
+        self._model = model
+        self._roll: Optional[roll_call.RollCall] = None
+        # How many of this step have ended, and how many a step has, as all ranks know.
+        self.done, self.expected = 0, 1
+        # Whether each parameter gets its gradient in one backward of a step: one reduction is enough then.
+        self.once = False
+        # Whether this step has more of them than the one before.
+        self._more = False
+        # How often each parameter was reduced with a gradient in this step.
+        self._times = [0] * len(model.parameters)
+        self._pending: Optional[_Pending] = None
+
+    def is_last(self) -> bool:
+        """Whether the backward that runs is the last one before the reduction."""
+        return not self.once or self.done + 1 >= self.expected
+
+    def ended(self) -> bool:
+        """A backward has ended; returns whether the reduction is to be finalized now."""
+        last = self.is_last()
+        self.done += 1
+        return last
+
+    def one_more(self) -> None:
+        """A backward begins after the reduction.
+
+        Raises:
+            RollCallError: not on all ranks.
+        """
+        if self.done >= self.expected:
+            self._more = True
+            self._all(f"backward {self.done + 1} of a step of {type(self._model.wrapper.module).__name__}")
+
+    def reduced(self, left_out: Dict[int, Any]) -> None:
+        """A reduction has ended, to which all parameters but these have given a gradient."""
+        if self.done > 1 or self.expected > 1 or left_out:
+            for number in range(len(self._times)):
+                self._times[number] += number not in left_out
+        self._pending = None
+
+    def step_ended(self) -> None:
+        """The next step begins.
+
+        Raises:
+            RollCallError: the ranks have not called backward equally often.
+        """
+        done, more = self.done, self._more
+        self.done, self._more = 0, False
+        if more or (done < self.expected and not self.once):
+            self._all(f"a step with {done} backwards of {type(self._model.wrapper.module).__name__}")
+            self.expected = done
+            self.once = done > 1 and self._once_on_all_ranks()
+        if done > 1 or self._times[0] or self._times[-1]:
+            self._times = [0] * len(self._times)
+
+    def _once_on_all_ranks(self) -> bool:
+        complete = all(times == 1 for times in self._times)
+        agreed = self._call().same("each parameter once" if complete else "some more than once, or never")
+        if complete and agreed:
+            log.debug(f"a step has {self.expected} backwards, and one reduction after the last of them")
+        return complete and agreed
+
+    def _all(self, word: str) -> None:
+        if not self._call().same(word):
+            raise roll_call.RollCallError(f"ddpfix: this rank has {word}, and others have more or fewer")
+
+    def _call(self) -> roll_call.RollCall:
+        if self._roll is None:
+            group = self._model.wrapper.process_group
+            ranks = sharding.ranks_of(group)
+            self._roll = roll_call.RollCall(self._model.number, ranks, roll_call.limit_of(group))
+        return self._roll
+
+    # The time between two backwards.
+
+    def wait(self, finalizer: Finalizer) -> None:
+        """More backwards are to come before the reduction; a step may have fewer all the same."""
+        self._pending = _Pending(self._model.parameters)
+        _WAITING[finalizer] = None
+        _listen()
+
+    def use(self, finalizer: Finalizer) -> None:
+        """An optimizer is about to use gradients that are not reduced yet.
+
+        Raises:
+            RuntimeError: something was done with them before.
+        """
+        if self._pending is not None and self._pending.changed():
+            raise RuntimeError(
+                f"ddpfix: gradients of {type(self._model.wrapper.module).__name__} were changed before they were"
+                f" averaged: a step had {self.expected} backwards so far, and DDP waits for the last one; this one has"
+                f" {self.done}. Call backward equally often in each step (or once, for the sum of the losses), or set"
+                " DDPFIX_UNUSED=off and find_unused_parameters as torch asks for it."
+            )
+        finalizer.finalize_pending()
+
+    def explain(self) -> str:
+        """What to say where torch misses a gradient: "" if nothing is known."""
+        if self._pending is None:
+            return ""
+        return f"\\nddpfix: a step had {self.expected} backwards so far, and the last one had {self.done}"
+
+    def end(self) -> None:
+        _stop()
+
+
+class _Pending:
+    """The gradients of one model, as a backward has left them."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = parameters
+        self._gradients: List[Tuple[Any, int]] = [_version(p.grad) for p in parameters]
+
+    def changed(self) -> bool:
+        return any(
+            parameter.grad is not gradient or (gradient is not None and gradient._version != version)
+            for parameter, (gradient, version) in zip(self._parameters, self._gradients)
+        )
+
+
+def _version(gradient: Any) -> Tuple[Any, int]:
+    return gradient, 0 if gradient is None else gradient._version
+
+
+# Finalizers that may wait for a further backward: only then optimizers are listened to.
+_WAITING: weakref.WeakKeyDictionary[Finalizer, None] = weakref.WeakKeyDictionary()
+_HANDLES: List[Any] = []
+
+
+def _listen() -> None:
+    from torch.optim import optimizer
+
+    if not _HANDLES:
+        _HANDLES.append(optimizer.register_optimizer_step_pre_hook(_step_begins))
+
+
+def _stop() -> None:
+    _WAITING.clear()
+    while _HANDLES:
+        _HANDLES.pop().remove()
+
+
+def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    concerned = [finalizer for finalizer in _WAITING if _holds(optimizer, finalizer)]
+    if not concerned:
+        return None
+    _complete(concerned)
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+    # What a closure leaves to be reduced is used as soon as it returns.
+    closed = _then(closure, lambda: _complete(concerned))
+    return (args[:1], {**kwargs, "closure": closed}) if "closure" in kwargs else ((args[0], closed, *args[2:]), kwargs)
+
+
+def _then(closure: Callable[[], Any], action: Callable[[], None]) -> Callable[[], Any]:
+    def closed() -> Any:
+        value = closure()
+        action()
+        return value
+
+    return closed
+
+
+def _complete(finalizers: Sequence[Finalizer]) -> None:
+    for finalizer in finalizers:
+        if finalizer.state == "pending":
+            finalizer.backwards.use(finalizer)
+
+
+def _holds(optimizer: Any, finalizer: Finalizer) -> bool:
+    own = {id(parameter) for parameter in finalizer.parameters}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
