@@ -15,12 +15,12 @@ import json
 import os
 import sys
 import time
+import weakref
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ddpfix import log
 
-_COUNTS: Dict[str, int] = {}
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0005, 0.5)
 
@@ -29,28 +29,64 @@ class AgreementError(RuntimeError):
     """A rank lacks ddpfix, or does not do the same there. The message names the rank and the difference."""
 
 
+class _Session:
+    """What this process counts while one default process group lives; the next group begins anew.
+
+    Args:
+        generation: how often this rank has announced itself to the server behind the store, this time included. A
+            server may outlive a group (a user's own, that of torch elastic), and nothing of that group may be read.
+    """
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        # How many meetings each group of ranks has held.
+        self.meetings: Dict[str, int] = {}
+
+
+# By the store object of the default group, and weak: a store that is kept alive keeps its port, which the next group
+# may want.
+_SESSIONS: weakref.WeakKeyDictionary[Any, _Session] = weakref.WeakKeyDictionary()
+
+
+def _session(store: Any) -> _Session:
+    """The session of a store; where there is none yet, this rank is counted in, once a store object."""
+    found = _SESSIONS.get(store)
+    if found is None:
+        from torch import distributed
+
+        found = _SESSIONS[store] = _Session(store.add(_mark(distributed.get_rank()), 1))
+    return found
+
+
 def announce() -> None:
     """Leave a mark in the store that ddpfix is at work on this rank; called when the process group has come up.
 
     A rank with the mark that is late is waited for; a rank without it is not, and one that ended with an error is not
     any more.
     """
-    from torch import distributed
-
     store = default_store()
     if store is not None:
-        store.add(_mark(distributed.get_rank()), 1)
+        _session(store)
         atexit.unregister(_leave)
         atexit.register(_leave)
 
 
 def key(name: object) -> str:
-    """A key of ours in the store. A restarted job may find the store of the one before, and must not read in it."""
-    return f"ddpfix/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+    """A key of ours in the default group's store, which no other group of the same server reads."""
+    return _key(default_store(), name)
+
+
+def _key(store: Any, name: object) -> str:
+    return f"{_start()}/{0 if store is None else _session(store).generation}/{name}"
+
+
+def _start() -> str:
+    """A restarted job may find the store of the one before, and must not read in it."""
+    return f"ddpfix/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _mark(rank: int) -> str:
-    return key(f"here/{rank}")
+    return f"{_start()}/here/{rank}"
 
 
 # How many ranks have ended with an error; each leaves a key of its own below it as well.
@@ -67,8 +103,8 @@ def _leave() -> None:
 
         store = default_store()
         if store is not None:
-            store.add(key(f"{_ENDED}/{distributed.get_rank()}"), 1)
-            store.add(key(_ENDED), 1)
+            store.add(_key(store, f"{_ENDED}/{distributed.get_rank()}"), 1)
+            store.add(_key(store, _ENDED), 1)
 
 
 def _put(store: Any, key: str, value: str) -> None:
@@ -121,9 +157,10 @@ def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit
 class _Meeting:
     def __init__(self, store: Any, ranks: List[int], rank: int, facts: Mapping[str, str], limit: float) -> None:
         group = hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
+        self.session = _session(store)
         # The count tells the meetings of one group apart; its members hold them in the same order.
-        count = _COUNTS[group] = _COUNTS.get(group, -1) + 1
-        self.prefix = key(f"meet/{group}/{count}")
+        count = self.session.meetings[group] = self.session.meetings.get(group, -1) + 1
+        self.prefix = _key(store, f"meet/{group}/{count}")
         self.store, self.ranks, self.rank, self.limit = store, ranks, rank, limit
         self.facts = dict(facts)
         # What is to be said if a rank that is waited for has ended.
@@ -186,8 +223,8 @@ class _Meeting:
         return self._missing(self._not_here())
 
     def _missing(self, ranks: List[int]) -> List[int]:
-        """Those of ``ranks`` that never left a mark: they run without ddpfix."""
-        return [rank for rank in ranks if not self.store.add(_mark(rank), 0)]
+        """Those of ``ranks`` that left no mark for this group: they run without ddpfix."""
+        return [rank for rank in ranks if self.store.add(_mark(rank), 0) < self.session.generation]
 
     def _absent(self, ranks: List[int]) -> str:
         shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
@@ -226,9 +263,9 @@ class _Meeting:
 
     def _has_ended(self, awaited: Callable[[], List[int]]) -> bool:
         """Whether a rank that is waited for has ended with an error; one look at the store as long as none has."""
-        if not self.store.add(key(_ENDED), 0):
+        if not self.store.add(_key(self.store, _ENDED), 0):
             return False
-        gone = [rank for rank in awaited() if self.store.add(key(f"{_ENDED}/{rank}"), 0)]
+        gone = [rank for rank in awaited() if self.store.add(_key(self.store, f"{_ENDED}/{rank}"), 0)]
         if gone:
             self.ended = (
                 f"rank {gone[0]} ended with an error before this model was wrapped there; its own message has the cause"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence
 
 from ddpfix import failures, log
 
-# (the default process group, ours of the same ranks): a group dies with the default one.
-_GROUPS: List[Tuple[Any, Any]] = []
+# By the default process group, ours of the same ranks, which torch keeps until the default one is destroyed. Both are
+# weak: a group that is kept alive keeps its store, and so the port that the next group may want.
+_GROUPS: weakref.WeakKeyDictionary[Any, Optional[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
 
 def cpu_group(timeout: timedelta) -> Any:
@@ -22,14 +24,15 @@ def cpu_group(timeout: timedelta) -> Any:
     from torch import distributed
 
     default = distributed.distributed_c10d._get_default_group()
-    if not _GROUPS or _GROUPS[0][0] is not default:
+    if default not in _GROUPS:
         try:
             group = distributed.new_group(backend="gloo", timeout=timeout) if distributed.is_gloo_available() else None
         except RuntimeError as error:
             log.debug(f"no gloo group: {error}")
             group = None
-        _GROUPS[:] = [(default, group)]
-    return _GROUPS[0][1]
+        _GROUPS[default] = None if group is None else weakref.ref(group)
+    found = _GROUPS[default]
+    return None if found is None else found()
 
 
 class Said:

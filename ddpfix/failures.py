@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from typing import Any, Iterator, List, Optional
 
 from ddpfix import agree, log
@@ -67,15 +68,20 @@ def claim(text: str) -> bool:
     return True
 
 
-def cause(store: Any = None) -> Optional[str]:
+def cause() -> Optional[str]:
     """What the first rank that failed left, or None."""
-    store = agree.default_store() if store is None else store
+    store = agree.default_store()
     try:
-        if store is not None and store.add(_key("told"), 0):
-            return bytes(store.get(_key("cause"))).decode(errors="replace")
+        return None if store is None else _left(store, _key(""))
     except Exception as error:
         log.debug(f"the store does not answer: {error!r}")
     return None
+
+
+def _left(store: Any, prefix: str) -> Optional[str]:
+    if not store.add(prefix + "told", 0):
+        return None
+    return bytes(store.get(prefix + "cause")).decode(errors="replace")
 
 
 class Blamed(RuntimeError):
@@ -132,9 +138,9 @@ def _linger() -> None:
 
 
 def watch() -> None:
-    """Have the store looked at from now on, until the process ends; once for a process group."""
+    """Have the store looked at from now on, until its process group is destroyed; once for a group."""
     store = agree.default_store()
-    if store is None or any(watching.original is store for watching in _WATCHES):
+    if store is None or any(watching.original() is store for watching in _WATCHES):
         return
     stop()
     watching = Watch(store)
@@ -152,40 +158,53 @@ atexit.register(stop)
 
 
 class Watch(threading.Thread):
-    """Looks whether a rank has failed, and ends this process if it cannot end by itself."""
+    """Looks whether a rank has failed, and ends this process if it cannot end by itself.
+
+    It ends when the process group is destroyed, and holds no store that could keep a port from the next group.
+    """
 
     def __init__(self, store: Any) -> None:
         from torch import distributed
 
         super().__init__(name="ddpfix-failures", daemon=True)
-        self.original = store
-        # A connection of its own, where torch has that (2.4): the main thread may be waiting with this one.
-        self.store = store.clone() if hasattr(store, "clone") else store
+        self.over = threading.Event()
+        self.original = weakref.ref(store)
+        # A connection of its own, where torch has that: the main thread may be waiting with this one.
+        self.connection = store.clone() if hasattr(store, "clone") else None
+        # The keys of this group: the default one may be another by the time of a look.
+        self.prefix = _key("")
         # One process answers all ranks.
         self.period = max(PERIOD, distributed.get_world_size() / LOOKS)
-        self.over = threading.Event()
         # Whether this rank has an exception of its own already, and so does not wait in a collective.
         self.free = False
         # What another rank left.
         self.found: Optional[str] = None
 
     def run(self) -> None:
-        while not self.over.wait(self.period):
+        while not self.over.wait(self.period) and self.original() is not None:
             try:
-                found = cause(self.store) if self.store.add(_key("told"), 0) else None
+                found = self._look()
             except Exception:
                 # The store has gone with the rank that kept it, in most cases because the job has ended.
-                return
+                break
             if found is not None:
                 self._seen(found)
-                return
+                break
+        self.connection = None
+
+    def _look(self) -> Optional[str]:
+        store = self._store()
+        return None if store is None else _left(store, self.prefix)
+
+    def _store(self) -> Any:
+        return self.original() if self.connection is None else self.connection
 
     def _seen(self, found: str) -> None:
         if not self.free:
             self.found = found
             log.error(blamed(found))
         with contextlib.suppress(Exception):
-            self.store.add(_key("seen"), 1)
+            self._store().add(self.prefix + "seen", 1)
         if not self.over.wait(GRACE) and not self.free:
             log.error("this rank waits for the failed one in a collective, so its process is ended")
             sys.stdout.flush()

@@ -198,7 +198,7 @@ class Site:
         self.settings = settings
         self.records: List[Record] = []
         self.notes: List[str] = []
-        self.last_words: List[Callable[[], Optional[List[str]]]] = []
+        self.last_words: List[Callable[[], object]] = []
         # Sites on which this patch stands together with others: what they have changed is undone with the last one.
         self.parts: List[Site] = []
 
@@ -240,8 +240,8 @@ class Site:
             called = _bound_first(stock) if _is_proxy(stock) and isinstance(owner, type) else stock
             self.replace(owner, attribute, functools.wraps(stock)(make(called)))
 
-    def at_undo(self, action: Callable[[], Optional[List[str]]]) -> None:
-        """Have something called when this patch is undone; it may return what could not be taken back, in words."""
+    def at_undo(self, action: Callable[[], object]) -> None:
+        """Have something called when this patch is undone; it may return a list of what could not be taken back."""
         self.last_words.append(action)
 
     def undo(self) -> List[str]:
@@ -259,7 +259,8 @@ class Site:
             self.parts.clear()
             while self.last_words:
                 try:
-                    problems.extend(self.last_words.pop()() or ())
+                    said = self.last_words.pop()()
+                    problems.extend(said if isinstance(said, list) else ())
                 except Exception as error:
                     problems.append(f"{self.patch}: {error!r} while it was undone")
         return problems

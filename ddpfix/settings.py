@@ -71,8 +71,8 @@ SETTINGS: Tuple[Setting, ...] = (
         "auto",
         ("auto", "find", "late", "static", "off"),
         "unused parameters under DDP: auto (the flag where the model is known to need it, else late), find (the flag"
-        " always), late (no flag: closed after each backward), static (static_graph=True: the same ones in each step),"
-        " off (never touched)",
+        " always), late (no flag: finalized after each backward), static (static_graph=True: the same ones in each"
+        " step), off (never touched)",
     ),
     Setting(
         "layerdrop",

@@ -103,13 +103,14 @@ class Window:
 
 def window_of(model: ddp.Wrapped) -> Optional[Window]:
     """The window of a model that may skip layers, told of each forward; None for one that cannot."""
-    if model.skips is None and ddp.replica(model) is not None and _may_skip(model.wrapper.module):
+    if model.skips is None and ddp.replica(model) is not None and may_skip(model.wrapper.module):
         window = model.skips = Window(model)
         model.attach(Hold.place, after=window.forward_ended)
     return model.skips
 
 
-def _may_skip(module: Any) -> bool:
+def may_skip(module: Any) -> bool:
+    """Whether a model has modules that draw for their layers, at whatever rate now."""
     return any(level in draws.COVERED for part in module.modules() for level in type(part).__mro__)
 
 

@@ -13,7 +13,7 @@ from torch import distributed
 from ddpfix import agree, draws, engine, log, sync, wrapping
 from ddpfix.registry import Site
 
-from . import ddp, sharding
+from . import accumulation, ddp, sharding
 
 
 def ranks(site: Site, module: ModuleType, owner: Any) -> bool:
@@ -52,8 +52,9 @@ class Agreement(ddp.Stage):
         if seed is not None:
             replica = sync.register(wrapper, wrapper.module, seed)
             replica.flagged = flagged
-            steps = Steps(model, replica)
-            model.attach(self.place, steps.begin, steps.end, steps.failed)
+            if flagged or accumulation.may_skip(wrapper.module):
+                steps = Steps(model, replica)
+                model.attach(self.place, steps.begin, steps.end, steps.failed)
 
 
 class Steps:

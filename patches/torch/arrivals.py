@@ -32,6 +32,8 @@ class Arrivals:
         self._over = False
         # The numbers of the parameters whose gradients have come since DDP was armed.
         self.came: Dict[int, None] = {}
+        # Whether one has come a second time in the same backward.
+        self.again = False
         # What the engine will not reach, until it is compared with what came; and whether it was wrong once.
         self._expected: Sequence[int] = ()
         self._compared = 0
@@ -57,7 +59,7 @@ class Arrivals:
     def forget(self) -> None:
         """DDP is armed: what has come so far is reduced."""
         self._compare()
-        self.came = {}
+        self.came, self.again = {}, False
 
     def missing(self) -> List[int]:
         """The numbers of the parameters whose gradients have not come."""
@@ -70,6 +72,7 @@ class Arrivals:
             if finalizer.state != "running":
                 finalizer.passed_by()
             if finalizer.state == "running" and number not in finalizer.left_out:
+                self.again = self.again or number in self.came
                 self.came[number] = None
 
         return noticing

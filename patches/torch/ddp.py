@@ -43,6 +43,8 @@ ORDER = (
     "advice",  # Times DDP's own forward, and nothing of ours.
     "diagnosis",  # Nearest to DDP, whose error it completes.
 )
+# The stages that look at DDP's flag or reducer when a model is built.
+REDUCER = ("finalize", "advice")
 Before = Callable[[], None]
 After = Callable[[Any], None]
 Failed = Callable[[BaseException], None]
@@ -75,6 +77,7 @@ class Wrapped:
         names: theirs.
         copied: whether this is a copy (deep copy, pickle) of a model that was wrapped before.
         holds: whether all micro-batches of an accumulation window skip the same layers.
+        flag_is_ours: whether ddpfix has set find_unused_parameters, and nobody else.
         finalizer: what completes its reductions, if they are to be completed after backward.
         skips: what no rank has used, if it skips layers on all ranks alike.
         plan: how its layers share buckets.
@@ -92,6 +95,7 @@ class Wrapped:
         # What the members of its group call it among themselves.
         self.number = roll_call.name_of_next(sharding.ranks_of(wrapper.process_group), "copy" if copied else "model")
         self.holds = False
+        self.flag_is_ours = False
         # Whether DDP's reducer knows the sizes of buckets for when it makes them anew.
         self.sized = False
         self.finalizer: Optional[Finalizer] = None
@@ -262,6 +266,14 @@ def _meet(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
             model.detach(stage.place)
             log.warning(f"{stage.place} of a {type(wrapper.module).__name__} under DDP is left to torch: {error!r}")
     return model
+
+
+def build_again(model: Wrapped) -> None:
+    """DDP has made another reducer for a model that was not trained yet."""
+    for stage in _STAGES:
+        if stage.place in REDUCER:
+            model.detach(stage.place)
+            stage.built(model, None)
 
 
 def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,8 @@ from typing import Any, Callable, Iterable, List, Sequence
 import torch
 
 _WILL = getattr(torch._C, "_will_engine_execute_node", None)
-_ORDER = getattr(torch._C, "_current_graph_task_execution_order", None)
+# The node whose hooks run now.
+_NODE = getattr(torch._C, "_current_autograd_node", None)
 # What a backward does with the parameters of a model.
 REACHES = "reaches some"
 LEAVES_ALONE = "is for something else"
@@ -71,13 +72,19 @@ class View:
 
 def _of_unseen() -> str:
     """Whether the backward leaves a part of its graph out (``autograd.grad``, ``backward(inputs=...)``)."""
-    try:
-        nodes = _ORDER()  # type: ignore[misc]
-    except (RuntimeError, TypeError):
-        # Not there, or not for this graph.
+    node = _NODE() if _NODE is not None else None
+    if node is None:
         return UNSURE
-    behind = (node for each in nodes for node, _ in each.next_functions if node is not None)
-    return UNSEEN if all(_WILL(node) for node in behind) else LEAVES_ALONE  # type: ignore[misc]
+    waiting, seen = [node], {node}
+    while waiting:
+        for behind, _ in waiting.pop().next_functions:
+            if behind is None or behind in seen:
+                continue
+            if not _WILL(behind):  # type: ignore[misc]
+                return LEAVES_ALONE
+            seen.add(behind)
+            waiting.append(behind)
+    return UNSEEN
 
 
 def hides_since(count: int) -> bool:

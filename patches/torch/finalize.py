@@ -11,8 +11,11 @@ asked for the like). docs/unused-parameters.md has the states and the path of a 
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from types import ModuleType
 from typing import Any, Dict, List, Optional
+
+import torch
 
 from ddpfix import log
 from ddpfix.registry import Site
@@ -20,12 +23,15 @@ from ddpfix.registry import Site
 from . import ddp, diagnosis, engine_view, flag, reducer, several, strays
 from .accumulation import window_of
 from .arrivals import Arrivals
+from .first_step import FirstStep
 
 # The states of a reduction. From IDLE or FINALIZED a forward that will be reduced leads to ARMED, the first gradient of
 # a backward to RUNNING, and the end of that backward to FINALIZED, or to PENDING where the step has more backwards.
 IDLE, ARMED, RUNNING, PENDING, FINALIZED = "idle", "armed", "running", "pending", "finalized"
 # A forward under no_sync has followed: what comes now stays on this rank until the next forward that is reduced.
 LOCAL = "local"
+# States in which a gradient begins something.
+_BETWEEN = (ARMED, PENDING, FINALIZED)
 # In the first steps it is noticed if a backward passes by the outputs of the wrapper (a loss kept in the model).
 _NOTICED_STEPS = 2
 NOT_FINALIZED = (
@@ -109,7 +115,7 @@ class Finalizer:
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._model = model
-        self._wrapper = weakref.ref(model.wrapper)
+        self._wrapper = weakref.ref(model.wrapper, lambda _: self.end())
         self.parameters = model.parameters
         self.state = IDLE
         self.backwards = several.Backwards(model)
@@ -118,10 +124,19 @@ class Finalizer:
         self.left_out: Dict[int, Any] = {}
         # What the engine said of the backward that runs.
         self._effect = engine_view.REACHES
+        # The state before it.
+        self._before = IDLE
+        # The gradients of this rank alone, in a first step that may have more backwards.
+        self._first = FirstStep(self)
+        # Whether the hooks on parameters stay.
+        self._keeps_arrivals = False
         # How many reductions have ended, and how many of them we have finalized.
         self._reductions = self._finalized = 0
         # Whether the last reduction was finalized by us; what follows one of DDP's own is left as it is.
         self._by_us = False
+        # A tensor that lends its hooks to nodes.
+        self._hooked = torch.zeros((), requires_grad=True)
+        self._hooked._backward_hooks = OrderedDict(((0, self.output_reached),))
         # How many checkpoints had hidden a part of a graph when DDP was armed.
         self.armed_at = self._begun_at = 0
         ALL.add(self)
@@ -135,9 +150,13 @@ class Finalizer:
     def forward_begins(self) -> None:
         """A forward with gradients enabled begins."""
         self._begun_at = engine_view.HIDING[0]
-        if self.backwards.done and self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
-            self.backwards.step_ended()
-            if self.arrivals.on and not self._finalized and self._reductions >= _NOTICED_STEPS:
+        backwards = self.backwards
+        if backwards.done and self.state is not PENDING and self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
+            if backwards.usual:
+                backwards.done = 0
+            else:
+                backwards.step_ended()
+            if self.arrivals.on and not self._keeps_arrivals and self._reductions >= _NOTICED_STEPS:
                 self.arrivals.stop()
 
     def forward_ended(self, output: Any) -> None:
@@ -151,12 +170,22 @@ class Finalizer:
             return
         for tensor in ddp.tensors(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
-                # A hook on the node is not seen by whoever looks at the tensor (to save it, say).
-                tensor.grad_fn.register_prehook(self.output_reached)
+                self._watch(tensor)
+
+    def _watch(self, tensor: Any) -> None:
+        """A hook on the node behind an output, which is not seen by whoever looks at the tensor (to save it, say)."""
+        if not self._reductions:
+            tensor.grad_fn.register_prehook(self._first.output())
+        elif tensor.output_nr == 0:
+            # This is all of what Tensor.register_hook does with the node, at a fifth of its time.
+            tensor.grad_fn._register_hook_dict(self._hooked)
+        else:
+            tensor.grad_fn.register_prehook(self.output_reached)
 
     def _armed(self) -> None:
         self.state, self._by_us = ARMED, False
         self.left_out = {}
+        self._first.ended()
         self.armed_at = self._begun_at
         if self.arrivals.on:
             self.arrivals.forget()
@@ -165,27 +194,52 @@ class Finalizer:
 
     def output_reached(self, gradients: Any) -> None:
         """A gradient has come to an output, within the outermost backward also under checkpointing."""
-        if self.state is ARMED or self.state is PENDING or self.state is FINALIZED:
+        if self.state in _BETWEEN:
             self._backward_begins()
 
     def passed_by(self) -> None:
         """A gradient has come to a parameter, in a backward that is not known to run."""
         if self.state is ARMED or self.state is PENDING or (self.state is FINALIZED and self._by_us):
-            self._backward_begins()
+            # A module may have been wrapped twice; the backward is that of the wrapper which was called.
+            others = (other for other in ALL if other is not self and other.state is RUNNING)
+            if not any(other.shares(self) for other in others):
+                self._backward_begins()
+
+    def shares(self, other: Finalizer) -> bool:
+        """Whether two models have a parameter in common."""
+        own = {id(parameter) for parameter in self.parameters}
+        return any(id(parameter) in own for parameter in other.parameters)
 
     def _backward_begins(self) -> None:
         self._effect = self.arrivals.view.effect()
         if self._effect is engine_view.LEAVES_ALONE:
+            if torch.is_grad_enabled():
+                # The graph of these gradients (create_graph) leads to the parameters past all outputs.
+                self._notice_for_good()
+            return
+        self._before = self.state
+        if self.state is FINALIZED and self._effect is engine_view.UNSURE:
             return
         if self.state is FINALIZED:
-            self.backwards.one_more()
-            self.left_out = {}
-            self.arrivals.forget()
-            reducer.arm_again(self._reducer)
+            self._arm_again()
         self.state = RUNNING
         reducer.at_end_of_backward(self._almost_ended)
         if self._finalized or len(ALL) > 1:
             self._mark_at_start()
+
+    def _arm_again(self) -> None:
+        if self.backwards.one_more():
+            # What a rank contributes has to be of one kind on all ranks: its own gradients, or their mean.
+            self.backwards.used_between = self.backwards.used_between or self._first.used()
+            if self.backwards.agree_to(self._first.may_restore()):
+                self._first.restore()
+        self.left_out = {}
+        self.arrivals.forget()
+        reducer.arm_again(self._reducer)
+
+    def _notice_for_good(self) -> None:
+        self._keeps_arrivals = True
+        self.arrivals.go_on()
 
     def _mark_at_start(self) -> None:
         """No bucket has to wait for the end of backward because of what the engine will not reach.
@@ -209,26 +263,50 @@ class Finalizer:
     def _ended(self) -> None:
         if self.state is not RUNNING:
             return
+        if self._effect is engine_view.UNSURE and not self._came():
+            # It was for something else, or this rank has used no parameter: an old torch does not tell.
+            self.state = self._before
+            return
         last = self.backwards.ended()
         if self._complete():
-            self._reduced(by_us=bool(self.left_out))
+            if self.arrivals.again:
+                self._reduce_again()
+            elif self.left_out or not self._reductions or not self.backwards.usual:
+                self._reduced(by_us=bool(self.left_out))
+            else:
+                self.state, self._by_us = FINALIZED, False
+                self._reductions += 1
+                if not self._reductions & (self._reductions - 1):
+                    strays.tell(self._model)
         elif last:
             self._finalize()
         else:
             self.state = PENDING
             self.backwards.wait(self)
 
+    def _came(self) -> bool:
+        """Whether a gradient has come to a parameter."""
+        return bool(self.arrivals.came) if self.arrivals.on else bool(reducer.unfinished(self._reducer))
+
     def _complete(self) -> bool:
-        """Whether DDP has finished by itself, or this backward was none of its model's."""
+        """Whether DDP has finished by itself."""
         if self.arrivals.on:
             came = len(self.arrivals.came) + len(self.left_out)
             if came == len(self.parameters):
                 return not reducer.AT_ANY_TIME or not reducer.unfinished(self._reducer)
-            return not came and self._effect is engine_view.UNSURE
+            return False
         if reducer.unfinished(self._reducer):
             return False
         # Nothing was marked as ready; where nothing is hidden, this rank has used no parameter at all.
         return self._effect is not engine_view.UNSEEN
+
+    def _reduce_again(self) -> None:
+        """Gradients have come after DDP's own end, in the same backward: a reentrant checkpoint of one module twice."""
+        self._notice_for_good()
+        self._arm_again()
+        self.backwards.ended()
+        reducer.mark_ready(self._reducer, self.parameters, range(len(self.parameters)))
+        reducer.at_end_of_backward(self._has_finalized)
 
     def finalize_pending(self) -> None:
         """The gradients are about to be used, and no further backward has come."""
@@ -238,6 +316,9 @@ class Finalizer:
     def _finalize(self) -> None:
         """Mark what DDP still waits for; called at the end of a backward."""
         strays.refuse(self._model)
+        if not self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
+            # Elsewhere DDP has divided and sent them in place already.
+            self._first.keep(self._reductions)
         if self.arrivals.on:
             self._mark([n for n in self.arrivals.missing() if n not in self.left_out])
         elif self._effect is engine_view.UNSEEN and not reducer.unfinished(self._reducer):
@@ -263,16 +344,17 @@ class Finalizer:
         self.state, self._by_us = FINALIZED, by_us
         self._reductions += 1
         self.backwards.reduced(self.left_out)
-        if self._reductions == 1:
+        if not self._reductions & (self._reductions - 1):
             strays.tell(self._model)
         if not by_us:
             return
-        self._finalized += 1
         for index in self._restored():
             self.parameters[index].grad = self.left_out[index]
-        if self._finalized == 1:
+        self._first.reduced()
+        if self.left_out and not self._finalized:
             self._tell()
-        self.arrivals.go_on()
+        self._finalized += bool(self.left_out)
+        self._notice_for_good()
 
     def _restored(self) -> List[int]:
         """Parameters whose gradients stay what they were: nobody used them, or they take none any more."""

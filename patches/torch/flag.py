@@ -40,7 +40,37 @@ class Flag(ddp.Stage):
         if self._mode == "static" and _may_be_static(call.module):
             call.arguments.update({"static_graph": True, FLAG: False})
         elif _decide(call.arguments, self._mode == "find"):
+            call.facts["flag is ours"] = self._mode != "find" and not call.arguments.get(FLAG)
             call.arguments[FLAG] = True
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        model.flag_is_ours = call is not None and call.facts.get("flag is ours", False)
+
+    def hook(self, model: ddp.Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
+        if model.flag_is_ours and getattr(hook, "__name__", "") in _EXCLUDED_HOOKS:
+            _take_back(model, hook.__name__)
+        return False
+
+
+# Hooks whose later collectives mix with that of DDP's bitmap of used parameters: ranks may wait for ever (gloo does),
+# in plain torch, too.
+_EXCLUDED_HOOKS = ("powerSGD_hook", "batched_powerSGD_hook")
+
+
+def _take_back(model: ddp.Wrapped, hook: str) -> None:
+    """Have DDP make its reducer anew without the flag, as it does for a copy, where the model can do without."""
+    wrapper = model.wrapper
+    if not any(possible({}) for possible in FLAG_ALTERNATIVES):
+        return
+    model.flag_is_ours = wrapper.find_unused_parameters = False
+    parameters, sparse = wrapper._build_params_for_reducer()
+    names = wrapper._build_debug_param_to_name_mapping(parameters)
+    wrapper._ddp_init_helper(parameters, sparse, names, False)
+    ddp.build_again(model)
+    log.info(
+        f"{FLAG} is taken back: {hook} and the flag may make ranks wait for each other for ever. What goes unused is"
+        " marked as ready after each backward"
+    )
 
 
 def _may_be_static(model: Any) -> bool:

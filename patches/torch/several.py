@@ -39,8 +39,15 @@ class Backwards:
         # Whether this step has more of them than the one before.
         self._more = False
         # How often each parameter was reduced with a gradient in this step.
-        self._times = [0] * len(model.parameters)
-        self._pending: Optional[_Pending] = None
+        self._times, self._counted = [0] * len(model.parameters), False
+        self._pending: Optional[Gradients] = None
+        # Whether gradients of this step were used between two of its backwards.
+        self.used_between = False
+
+    @property
+    def usual(self) -> bool:
+        """Whether this step is like most: one backward, after which everything was reduced."""
+        return self.done == self.expected == 1 and not self._more and not self._counted
 
     def is_last(self) -> bool:
         """Whether the backward that runs is the last one before the reduction."""
@@ -52,19 +59,26 @@ class Backwards:
         self.done += 1
         return last
 
-    def one_more(self) -> None:
-        """A backward begins after the reduction.
+    def one_more(self) -> bool:
+        """A backward begins after the reduction; returns whether the step before had none.
 
         Raises:
-            RollCallError: not on all ranks.
+            RollCallError: it does not begin on all ranks.
         """
-        if self.done >= self.expected:
-            self._more = True
-            self._all(f"backward {self.done + 1} of a step of {type(self._model.wrapper.module).__name__}")
+        if self.done < self.expected:
+            return False
+        self._more = True
+        self._all(f"backward {self.done + 1} of a step of {type(self._model.wrapper.module).__name__}")
+        return True
+
+    def agree_to(self, wanted: bool) -> bool:
+        """Whether all ranks want it."""
+        return self._call().same("yes" if wanted else "no") and wanted
 
     def reduced(self, left_out: Dict[int, Any]) -> None:
         """A reduction has ended, to which all parameters but these have given a gradient."""
         if self.done > 1 or self.expected > 1 or left_out:
+            self._counted = True
             for number in range(len(self._times)):
                 self._times[number] += number not in left_out
         self._pending = None
@@ -81,11 +95,12 @@ class Backwards:
             self._all(f"a step with {done} backwards of {type(self._model.wrapper.module).__name__}")
             self.expected = done
             self.once = done > 1 and self._once_on_all_ranks()
-        if done > 1 or self._times[0] or self._times[-1]:
-            self._times = [0] * len(self._times)
+        if self._counted:
+            self._counted, self._times = False, [0] * len(self._times)
+        self.used_between = False
 
     def _once_on_all_ranks(self) -> bool:
-        complete = all(times == 1 for times in self._times)
+        complete = not self.used_between and all(times == 1 for times in self._times)
         agreed = self._call().same("each parameter once" if complete else "some more than once, or never")
         if complete and agreed:
             log.debug(f"a step has {self.expected} backwards, and one reduction after the last of them")
@@ -106,7 +121,7 @@ class Backwards:
 
     def wait(self, finalizer: Finalizer) -> None:
         """More backwards are to come before the reduction; a step may have fewer all the same."""
-        self._pending = _Pending(self._model.parameters)
+        self._pending = Gradients(self._model.parameters)
         _WAITING[finalizer] = None
         _listen()
 
@@ -129,13 +144,16 @@ class Backwards:
         """What to say where torch misses a gradient: "" if nothing is known."""
         if self._pending is None:
             return ""
-        return f"\\nddpfix: a step had {self.expected} backwards so far, and the last one had {self.done}"
+        return (
+            f"\nddpfix: a step had {self.expected} backwards so far, the last one had {self.done}, and no optimizer of"
+            " torch's has stepped since"
+        )
 
     def end(self) -> None:
         _stop()
 
 
-class _Pending:
+class Gradients:
     """The gradients of one model, as a backward has left them."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:

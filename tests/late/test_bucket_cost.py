@@ -47,7 +47,7 @@ def test_the_layers_of_wavlm_base_at_rate_one_half() -> None:
 
 def test_a_crossover_from_alone_to_together_to_not_at_all() -> None:
     """The dearer one more collective is beside the bytes, the more layers share a bucket, until none is worth it."""
-    found = [planned(0.5, 100.0, Costs(collective, 1e-9, 0.0, 0.0)) for collective in (1e-6, 1e-4, 1e-2)]
+    found = [planned(0.8, 100.0, Costs(collective, 1e-9, 0.0, 0.0)) for collective in (1e-6, 1e-4, 1e-2)]
     assert [each.together for each in found] == [1, 2, 0]
     gains = [each.gain for each in found]
     assert gains == sorted(gains, reverse=True)

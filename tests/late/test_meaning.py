@@ -19,6 +19,7 @@ PLANS: Dict[str, Dict[str, Any]] = {
     "accumulating": twin(optimizer="adamw", accum=3),
     "zeros": twin(to_none=False),
     "encoder": twin("bart_encoder", optimizer="adamw"),
+    "siamese": twin("siamese"),
 }
 OLD = Version(torch.__version__) < Version("2.1")
 if OLD:

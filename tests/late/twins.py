@@ -64,6 +64,18 @@ def bart_encoder(rate: float) -> Any:
     return transformers.BartForConditionalGeneration(config).train()
 
 
+class Siamese(torch.nn.Module):
+    """One encoder, called twice in a forward: a layer may be skipped in one of the calls only."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.encoder = wav2vec2(rate)
+
+    def forward(self, input_values: Any) -> Any:
+        one, other = (self.encoder(input_values=x).last_hidden_state for x in (input_values, input_values.flip(0)))
+        return BaseModelOutput(last_hidden_state=one + 0.5 * other)
+
+
 def batch(kind: str, number: int) -> Dict[str, Any]:
     generator = torch.Generator().manual_seed(100 * number + distributed.get_rank())
     if kind == "bart_encoder":
@@ -86,7 +98,7 @@ def run(scenario: Dict[str, Any]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     torch.manual_seed(5)
-    inner = {"wav2vec2": wav2vec2, "bart_encoder": bart_encoder}[plan["model"]](plan["rate"])
+    inner = {"wav2vec2": wav2vec2, "bart_encoder": bart_encoder, "siamese": Siamese}[plan["model"]](plan["rate"])
     checkpointed(inner, plan["checkpointing"])
     found["recomputed"] = recomputed = [0]
     CheckpointFunction.backward = counting(recomputed)

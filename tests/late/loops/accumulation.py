@@ -1,0 +1,264 @@
+"""Gradients of several micro-batches in one step."""
+
+from __future__ import annotations
+
+import contextlib
+
+from torch import distributed
+
+from tests.late.loops.kinds import TWICE, UNFINISHED, kind
+from tests.late.loops.loop import Loop
+from tests.late.loops.nets import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+
+
+@kind(three=True)
+def no_sync(loop: Loop) -> None:
+    """All micro-batches but the last stand under no_sync."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for micro in range(3):
+            with model.no_sync() if micro < 2 else contextlib.nullcontext():
+                loss(model(loop.batch(step, micro))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def without_no_sync(loop: Loop) -> None:
+    """Every micro-batch is averaged with what there is already."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for micro in range(3):
+            (loss(model(loop.batch(step, micro))) / 3).backward()
+            loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def without_no_sync_skipping(loop: Loop) -> None:
+    """The same with other blocks left out in each micro-batch and on each rank."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for micro in range(3):
+            loss(model(loop.batch(step, micro), uneven(loop.rank, step + micro))).backward()
+            loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def no_sync_skipping(loop: Loop) -> None:
+    """What a rank used in micro-batches under no_sync is averaged even if the last one leaves it out."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model, momentum=0.9)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for micro in range(3):
+            with model.no_sync() if micro < 2 else contextlib.nullcontext():
+                skips = uneven(loop.rank, step) if micro == 2 else ()
+                loss(model(loop.batch(step, micro), skips)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def no_sync_skipping_first_only(loop: Loop) -> None:
+    """Blocks are left out under no_sync only; the last micro-batch uses all."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for micro in range(3):
+            with model.no_sync() if micro < 2 else contextlib.nullcontext():
+                skips = () if micro == 2 else uneven(loop.rank, step + micro)
+                loss(model(loop.batch(step, micro), skips)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def no_sync_around_backward(loop: Loop) -> None:
+    """no_sync stands around backward only, which DDP does not know: the forward has armed it.
+
+    DDP looks at the setting in the forward, so that every micro-batch is averaged.
+    """
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for micro in range(2):
+            value = loss(model(loop.batch(step, micro)))
+            with model.no_sync() if micro < 1 else contextlib.nullcontext():
+                value.backward()
+            loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="parts", ours="plain")
+def forward_under_no_sync(loop: Loop) -> None:
+    """The forward stands under no_sync by mistake, its backward outside.
+
+    By DDP's documentation the forward is what counts: who has it under no_sync asks for no averaging.
+    """
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        with model.no_sync():
+            value = loss(model(loop.batch(step)))
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def no_sync_in_one_context(loop: Loop) -> None:
+    """All micro-batches but the last stand in one no_sync, with two forwards before a backward."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        with model.no_sync():
+            (loss(model(loop.batch(step))) + loss(model(loop.batch(step, 1)))).backward()
+            loss(model(loop.batch(step, 2))).backward()
+        loss(model(loop.batch(step, 3))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def other_counts_on_each_rank(loop: Loop) -> None:
+    """Ranks have as many micro-batches under no_sync as they like."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        with model.no_sync():
+            for micro in range((step + loop.rank) % 3):
+                loss(model(loop.batch(step, micro))).backward()
+        loss(model(loop.batch(step, 9))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def heads_under_no_sync(loop: Loop) -> None:
+    """Two outputs with a backward each, in micro-batches."""
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for micro in range(2):
+            with model.no_sync() if micro < 1 else contextlib.nullcontext():
+                for output in model(loop.batch(step, micro)):
+                    loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=TWICE)
+def first_loss_under_no_sync(loop: Loop) -> None:
+    """The first of two losses has its backward under no_sync, to spare a reduction; the forward stands outside."""
+    model = loop.wrap(Heads())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        first, second = model(loop.batch(step))
+        with model.no_sync():
+            loss(first).backward(retain_graph=True)
+        loop.sync(model)
+        loss(second).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def zero_grad_every_other_step(loop: Loop) -> None:
+    """Averaged gradients stay, as a poor man's momentum, and the next ones are added."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps(6):
+        if step % 2 == 0:
+            optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def local_sgd(loop: Loop) -> None:
+    """Steps without averaging, and every second step the ranks' parameters are averaged by hand."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        for micro in range(2):
+            optimizer.zero_grad()
+            with model.no_sync():
+                loss(model(loop.batch(step, micro))).backward()
+            optimizer.step()
+        for p in model.parameters():
+            distributed.all_reduce(p.data)
+            p.data /= loop.size
+
+
+@kind()
+def averaged_by_the_user(loop: Loop) -> None:
+    """Everything stands under no_sync, and the user averages gradients with a collective."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        for p in model.parameters():
+            if p.grad is None:
+                p.grad = p.detach() * 0
+            distributed.all_reduce(p.grad)
+            p.grad /= loop.size
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def bucket_views_skipping(loop: Loop) -> None:
+    """Gradients are views of buckets, blocks are left out, micro-batches under no_sync."""
+    model = loop.wrap(Blocks(), gradient_as_bucket_view=True)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        with model.no_sync():
+            loss(model(loop.batch(step))).backward()
+        loss(model(loop.batch(step, 1), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def bucket_views(loop: Loop) -> None:
+    """Gradients are views of buckets, two outputs have a backward each, gradients are zeroed in place."""
+    model = loop.wrap(Apart(2), gradient_as_bucket_view=True)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad(set_to_none=False)
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, close=1e-7)
+def several_forwards_then_backwards(loop: Loop) -> None:
+    """All forwards of a step come first, then their backwards one by one, each with another head."""
+    model = loop.wrap(Heads())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        values = [loss(model(loop.batch(step, task), [task])[0]) for task in range(2)]
+        for value in values:
+            value.backward()
+            loop.sync(model)
+        optimizer.step()

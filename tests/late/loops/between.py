@@ -1,0 +1,186 @@
+"""What a loop does between two backwards of a model, or between its backward and the optimizer's step.
+
+Each act stands in two programs: one whose model has two outputs with a backward each, which plain torch trains, and one
+whose model leaves other blocks out on each rank, so that DDP's reduction still runs in plain torch when the act begins.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Callable
+
+import torch
+from torch import distributed, nn
+
+from tests.late.loops.kinds import add, kind
+from tests.late.loops.loop import Loop
+from tests.late.loops.nets import Apart, Blocks, loss, mlp, sgd, uneven
+
+Act = Callable[[Loop, Any, int], None]
+STOCK = "finished reduction|[Tt]imed out|Connection closed|op.preamble|size|bytes|mismatch|GLOO|gloo"
+
+
+def two_heads(act: Act) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        """Two outputs with a backward each, and something else in between and before the step."""
+        model, other = loop.wrap(Apart(2)), loop.wrap(mlp())
+        optimizer = sgd(model)
+        for step in loop.steps():
+            optimizer.zero_grad()
+            first, second = model(loop.batch(step))
+            loss(first).backward()
+            act(loop, other, step)
+            loss(second).backward()
+            act(loop, other, step + 50)
+            loop.sync(model)
+            optimizer.step()
+
+    return train
+
+
+def skipping(act: Act) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        """Blocks left out, others on each rank, and something else between backward and step."""
+        model, other = loop.wrap(Blocks()), loop.wrap(mlp())
+        optimizer = sgd(model)
+        for step in loop.steps():
+            optimizer.zero_grad()
+            loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+            loop.sync(model)
+            act(loop, other, step)
+            optimizer.step()
+
+    return train
+
+
+def other_steps(loop: Loop, other: Any, step: int) -> None:
+    optimizer = sgd(other)
+    optimizer.zero_grad()
+    loss(other(loop.batch(step))).backward()
+    loop.sync(other)
+    optimizer.step()
+
+
+def other_is_clipped(loop: Loop, other: Any, step: int) -> None:
+    loss(other(loop.batch(step))).backward()
+    loop.sync(other)
+    nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+
+
+def other_is_unscaled(loop: Loop, other: Any, step: int) -> None:
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=8.0), sgd(other)
+    optimizer.zero_grad()
+    scaler.scale(loss(other(loop.batch(step)))).backward()
+    loop.sync(other)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def all_reduce(loop: Loop, other: Any, step: int) -> None:
+    distributed.all_reduce(loop.batch(step))
+
+
+def all_reduce_later(loop: Loop, other: Any, step: int) -> None:
+    distributed.all_reduce(loop.batch(step), async_op=True).wait()
+
+
+def all_gather(loop: Loop, other: Any, step: int) -> None:
+    x = loop.batch(step)
+    distributed.all_gather_into_tensor(torch.zeros(loop.size * len(x), x.shape[1]), x)
+
+
+def send_and_receive(loop: Loop, other: Any, step: int) -> None:
+    x = torch.zeros_like(loop.batch(step))
+    if loop.rank == 0:
+        distributed.send(loop.batch(step), 1)
+    elif loop.rank == 1:
+        distributed.recv(x, 0)
+
+
+def functional(loop: Loop, other: Any, step: int) -> None:
+    from torch.distributed import _functional_collectives as functions
+
+    total = functions.all_reduce(loop.batch(step), "sum", list(range(loop.size)))
+    assert float(total.sum()) == float(total.sum())
+
+
+def barrier(loop: Loop, other: Any, step: int) -> None:
+    distributed.barrier()
+
+
+def monitored_barrier(loop: Loop, other: Any, step: int) -> None:
+    distributed.monitored_barrier(timeout=datetime.timedelta(seconds=5))
+
+
+def new_group(loop: Loop, other: Any, step: int) -> None:
+    assert distributed.new_group(list(range(loop.size))) is not None
+
+
+def objects(loop: Loop, other: Any, step: int) -> None:
+    distributed.broadcast_object_list([{"step": step}], 0)
+
+
+def evaluation(loop: Loop, other: Any, step: int) -> None:
+    with torch.no_grad():
+        other.eval()(loop.batch(step))
+        other.train()
+
+
+def other_is_wrapped(loop: Loop, other: Any, step: int) -> None:
+    """A model is built and wrapped: DDP compares parameters and broadcasts them."""
+    torch.nn.parallel.DistributedDataParallel(mlp())
+
+
+ACTS = {
+    other_steps: (),
+    other_is_clipped: (),
+    other_is_unscaled: ("torch.amp.GradScaler",),
+    all_reduce: (),
+    all_reduce_later: (),
+    # Before, gloo has none.
+    all_gather: ("2.1",),
+    send_and_receive: (),
+    functional: ("2.1",),
+    barrier: (),
+    monitored_barrier: (),
+    new_group: (),
+    objects: (),
+    evaluation: (),
+    other_is_wrapped: (),
+}
+for _act, _needs in ACTS.items():
+    _three = _act in (all_reduce, other_steps, barrier)
+    add(f"between_heads_{_act.__name__}", two_heads(_act), needs=_needs, three=_three, counted=_act is not functional)
+    add(f"between_skips_{_act.__name__}", skipping(_act), needs=_needs, three=_three, plain="error", plain_cause=STOCK)
+
+
+@kind(plain="wrong", three=True)
+def own_clipping_between_heads(loop: Loop) -> None:
+    """The model's own gradients are clipped after each of two backwards.
+
+    In plain torch the first clipping is lost: DDP writes what it averaged over it after the second backward.
+    """
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+            loop.sync(model)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.02)
+        optimizer.step()
+
+
+@kind(plain="parts", three=True)
+def own_step_between_heads(loop: Loop) -> None:
+    """Each part has its own optimizer, which steps right after the part's backward, before the next one."""
+    model = loop.wrap(Apart(2))
+    optimizers = [sgd(part) for part in model.module.parts]
+    for step in loop.steps():
+        outputs = model(loop.batch(step))
+        for output, optimizer in zip(outputs, optimizers):
+            optimizer.zero_grad()
+            loss(output).backward()
+            loop.sync(model)
+            optimizer.step()

@@ -1,0 +1,318 @@
+"""Exceptions that a loop catches, batches that it skips, and numbers that are none."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from tests.late.loops.kinds import UNFINISHED, kind
+from tests.late.loops.loop import Loop
+from tests.late.loops.nets import Apart, Blocks, loss, mlp, sgd, uneven
+
+
+class Bad(nn.Module):
+    """Raises in its forward where the input says so, after its first part has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = mlp(), mlp()
+
+    def forward(self, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        x = self.one(x)
+        if bad:
+            raise ValueError("a bad batch")
+        return self.other(x)
+
+
+@kind(three=True)
+def forward_raises(loop: Loop) -> None:
+    """The forward raises on all ranks in some steps, and the loop goes on."""
+    model = loop.wrap(Bad())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        try:
+            value = loss(model(loop.batch(step), step in (1, 2)))
+        except ValueError:
+            continue
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="hangs", ours="plain")
+def forward_raises_on_one_rank(loop: Loop) -> None:
+    """The forward raises on one rank, which goes on with its next batch: the others wait for its gradients.
+
+    Ranks are a batch apart from here on, and nobody can tell: the last step of one rank has no partner.
+    """
+    model = loop.wrap(Bad())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        try:
+            value = loss(model(loop.batch(step), step == 2 and loop.rank == 1))
+        except ValueError:
+            loop.sync(model)
+            optimizer.step()
+            continue
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def between_forward_and_backward(loop: Loop) -> None:
+    """Something raises between forward and backward on all ranks; the graph is dropped and the batch skipped."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        with contextlib.suppress(ZeroDivisionError):
+            value = loss(model(loop.batch(step)))
+            (value / (0 if step in (1, 2) else 1) if step not in (1, 2) else 1 / 0 * value).backward()
+            loop.sync(model)
+            optimizer.step()
+
+
+def _raising(times: int) -> Any:
+    left = [times]
+
+    def hook(slope: torch.Tensor) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise MemoryError("out of memory, say")
+
+    return hook
+
+
+@kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|" + UNFINISHED)
+def backward_raises(loop: Loop) -> None:
+    """A hook raises half-way through backward, once, on all ranks; the loop drops the gradients and goes on.
+
+    Whether a rank's buckets were on their way by then is known to that rank only.
+    """
+    model = loop.wrap(Blocks())
+    optimizer, hook = sgd(model), _raising(1)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step)))
+        if step == 2:
+            model.module.blocks[1].weight.register_hook(hook)
+        try:
+            value.backward()
+        except MemoryError:
+            continue
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def backward_raises_before_anything(loop: Loop) -> None:
+    """A hook on the output raises before any parameter has got a gradient, on all ranks."""
+    model = loop.wrap(Blocks())
+    optimizer, hook = sgd(model), _raising(1)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        output = model(loop.batch(step))
+        if step == 2:
+            output.register_hook(hook)
+        try:
+            loss(output).backward()
+        except MemoryError:
+            continue
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|" + UNFINISHED + "|[Tt]imed out|Connection")
+def out_of_memory_retried(loop: Loop) -> None:
+    """A backward that runs out of memory on one rank is retried there with two halves, the first under no_sync."""
+    model = loop.wrap(Blocks())
+    optimizer, hook = sgd(model), _raising(1)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        x = loop.batch(step)
+        value = loss(model(x))
+        if step == 2 and loop.rank == 0:
+            model.module.blocks[1].weight.register_hook(hook)
+        try:
+            value.backward()
+        except MemoryError:
+            optimizer.zero_grad()
+            with model.no_sync():
+                (loss(model(x[:2])) / 2).backward()
+            (loss(model(x[2:])) / 2).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def retried_before_backward(loop: Loop) -> None:
+    """A forward that runs out of memory on one rank is retried there with two halves; ranks stay together."""
+    model = loop.wrap(Bad())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        x = loop.batch(step)
+        try:
+            value = loss(model(x, step == 2 and loop.rank == 0))
+        except ValueError:
+            with model.no_sync():
+                (loss(model(x[:2], False)) / 2).backward()
+            value = loss(model(x[2:], False)) / 2
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def nan_guard_before_backward(loop: Loop) -> None:
+    """A loss that is no number on any rank has no backward on any: ranks agree on it."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step))) * (float("nan") if step == 2 and loop.rank == 0 else 1)
+        bad = torch.isnan(value.detach()).float()
+        distributed.all_reduce(bad)
+        if bad:
+            continue
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="hangs", ours="plain")
+def nan_guard_on_one_rank(loop: Loop) -> None:
+    """A rank whose loss is no number skips the batch without telling others, who wait for its gradients for ever.
+
+    Ranks are a batch apart from here on, and nobody can tell: the last step of one rank has no partner.
+    """
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step))) * (float("nan") if step == 2 and loop.rank == 0 else 1)
+        if torch.isnan(value):
+            if loop.hand:
+                loop.sync(model)
+                optimizer.step()
+            continue
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def nan_guard_replaces_the_loss(loop: Loop) -> None:
+    """A loss that is no number is replaced by zero times the output, so that the rank takes part."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        output = model(loop.batch(step))
+        value = loss(output) * (float("nan") if step == 2 and loop.rank == 0 else 1)
+        if torch.isnan(value):
+            value = 0.0 * output.sum()
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="hangs", ours="plain", three=True)
+def nan_guard_with_a_constant(loop: Loop) -> None:
+    """A loss that is no number is replaced by a constant that has a graph of its own, which no output reaches.
+
+    Nothing on this rank tells anyone that a backward of the model was meant: the graph of its forward is not touched.
+    """
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step)))
+        if step == 2 and loop.rank == 0:
+            value = torch.zeros((), requires_grad=True)
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def nan_guard_after_backward(loop: Loop) -> None:
+    """Gradients are checked after backward, on a model that leaves blocks out, and the step is skipped by all.
+
+    Averaged gradients are no numbers on all ranks or on none.
+    """
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step), uneven(loop.rank, step)))
+        (value * (float("nan") if step == 2 and loop.rank == 0 else 1)).backward()
+        loop.sync(model)
+        if any(p.grad is not None and not bool(torch.isfinite(p.grad).all()) for p in model.parameters()):
+            continue
+        optimizer.step()
+
+
+@kind()
+def batch_skipped(loop: Loop) -> None:
+    """An early ``continue`` after the forward of two outputs, on all ranks."""
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        first, second = model(loop.batch(step))
+        if step in (1, 3):
+            continue
+        loss(first).backward()
+        loss(second).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, ours="error", cause="a step had 2 backwards so far, the last one had 1")
+def left_after_the_first_backward(loop: Loop) -> None:
+    """An early ``continue`` after the first of two backwards; the gradients so far are thrown away.
+
+    Nobody can know whether they were used by hand before that.
+    """
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        first, second = model(loop.batch(step))
+        loss(first).backward()
+        loop.sync(model)
+        if step in (1, 2):
+            continue
+        loss(second).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def generator_closed(loop: Loop) -> None:
+    """A loop that lives in a generator, which is closed in the middle of a step and begun again."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+
+    def training(step: int) -> Any:
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step)))
+        yield value
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+        yield value
+
+    for step in loop.steps(5):
+        running = training(step)
+        next(running)
+        if step != 2:
+            next(running)
+        running.close()

@@ -1,0 +1,347 @@
+"""What loops do with gradients between backward and the optimizer's step.
+
+Each act stands in a program whose model uses all of its parameters, and in one that leaves blocks out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+import torch
+from torch import nn
+
+from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
+from tests.late.loops.loop import Loop
+from tests.late.loops.nets import Blocks, loss, sgd, uneven
+
+Act = Callable[[Loop, Any, int], None]
+
+
+def full(act: Act) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        """All parameters are used, and gradients are handled by hand before the step."""
+        model = loop.wrap(Blocks())
+        optimizer = sgd(model)
+        for step in loop.steps():
+            optimizer.zero_grad()
+            loss(model(loop.batch(step))).backward()
+            loop.sync(model)
+            act(loop, model, step)
+            optimizer.step()
+
+    return train
+
+
+def skipping(act: Act) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        """Blocks are left out, others on each rank, and gradients are handled by hand before the step."""
+        model = loop.wrap(Blocks())
+        optimizer = sgd(model)
+        for step in loop.steps():
+            optimizer.zero_grad()
+            loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+            loop.sync(model)
+            act(loop, model, step)
+            optimizer.step()
+
+    return train
+
+
+def grads(model: Any) -> List[torch.Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def clip_norm(loop: Loop, model: Any, step: int) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def clip_value(loop: Loop, model: Any, step: int) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+
+def total_norm(loop: Loop, model: Any, step: int) -> None:
+    norm = nn.utils.get_total_norm(grads(model))
+    nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, norm)
+
+
+def foreach_norm(loop: Loop, model: Any, step: int) -> None:
+    norm = torch.stack(torch._foreach_norm(grads(model))).norm()
+    torch._foreach_mul_(grads(model), float(0.05 / norm))
+
+
+def scaled(loop: Loop, model: Any, step: int) -> None:
+    for each in grads(model):
+        each.mul_(0.5)
+
+
+def scaled_by_size(loop: Loop, model: Any, step: int) -> None:
+    """fairseq: gradients become sums over the ranks' tokens."""
+    torch._foreach_mul_(grads(model), [loop.size / 7.0] * len(grads(model)))
+
+
+def clamped(loop: Loop, model: Any, step: int) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.data.clamp_(-0.01, 0.01)
+
+
+def finite_or_skipped(loop: Loop, model: Any, step: int) -> None:
+    if step == 1 or not all(bool(torch.isfinite(each).all()) for each in grads(model)):
+        model.zero_grad()
+
+
+def dropped(loop: Loop, model: Any, step: int) -> None:
+    model.module.blocks[step % 4].weight.grad = None
+
+
+def replaced(loop: Loop, model: Any, step: int) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad = p.grad.sign() * 0.01
+
+
+def noised(loop: Loop, model: Any, step: int) -> None:
+    torch.manual_seed(step)
+    for p in model.parameters():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        p.grad.add_(torch.randn_like(p), alpha=0.01)
+
+
+def centralized(loop: Loop, model: Any, step: int) -> None:
+    for each in grads(model):
+        if each.dim() > 1:
+            each.sub_(each.mean(dim=1, keepdim=True))
+
+
+def adaptively_clipped(loop: Loop, model: Any, step: int) -> None:
+    """AGC of NFNets: the limit follows from the parameter's own norm."""
+    for p in model.parameters():
+        if p.grad is not None:
+            limit, norm = 0.01 * p.detach().norm().clamp(min=1e-3), p.grad.norm().clamp(min=1e-6)
+            p.grad.copy_(torch.where(norm > limit, p.grad * (limit / norm), p.grad))
+
+
+def logged(loop: Loop, model: Any, step: int) -> None:
+    """Norms are logged, and the rate follows from them."""
+    norm = sum(float(each.norm()) for each in grads(model))
+    for each in grads(model):
+        each /= 1 + norm
+
+
+def by_hand(loop: Loop, model: Any, step: int) -> None:
+    """The update is written by hand, and the optimizer finds nothing."""
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+                p.grad = None
+
+
+def through_data(loop: Loop, model: Any, step: int) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.data.add_(p.grad.data, alpha=-0.1)
+            p.grad.data.zero_()
+
+
+def as_a_vector(loop: Loop, model: Any, step: int) -> None:
+    all_grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    vector = torch.cat([each.view(-1) for each in all_grads])
+    vector = vector / (vector.norm() + 1)
+    done = 0
+    for p in model.parameters():
+        p.grad = vector[done : done + p.numel()].view_as(p).clone()
+        done += p.numel()
+
+
+def copied(loop: Loop, model: Any, step: int) -> None:
+    """The gradients become those of a master copy in double precision, which is what is updated."""
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p.copy_((p.double() - 0.1 * p.grad.double()).float())
+    model.zero_grad()
+
+
+ACTS = {
+    clip_norm: (),
+    clip_value: (),
+    total_norm: ("torch.nn.utils.get_total_norm",),
+    foreach_norm: (),
+    scaled: (),
+    scaled_by_size: (),
+    clamped: (),
+    finite_or_skipped: (),
+    dropped: (),
+    replaced: (),
+    noised: (),
+    centralized: (),
+    adaptively_clipped: (),
+    logged: (),
+    by_hand: (),
+    through_data: (),
+    as_a_vector: (),
+    copied: (),
+}
+for _act, _needs in ACTS.items():
+    _three = _act in (clip_norm, by_hand, total_norm, dropped)
+    add(f"{_act.__name__}_full", full(_act), needs=_needs, three=_three)
+    add(f"{_act.__name__}_skipping", skipping(_act), needs=_needs, three=_three, plain="error", plain_cause=UNFINISHED)
+
+
+@kind()
+def hooks_on_parameters(loop: Loop) -> None:
+    """The user's hooks on parameters change local gradients before they are averaged."""
+    model = Blocks()
+    for number, p in enumerate(model.parameters()):
+        p.register_hook(lambda slope, number=number: slope * (0.5 + number))
+    wrapped = loop.wrap(model)
+    optimizer = sgd(wrapped)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(wrapped(loop.batch(step))).backward()
+        loop.sync(wrapped)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def hooks_on_parameters_skipping(loop: Loop) -> None:
+    """Hooks that are set after wrapping and expect a gradient, on a model that leaves blocks out."""
+    model = loop.wrap(Blocks())
+    seen: List[float] = []
+
+    def look(slope: torch.Tensor) -> torch.Tensor:
+        seen.append(float(slope.abs().max()))
+        return slope.clamp(-0.02, 0.02)
+
+    for p in model.parameters():
+        p.register_hook(look)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+    assert seen
+
+
+@kind(three=True)
+def pcgrad(loop: Loop) -> None:
+    """Gradient surgery: ``autograd.grad`` for each task, conflicts taken out, then averaged by the user.
+
+    DDP never sees a backward.
+    """
+    model = loop.wrap(Blocks())
+    optimizer, parameters = sgd(model), list(model.parameters())
+    for step in loop.steps():
+        output = model(loop.batch(step))
+        one, other = (
+            torch.autograd.grad(value, parameters, retain_graph=True) for value in (loss(output), output.abs().mean())
+        )
+        dot = sum(float((a * b).sum()) for a, b in zip(one, other))
+        for p, a, b in zip(parameters, one, other):
+            p.grad = a - 0.5 * b if dot < 0 else a + b
+            torch.distributed.all_reduce(p.grad)
+            p.grad /= loop.size
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def pcgrad_beside_backward(loop: Loop) -> None:
+    """``autograd.grad`` for one of two tasks, whose result weighs the other's backward, which leaves blocks out."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        output = model(loop.batch(step), uneven(loop.rank, step))
+        (slope,) = torch.autograd.grad(output.abs().mean(), model.module.blocks[0].weight, retain_graph=True)
+        (loss(output) / (1 + slope.norm())).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def gradient_penalty_on_parameters(loop: Loop) -> None:
+    """``autograd.grad`` for parameters with create_graph, whose norm is a part of the loss."""
+    model = loop.wrap(Blocks(2))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step)))
+        slopes = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+        (value + 0.1 * sum(slope.pow(2).sum() for slope in slopes)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause="", ours="either", cause="ddpfix:|" + UNFINISHED + "|in-place|inplace|ready")
+def backward_that_creates_a_graph(loop: Loop) -> None:
+    """``backward(create_graph=True)``, and a second backward of the gradients' norm.
+
+    DDP does not carry graphs through its buckets, as its documentation says: what the second backward differentiates
+    is each rank's own.
+    """
+    model = loop.wrap(Blocks(2))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward(create_graph=True)
+        norm = sum(each.pow(2).sum() for each in grads(model))
+        loop.sync(model)
+        (0.1 * norm).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def unused_but_regularized(loop: Loop) -> None:
+    """Weight decay in the loss reaches all parameters, also of blocks that are left out."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        decay = sum(p.pow(2).sum() for p in model.parameters())
+        (loss(model(loop.batch(step), uneven(loop.rank, step))) + 0.01 * decay).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def regularized_afterwards(loop: Loop) -> None:
+    """Weight decay has a backward of its own after the main one; it is the same on all ranks."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        (0.01 * sum(p.pow(2).sum() for p in model.parameters())).backward()
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, three=True)
+def regularized_afterwards_skipping(loop: Loop) -> None:
+    """The same with blocks left out: the second backward brings what DDP waits for, and other parameters again."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        (0.01 * sum(p.pow(2).sum() for p in model.parameters())).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def regularized_before(loop: Loop) -> None:
+    """Weight decay has its backward before the forward: DDP is not armed yet, and averages the sum later."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        (0.01 * sum(p.pow(2).sum() for p in model.parameters())).backward()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()

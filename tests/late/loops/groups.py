@@ -1,0 +1,200 @@
+"""Process groups of the user's own."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from typing import Any, List
+
+import torch
+from torch import distributed
+
+from tests.late.loops.kinds import UNFINISHED, kind
+from tests.late.loops.loop import Loop
+from tests.late.loops.nets import Apart, Blocks, loss, mlp, sgd, uneven
+
+
+@kind(three=True)
+def group_of_all(loop: Loop) -> None:
+    """A model in a new group of all ranks, with two backwards."""
+    model = loop.wrap(Apart(2), process_group=distributed.new_group(list(range(loop.size))))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def group_of_some(loop: Loop) -> None:
+    """The first ranks but one train a model that leaves blocks out, the last rank trains another one alone."""
+    groups = [distributed.new_group(list(range(loop.size - 1))), distributed.new_group([loop.size - 1])]
+    group = groups[loop.rank == loop.size - 1]
+    model = loop.wrap(Blocks(), process_group=group)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def two_groups(loop: Loop) -> None:
+    """Two models over two groups of the same ranks are trained in one step, and leave blocks out."""
+    ranks = list(range(loop.size))
+    models = [loop.wrap(Blocks(), process_group=distributed.new_group(ranks)) for _ in range(2)]
+    optimizer = sgd(*models)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for number, model in enumerate(models):
+            loss(model(loop.batch(step), uneven(loop.rank, step + number))).backward()
+            loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def two_models_interleaved(loop: Loop) -> None:
+    """Forwards of two models, then their losses in turn, two outputs each."""
+    models = [loop.wrap(Apart(2)) for _ in range(2)]
+    optimizers = [sgd(model) for model in models]
+    for step in loop.steps():
+        outputs = [model(loop.batch(step)) for model in models]
+        for turn in range(2):
+            for output in outputs:
+                loss(output[turn]).backward()
+        for model, optimizer in zip(models, optimizers):
+            loop.sync(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@kind()
+def one_model_feeds_another(loop: Loop) -> None:
+    """Two wrapped models in a row, one backward; the second is called with two pieces of the first one's output."""
+    one, other = loop.wrap(mlp()), loop.wrap(mlp())
+    optimizer = sgd(one, other)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        pieces = one(loop.batch(step)).chunk(2)
+        sum(loss(other(piece)) for piece in pieces).backward()
+        loop.sync(one, other)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def one_model_feeds_another_skipping(loop: Loop) -> None:
+    """The same with blocks left out in both models."""
+    one, other = loop.wrap(Blocks()), loop.wrap(Blocks())
+    optimizer = sgd(one, other)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        output = one(loop.batch(step), uneven(loop.rank, step))
+        loss(other(output, uneven(loop.rank, step + 1))).backward()
+        loop.sync(one, other)
+        optimizer.step()
+
+
+def _agreed_port(loop: Loop) -> int:
+    told: List[Any] = [None]
+    if loop.rank == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            told = [free.getsockname()[1]]
+    distributed.broadcast_object_list(told, 0)
+    return int(told[0])
+
+
+def _made_again(loop: Loop, skip: bool) -> None:
+    module = Blocks()
+    for turn in range(2):
+        model = loop.wrap(module)
+        optimizer = sgd(model)
+        for step in loop.steps(2):
+            optimizer.zero_grad()
+            loss(model(loop.batch(step, turn), uneven(loop.rank, step) if skip else ())).backward()
+            loop.sync(model)
+            optimizer.step()
+        if turn == 0:
+            del model
+            port = _agreed_port(loop)
+            distributed.barrier()
+            distributed.destroy_process_group()
+            loop.rank = loop.size - 1 - loop.rank
+            os.environ.update(MASTER_PORT=str(port), RANK=str(loop.rank))
+            distributed.init_process_group(
+                "gloo", rank=loop.rank, world_size=loop.size, timeout=datetime.timedelta(seconds=6)
+            )
+
+
+@kind(counted=False, three=True)
+def group_made_again(loop: Loop) -> None:
+    """The group is destroyed and made again, and ranks come back with other numbers."""
+    _made_again(loop, False)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def group_made_again_skipping(loop: Loop) -> None:
+    """The same with blocks left out."""
+    _made_again(loop, True)
+
+
+@kind(needs=("torch.distributed.device_mesh.init_device_mesh", "2.3"))
+def device_mesh(loop: Loop) -> None:
+    """A mesh of devices instead of a group."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = loop.wrap(Apart(2), device_mesh=init_device_mesh("cpu", (loop.size,)))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, needs=("torch.distributed.device_mesh.init_device_mesh", "2.3"))
+def device_mesh_skipping(loop: Loop) -> None:
+    """The same with blocks left out."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = loop.wrap(Blocks(), device_mesh=init_device_mesh("cpu", (loop.size,)))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def experts_in_a_group_of_their_own(loop: Loop) -> None:
+    """Experts are wrapped in groups of one rank, the trunk in one of all; an expert is left out in some steps."""
+    alone = [distributed.new_group([rank]) for rank in range(loop.size)]
+    trunk, experts = loop.wrap(mlp()), loop.wrap(Apart(2), process_group=alone[loop.rank])
+    optimizer = sgd(trunk, experts)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        (output,) = experts(trunk(loop.batch(step)), [(step + loop.rank) % 2])
+        loss(output).backward()
+        loop.sync(trunk, experts)
+        optimizer.step()
+
+
+@kind()
+def pipeline_of_two_backwards(loop: Loop) -> None:
+    """The graph is cut between two wrapped models, as in a pipeline: the slope is handed over by the user."""
+    one, other = loop.wrap(mlp()), loop.wrap(mlp())
+    optimizer = sgd(one, other)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        sent = one(loop.batch(step))
+        received = sent.detach().requires_grad_()
+        loss(other(received)).backward()
+        torch.autograd.backward(sent, received.grad)
+        loop.sync(one, other)
+        optimizer.step()

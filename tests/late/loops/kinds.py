@@ -1,0 +1,122 @@
+"""The registry of training programs, and what is declared of each."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable, Dict, Optional, Sequence
+
+if TYPE_CHECKING:
+    from tests.late.loops.loop import Loop
+
+THEMES = (
+    "accumulation",
+    "adversarial",
+    "between",
+    "checkpointing",
+    "copies",
+    "exceptions",
+    "gradients",
+    "groups",
+    "lifecycle",
+    "models",
+    "optimizers",
+    "outputs",
+    "reinforcement",
+    "representation",
+    "scaler",
+)
+# What DDP and its reducer say when they notice that something is missing, or that something came twice.
+UNFINISHED = "Expected to have finished reduction"
+TWICE = "mark a variable ready only once"
+KINDS: Dict[str, Kind] = {}
+
+
+@dataclass
+class Kind:
+    """A training program.
+
+    Attributes:
+        name: of the function.
+        theme: the file that it stands in.
+        train: the program.
+        plain: what plain torch does: "right", "error", "hangs" (ranks wait for each other until a time limit), "parts"
+            (replicas differ in silence) or "wrong" (replicas agree, on something else than averaged gradients).
+        ours: what ddpfix does where plain torch is not right: "exact", "error", "either" or "plain" (the same as plain
+            torch, whatever that is; the docstring says why).
+        cause: a regular expression, found in an error of at least one rank where ours is "error" or "either", and in a
+            log where ours is "plain".
+        plain_cause: the same for plain torch.
+        three: whether the program is run on three ranks as well.
+        close: how far from the reference parameters may be; 0 is bit for bit.
+        close_three: the same on three ranks, whose sums are rounded in another order.
+        traced: whether a run that fails must have trained as the reference until then.
+        counted: whether what is sent is compared with plain torch.
+        activated: whether ddpfix is on from the start; otherwise the program does it.
+        needs: what torch must have: "2.3", or a dotted name.
+        timeout: seconds after which a rank is killed.
+        wait: seconds after which a collective gives up.
+    """
+
+    name: str
+    theme: str
+    train: Callable[[Loop], None]
+    plain: str = "right"
+    ours: str = "exact"
+    cause: str = ""
+    plain_cause: str = ""
+    three: bool = False
+    close: float = 0.0
+    close_three: float = 2e-6
+    traced: bool = True
+    counted: bool = True
+    activated: bool = True
+    needs: Sequence[str] = ()
+    timeout: float = 12
+    wait: float = 6
+
+    @property
+    def reason(self) -> str:
+        return (self.train.__doc__ or "").strip()
+
+
+def kind(**declared: object) -> Callable[[Callable[[Loop], None]], Callable[[Loop], None]]:
+    """Register a program."""
+
+    def registered(train: Callable[[Loop], None]) -> Callable[[Loop], None]:
+        add(train.__name__, train, **declared)
+        return train
+
+    return registered
+
+
+def add(name: str, train: Callable[[Loop], None], **declared: object) -> None:
+    """Register a program under a name that is made from others."""
+    assert name not in KINDS, f"two programs are called {name}"
+    assert train.__doc__, f"{name} has no docstring"
+    KINDS[name] = Kind(name, train.__module__.rsplit(".", 1)[1], train, **declared)  # type: ignore[arg-type]
+
+
+def load() -> Dict[str, Kind]:
+    """All programs; those that use torch.distributed need it imported."""
+    for theme in THEMES:
+        importlib.import_module(f"tests.late.loops.{theme}")
+    return KINDS
+
+
+def missing(needs: Sequence[str]) -> Optional[str]:
+    """The first of the needs that this torch does not meet."""
+    return next((need for need in needs if not _has(need)), None)
+
+
+def _has(need: str) -> bool:
+    if need[0].isdigit():
+        import torch
+
+        have = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+        return have >= tuple(int(part) for part in need.split("."))
+    home, name = need.rsplit(".", 1)
+    try:
+        return hasattr(importlib.import_module(home), name)
+    except ImportError:
+        return False

@@ -1,0 +1,496 @@
+"""What happens around a model's steps: evaluation, freezing, layers that come and go, ddpfix that comes and goes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.late.loops.kinds import UNFINISHED, kind
+from tests.late.loops.loop import SIZE, Loop
+from tests.late.loops.nets import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+
+
+@kind(three=True)
+def evaluation_with_gradients(loop: Loop) -> None:
+    """A forward in eval mode with gradients enabled, whose output is dropped, before each step."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        model.eval()
+        model(loop.batch(step, 1))
+        model.train()
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def trained_in_eval_mode(loop: Loop) -> None:
+    """The whole training runs in eval mode (frozen statistics), and leaves blocks out."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    model.eval()
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def no_grad_between(loop: Loop) -> None:
+    """A forward without gradients between forward and backward, and between two backwards."""
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        first, second = model(loop.batch(step))
+        with torch.no_grad():
+            model(loop.batch(step, 1))
+        loss(first).backward()
+        with torch.no_grad():
+            model(loop.batch(step, 2))
+        loss(second).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def no_grad_between_skipping(loop: Loop) -> None:
+    """The same with blocks left out, and a forward without gradients between backward and step as well."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step), uneven(loop.rank, step)))
+        with torch.no_grad():
+            model(loop.batch(step, 1))
+        value.backward()
+        with torch.no_grad():
+            model(loop.batch(step, 2))
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def validation_on_rank_0(loop: Loop) -> None:
+    """Rank 0 alone validates on the module itself, with and without gradients, between steps that leave blocks out."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+        if loop.rank == 0:
+            model.module.eval()
+            with torch.no_grad():
+                model.module(loop.batch(step, 1))
+            x = loop.batch(step, 2).requires_grad_()
+            torch.autograd.grad(model.module(x).sum(), x)
+            model.module.train()
+
+
+@kind(three=True)
+def frozen_before(loop: Loop) -> None:
+    """Parameters are frozen before wrapping."""
+    module = Blocks()
+    module.blocks[1].requires_grad_(False)
+    model = loop.wrap(module)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def frozen_after(loop: Loop) -> None:
+    """Parameters that DDP knows are frozen after wrapping."""
+    model = loop.wrap(Blocks())
+    model.module.blocks[1].requires_grad_(False)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def frozen_in_turn(loop: Loop) -> None:
+    """Blocks that DDP knows are frozen and set free again, another one in each step, from the top."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        for number, block in enumerate(model.module.blocks):
+            block.requires_grad_(number != step % 4)
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def unfrozen_gradually(loop: Loop) -> None:
+    """Gradual unfreezing: all but the last block are frozen after wrapping, and set free one by one."""
+    model = loop.wrap(Blocks())
+    model.module.blocks[:3].requires_grad_(False)
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        if step:
+            model.module.blocks[max(0, 3 - step) :].requires_grad_(True)
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="parts", ours="plain", cause="ddpfix.*blocks.1")
+def set_free_after_wrapping(loop: Loop) -> None:
+    """A block that was frozen when DDP was built is set free: DDP does not know it, and replicas part.
+
+    Nobody averages parameters that are in no bucket; a warning or an error names them.
+    """
+    module = Blocks()
+    module.blocks[1].requires_grad_(False)
+    model = loop.wrap(module)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        if step == 2:
+            model.module.blocks[1].requires_grad_(True)
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, ours="error", cause="ddpfix:.*blocks.1")
+def layer_replaced(loop: Loop) -> None:
+    """A block is replaced after wrapping: DDP waits for the old one, and does not know the new one.
+
+    To mark the old one as ready would let replicas part in silence where plain torch has an error.
+    """
+    model = loop.wrap(Blocks())
+    model.module.blocks[1] = nn.Linear(SIZE, SIZE)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="parts", ours="plain", cause="ddpfix.*blocks.4")
+def layer_added(loop: Loop) -> None:
+    """A block is added after wrapping: DDP does not know it, and replicas part.
+
+    Nobody averages parameters that are in no bucket; a warning or an error names them.
+    """
+    model = loop.wrap(Blocks())
+    model.module.blocks.append(nn.Linear(SIZE, SIZE))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def layer_removed(loop: Loop) -> None:
+    """Pruning: a block is taken out of the model after two steps; DDP still waits for it."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        if step == 2:
+            model.module.blocks[1] = nn.Identity()
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def data_replaced(loop: Loop) -> None:
+    """``p.data`` is replaced between steps, as in quantization and in moving weights."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        for p in model.parameters():
+            p.data = (p.data * 64).round() / 64
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(activated=False, three=True)
+def activated_late(loop: Loop) -> None:
+    """ddpfix is switched on after the model was wrapped and trained."""
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        if step == 2:
+            loop.activate()
+        optimizer.zero_grad()
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(activated=False, plain="error", plain_cause=UNFINISHED, ours="plain")
+def activated_late_skipping(loop: Loop) -> None:
+    """ddpfix is switched on after the model was wrapped, which leaves blocks out.
+
+    A model that ddpfix has not seen being wrapped may be left to torch, whose error stands.
+    """
+    model = loop.wrap(Blocks())
+    loop.activate()
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+def _deactivated(loop: Loop, when: str, again: bool = False) -> None:
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        first, second = model(loop.batch(step))
+        for now, output in (("forward", first), ("backward", second)):
+            if step == 2 and when == now:
+                loop.deactivate()
+            loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+        if step == 2 and when == "step":
+            loop.deactivate()
+        if step == 3 and again:
+            loop.activate()
+
+
+@kind(counted=False)
+def deactivated_after_forward(loop: Loop) -> None:
+    """ddpfix is switched off between forward and the first of two backwards."""
+    _deactivated(loop, "forward")
+
+
+@kind(counted=False)
+def deactivated_between_backwards(loop: Loop) -> None:
+    """ddpfix is switched off between two backwards."""
+    _deactivated(loop, "backward")
+
+
+@kind(counted=False)
+def deactivated_between_steps(loop: Loop) -> None:
+    """ddpfix is switched off between steps."""
+    _deactivated(loop, "step")
+
+
+@kind(counted=False)
+def deactivated_and_activated(loop: Loop) -> None:
+    """ddpfix is switched off between two backwards, and on again a step later."""
+    _deactivated(loop, "backward", again=True)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, ours="plain")
+def deactivated_skipping(loop: Loop) -> None:
+    """ddpfix is switched off between forward and backward of a model that leaves blocks out.
+
+    From here on the model is torch's, whose error stands.
+    """
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step), uneven(loop.rank, step)))
+        if step == 2:
+            loop.deactivate()
+        value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(counted=False)
+def hook_later(loop: Loop) -> None:
+    """A communication hook that averages is registered after the first steps."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        if step == 2:
+            model.register_comm_hook(None, allreduce_hook)
+        optimizer.zero_grad()
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def hook_skipping(loop: Loop) -> None:
+    """A communication hook that averages, on a model that leaves blocks out."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    model = loop.wrap(Blocks())
+    model.register_comm_hook(None, allreduce_hook)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(close=1e-4)
+def hook_compresses(loop: Loop) -> None:
+    """Gradients travel as half precision."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = loop.wrap(Apart(2))
+    model.register_comm_hook(None, fp16_compress_hook)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, close=1e-4)
+def hook_compresses_skipping(loop: Loop) -> None:
+    """Gradients travel as half precision, blocks are left out."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = loop.wrap(Blocks())
+    model.register_comm_hook(None, fp16_compress_hook)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+def _joined(loop: Loop, skip: bool) -> None:
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    context: Any = contextlib.nullcontext() if loop.hand else model.join()
+    # Rank 1 has two batches more; who has none adds zero to a mean over all ranks.
+    most = 5
+    for _ in loop.steps(1):
+        with context:
+            for step in range(most if loop.hand or loop.rank else 3):
+                optimizer.zero_grad()
+                if loop.rank or step < 3:
+                    loss(model(loop.batch(step), uneven(loop.rank, step) if skip else ())).backward()
+                loop.sync(model)
+                optimizer.step()
+
+
+@kind(counted=False)
+def joined(loop: Loop) -> None:
+    """``join``: rank 1 has two batches more."""
+    _joined(loop, False)
+
+
+@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection")
+def joined_skipping(loop: Loop) -> None:
+    """``join``: rank 1 has two batches more, and blocks are left out."""
+    _joined(loop, True)
+
+
+@kind(counted=False)
+def loader_with_workers(loop: Loop) -> None:
+    """A DataLoader forks workers between steps, and with it copies of the models."""
+    model = loop.wrap(Apart(2))
+    optimizer = sgd(model)
+    data = TensorDataset(torch.cat([loop.batch(step) for step in range(2)]))
+    for _ in loop.steps(2):
+        for (x,) in DataLoader(data, batch_size=4, num_workers=2):
+            optimizer.zero_grad()
+            for output in model(x):
+                loss(output).backward()
+            loop.sync(model)
+            optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def loader_with_workers_skipping(loop: Loop) -> None:
+    """The same with heads left out."""
+    model = loop.wrap(Heads(3))
+    optimizer = sgd(model)
+    data = TensorDataset(torch.cat([loop.batch(step) for step in range(2)]))
+    for turn in loop.steps(2):
+        for number, (x,) in enumerate(DataLoader(data, batch_size=4, num_workers=2)):
+            optimizer.zero_grad()
+            loss(model(x, [(turn + number + loop.rank) % 3])[0]).backward()
+            loop.sync(model)
+            optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def backward_in_a_thread(loop: Loop) -> None:
+    """Forward and backward run in another thread than the loop, as some pipelines have it."""
+    import threading
+
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    failures: Any = []
+
+    def work(step: int) -> None:
+        try:
+            loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+            loop.sync(model)
+        except BaseException as error:
+            failures.append(error)
+
+    for step in loop.steps():
+        optimizer.zero_grad()
+        thread = threading.Thread(target=work, args=(step,))
+        thread.start()
+        thread.join()
+        if failures:
+            raise failures[0]
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def zeroed_in_place(loop: Loop) -> None:
+    """Gradients are zeroed in place and by hand, blocks are left out."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model, momentum=0.9)
+    for step in loop.steps():
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def inference_mode(loop: Loop) -> None:
+    """An evaluation in inference mode between forward and backward."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step)))
+        with torch.inference_mode():
+            model.module(loop.batch(step, 1))
+        value.backward()
+        loop.sync(model)
+        optimizer.step()

@@ -1,0 +1,200 @@
+"""What a program is given: models wrapped in the way of the mode, batches, steps, and the record of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+SIZE = 8
+SETTINGS: Dict[str, Dict[str, str]] = {"auto": {}, "late": {"unused": "late"}}
+MODES = ("plain", "hand", *SETTINGS)
+
+
+class Alone(nn.Module):
+    """Stands where DistributedDataParallel stands, and does nothing, so that the text of a program stays the same."""
+
+    def __init__(self, module: nn.Module, process_group: Any = None, **_: Any) -> None:
+        super().__init__()
+        self.module, self.group = module, process_group
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> ContextManager[None]:
+        return contextlib.nullcontext()
+
+    def join(self, **_: Any) -> ContextManager[None]:
+        return contextlib.nullcontext()
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Gradients are averaged by hand."""
+
+
+class Loop:
+    """One run of a program on this rank.
+
+    Attributes:
+        mode: of :data:`MODES`; "hand" is the reference, in which :meth:`sync` averages and nothing else does.
+        found: where the record goes.
+    """
+
+    def __init__(self, mode: str, found: Dict[str, Any], counted: bool) -> None:
+        self.mode, self.found = mode, found
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self._models: Dict[str, Tuple[nn.Module, Optional[List[int]]]] = {}
+        self._digest = ""
+        self._profile: Any = Profile() if counted else None
+        found.update(steps=[], values=[], end=None, sent=None, ranks={})
+
+    @property
+    def hand(self) -> bool:
+        return self.mode == "hand"
+
+    # Models.
+
+    def wrap(self, module: nn.Module, **options: Any) -> Any:
+        """The module under DDP, or alone; its parameters are recorded after each step."""
+        model = Alone(module, **options) if self.hand else DistributedDataParallel(module, **options)
+        ranks = distributed.get_process_group_ranks(options["process_group"]) if "process_group" in options else None
+        # The wrapper is the program's to keep or to drop.
+        self.track(module, ranks)
+        return model
+
+    def track(self, model: nn.Module, ranks: Optional[Sequence[int]] = None) -> None:
+        """Record a model's parameters after each step.
+
+        Args:
+            model: the model.
+            ranks: those on which it must be the same; all by default.
+        """
+        label = str(len(self._models))
+        self._models[label] = (model, list(range(self.size) if ranks is None else ranks))
+        self.found["ranks"][label] = self._models[label][1]
+
+    def sync(self, *models: nn.Module) -> None:
+        """Average the gradients by hand in the reference; stands where DDP would have them averaged."""
+        if self.hand:
+            for model in models:
+                average(list(model.parameters()), getattr(model, "group", None))
+
+    # Data.
+
+    def batch(self, step: int, salt: int = 0) -> torch.Tensor:
+        """A batch of this rank's own."""
+        return self.same(10007 * (self.rank + 1) + step, salt)
+
+    def same(self, step: int, salt: int = 0) -> torch.Tensor:
+        """A batch that all ranks share."""
+        return torch.randn(4, SIZE, generator=torch.Generator().manual_seed(31 * step + 7919 * salt))
+
+    # ddpfix.
+
+    def activate(self) -> None:
+        """Switch ddpfix on where the mode has it."""
+        if self.mode in SETTINGS:
+            import ddpfix
+
+            ddpfix.activate(**SETTINGS[self.mode])
+
+    def deactivate(self) -> None:
+        if self.mode in SETTINGS:
+            import ddpfix
+
+            ddpfix.deactivate()
+
+    # Steps.
+
+    def steps(self, count: int = 4) -> Iterator[int]:
+        """The numbers of the steps; what a step has made of the parameters is recorded when the next one begins."""
+        for step in range(count):
+            with self._named(f"loops: step {step}"):
+                yield step
+            self.found["steps"].append({})
+            self.found["values"].append({})
+            for label, (model, _) in self._models.items():
+                values = values_of(model)
+                self.found["values"][-1][label] = values
+                self.found["steps"][-1][label] = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+    def _named(self, name: str) -> ContextManager[Any]:
+        if self._profile is None:
+            return contextlib.nullcontext()
+        named: ContextManager[Any] = torch.autograd.profiler.record_function(name)
+        return named
+
+    def run(self, train: Callable[[Loop], None]) -> None:
+        """Run the program, and record where it ended even if it raised."""
+        try:
+            with self._profile or contextlib.nullcontext():
+                train(self)
+            if self._profile is not None:
+                self.found["sent"] = sent(self._profile)
+        finally:
+            self.found["end"] = {label: values_of(model) for label, (model, _) in self._models.items()}
+
+
+def values_of(model: nn.Module) -> List[float]:
+    """All parameters, in a form that keeps their bits."""
+    return [float(x) for p in model.parameters() for x in p.detach().double().flatten().tolist()]
+
+
+def average(parameters: List[nn.Parameter], group: Any = None) -> None:
+    """The mean over ranks of local gradients; what no rank has a gradient for keeps none."""
+    if group is not None and distributed.get_rank(group) < 0:
+        return
+    size = distributed.get_world_size(group)
+    local = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() / size for p in parameters]
+    has = torch.tensor([0.0 if p.grad is None else 1.0 for p in parameters])
+    # Whatever the precision of the parameters: a sum of two numbers is rounded once in the end.
+    whole = torch.cat([has.double(), *(each.detach().flatten().to(torch.float64) for each in local)])
+    distributed.all_reduce(whole, group=group)
+    pieces = torch.split(whole[len(parameters) :], [p.numel() for p in parameters])
+    for p, had, piece in zip(parameters, whole.tolist(), pieces):
+        if not had or not p.requires_grad:
+            continue
+        mean = piece.view_as(p).to(p.dtype)
+        if p.grad is None or p.grad.is_sparse or p.grad.requires_grad:
+            p.grad = mean.clone()
+        else:
+            with torch.no_grad():
+                p.grad.copy_(mean)
+
+
+class Profile(torch.autograd.profiler.profile):
+    """Only what the process group did is looked at: to parse all events would take longer than the program."""
+
+    def __init__(self) -> None:
+        super().__init__(record_shapes=True)
+
+    def _parse_kineto_results(self, result: Any) -> List[Any]:
+        return []
+
+
+def sent(profile: Any) -> List[List[int]]:
+    """(collectives, elements) of each step, as the process group itself has seen them."""
+    events = [(event.name(), event) for event in profile.kineto_results.events()]
+    starts = sorted(_start(event) for name, event in events if name.startswith("loops: step"))
+    found = [[0, 0] for _ in starts]
+    for name, event in events:
+        step = sum(start <= _start(event) for start in starts) - 1
+        if name.startswith("gloo:") and step >= 0:
+            found[step][0] += 1
+            found[step][1] += sum(elements(shape) for shape in event.shapes())
+    return found
+
+
+def _start(event: Any) -> int:
+    return int(event.start_ns() if hasattr(event, "start_ns") else event.start_us())
+
+
+def elements(shape: Sequence[Any]) -> int:
+    count = 1
+    for length in shape:
+        count *= int(length) if isinstance(length, int) else 1
+    return count if shape else 0

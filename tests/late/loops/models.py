@@ -1,0 +1,526 @@
+"""Models of many shapes: what their parameters are, and how their forward comes to them."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+from torch import nn
+
+from tests.late.loops.kinds import TWICE, UNFINISHED, kind
+from tests.late.loops.loop import SIZE, Loop
+from tests.late.loops.nets import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+
+
+def train(loop: Loop, model: Any, *arguments: Any, count: int = 4, momentum: float = 0.0) -> None:
+    """Steps of a model that takes a batch."""
+    optimizer = sgd(model, momentum=momentum)
+    for step in loop.steps(count):
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), *arguments)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+def train_skipping(loop: Loop, model: Any) -> None:
+    """Steps of a model that takes a batch, the rank and the step."""
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), loop.rank, step)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def one_loss(loop: Loop) -> None:
+    """The plainest of all programs."""
+    train(loop, loop.wrap(mlp()), momentum=0.9)
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def never_used(loop: Loop) -> None:
+    """A layer that nothing ever uses."""
+    model = mlp()
+    model[0].register_module("never", nn.Linear(3, 3))
+    train(loop, loop.wrap(model))
+
+
+@kind()
+def forward_twice(loop: Loop) -> None:
+    """Two forwards before one backward of the sum; a third output is thrown away."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        model(loop.batch(step, 5))
+        (loss(model(loop.batch(step))) + loss(model(loop.batch(step, 1)))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="parts", three=True)
+def two_forwards_two_backwards(loop: Loop) -> None:
+    """Two forwards, then a backward of each: DDP averages in the first, and adds the second as it is.
+
+    In plain torch replicas part; the first forward's graph is not the one that DDP is armed for.
+    """
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        one, other = loss(model(loop.batch(step))), loss(model(loop.batch(step, 1)))
+        one.backward()
+        loop.sync(model)
+        other.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+
+    def forward(self, x: torch.Tensor, state: Any = None) -> Any:
+        for _ in range(3):
+            state = self.cell(x, state)
+        return self.out(state), state
+
+
+@kind(three=True)
+def recurrent(loop: Loop) -> None:
+    """A cell that is called again and again, and a state that is cut off between steps."""
+    model, state = loop.wrap(Recurrent()), None
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        output, state = model(loop.batch(step), state)
+        loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+        state = state.detach()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def recurrent_over_calls(loop: Loop) -> None:
+    """The wrapped model is called for each time step, and one loss goes back through all calls."""
+    model = loop.wrap(Recurrent())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        _, state = model(loop.batch(step))
+        for time in range((loop.rank + step) % 2):
+            _, state = model(loop.batch(step, time), state)
+        loss(state).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+class Tied(nn.Module):
+    """A weight in two places, of which one may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.spare, self.other = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        x = self.one(x).tanh()
+        if (rank + step) % 2:
+            return self.other(x)
+        return self.spare(x)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def tied_weights_skipping(loop: Loop) -> None:
+    """A weight stands in two places, of which one is left out on each rank in turn."""
+    train_skipping(loop, loop.wrap(Tied()))
+
+
+@kind()
+def tied_weights(loop: Loop) -> None:
+    """An output layer that shares its weight with the input layer."""
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE))
+    model[2].weight = model[0].weight
+    train(loop, loop.wrap(model))
+
+
+class Embedded(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(10, SIZE, sparse=sparse), mlp()
+        self.spare = mlp()
+
+    def forward(self, x: torch.Tensor, rank: int, step: int, spare: bool) -> torch.Tensor:
+        x = self.table((x[:, :3].abs() * 10).long() % 10).mean(1)
+        return self.spare(x) if spare else self.out(x) + self.spare(x)
+
+
+@kind(three=True)
+def sparse_embedding(loop: Loop) -> None:
+    """An embedding with sparse gradients."""
+    model = loop.wrap(Embedded(True))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), loop.rank, step, False)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def sparse_embedding_skipping(loop: Loop) -> None:
+    """An embedding with sparse gradients in a model that leaves a layer out."""
+    model = loop.wrap(Embedded(True))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), loop.rank, step, (step + loop.rank) % 2 == 0)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+class SparseOrNot(nn.Module):
+    """A sparse embedding that is itself left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(10, SIZE, sparse=True), mlp()
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        if (rank + step) % 2:
+            x = x + self.table((x[:, 0].abs() * 10).long() % 10)
+        return self.out(x)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|" + UNFINISHED + "|sparse|Sparse")
+def sparse_embedding_left_out(loop: Loop) -> None:
+    """A sparse embedding is left out on some ranks: DDP has no sparse gradient of nothing.
+
+    Its bucket of sparse gradients takes the gradient itself, and a rank without one has none to send; the flag fails
+    on it, too, which makes an error that says so as good as can be.
+    """
+    train_skipping(loop, loop.wrap(SparseOrNot()))
+
+
+class Experts(nn.Module):
+    """The data decide which expert runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(SIZE, 3), nn.ModuleList(mlp() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.gate(x).softmax(-1)
+        best, made = weights.argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            chosen = (best == number).nonzero().flatten()
+            if len(chosen):
+                made = made.index_add(0, chosen, expert(x[chosen]) * weights[chosen, number : number + 1])
+        return made
+
+
+@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection", three=True)
+def mixture_of_experts(loop: Loop) -> None:
+    """The batch decides which experts run."""
+    train(loop, loop.wrap(Experts()))
+
+
+class Deep(Blocks):
+    """Stochastic depth: blocks are left out at random on each rank."""
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:  # type: ignore[override]
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        for index, block in enumerate(self.blocks):
+            if index == 0 or torch.rand((), generator=generator) < 0.5:
+                x = x + block(x).tanh()
+        return x
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def layerdrop(loop: Loop) -> None:
+    """The user's own LayerDrop, whose ranks do not agree."""
+    train_skipping(loop, loop.wrap(Deep(6)))
+
+
+class Masked(Blocks):
+    """Stochastic depth per sample: every block runs on the samples that keep it."""
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:  # type: ignore[override]
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        for block in self.blocks:
+            keep = torch.rand(len(x), generator=generator) < 0.3
+            if bool(keep.any()):
+                x = torch.where(keep[:, None], x + block(x).tanh(), x)
+        return x
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def depth_per_sample(loop: Loop) -> None:
+    """Stochastic depth per sample, which now and then drops a block for the whole batch."""
+    train_skipping(loop, loop.wrap(Masked(6)))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.net = nn.BatchNorm1d(SIZE), Blocks()
+
+    def forward(self, x: torch.Tensor, skips: Sequence[int] = ()) -> torch.Tensor:
+        return self.net(self.norm(x), skips)
+
+
+@kind(three=True)
+def batch_norm(loop: Loop) -> None:
+    """Buffers are broadcast before each forward."""
+    train(loop, loop.wrap(Normed()))
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def batch_norm_skipping(loop: Loop) -> None:
+    """Buffers are broadcast before each forward, blocks are left out, an evaluation stands between steps."""
+    model = loop.wrap(Normed())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(loop.batch(step, 1))
+        model.train()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def buffers_not_broadcast(loop: Loop) -> None:
+    """``broadcast_buffers=False`` with blocks left out."""
+    model = loop.wrap(Normed(), broadcast_buffers=False)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind()
+def static_graph(loop: Loop) -> None:
+    """``static_graph=True`` with a layer that is never used."""
+    model = Heads(3)
+    wrapped = loop.wrap(model, static_graph=True)
+    optimizer = sgd(wrapped)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        sum(loss(output) for output in wrapped(loop.batch(step), [0, 1])).backward()
+        loop.sync(wrapped)
+        optimizer.step()
+
+
+@kind(three=True)
+def flag_set(loop: Loop) -> None:
+    """``find_unused_parameters=True``, as the documentation says, on a model that leaves blocks out."""
+    model = loop.wrap(Blocks(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause="which is undefined|second time|" + TWICE, ours="plain", needs=("2.4",))
+def flag_set_and_two_backwards(loop: Loop) -> None:
+    """The flag with a backward for each of two outputs, of which the second is sometimes left out.
+
+    The flag is the user's own: it is torch that looks for unused parameters, and torch's error that stands.
+    """
+    model = loop.wrap(Heads(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        first, second = model(loop.batch(step))
+        loss(first).backward(retain_graph=True)
+        loop.sync(model)
+        if step % 2:
+            loss(second).backward()
+            loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def small_buckets(loop: Loop) -> None:
+    """Many buckets, of which some hold nothing but what is left out."""
+    model = loop.wrap(Blocks(8), bucket_cap_mb=0.0003)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), (*uneven(loop.rank, step), 5, 6))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(three=True)
+def small_buckets_and_heads(loop: Loop) -> None:
+    """Many buckets and three outputs with a backward each."""
+    model = loop.wrap(Apart(3), bucket_cap_mb=0.0003)
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+class Odd(nn.Module):
+    """Parameters of odd shapes: a number, none at all, a frozen one, one that is used through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.empty = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(0, 3))
+        self.flat = nn.Parameter(torch.randn(SIZE * SIZE) * 0.1)
+        self.frozen = nn.Parameter(torch.ones(SIZE), requires_grad=False)
+        self.spare = nn.ParameterList([nn.Parameter(torch.zeros(SIZE)) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        y = x @ self.flat.view(SIZE, SIZE) * self.scale + self.frozen + self.empty.sum()
+        return y + self.spare[(rank + step) % 2]
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def odd_parameters(loop: Loop) -> None:
+    """Parameters that are a number, empty, frozen, or left out."""
+    train_skipping(loop, loop.wrap(Odd()))
+
+
+class Mapped(nn.Module):
+    """A Jacobian by torch.func in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.spare = mlp(), mlp()
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        jacobian = torch.func.vmap(torch.func.jacrev(self.net))(x)
+        y = jacobian.pow(2).sum(1)
+        return y + self.spare(x) if (rank + step) % 2 else y
+
+
+@kind(plain="error", plain_cause=UNFINISHED, needs=("torch.func.jacrev",))
+def jacobian_by_func(loop: Loop) -> None:
+    """Jacobians by torch.func's vmap and jacrev in the forward; the last bias has no part in them."""
+    train_skipping(loop, loop.wrap(Mapped()))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(SIZE, 2, SIZE, dropout=0.0, batch_first=True) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        x = x[None]
+        for index, layer in enumerate(self.layers):
+            if index != 1 + (rank + step) % 2:
+                x = layer(x)
+        return x
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def transformer_layers(loop: Loop) -> None:
+    """torch's own encoder layers, of which each rank leaves one out."""
+    train_skipping(loop, loop.wrap(Attending()))
+
+
+@kind()
+def parametrized(loop: Loop) -> None:
+    """Weight normalization as a parametrization."""
+    model = mlp()
+    nn.utils.parametrize.register_parametrization(model[0], "weight", _Halved())
+    train(loop, loop.wrap(model))
+
+
+class _Halved(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / (1 + x.norm())
+
+
+class _Scaled(torch.autograd.Function):
+    """An own function with two inputs, which has no gradient for the second one now and then."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, scale: torch.Tensor, use: bool) -> torch.Tensor:
+        context.save_for_backward(x, scale)
+        context.use = use
+        return x * scale
+
+    @staticmethod
+    def backward(context: Any, slope: torch.Tensor) -> Any:
+        x, scale = context.saved_tensors
+        return slope * scale, (slope * x).sum(0) if context.use else None, None
+
+
+class Undefined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scale = mlp(), nn.Parameter(torch.ones(SIZE))
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        return _Scaled.apply(self.net(x), self.scale, (rank + step) % 2 == 0)
+
+
+@kind()
+def function_without_gradient(loop: Loop) -> None:
+    """An own function returns None for a parameter on some ranks: DDP's hook fires with an undefined gradient."""
+    train_skipping(loop, loop.wrap(Undefined()))
+
+
+@kind()
+def detached_on_one_rank(loop: Loop) -> None:
+    """A part's output is multiplied by zero on a rank, so that it has gradients of zero."""
+    model = loop.wrap(Heads())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        one, other = model(loop.batch(step))
+        (loss(one) + loss(other) * float(loop.rank == step % 2)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def cut_off_on_one_rank(loop: Loop) -> None:
+    """A part's output is detached on a rank in turn."""
+    model = loop.wrap(Heads())
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        one, other = model(loop.batch(step))
+        (loss(one) + loss(other.detach() if loop.rank == step % 2 else other)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def truncated_backward(loop: Loop) -> None:
+    """Progressive layers: the lower blocks run without gradients, fewer of them in each step."""
+    model = loop.wrap(_Progressive())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        loss(model(loop.batch(step), 3 - step)).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+class _Progressive(Blocks):
+    def forward(self, x: torch.Tensor, without: int) -> torch.Tensor:  # type: ignore[override]
+        with torch.no_grad():
+            for block in self.blocks[: max(0, without)]:
+                x = block(x).tanh()
+        for block in self.blocks[max(0, without) :]:
+            x = block(x).tanh()
+        return x

@@ -1,0 +1,78 @@
+"""Tiny models that programs train."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from tests.late.loops.loop import SIZE
+
+
+def mlp(out: int = SIZE) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, out))
+
+
+def loss(output: torch.Tensor) -> torch.Tensor:
+    return (output - 0.5).pow(2).mean()
+
+
+def sgd(*models: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim.SGD:
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=lr, momentum=momentum)
+
+
+class Heads(nn.Module):
+    """A trunk, and heads of which the caller says which are used."""
+
+    def __init__(self, heads: int = 2) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(SIZE, SIZE)
+        self.heads = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(heads))
+
+    def forward(self, x: torch.Tensor, which: Optional[Sequence[int]] = None) -> Tuple[torch.Tensor, ...]:
+        h = self.trunk(x).tanh()
+        return tuple(self.heads[index](h) for index in (range(len(self.heads)) if which is None else which))
+
+
+class Apart(nn.Module):
+    """Parts that share nothing, each with an output of its own."""
+
+    def __init__(self, parts: int = 2) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(mlp() for _ in range(parts))
+
+    def forward(self, x: torch.Tensor, which: Optional[Sequence[int]] = None) -> Tuple[torch.Tensor, ...]:
+        return tuple(self.parts[index](x) for index in (range(len(self.parts)) if which is None else which))
+
+
+class Blocks(nn.Module):
+    """Blocks in a row, of which the caller may have some skipped."""
+
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor, skips: Sequence[int] = ()) -> torch.Tensor:
+        for index, block in enumerate(self.blocks):
+            if index not in skips:
+                x = block(x).tanh()
+        return x
+
+
+def uneven(rank: int, step: int) -> Tuple[int, ...]:
+    """Blocks that a rank skips, others on each rank; the second block is now and then skipped by all."""
+    return (1, 3) if (rank + step) % 2 else (1,) if step % 3 == 0 else (2,)
+
+
+class Aside(nn.Module):
+    """A model that keeps a loss of its own beside its output, where DDP does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.aside = mlp(), nn.Linear(SIZE, SIZE)
+        self.own: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.own = loss(self.aside(x))
+        return self.main(x)

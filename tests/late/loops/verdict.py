@@ -1,0 +1,158 @@
+"""What became of a run, and whether that is what the law allows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Optional
+
+from tests.late.loops.kinds import Kind
+from tests.late.loops.launch import Ranks
+
+# An error of a rank that only waited for another one.
+WAITED = re.compile(r"[Tt]imed out|[Tt]imeout|Connection (closed|reset)|Broken pipe|wait for .* ms|Socket Timeout")
+OUR_PREFIX = "ddpfix:"
+Values = Dict[str, List[float]]
+
+
+@dataclass
+class Verdict:
+    """What became of a run.
+
+    Attributes:
+        outcome: "right", "error", "hangs", "killed" (hangs beyond every time limit), "parts", "wrong" or "unavailable".
+        text: the errors, or how far parameters are from what they should be.
+    """
+
+    outcome: str
+    text: str = ""
+
+
+def verdict(ranks: Ranks, hand: Ranks, close: float) -> Verdict:
+    """What became of a run, beside the reference of the same program."""
+    records = [record for _, record in ranks]
+    if any(record and record.get("unavailable") for record in records):
+        return Verdict("unavailable", next(str(record["unavailable"]) for record in records if record))
+    if any(record is None for record in records):
+        return Verdict("killed", " | ".join(errors(ranks)))
+    if errors(ranks):
+        own = [text for text in errors(ranks) if not WAITED.search(text) or OUR_PREFIX in text]
+        return Verdict("error" if own else "hangs", " | ".join(own or errors(ranks)))
+    return _trained(records, [record for _, record in hand], close)
+
+
+def errors(ranks: Ranks) -> List[str]:
+    return [str(record["error"]) for _, record in ranks if record is not None and record["error"]]
+
+
+def _trained(records: List[Any], hand: List[Any], close: float) -> Verdict:
+    """What became of a run in which no rank failed."""
+    apart = max(_between_ranks(records), default=0.0)
+    # Sums of three are rounded alike on all ranks, so that no difference between replicas is allowed ever.
+    if apart:
+        return Verdict("parts", f"replicas are {apart:.1e} apart")
+    if any(record is None or record["error"] for record in hand):
+        return Verdict("wrong", "the reference did not train: " + " | ".join(str(r and r["error"]) for r in hand))
+    far = max((difference(one, other) for one, other in zip(records, hand)), default=0.0)
+    return Verdict("wrong" if far > close else "right", f"{far:.1e} from the reference" if far else "")
+
+
+def _between_ranks(records: List[Any]) -> Iterator[float]:
+    """How far replicas are apart, after each step."""
+    for number, record in enumerate(records):
+        for label, members in record["ranks"].items():
+            for other in (member for member in members if member > number):
+                for one, two in zip(record["values"], records[other]["values"]):
+                    yield _far(one[label], two[label]) if label in one and label in two else 0.0
+
+
+def difference(one: Any, other: Any) -> float:
+    """How far a run's parameters are from those of another run, at most."""
+    if len(one["values"]) != len(other["values"]):
+        return float("inf")
+    return max(
+        (_far(a[label], b[label]) for a, b in zip(one["values"], other["values"]) for label in b if label in a),
+        default=0.0,
+    )
+
+
+def _far(one: List[float], other: List[float]) -> float:
+    if len(one) != len(other):
+        return float("inf")
+    # What is no number is the same as what is no number.
+    return max((abs(a - b) if a == a or b == b else 0.0 for a, b in zip(one, other) if a != b), default=0.0)
+
+
+def spoiled(ranks: Ranks, hand: Ranks, close: float) -> float:
+    """How far a run that failed had got from the reference before it failed: nothing may have been used too early.
+
+    Each model must be as the reference was after the same step, and in the end as it was before or after the next one.
+    """
+    worst = 0.0
+    for (_, record), (_, reference) in zip(ranks, hand):
+        if record is None or reference is None or not record.get("values"):
+            continue
+        done = len(record["values"])
+        for got, wanted in zip(record["values"], reference["values"]):
+            worst = max([worst, *(_far(got[label], wanted[label]) for label in got if label in wanted)])
+        near = reference["values"][max(0, done - 1) : done + 1]
+        for label, values in (record["end"] or {}).items():
+            ways = [_far(values, wanted[label]) for wanted in near if label in wanted]
+            worst = max(worst, min(ways, default=0.0) if done else 0.0)
+    return worst if worst > close else 0.0
+
+
+def broken(kind: Kind, plain: Verdict, ours: Verdict, ranks: Ranks, stock: Ranks, hand: Ranks, size: int) -> str:
+    """Why a run under ddpfix breaks the law, or ""."""
+    if "unavailable" in (plain.outcome, ours.outcome):
+        return ""
+    close = kind.close if size == 2 else max(kind.close, kind.close_three)
+    if plain.outcome == "right":
+        return _as_plain(kind, ours, ranks, stock, size)
+    if kind.ours == "plain":
+        logs = "".join(log for log, _ in ranks)
+        same = ours.outcome == plain.outcome or ours.outcome in ("right", "error")
+        return "" if same and re.search(kind.cause, logs) else f"{ours.outcome}, not {plain.outcome}: {ours.text}"
+    if ours.outcome == "right":
+        return "" if kind.ours in ("exact", "either") else "it trains, but an error is declared"
+    if kind.ours == "exact" or ours.outcome in ("parts", "wrong", "killed"):
+        return f"{ours.outcome}: {ours.text}"
+    if not re.search(kind.cause, " | ".join(errors(ranks))):
+        return f"the error does not name the cause ({kind.cause}): {ours.text}"
+    far = spoiled(ranks, hand, close) if kind.traced else 0.0
+    return f"un-averaged gradients were used before the error: {far:.1e} from the reference" if far else ""
+
+
+def _as_plain(kind: Kind, ours: Verdict, ranks: Ranks, stock: Ranks, size: int) -> str:
+    """A program that plain torch trains rightly trains the same, and sends no more from its second step on."""
+    if ours.outcome not in ("right", "wrong"):
+        return f"{ours.outcome}, where plain torch is right: {ours.text}"
+    pairs = [(record, plain) for (_, record), (_, plain) in zip(ranks, stock)]
+    far = max(difference(record, plain) for record, plain in pairs)
+    if far > (0.0 if size == 2 else kind.close_three):
+        return f"parameters are {far:.1e} from plain torch's"
+    for record, plain in pairs:
+        more = more_sent(record, plain)
+        if more:
+            return more
+    return ""
+
+
+def more_sent(record: Optional[Dict[str, Any]], plain: Optional[Dict[str, Any]]) -> str:
+    if not record or not plain or not record["sent"] or not plain["sent"]:
+        return ""
+    for what, index in (("elements", 1), ("collectives", 0)):
+        ours, theirs = (sum(step[index] for step in each["sent"][1:]) for each in (record, plain))
+        if ours > theirs:
+            return f"{ours} {what} are sent from the second step on, {theirs} in plain torch"
+    return ""
+
+
+def as_declared(kind: Kind, plain: Verdict, stock: Ranks) -> str:
+    """Why plain torch does not do what is declared of it, or ""."""
+    outcome = "hangs" if plain.outcome == "killed" else plain.outcome
+    if outcome in ("unavailable", kind.plain):
+        if outcome == "error" and not re.search(kind.plain_cause, " | ".join(errors(stock))):
+            return f"plain torch's error is another one: {plain.text}"
+        return ""
+    return f"plain torch: {plain.outcome}, declared: {kind.plain}; {plain.text}"

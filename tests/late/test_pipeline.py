@@ -1,0 +1,192 @@
+"""One pipeline for models under DDP: in one order, whatever the order of the matrix and which other ids are on."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from itertools import permutations
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+import torch
+from ddpfix.patches.torch import ddp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpfix
+from ddpfix import engine, resolve, sync
+from ddpfix.registry import Site
+
+STAGES = [
+    "torch.steps",
+    "torch.unused",
+    "torch.bucket_view",
+    "torch.aligned",
+    "torch.unsent",
+    "torch.late",
+    "torch.advice",
+    "torch.diagnosis",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A group of this process alone."""
+    store = tmp_path_factory.mktemp("store") / "store"
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def undone() -> Iterator[None]:
+    yield
+    assert ddpfix.deactivate() == []
+
+
+def put(order: List[str]) -> List[Site]:
+    """Put the stages of some patches in, in an order of one's own."""
+    ddpfix.activate(bucket_view="1", log="off", **{name.replace(".", "_"): "0" for name in STAGES})
+    running = engine.current()
+    assert running is not None
+    sites = []
+    for name in order:
+        site = Site(name, running.settings)
+        done = engine._code(running.matrix.patches[name].code)(site, ddp_module(), DistributedDataParallel)
+        assert done, name
+        sites.append(site)
+    return sites
+
+
+def ddp_module() -> Any:
+    import torch.nn.parallel.distributed as module
+
+    return module
+
+
+def attached() -> Tuple[List[str], List[str], bool]:
+    """What a model has, in the order in which it is called."""
+    wrapper = DistributedDataParallel(nn.Linear(2, 2))
+    model = ddp.of(wrapper)
+    assert model is not None
+    before, after = ([each.__qualname__ for each in some] for some in (model.before, model.after))  # type: ignore
+    return before, after, wrapper.gradient_as_bucket_view
+
+
+def undo(sites: List[Site]) -> None:
+    for site in sites:
+        assert site.undo() == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(STAGES))
+def test_any_order_of_the_matrix_gives_the_same_pipeline(order: List[str]) -> None:
+    sites = put(order)
+    found = attached()
+    places = [stage.place for stage in ddp._STAGES]
+    undo(sites)
+    ddpfix.deactivate()
+    sites = put(STAGES)
+    assert found == attached()
+    assert places == [stage.place for stage in ddp._STAGES] == sorted(places, key=ddp.ORDER.index)
+    undo(sites)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_the_wrappers_go_with_the_last_stage(order: Tuple[int, ...]) -> None:
+    before = {name: vars(DistributedDataParallel)[name] for name in ("__init__", "forward", "register_comm_hook")}
+    sites = put(["torch.late", "torch.diagnosis", "torch.steps"])
+    for count, index in enumerate(order):
+        assert vars(DistributedDataParallel)["forward"] is not before["forward"]
+        # One layer each, however many stages there are.
+        assert vars(DistributedDataParallel)["forward"].__wrapped__ is before["forward"]
+        assert sites[index].undo() == []
+        assert len(ddp._STAGES) == 2 - count
+    assert {name: vars(DistributedDataParallel)[name] for name in before} == before
+
+
+@pytest.mark.parametrize("off", STAGES)
+def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
+    ddpfix.activate(bucket_view="1", log="off")
+    everything = [stage.place for stage in ddp._STAGES]
+    ddpfix.activate(bucket_view="1", log="off", **{off.replace(".", "_"): "0"})
+    rest = [stage.place for stage in ddp._STAGES]
+    assert len(everything) - len(rest) == 1
+    assert [place for place in everything if place in rest] == rest
+    report = ddpfix.report()
+    states = {entry.id: entry.state for entry in report.patches if entry.id in STAGES}
+    assert states.pop(off) != "applied"
+    assert set(states.values()) == {"applied"}
+
+
+def test_the_flag_is_decided_without_the_agreement() -> None:
+    """What looks at a model is called though ``torch.steps`` is off."""
+    from ddpfix import wrapping
+
+    seen: List[Any] = []
+    ddpfix.activate(torch_steps="0", log="off")
+    wrapping._BEFORE.append(seen.append)
+    try:
+        model = DistributedDataParallel(nn.Linear(2, 2))
+    finally:
+        wrapping._BEFORE.remove(seen.append)
+    assert seen == [model.module]
+    assert sync.replica_of(model) is None
+
+
+def test_a_model_leaves_nothing_behind() -> None:
+    ddpfix.activate(log="off")
+    inner = nn.Linear(2, 2)
+    model = DistributedDataParallel(inner)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    known = weakref.ref(ddp.of(model))
+    del model
+    gc.collect()
+    assert known() is None
+    assert len(ddp.MODELS) == 0
+
+
+def test_steps_leave_nothing_behind_and_take_no_longer() -> None:
+    """20,000 steps of a model in which nothing is unused."""
+    ddpfix.activate(log="off")
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    batch = torch.ones(1, 2)
+
+    def steps(count: int) -> float:
+        """Seconds of the fastest hundred steps."""
+        fastest = float("inf")
+        for _ in range(count // 100):
+            begun = time.perf_counter()
+            for _ in range(100):
+                model(batch).sum().backward()
+            fastest = min(fastest, time.perf_counter() - begun)
+        gc.collect()
+        return fastest
+
+    early, objects = steps(1000), len(gc.get_objects())
+    steps(18000)
+    late = steps(1000)
+    assert len(gc.get_objects()) - objects < 20
+    assert late / early < 1.1
+
+
+def test_a_stage_that_fails_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    ddpfix.activate(log="warning")
+    monkeypatch.setattr(ddp._STAGES[-1], "built", lambda *_: 1 / 0)
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    assert "is left to torch: ZeroDivisionError" in caplog.text
+
+
+def test_the_stages_of_the_matrix_are_those_of_the_pipeline() -> None:
+    running: Dict[str, resolve.Decision] = {}
+    ddpfix.activate(bucket_view="1", log="off")
+    current = engine.current()
+    assert current is not None
+    running.update((decision.patch, decision) for decision in current.decisions)
+    assert {name for name in STAGES if running[name].action == resolve.APPLY} == set(STAGES)
+    assert len(ddp._STAGES) == len(STAGES)
