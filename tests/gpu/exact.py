@@ -1,0 +1,190 @@
+"""Trains a tiny model in one mode beside two yardsticks that leave out the same layers.
+
+One is the same model without DDP, whose gradients are averaged by hand. The other is the same model under torch's own
+DDP with ``find_unused_parameters=True``, wrapped without ddpfix, with an optimizer of its own: its parameters have to
+be the same bit for bit after each step. Numbers of ddpfix differ from one wrapped model to the next, so runs in two
+modes could not be compared with each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ContextManager, Dict, List, Optional, Sequence
+
+import torch
+from torch import nn
+
+from tests.gpu import models, training, world
+from tests.gpu.modes import MODES, Mode, active
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Gradients that are next to nothing beside the others are measured by these.
+_FLOOR = 1e-3
+
+
+def run(cell: Dict[str, Any]) -> Dict[str, Any]:
+    """All there is to be compared with other ranks and with the yardsticks, step by step."""
+    training.exactly(True)
+    try:
+        # What is wrapped while ddpfix is off stays torch's.
+        yardstick = Side(cell, MODES["flag"], 0.0)
+        with active(cell["mode"]) as mode:
+            return Exact(cell, mode, yardstick).steps()
+    finally:
+        training.exactly(False)
+
+
+class Side:
+    """A model under DDP with what trains it."""
+
+    def __init__(self, cell: Dict[str, Any], mode: Mode, rate: float) -> None:
+        self.name, self.options = cell["model"], cell["options"]
+        self.inner = models.built(self.name, rate, world.device())
+        self.ran = models.Ran(self.inner)
+        with training.slow_network():
+            self.model = training.wrapped(self.inner, mode, models.KINDS[self.name].cap)
+        self.optimizer = _optimizer(self.options.get("optimizer", "adamw"), self.model)
+        self.scaler = _scaler(self.options)
+
+    @property
+    def scale(self) -> float:
+        return self.scaler.get_scale() if self.scaler is not None else 1.0
+
+    def step(self, numbers: Sequence[int], forced: Optional[List[List[str]]] = None, factor: float = 1.0) -> Any:
+        """One optimizer step of some micro-batches; returns the names of the layers that ran in each."""
+        self.optimizer.zero_grad(set_to_none=True)
+        ran = []
+        for index, number in enumerate(numbers):
+            last = number == numbers[-1]
+            held = models.only(self.inner, forced[index]) if forced is not None else contextlib.nullcontext()
+            with held, contextlib.nullcontext() if last else self.model.no_sync():
+                loss = forward(self.model, self.name, number, self.options) / len(numbers) * factor
+                (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
+            ran.append(self.ran.take())
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return ran
+
+
+class Exact:
+    """The model in a mode, the yardsticks beside it, and what was found."""
+
+    def __init__(self, cell: Dict[str, Any], mode: Mode, yardstick: Side) -> None:
+        self.name, self.options = cell["model"], cell["options"]
+        self.mine, self.other = Side(cell, mode, self.options.get("rate", 0.0)), yardstick
+        self.alone = models.built(self.name, 0.0, world.device())
+        flag = bool(self.mine.model.find_unused_parameters)
+        self.found: Dict[str, Any] = {"flag": flag, "gradient": 0.0, "parameters": 0.0, "same": 0, "unused": 0}
+        self.found.update(steps=[], ran=[], scales=[], finite=True, known=True)
+        # Building a model has given all ranks the same numbers again.
+        torch.manual_seed(100 + world.rank())
+
+    def steps(self) -> Dict[str, Any]:
+        for number in range(self.options["steps"]):
+            self.step(number)
+        self.found.update(traffic=_traffic(self.mine.model))
+        return self.found
+
+    def step(self, number: int) -> None:
+        accum = self.options.get("accum", 1)
+        numbers = range(number * accum, (number + 1) * accum)
+        overflow = number == self.options.get("overflow", -1)
+        factor = float("inf") if overflow and world.rank() == 0 else 1.0
+        self.alone.load_state_dict(self.mine.inner.state_dict())
+        scale = self.mine.scale
+        ran = self.mine.step(numbers, factor=factor)
+        self.other.step(numbers, ran, factor)
+        expected = self.reference(numbers, ran, scale)
+        # Gradients are looked at after the optimizer's step, when every mode has reduced them.
+        if not overflow:
+            gradients = [p.grad for p in self.mine.inner.parameters()]
+            self.found["gradient"] = max(self.found["gradient"], _apart(gradients, expected))
+        self.found["scales"].append(self.mine.scale)
+        self.look(ran)
+
+    def reference(self, numbers: Sequence[int], ran: List[List[str]], scale: float) -> List[torch.Tensor]:
+        """The mean over ranks of gradients without DDP, with the parameters of before the step."""
+        self.alone.zero_grad(set_to_none=True)
+        for index, number in enumerate(numbers):
+            with models.only(self.alone, ran[index]):
+                # The scale is part of what is rounded, in half precision.
+                loss = forward(self.alone, self.name, number, self.options) / len(numbers)
+                (loss * scale).backward()
+        parameters = list(self.alone.parameters())
+        local = [torch.zeros_like(p) if p.grad is None else p.grad / scale for p in parameters]
+        self.found["unused"] += sum(p.grad is None for p in parameters)
+        flat = world.mean(torch.cat([each.reshape(-1) for each in local]))
+        parts = flat.split([each.numel() for each in local])
+        return [part.view_as(each) for part, each in zip(parts, local)]
+
+    def look(self, ran: List[List[str]]) -> None:
+        """Note the parameters after this step, and how far they are from those under torch's own flag."""
+        mine, others = list(self.mine.inner.parameters()), list(self.other.inner.parameters())
+        self.found["finite"] = self.found["finite"] and all(bool(torch.isfinite(p).all()) for p in mine)
+        self.found["steps"].append(world.digest(mine))
+        self.found["same"] += self.found["steps"][-1] == world.digest(others)
+        apart = max(float((one - other).detach().abs().max()) for one, other in zip(mine, others))
+        self.found["parameters"] = max(self.found["parameters"], apart)
+        self.found["ran"].append(ran)
+        self.found["known"] = self.found["known"] and _known(self.mine.model, ran[-1])
+
+
+def forward(model: nn.Module, name: str, number: int, options: Dict[str, Any]) -> torch.Tensor:
+    batch = models.batch(name, number, world.rank(), world.device())
+    with _precision(options):
+        return models.loss(model(**batch))
+
+
+def _precision(options: Dict[str, Any]) -> ContextManager[Any]:
+    kind = _TYPES.get(options.get("precision", ""))
+    return torch.autocast(world.device().type, dtype=kind) if kind is not None else contextlib.nullcontext()
+
+
+def _optimizer(name: str, model: nn.Module) -> Any:
+    if name == "sgd":
+        # Without weight decay and momentum, a gradient of zero is as good as none.
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+    return torch.optim.AdamW(model.parameters(), lr=0.002, weight_decay=0.1)
+
+
+def _scaler(options: Dict[str, Any]) -> Optional[Any]:
+    if not options.get("scaled"):
+        return None
+    return torch.amp.GradScaler(world.device().type, init_scale=1024.0)
+
+
+def _apart(found: List[Optional[torch.Tensor]], expected: List[torch.Tensor]) -> float:
+    """The largest difference, as a part of the largest number in the same gradient."""
+    floor = _FLOOR * max(float(each.abs().max()) for each in expected)
+    worst = 0.0
+    for mine, other in zip(found, expected):
+        difference = float((other if mine is None else mine - other).abs().max())
+        # What is not a number must not pass for small.
+        part = difference / max(float(other.abs().max()), floor)
+        worst = part if not part <= worst else worst
+    return worst
+
+
+def _known(model: Any, ran: List[str]) -> bool:
+    """Whether ddpfix names the layers that did not run; True where it has no say."""
+    import ddpfix
+
+    try:
+        said = {f"{skip.module}.{skip.layer}" for skip in ddpfix.skipped_layers(model)}
+    except LookupError:
+        return True
+    names = {name for name, _ in models.layers_of(model.module)}
+    return {name.replace("layers.", "") for name in names - set(ran)} == said
+
+
+def _traffic(model: Any) -> Optional[List[int]]:
+    import ddpfix
+
+    try:
+        seen = ddpfix.traffic(model)
+    except LookupError:
+        return None
+    return [seen.sent, seen.saved]

@@ -1,0 +1,155 @@
+"""Starts the ranks of some cells under torch elastic, within a time limit, and collects what they left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+from tests.gpu.cells import GROUPS, Cell
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RANK = Path(__file__).with_name("rank.py")
+# For the end of the processes, after the last cell.
+_MARGIN = 6.0
+# Starting ranks takes so long that less is of no use.
+_LEAST = 12.0
+_ENDED = "the ranks ended in it"
+# What faulthandler prints when a cell takes too long.
+_TIMEOUT = "Timeout (0:"
+
+
+@dataclass
+class Outcome:
+    """What the ranks found in a cell, or why they did not: ``error`` in the cell, ``left_out`` before it."""
+
+    cell: Cell
+    found: List[Dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    left_out: str = ""
+    seconds: float = 0.0
+
+
+def environment() -> Dict[str, str]:
+    """A clean environment in which the children find this checkout."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
+    environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    # torch asks for it where results have to be the same bits each time.
+    environ.update(CUBLAS_WORKSPACE_CONFIG=":4096:8")
+    return environ
+
+
+def run(cells: Sequence[Cell], cuda: bool, seconds: float) -> List[Outcome]:
+    """Run cells of one group; ranks that die are started again for the cells after the one in which they died."""
+    end = time.monotonic() + seconds
+    outcomes: List[Outcome] = []
+    waiting = list(cells)
+    while waiting and end - time.monotonic() > _LEAST:
+        done = _once(waiting, cuda, end - time.monotonic())
+        outcomes += done
+        waiting = waiting[len(done) :]
+    return outcomes + [Outcome(cell, left_out="no time was left") for cell in waiting]
+
+
+def _once(cells: Sequence[Cell], cuda: bool, seconds: float) -> List[Outcome]:
+    """The outcomes of the first cells, up to the one in which the ranks ended."""
+    backend, size = GROUPS[cells[0].group]
+    with tempfile.TemporaryDirectory(prefix="ddpfix-gpu-") as name:
+        folder = Path(name)
+        listed = [{**asdict(cell), "number": number} for number, cell in enumerate(cells)]
+        plan = {"backend": backend, "cuda": cuda, "deadline": time.time() + seconds - _MARGIN, "cells": listed}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        printed, over = _start(folder, size, seconds)
+        outcomes = [_outcome(folder, number, cell, size) for number, cell in enumerate(cells)]
+    begun = [each for each in outcomes if each is not None]
+    if begun and begun[-1].error == _ENDED:
+        _overdue(begun[-1], over or _TIMEOUT in printed)
+    if not begun:
+        begun = [Outcome(cells[0], error=f"the ranks did not start: {_last(printed)}")]
+    if any(each.error for each in begun):
+        print(printed[-6000:], file=sys.stderr)
+    return begun
+
+
+def _outcome(folder: Path, number: int, cell: Cell, size: int) -> Any:
+    """None for a cell that was not begun."""
+    files = [folder / f"{number}.{rank}.json" for rank in range(size)]
+    records = [json.loads(file.read_text()) for file in files if file.exists()]
+    if not records and not (folder / f"{number}.begun").exists():
+        return None
+    errors = [each["error"] for each in records if each.get("error")]
+    if errors:
+        return Outcome(cell, error=errors[0])
+    if len(records) < size:
+        return Outcome(cell, error=_ENDED, seconds=time.time() - (folder / f"{number}.begun").stat().st_mtime)
+    left_out = records[0].get("left_out", "")
+    seconds = max(each.get("seconds", 0.0) for each in records)
+    return Outcome(cell, [] if left_out else [each["found"] for each in records], "", left_out, seconds)
+
+
+def _overdue(each: Outcome, late: bool) -> None:
+    """What had its own time is an error; what was cut short by the end of all time is left out."""
+    if late and each.seconds >= each.cell.limit:
+        each.error = f"not done within {each.cell.limit:g} s"
+    elif late:
+        each.error, each.left_out = "", "no time was left to end it"
+
+
+def _start(folder: Path, size: int, seconds: float) -> Tuple[str, bool]:
+    """What torch elastic and the ranks print, and whether their time was over; nothing of theirs is left running."""
+    over = False
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
+    with (folder / "screen").open("w+", errors="replace") as screen:
+        child = subprocess.Popen(
+            [*command, str(RANK), str(folder)],
+            env=environment(),
+            stdout=screen,
+            stderr=subprocess.STDOUT,
+            cwd=str(folder),
+            start_new_session=True,
+        )
+        try:
+            child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            over = True
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(5)
+        finally:
+            _end(child, folder)
+        screen.seek(0)
+        return screen.read(), over
+
+
+def _end(child: Any, folder: Path) -> None:
+    """torch elastic gives its workers sessions of their own: they have left their numbers."""
+    if child.poll() is None:
+        child.kill()
+    child.wait()
+    for number in (int(file.suffix[1:]) for file in folder.glob("pid.*")):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if _ours(number, folder):
+                os.kill(number, signal.SIGKILL)
+
+
+def _ours(number: int, folder: Path) -> bool:
+    """Whether a process is still the rank that wrote its number, and not another one that has got it since."""
+    try:
+        return str(folder) in Path(f"/proc/{number}/cmdline").read_text()
+    except OSError:
+        return False
+
+
+def _last(printed: str) -> str:
+    lines = [line.strip() for line in printed.splitlines() if "Error" in line]
+    return (lines or [line for line in printed.splitlines() if line.strip()] or [""])[-1][:200]

@@ -1,0 +1,194 @@
+"""The models that are trained: tiny ones for exactness, and ones of the shape of WavLM-base and BART-base."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+Batch = Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, its batches, and how DDP is to cut its gradients into buckets.
+
+    Attributes:
+        make: builds the model for a rate of LayerDrop, on the device that torch is told to use.
+        batch: one batch on the CPU, drawn from the generator.
+        cap: DDP's ``bucket_cap_mb``.
+    """
+
+    make: Callable[[float], nn.Module]
+    batch: Callable[[torch.Generator], Batch]
+    cap: float = 25.0
+
+
+class Branches(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Runs one of three branches, chosen by the batch, so that ranks differ; what is unused is known in advance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry, self.head = nn.Linear(16, 48), nn.Linear(48, 4)
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(48, 48), nn.Tanh()) for _ in range(3))
+
+    def forward(self, values: torch.Tensor, branch: int) -> torch.Tensor:
+        return self.head(self.branches[branch](self.entry(values)))
+
+
+def _branches_batch(generator: torch.Generator) -> Batch:
+    branch = int(torch.randint(0, 3, (), generator=generator))
+    return {"values": torch.randn(4, 16, generator=generator), "branch": branch}
+
+
+def _speech(config: Any) -> nn.Module:
+    import transformers
+
+    name = type(config).__name__.replace("Config", "Model")
+    model: nn.Module = getattr(transformers, name)(config)
+    return model
+
+
+def _tiny_wav2vec2(rate: float) -> nn.Module:
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+    front = {"conv_dim": (16, 16), "conv_stride": (4, 4), "conv_kernel": (4, 4), "num_feat_extract_layers": 2}
+    places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = transformers.Wav2Vec2Config(**sizes, **front, **places, **_silent(rate))
+    config._attn_implementation = "eager"
+    return _speech(config)
+
+
+def _silent(rate: float) -> Dict[str, Any]:
+    """No randomness but LayerDrop, and no parameter for masking, which would always be unused."""
+    names = ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "mask_time_prob")
+    return {**dict.fromkeys(names, 0.0), "layerdrop": rate}
+
+
+def _tiny_bart(rate: float) -> nn.Module:
+    return _bart({"vocab_size": 50, "max_position_embeddings": 16, "dropout": 0.0}, 32, 2, 2, rate, 0.0, "eager")
+
+
+def _bart(more: Dict[str, Any], width: int, layers: int, heads: int, rate: float, last: float, attention: str) -> Any:
+    import transformers
+
+    sides = ("encoder", "decoder")
+    values = {"layers": layers, "attention_heads": heads, "ffn_dim": 4 * width}
+    sizes: Dict[str, Any] = {f"{side}_{name}": value for side in sides for name, value in values.items()}
+    config = transformers.BartConfig(
+        d_model=width, encoder_layerdrop=rate, decoder_layerdrop=last, use_cache=False, **sizes, **more
+    )
+    if attention:
+        config._attn_implementation = attention
+    return transformers.BartForConditionalGeneration(config)
+
+
+def _wavlm(rate: float, more: Dict[str, Any]) -> nn.Module:
+    import transformers
+
+    return _speech(transformers.WavLMConfig(layerdrop=rate, mask_time_prob=0.0, **more))
+
+
+# What stands for WavLM-base where there is no GPU.
+_NARROW = {
+    "hidden_size": 96,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
+    "num_hidden_layers": 6,
+    "conv_dim": (32,) * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
+
+
+def _audio(size: int, samples: int) -> Callable[[torch.Generator], Batch]:
+    return lambda generator: {"input_values": torch.randn(size, samples, generator=generator)}
+
+
+def _text(size: int, length: int, words: int) -> Callable[[torch.Generator], Batch]:
+    def batch(generator: torch.Generator) -> Batch:
+        tokens = torch.randint(4, words, (size, length), generator=generator)
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    return batch
+
+
+KINDS: Dict[str, Kind] = {
+    "branches": Kind(lambda rate: Branches(), _branches_batch, 0.01),
+    "tiny wav2vec2": Kind(_tiny_wav2vec2, _audio(2, 400), 0.01),
+    "tiny BART": Kind(_tiny_bart, _text(2, 12, 50), 0.01),
+    "WavLM-base": Kind(lambda rate: _wavlm(rate, {}), _audio(4, 64000)),
+    "BART-base": Kind(lambda rate: _bart({}, 768, 6, 12, rate, rate, ""), _text(8, 256, 50000)),
+    "narrow WavLM": Kind(lambda rate: _wavlm(rate, _NARROW), _audio(1, 4000), 0.2),
+    "narrow BART": Kind(lambda rate: _bart({"vocab_size": 500}, 96, 3, 4, rate, rate, ""), _text(2, 32, 500), 0.2),
+}
+
+
+def built(name: str, rate: float, device: torch.device) -> nn.Module:
+    """The same weights whenever it is asked for; the generators of torch are seeded."""
+    torch.manual_seed(5)
+    with torch.device(device):
+        return KINDS[name].make(rate).to(device).train()
+
+
+def batch(name: str, number: int, rank: int, device: torch.device) -> Batch:
+    drawn = KINDS[name].batch(torch.Generator().manual_seed(1000 * rank + number))
+    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in drawn.items()}
+
+
+def loss(output: Any) -> torch.Tensor:
+    """Of a model without a head, a weighted sum: what comes out of a layer norm has always the same mean square."""
+    if isinstance(output, torch.Tensor):
+        return output.square().mean()
+    found: Optional[torch.Tensor] = output.get("loss")
+    if found is not None:
+        return found
+    state = output.last_hidden_state.float()
+    weights = torch.linspace(-1.0, 1.0, state.numel(), device=state.device).view_as(state)
+    return (state * weights).mean()
+
+
+def layers_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """(name, module) of each layer that may be skipped."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if name.split(".")[-1].isdigit() and name.split(".")[-2:-1] == ["layers"]
+    ]
+
+
+class Ran:
+    """The names of the layers that ran, in order, since the last time it was asked."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._called: List[str] = []
+        for name, module in layers_of(model):
+            module.register_forward_pre_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._called.append(name)
+
+    def take(self) -> List[str]:
+        found = list(self._called)
+        self._called.clear()
+        return found
+
+
+@contextlib.contextmanager
+def only(model: nn.Module, ran: List[str]) -> Iterator[None]:
+    """The model has these layers and no others."""
+    names = {name.rpartition(".")[0] for name, _ in layers_of(model)}
+    holders: List[Tuple[str, Any]] = [(name, model.get_submodule(name.rpartition(".")[0])) for name in names]
+    whole = [(holder, holder.layers) for _, holder in holders]
+    try:
+        for name, holder in holders:
+            kept = [layer for index, layer in enumerate(holder.layers) if f"{name}.{index}" in ran]
+            holder.layers = nn.ModuleList(kept)
+        yield
+    finally:
+        for holder, layers in whole:
+            holder.layers = layers

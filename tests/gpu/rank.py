@@ -1,0 +1,69 @@
+"""One rank, started by torch elastic: runs cells one after the other and leaves ``<number>.<rank>.json`` for each."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def main(folder: Path) -> None:
+    # The command ends those that outlive torch elastic.
+    (folder / f"pid.{os.getpid()}").touch()
+    plan = json.loads((folder / "plan.json").read_text())
+    import torch
+
+    from tests.gpu import world
+
+    if not plan["cuda"]:
+        torch.set_num_threads(1)
+    world.start(plan["backend"], plan["cuda"])
+    for cell in plan["cells"]:
+        left = world.agreed(plan["deadline"] - time.time())
+        if left < cell["least"]:
+            _write(folder, cell, {"left_out": "no time was left"})
+            continue
+        limit = min(cell["limit"], left)
+        begun = time.monotonic()
+        (folder / f"{cell['number']}.begun").touch()
+        # A rank that hangs ends, and torch elastic ends the others; the command goes on with the next cell.
+        faulthandler.dump_traceback_later(limit + 10, exit=True)
+        try:
+            found, error = world.together(_act({**cell, "until": time.time() + limit}), _noted(folder, cell))
+        except world.ApartError as problem:
+            _noted(folder, cell)(str(problem))
+            raise
+        faulthandler.cancel_dump_traceback_later()
+        _write(folder, cell, {"found": found, "error": error, "seconds": time.monotonic() - begun})
+    world.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _act(cell: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
+    def act() -> Dict[str, Any]:
+        found: Dict[str, Any] = import_module("tests.gpu." + cell["act"]).run(cell)
+        return found
+
+    return act
+
+
+def _noted(folder: Path, cell: Dict[str, Any]) -> Callable[[str], None]:
+    return lambda error: _write(folder, cell, {"error": error})
+
+
+def _write(folder: Path, cell: Dict[str, Any], record: Dict[str, Any]) -> None:
+    """As a whole or not at all."""
+    file = folder / f"{cell['number']}.{RANK}.json"
+    file.with_suffix(".part").write_text(json.dumps(record))
+    file.with_suffix(".part").rename(file)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

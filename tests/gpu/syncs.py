@@ -1,0 +1,88 @@
+"""How often the host waits for the card in a step: seen by the profiler, and by torch's own warnings."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Dict, Iterable, List
+
+import torch
+
+from tests.gpu import training, world
+from tests.gpu.modes import active
+
+_WINDOW = "ddpfix: the steps that are looked at"
+# Calls of CUDA in which the host waits, as the profiler names them.
+WAITS = (
+    *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaMemcpy2D"),
+    *("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cudaStreamSynchronize_ptsz"),
+)
+# A copy into memory that is not pinned is waited for, whatever its name says.
+_COPY = "Memcpy DtoH"
+ITEM = "aten::_local_scalar_dense"
+
+
+def run(cell: Dict[str, Any]) -> Dict[str, Any]:
+    training.exactly(False)
+    steps = cell["options"]["steps"]
+    with active(cell["mode"]) as mode:
+        return _looked_at(training.Run(cell["model"], cell["options"]["rate"], mode), steps)
+
+
+def _looked_at(made: training.Run, steps: int) -> Dict[str, Any]:
+    # Buckets are made anew after the first step, and libraries load what they need in the first ones.
+    _several(made, 6)
+    # The profiler, too, does things for the first time.
+    profiled(lambda: _several(made, 1))
+    counts = profiled(lambda: _several(made, steps))
+    warned = _warned(lambda: _several(made, steps))
+    flag = bool(made.model.find_unused_parameters)
+    return {"counts": {name: n / steps for name, n in counts.items()}, "warned": warned / steps, "flag": flag}
+
+
+def _several(made: training.Run, count: int) -> None:
+    for _ in range(count):
+        made.step()
+
+
+def profiled(act: Callable[[], None]) -> Dict[str, int]:
+    """The waits within ``act``; not those of the profiler itself, which come after it."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    world.synchronize()
+    with torch.profiler.profile(activities=activities) as profile:
+        with torch.profiler.record_function(_WINDOW):
+            act()
+        world.synchronize()
+    return counted(profile.events())
+
+
+def counted(events: Iterable[Any]) -> Dict[str, int]:
+    """Events that begin within the window, by name; ``copies`` are the copies to memory that is not pinned."""
+    seen: List[Any] = list(events)
+    on_host = torch.autograd.DeviceType.CPU
+    window = next(event.time_range for event in seen if event.name == _WINDOW and event.device_type == on_host)
+    found = {"copies": 0, "waits": 0, "items": 0, "launches": 0}
+    for event in seen:
+        # On the card a copy may begin after the host has left the window; nothing else copies to the host.
+        if event.name.startswith(_COPY) and "Pageable" in event.name:
+            found["copies"] += 1
+        if not window.start <= event.time_range.start <= window.end:
+            continue
+        if event.name in WAITS:
+            found["waits"] += 1
+            found[event.name] = found.get(event.name, 0) + 1
+        found["items"] += event.name == ITEM
+        # Without any, the profiler may not see CUDA here, and its zeros mean nothing.
+        found["launches"] += "LaunchKernel" in event.name
+    return found
+
+
+def _warned(act: Callable[[], None]) -> int:
+    """How many warnings of ``set_sync_debug_mode`` come; it does not see what torch.distributed does."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            act()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(each.message) for each in seen)

@@ -1,0 +1,84 @@
+"""A model under DDP with its optimizer, wrapped in one mode."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Dict, Iterator, List
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.gpu import models, world
+from tests.gpu.modes import Mode
+
+
+def exactly(wanted: bool) -> None:
+    """Whether torch computes the same bits again for the same numbers, at the price of speed."""
+    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    torch.backends.cudnn.deterministic = wanted
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = not wanted
+    torch.set_float32_matmul_precision("highest" if wanted else "high")
+
+
+def wrapped(model: nn.Module, mode: Mode, cap: float) -> Any:
+    """The model under DDP; ranks draw different numbers from here on, as they do with seeds of their own.
+
+    Args:
+        cap: the largest size of a bucket of gradients, in MB.
+    """
+    options: Dict[str, Any] = {"bucket_cap_mb": cap}
+    if world.device().type == "cuda":
+        options["device_ids"] = [world.device().index]
+    if mode.flag:
+        options["find_unused_parameters"] = True
+    made = DistributedDataParallel(model, **options)
+    torch.manual_seed(100 + world.rank())
+    return made
+
+
+@contextlib.contextmanager
+def slow_network() -> Iterator[None]:
+    """Large collectives as over 4 MB a second, for what measures them when a model is wrapped.
+
+    Tiny models have little to send, and over a quick network ddpfix would send all of it.
+    """
+    stock = distributed.all_reduce
+
+    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        size = tensor.numel() * tensor.element_size()
+        time.sleep(size / 4e6 if size > 1e6 else 0.0)
+        return stock(tensor, *args, **kwargs)
+
+    distributed.all_reduce = all_reduce
+    try:
+        yield
+    finally:
+        distributed.all_reduce = stock
+
+
+def adamw(model: nn.Module) -> Any:
+    """The fused one on a GPU: it needs no memory for intermediate results, and no number from the card."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if world.device().type == "cuda" else None)
+
+
+class Run:
+    """Takes plain steps; batches lie on the device before the first one."""
+
+    def __init__(self, name: str, rate: float, mode: Mode, batches: int = 4) -> None:
+        inner = models.built(name, rate, world.device())
+        self.ran = models.Ran(inner)
+        self.model = wrapped(inner, mode, models.KINDS[name].cap)
+        self.optimizer = adamw(self.model)
+        self.batches = [models.batch(name, number, world.rank(), world.device()) for number in range(batches)]
+        self.layers: List[int] = []
+        self.number = 0
+
+    def step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        models.loss(self.model(**self.batches[self.number % len(self.batches)])).backward()
+        self.optimizer.step()
+        self.layers.append(len(self.ran.take()))
+        self.number += 1
