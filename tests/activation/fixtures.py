@@ -22,7 +22,7 @@ def requirements(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what ddpfix needs besides torch, for the running interpreter."""
     target = tmp_path_factory.mktemp("requirements")
     helper = support.new_place(tmp_path_factory.mktemp("helper"))
-    support.succeed([*support.installer(helper), "--target", target, *support.REQUIREMENTS])
+    support.succeed([*support.with_pip(helper, "install"), "--target", target, *support.REQUIREMENTS])
     return target
 
 
@@ -43,7 +43,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory, requirements: Path, torch_fo
 def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path, requirements: Path, torch_folder: Path) -> Place:
     """An environment with a toy torch in which the wheel is installed."""
     place = support.new_place(tmp_path_factory.mktemp("installed"))
-    support.succeed([*support.installer(place), "--no-deps", wheel])
+    support.install_wheel(place, wheel)
     place.link(requirements, torch_folder)
     return place
 
@@ -52,7 +52,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path, requirement
 def real(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
     """An environment with the installed wheel that borrows torch and accelerate from the running one."""
     place = support.new_place(tmp_path_factory.mktemp("real"))
-    support.succeed([*support.installer(place), "--no-deps", wheel])
+    support.install_wheel(place, wheel)
     spec = find_spec("torch")
     assert spec is not None and spec.origin is not None
     place.link(Path(spec.origin).parent.parent)

@@ -12,7 +12,9 @@ import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
+
+from tests.support import signals
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REQUIREMENTS = ("wrapt>=1.14", "packaging>=21", "PyYAML>=5.4", "rich>=10", "tomli>=1.1; python_version < '3.11'")
@@ -47,8 +49,9 @@ def start(
     cwd: Optional[Path] = None,
     stdin: str = "",
     timeout: float = 240,
+    before: Callable[[], None] = signals.foreground,
 ) -> Finished[str]:
-    """Run a command to its end, with its output as text."""
+    """Run a command to its end, with its output as text; ``before`` is called in the child, before the command."""
     return subprocess.run(
         [str(word) for word in words],
         env=clean() if env is None else dict(env),
@@ -57,6 +60,7 @@ def start(
         capture_output=True,
         text=True,
         timeout=timeout,
+        preexec_fn=before,
     )
 
 
@@ -110,20 +114,34 @@ def new_place(folder: Path, python: object = sys.executable) -> Place:
     return Place(folder)
 
 
-def installer(place: Place) -> List[str]:
-    """The command that installs into a place, up to its arguments: uv where there is one, pip otherwise."""
-    uv = shutil.which("uv")
-    if uv is not None:
-        return [uv, "pip", "install", "-q", "--python", str(place.python)]
-    succeed([place.python, "-m", "ensurepip"])
-    return [str(place.python), "-m", "pip", "install", "-q"]
+def uv() -> Optional[str]:
+    """The program of the test environment, which is rarely on PATH; another one where that has none."""
+    own = str(Path(sys.executable).parent)
+    return shutil.which("uv", path=os.pathsep.join([own, os.environ.get("PATH", os.defpath)]))
 
 
-def uninstaller(place: Place) -> List[str]:
-    uv = shutil.which("uv")
-    if uv is not None:
-        return [uv, "pip", "uninstall", "-q", "--python", str(place.python)]
-    return [str(place.python), "-m", "pip", "uninstall", "-q", "-y"]
+def with_uv(place: Place, word: str) -> List[str]:
+    """The command of uv that installs a file into a place or uninstalls from it, up to its arguments.
+
+    It is told to stay offline: uv does not read pip's configuration, and so may not reach the index that pip does.
+    """
+    program = uv()
+    assert program is not None, "the tests need uv, which the extra `test` brings"
+    return [program, "pip", word, "-q", "--offline", "--python", str(place.python)]
+
+
+def with_pip(place: Place, word: str) -> List[str]:
+    """The same for pip; it comes with the interpreter, and is put into the place when it is first asked for."""
+    if not (place.packages / "pip").exists():
+        succeed([place.python, "-m", "ensurepip"])
+    more = ["-y"] if word == "uninstall" else []
+    return [str(place.python), "-m", "pip", "--disable-pip-version-check", word, "-q", *more]
+
+
+def install_wheel(place: Place, wheel: Path) -> None:
+    """Install ddpfix alone, by uv where there is one (which is faster), otherwise by pip."""
+    command = with_pip if uv() is None else with_uv
+    succeed([*command(place, "install"), "--no-deps", wheel])
 
 
 def unpack(wheel: Path, place: Place) -> Path:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.activation.support import Finished, Place, start
 from tests.activation.ways import PROBE, WAYS, Way, lay_out, make, way
+from tests.support import signals
 
 __all__ = ["way"]
 
@@ -137,7 +138,14 @@ def test_signals_arrive(way: Way, name: str, code: str) -> None:
 
 def signalled(words: Sequence[object], env: Dict[str, str], number: int) -> List[object]:
     command = [str(word) for word in words]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=signals.foreground,
+    )
     assert process.stdout is not None
     # It is the process that was started and no child of it, so whoever started it can signal and await it.
     assert int(process.stdout.readline()) == process.pid
@@ -145,6 +153,16 @@ def signalled(words: Sequence[object], env: Dict[str, str], number: int) -> List
     _, errors = process.communicate(timeout=60)
     # Where exactly the signal arrived is chance, and in the lines before the last.
     return [process.returncode, errors.splitlines()[-1:]]
+
+
+SURVIVES = "import os, signal; os.kill(os.getpid(), signal.{}); print('survived')"
+
+
+@pytest.mark.parametrize("name", signals.FOREGROUND)
+def test_a_signal_that_a_background_job_ignores_stays_ignored(way: Way, name: str) -> None:
+    code = SURVIVES.format(name)
+    done = start(way.ours([], ["-c", code]), way.ours_env(), before=signals.background)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "survived\n", "")
 
 
 def test_a_signal_that_python_ignores_is_not_ignored_in_a_program(way: Way) -> None:

@@ -12,6 +12,7 @@ from typing import Callable
 import pytest
 
 from tests.demo import support
+from tests.support import signals
 
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks in /proc")]
 
@@ -41,6 +42,7 @@ def test_a_signal_ends_everything(number: signal.Signals, awaited: str, code: in
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=signals.foreground,
     )
     assert until(lambda: list(tmp_path.glob(awaited)) != [], 90)
     assert until(lambda: support.processes(tmp_path) != [], 10)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Callable, List
 
 import pytest
 
@@ -13,6 +13,7 @@ from tests.activation.support import ROOT, Place
 from tests.packaging.test_wheel import NO_PATCHES, after_uninstall, nothing_left, use
 
 pytestmark = pytest.mark.packaging
+Command = Callable[[Place, str], List[str]]
 
 
 @pytest.fixture
@@ -44,27 +45,13 @@ def check(place: Place, folder: Path) -> None:
     use(place, folder)
 
 
-def test_uv(place: Place, tmp_path: Path) -> None:
-    uv = shutil.which("uv")
-    if uv is None:
-        pytest.skip("NOT TRIED: uv is not on this machine")
+@pytest.mark.parametrize("command", [support.with_uv, support.with_pip], ids=["uv", "pip"])
+def test_install_use_and_uninstall(command: Command, place: Place, tmp_path: Path) -> None:
+    install = command(place, "install")
     before = place.files()
-    python = ["--python", place.python]
-    options = ["--no-deps", "--no-build-isolation"]
-    support.succeed([uv, "pip", "install", "-q", *python, *options, "-e", ROOT], place.env())
+    support.succeed([*install, "--no-deps", "--no-build-isolation", "-e", ROOT], place.env())
     check(place, tmp_path)
-    support.succeed([uv, "pip", "uninstall", "-q", *python, "ddpfix"], place.env())
-    assert nothing_left(place, before) == []
-    after_uninstall(place)
-
-
-def test_pip(place: Place, tmp_path: Path) -> None:
-    support.succeed([place.python, "-m", "ensurepip"], place.env())
-    before = place.files()
-    pip = [place.python, "-m", "pip", "-q", "--disable-pip-version-check"]
-    support.succeed([*pip, "install", "--no-deps", "--no-build-isolation", "-e", ROOT], place.env())
-    check(place, tmp_path)
-    support.succeed([*pip, "uninstall", "-y", "ddpfix"], place.env())
+    support.succeed([*command(place, "uninstall"), "ddpfix"], place.env())
     assert nothing_left(place, before) == []
     after_uninstall(place)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -81,14 +83,42 @@ def test_install_use_and_uninstall(version: str, wheel: Path, tmp_path: Path, to
     if version not in PYTHONS:
         pytest.skip(f"NOT TRIED: CPython {version} is not on this machine (TEST_PYTHONS can name its path)")
     place = support.new_place(tmp_path / "place", PYTHONS[version])
-    support.succeed([*support.installer(place), *support.REQUIREMENTS])
+    support.succeed([*support.with_pip(place, "install"), *support.REQUIREMENTS])
     place.link(torch_folder)
     before = place.files()
-    support.succeed([*support.installer(place), "--no-deps", wheel])
+    support.succeed([*support.with_uv(place, "install"), "--no-deps", wheel])
     use(place, tmp_path)
-    support.succeed([*support.uninstaller(place), "ddpfix"])
+    support.succeed([*support.with_uv(place, "uninstall"), "ddpfix"])
     assert nothing_left(place, before) == []
     after_uninstall(place)
+
+
+BYTE_CODE = re.compile(r"\.opt-[12]\.pyc$")
+
+
+def test_pip_leaves_the_byte_code_of_runs_with_O_and_that_does_nothing(
+    wheel: Path, tmp_path: Path, requirements: Path, torch_folder: Path
+) -> None:
+    """pip takes away what it has installed and the plain byte code beside it, of any package; uv takes the folders."""
+    place = support.new_place(tmp_path / "place")
+    place.link(requirements, torch_folder)
+    install = support.with_pip(place, "install")
+    before = place.files()
+    support.succeed([*install, "--no-deps", wheel])
+    use(place, tmp_path)
+    support.succeed([*support.with_pip(place, "uninstall"), "ddpfix"])
+    left = [name for name in nothing_left(place, before) if (place.packages / name).is_file()]
+    assert left != [] and [name for name in left if not BYTE_CODE.search(name)] == []
+    # The folder looks like a namespace package; what a program would import from it is not there.
+    for code in ("import torch", "import ddpfix", MISSING.format("ddpfix.auto"), MISSING.format("ddpfix.engine")):
+        done = place.run("-c", code, DDPFIX="1")
+        assert (done.returncode, done.stderr) == (0, "")
+    shutil.rmtree(place.packages / "ddpfix")
+    assert nothing_left(place, before) == []
+    after_uninstall(place)
+
+
+MISSING = "try:\n    import {}\nexcept ImportError:\n    raise SystemExit(0)\nraise SystemExit('it can be imported')"
 
 
 def nothing_left(place: Place, before: List[str]) -> List[str]:

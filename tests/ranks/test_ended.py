@@ -75,15 +75,18 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
     agree._leave()
     atexit.unregister(agree._leave)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    meetings = []
-    for rank in (0, 1):
-        monkeypatch.setattr(agree, "_COUNTS", {})
-        meetings.append(agree._Meeting(store, [0, 1], rank, {}, 60.0))
+    first = meeting_of(0, store, monkeypatch)
+    assert first._missing([1]) == [1], "the mark of the earlier start is not one of this"
     # It looks at who has ended once it has waited for some seconds.
-    late = threading.Timer(4.0, meetings[1].hold, (5,))
+    late = threading.Timer(4.0, meeting_of(1, store, monkeypatch).hold, (5,))
     late.start()
     try:
-        assert meetings[0].hold(7) == 7
-        assert meetings[0]._missing([1]) == [1], "the mark of the earlier start is not one of this"
+        assert first.hold(7) == 7
     finally:
         late.join()
+
+
+def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> agree._Meeting:
+    """A meeting of two ranks in one process; each rank has a store object of its own."""
+    monkeypatch.setattr(distributed, "get_rank", lambda *_: rank)
+    return agree._Meeting(distributed.PrefixStore("", store), [0, 1], rank, {}, 60.0)

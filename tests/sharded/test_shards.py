@@ -25,7 +25,7 @@ def module(*meshes: Optional[Any]) -> Any:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks; a group is the list of its ranks."""
-    monkeypatch.setattr(shards, "ranks_of", lambda group: list(range(8)) if group is None else group)
+    monkeypatch.setattr(sharding, "ranks_of", lambda group: list(range(8)) if group is None else group)
     monkeypatch.setattr(sharding.distributed, "get_world_size", lambda group=None: 8 if group is None else len(group))
 
 
