@@ -1,7 +1,8 @@
 """What unused parameters and LayerDrop cost under DDP, mode by mode: ``python -m tests.benchmarks.unused [--quick]``.
 
-Writes docs/unused-parameters.md, and docs/unused-parameters.svg where matplotlib is installed (extra ``plot``). All modes of a plan take
-turns in the same processes; every figure is the median of ratios of neighbouring turns, with the middle half of them.
+Writes docs/unused-parameters.md, and docs/unused-parameters.svg where matplotlib is installed (extra ``plot``). All
+modes of a plan take turns in the same processes; every figure is the median of ratios of neighbouring turns, with the
+middle half of them.
 """
 
 from __future__ import annotations

@@ -123,5 +123,6 @@ for _ in range(2):
 @pytest.mark.ranks
 def test_a_destroyed_group_frees_its_port() -> None:
     command = [sys.executable, "-c", ONE, str(free_port())]
-    done = subprocess.run(command, env=launch.environment({"DDPFIX": "1"}), capture_output=True, text=True, timeout=LIMIT)
+    environ = launch.environment({"DDPFIX": "1"})
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
