@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence
 
 from . import engine_view
+from .states import RUNNING
 
 if TYPE_CHECKING:
-    from .finalize import Finalizer
+    from .finalizer import Finalizer
 
 # How often the engine's word is compared with what came before it is relied on.
 _COMPARED = 2
@@ -69,9 +70,9 @@ class Arrivals:
         finalizer = self._finalizer
 
         def noticing(gradients: Any) -> None:
-            if finalizer.state != "running":
+            if finalizer.state is not RUNNING:
                 finalizer.passed_by()
-            if finalizer.state == "running" and number not in finalizer.left_out:
+            if finalizer.state is RUNNING and number not in finalizer.left_out:
                 self.again = self.again or number in self.came
                 self.came[number] = None
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .advice import Timed
     from .bucket_cost import Plan
     from .bucket_skip import Unsent
-    from .finalize import Finalizer
+    from .finalizer import Finalizer
 
 # Where each stage stands, the first one outermost: it sees the arguments first, and the end of a forward last.
 ORDER = (

@@ -41,6 +41,8 @@ class View:
         # Gradients come from the last parameter to the first: what is reached is found soon.
         self._backwards = tuple(reversed(nodes))
         self._nodes = nodes
+        # The one that was reached the last time will be reached again, most of the time.
+        self._last = self._backwards[0]
 
     def effect(self) -> str:
         """REACHES, LEAVES_ALONE, UNSEEN or UNSURE; asked within a backward.
@@ -50,8 +52,11 @@ class View:
         if _WILL is None:
             return REACHES
         try:
+            if _WILL(self._last):
+                return REACHES
             for node in self._backwards:
                 if _WILL(node):
+                    self._last = node
                     return REACHES
             return self._of_others()
         except RuntimeError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, List, Optional
 from .several import Gradients
 
 if TYPE_CHECKING:
-    from .finalize import Finalizer
+    from .finalizer import Finalizer
 
 
 class FirstStep:

@@ -15,7 +15,7 @@ from ddpfix.registry import Site
 from . import ddp
 
 FLAG = "find_unused_parameters"
-# possible(arguments): whether a model can do without the flag, however much goes unused (see :mod:`.finalize`).
+# possible(arguments): whether a model can do without the flag, however much goes unused (see :mod:`.finalizer`).
 FLAG_ALTERNATIVES: List[Callable[[Dict[str, Any]], bool]] = []
 
 

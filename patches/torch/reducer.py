@@ -62,9 +62,8 @@ def arm_again(reducer: Any) -> None:
     reducer.prepare_for_backward([])
 
 
-def at_end_of_backward(action: Callable[[], None]) -> None:
-    """Have ``action()`` called when the backward that runs now has ended; called within it."""
-    Variable._execution_engine.queue_callback(action)
+# at_end_of_backward(action): have action() called when the backward that runs now has ended; called within it.
+at_end_of_backward: Callable[[Callable[[], Any]], None] = Variable._execution_engine.queue_callback
 
 
 def within_backward(action: Callable[[], None]) -> None:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 from ddpfix import log, roll_call
 
 from . import ddp, sharding
+from .states import PENDING
 
 if TYPE_CHECKING:
-    from .finalize import Finalizer
+    from .finalizer import Finalizer
 
 
 class Backwards:
@@ -213,7 +214,7 @@ def _then(closure: Callable[[], Any], action: Callable[[], None]) -> Callable[[]
 
 def _complete(finalizers: Sequence[Finalizer]) -> None:
     for finalizer in finalizers:
-        if finalizer.state == "pending":
+        if finalizer.state is PENDING:
             finalizer.backwards.use(finalizer)
 
 

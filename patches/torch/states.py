@@ -1,0 +1,16 @@
+"""The states of one model's reduction (docs/unused-parameters.md has the picture)."""
+
+from __future__ import annotations
+
+# Nothing has been reduced yet, or a backward was none of this model's.
+IDLE = "idle"
+# A forward that is reduced has ended: DDP waits for gradients.
+ARMED = "armed"
+# A backward runs that trains the model, and its end will be noticed.
+RUNNING = "running"
+# A backward has ended, and the step has more of them.
+PENDING = "pending"
+# Gradients are averaged. One that still comes arms DDP again.
+FINALIZED = "finalized"
+# A forward under no_sync has followed: what comes now stays on this rank until the next forward that is reduced.
+LOCAL = "local"
