@@ -39,8 +39,8 @@ class Backwards:
         self.once = False
         # Whether this step has more of them than the one before.
         self._more = False
-        # How often each parameter was reduced with a gradient in this step.
-        self._times, self._counted = [0] * len(model.parameters), False
+        # What each reduction of this step has left out.
+        self._left_out: List[Dict[int, Any]] = []
         self._pending: Optional[Gradients] = None
         # Whether gradients of this step were used between two of its backwards.
         self.used_between = False
@@ -48,7 +48,7 @@ class Backwards:
     @property
     def usual(self) -> bool:
         """Whether this step is like most: one backward, after which everything was reduced."""
-        return self.done == self.expected == 1 and not self._more and not self._counted
+        return self.done == self.expected == 1 and not self._more and not self._left_out
 
     def is_last(self) -> bool:
         """Whether the backward that runs is the last one before the reduction."""
@@ -79,9 +79,7 @@ class Backwards:
     def reduced(self, left_out: Dict[int, Any]) -> None:
         """A reduction has ended, to which all parameters but these have given a gradient."""
         if self.done > 1 or self.expected > 1 or left_out:
-            self._counted = True
-            for number in range(len(self._times)):
-                self._times[number] += number not in left_out
+            self._left_out.append(left_out)
         self._pending = None
 
     def step_ended(self) -> None:
@@ -96,12 +94,14 @@ class Backwards:
             self._all(f"a step with {done} backwards of {type(self._model.wrapper.module).__name__}")
             self.expected = done
             self.once = done > 1 and self._once_on_all_ranks()
-        if self._counted:
-            self._counted, self._times = False, [0] * len(self._times)
+        self._left_out.clear()
         self.used_between = False
 
     def _once_on_all_ranks(self) -> bool:
-        complete = not self.used_between and all(times == 1 for times in self._times)
+        reductions = len(self._left_out)
+        numbers = range(len(self._model.parameters))
+        alone = all(sum(number in left for left in self._left_out) == reductions - 1 for number in numbers)
+        complete = alone and not self.used_between
         agreed = self._call().same("each parameter once" if complete else "some more than once, or never")
         if complete and agreed:
             log.debug(f"a step has {self.expected} backwards, and one reduction after the last of them")

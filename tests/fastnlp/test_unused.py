@@ -16,7 +16,7 @@ drivers = pytest.mark.skipif(not releases.has_drivers(), reason="no drivers befo
 Results = Dict[str, List[Result]]
 SAID = "find_unused_parameters=False is your own setting and stays"
 LATE = {"unused": "late"}
-CLOSED = "DDP's reduction is closed after each backward"
+CLOSED = "DDP's reduction is finalized after each backward"
 
 
 def ddp(**keywords: Any) -> Dict[str, Any]:

@@ -503,4 +503,4 @@ def test_ranks_that_skip_differently_need_no_flag_either(name: str, cured: Any, 
     assert len(late[0].steps) == STEPS
     if any(drawn[0]):
         # Only rank 0 tells, and only of what it left out itself.
-        assert "DDP's reduction is closed after each backward" in late[0].log
+        assert "DDP's reduction is finalized after each backward" in late[0].log

@@ -441,7 +441,7 @@ def test_one_line_says_what_was_done(outcomes: Any) -> None:
     assert "find_unused_parameters is not needed for them" in log
 
 
-CLOSED = "DDP's reduction is closed after each backward"
+CLOSED = "DDP's reduction is finalized after each backward"
 OWN_FLAG = pytest.mark.skipif(RELEASE == (1, 0, 24), reason="find_unused_parameters is True there")
 
 

@@ -196,7 +196,7 @@ def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
     first, second = done.found(name)
     assert all(first["equal"]) and all(second["equal"]) and len(first["equal"]) == 12
     assert first["skipped"] != second["skipped"]
-    assert "DDP's reduction is closed after each backward" in done.output
+    assert "DDP's reduction is finalized after each backward" in done.output
 
 
 def test_layerdrop_off_needs_no_flag() -> None:

@@ -161,10 +161,10 @@ def test_as_shipped_ranks_differ_and_gradients_are_right(cured: Results, errors:
 
 
 def test_as_shipped_without_the_flag(cured: Results, errors: Dict[str, float]) -> None:
-    """What fails in stock (the first test here) trains where DDP's reduction is closed after each backward."""
+    """What fails in stock (the first test here) trains where DDP's reduction is finalized after each backward."""
     one, other = cured["transformer_silent_late"]
     passed([one, other])
     assert [wrapped["find_unused"] for result in (one, other) for wrapped in result.ddp] == [False] * 4
     assert one.ran != other.ran
     assert errors["transformer_silent_late"] == 0.0
-    assert "DDP's reduction is closed after each backward" in one.log
+    assert "DDP's reduction is finalized after each backward" in one.log
