@@ -82,15 +82,15 @@ class Arrivals:
         """What the backward that begins now will not reach, and no earlier one has; [] as long as that is not sure.
 
         Args:
-            at_once: whether it is relied on without having been compared with what came.
+            at_once: whether it is relied on before it has been compared with what came, if nothing can be hidden.
         """
         if self._hidden or not self.on or engine_view.hides_since(self._finalizer.armed_at):
             return []
         found = [number for number in self.view.left_out() if number not in self.came]
-        if self._compared < _COMPARED and not at_once:
-            self._expected = found
-            return []
-        return found
+        if self._compared >= _COMPARED:
+            return found
+        self._expected = found
+        return found if at_once and found and not engine_view.may_hide() else []
 
     def _compare(self) -> None:
         """The engine does not see what a reentrant checkpoint hides; once wrong, it is not asked again."""

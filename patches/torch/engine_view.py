@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, List, Sequence
+from typing import Any, Callable, Iterable, Iterator, List, Sequence
 
 import torch
 
@@ -80,16 +80,24 @@ def _of_unseen() -> str:
     node = _NODE() if _NODE is not None else None
     if node is None:
         return UNSURE
-    waiting, seen = [node], {node}
+    return UNSEEN if all(_WILL(each) for each in _behind(node)) else LEAVES_ALONE  # type: ignore[misc]
+
+
+def may_hide() -> bool:
+    """Whether the graph behind the node whose hooks run now has functions of somebody's own, which may hide a graph."""
+    node = _NODE() if _NODE is not None else None
+    return node is None or any(isinstance(each, torch.autograd.function.BackwardCFunction) for each in _behind(node))
+
+
+def _behind(first: Any) -> Iterator[Any]:
+    """The node and all that it leads to."""
+    waiting, seen = [first], {first}
     while waiting:
-        for behind, _ in waiting.pop().next_functions:
-            if behind is None or behind in seen:
-                continue
-            if not _WILL(behind):  # type: ignore[misc]
-                return LEAVES_ALONE
-            seen.add(behind)
-            waiting.append(behind)
-    return UNSEEN
+        node = waiting.pop()
+        yield node
+        new = {behind for behind, _ in node.next_functions if behind is not None} - seen
+        seen |= new
+        waiting += new
 
 
 def hides_since(count: int) -> bool:

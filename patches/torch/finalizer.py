@@ -270,13 +270,15 @@ class Finalizer:
     def _reduced(self, by_us: bool) -> None:
         self.state, self._by_us = FINALIZED, by_us
         self._reductions += 1
+        for index in self._restored():
+            self.parameters[index].grad = self.left_out[index]
+        # Gradients that the loop drops are not kept here.
+        self.left_out = dict.fromkeys(self.left_out)
         self.backwards.reduced(self.left_out)
         if not self._reductions & (self._reductions - 1):
             strays.tell(self._model)
         if not by_us:
             return
-        for index in self._restored():
-            self.parameters[index].grad = self.left_out[index]
         self._first.reduced()
         if self.left_out and not self._finalized:
             self._tell()
