@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List
 
 from tests.late.loops.kinds import Kind
 from tests.late.loops.launch import Ranks
@@ -131,18 +131,15 @@ def _as_plain(kind: Kind, ours: Verdict, ranks: Ranks, stock: Ranks, size: int) 
     far = max(difference(record, plain) for record, plain in pairs)
     if far > (0.0 if size == 2 else kind.close_three):
         return f"parameters are {far:.1e} from plain torch's"
-    for record, plain in pairs:
-        more = more_sent(record, plain)
-        if more:
-            return more
-    return ""
+    return more_sent([record for _, record in ranks], [record for _, record in stock])
 
 
-def more_sent(record: Optional[Dict[str, Any]], plain: Optional[Dict[str, Any]]) -> str:
-    if not record or not plain or not record["sent"] or not plain["sent"]:
+def more_sent(records: List[Any], plains: List[Any]) -> str:
+    """Why ddpfix sends more than plain torch, or "". An old torch's profiler may lose the last event of a rank."""
+    if not all(record and record["sent"] for record in [*records, *plains]):
         return ""
     for what, index in (("elements", 1), ("collectives", 0)):
-        ours, theirs = (sum(step[index] for step in each["sent"][1:]) for each in (record, plain))
+        ours, theirs = (max(sum(s[index] for s in r["sent"][1:]) for r in each) for each in (records, plains))
         if ours > theirs:
             return f"{ours} {what} are sent from the second step on, {theirs} in plain torch"
     return ""
