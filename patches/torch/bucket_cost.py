@@ -156,7 +156,8 @@ def _plan(
     least = own / len(layers) * together
     saved = own * rate**together
     buckets = math.ceil(len(layers) / together) * max(1, round(least / cap)) + math.ceil((whole - own) / cap)
-    more = buckets - math.ceil(whole / cap)
+    # That buckets come out a little larger than DDP's is no reason to lay them out.
+    more = max(0, buckets - math.ceil(whole / cap))
     hook = 0.0 if hooked else buckets * costs.launch + whole * costs.copy
     return Plan(together, least, saved * costs.byte - more * costs.collective - hook, saved / whole)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import torch
-from ddpfix.patches.torch import bucket_skip, ddp
+from ddpfix.patches.torch import bucket_skip, ddp, finalize
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -92,6 +92,9 @@ class Arm:
         options["find_unused_parameters"] = kind in ("stock", "find")
         self.wrapped = DistributedDataParallel(self.encoder, process_group=group, **options)
         model = ddp.of(self.wrapped)
+        if kind == "late" and model.finalizer is None:
+            # The flag was refused in so many words above, which auto would leave alone.
+            finalize.Finalize(everywhere=True).built(model, None)
         if keeps:
             # Also where it is not expected to pay, so that this can be seen.
             bucket_skip._install(model, None)
