@@ -1,0 +1,76 @@
+"""``python -m tests.upstream``: tests of torch and accelerate, stock and under ddpfix, and what differs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from types import ModuleType
+from typing import Dict, List, Sequence
+
+from tests.upstream import accelerate_suite, torch_suite
+from tests.upstream.expected import EXPECTED
+from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, table, worse
+
+SUITES: Dict[str, ModuleType] = {"torch": torch_suite, "accelerate": accelerate_suite}
+
+
+def compared(suite: ModuleType, tests: Sequence[str], modes: Sequence[str]) -> Outcomes:
+    """The outcomes of the tests in stock and in these modes.
+
+    What is worse is run once more, in both: on a busy machine a test may pass the first time only, or the second.
+    """
+    every = [STOCK, *(mode for mode in modes if mode != STOCK)]
+    by_mode: Dict[str, Dict[str, Outcome]] = {}
+    for mode in every:
+        print(f"{len(tests)} tests, {mode}", flush=True)
+        by_mode[mode] = suite.run(tests, MODES[mode])
+    outcomes = {test: {mode: by_mode[mode][test] for mode in every} for test in tests}
+    for mode in every:
+        again = worse(outcomes, mode)
+        for name in (mode, STOCK) if again else ():
+            print(f"{len(again)} tests once more, {name}", flush=True)
+            for test, outcome in suite.run(again, MODES[name], 2 * suite.LIMIT).items():
+                outcomes[test][name] = outcome
+    return outcomes
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__)
+    parser.add_argument("--suite", choices=SUITES, action="append", help="default: all")
+    parser.add_argument("--mode", choices=MODES, action="append", help="default: all; stock is always run")
+    parser.add_argument(
+        "--only", default="", metavar="PATTERN", help="tests with this regular expression in their name"
+    )
+    parser.add_argument("--quick", action="store_true", help="the subset that CI runs")
+    parser.add_argument("--slowest", type=int, default=5, metavar="N", help="name the N slowest tests")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str]) -> int:
+    given = arguments(words)
+    modes, found_worse = given.mode or list(MODES), False
+    for name in given.suite or SUITES:
+        suite, begun = SUITES[name], time.monotonic()
+        known = suite.names(given.only)
+        for test in unknown(suite, known) if not given.only else ():
+            print(f"expected.py names a test that this release does not have: {test}")
+        outcomes = compared(suite, [test for test in known if not given.quick or test in suite.QUICK], modes)
+        print(table(outcomes, [STOCK, *(mode for mode in modes if mode != STOCK)]))
+        print("slowest: " + ", ".join(slowest(outcomes, given.slowest)))
+        print(f"{name}: {time.monotonic() - begun:.0f} s\n", flush=True)
+        found_worse = found_worse or any(worse(outcomes, mode) for mode in modes)
+    return int(found_worse)
+
+
+def unknown(suite: ModuleType, known: Sequence[str]) -> List[str]:
+    return [test for test in EXPECTED if test not in known] if suite is torch_suite else []
+
+
+def slowest(outcomes: Outcomes, number: int) -> List[str]:
+    taken = [(one.seconds, f"{test} under {mode}") for test, all_ in outcomes.items() for mode, one in all_.items()]
+    return [f"{what} {seconds:g} s" for seconds, what in sorted(taken, reverse=True)[:number]]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,79 @@
+"""What a test of upstream ended with, and what has become worse under ddpfix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Sequence
+
+from tests.upstream.expected import EXPECTED
+
+STOCK = "stock"
+# The modes of the command, and the environment that switches each of them on.
+MODES: Dict[str, Dict[str, str]] = {
+    STOCK: {},
+    "auto": {"DDPFIX": "1"},
+    "late": {"DDPFIX": "1", "DDPFIX_UNUSED": "late"},
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One test in one mode.
+
+    Attributes:
+        word: passed, failed, skipped or hung.
+        seconds: how long it took.
+        text: the error, or why it was skipped.
+    """
+
+    word: str
+    seconds: float
+    text: str = ""
+
+
+# By test, and in it by mode.
+Outcomes = Dict[str, Dict[str, Outcome]]
+
+
+def verdict(test: str, mode: str, stock: Outcome, found: Outcome) -> str:
+    """What a mode has changed: "" (nothing), "expected", "better" or "WORSE"."""
+    if found.word == stock.word:
+        return ""
+    if stock.word == "failed" and found.word == "passed":
+        return "better"
+    expected = EXPECTED.get(test)
+    if expected is not None and found.word == "failed" and any(text in found.text for text in expected.says):
+        return "expected"
+    return "WORSE" if stock.word == "passed" else "other"
+
+
+def worse(outcomes: Outcomes, mode: str) -> List[str]:
+    """The tests that pass in stock and do not in this mode, apart from those that expect the very error."""
+    return [
+        test
+        for test, found in outcomes.items()
+        if mode in found and verdict(test, mode, found[STOCK], found[mode]) == "WORSE"
+    ]
+
+
+def table(outcomes: Outcomes, modes: Sequence[str]) -> str:
+    """Counts of each mode, and one line for each test that ends in another way than in stock."""
+    lines = [f"{'mode':8}{'passed':>8}{'failed':>8}{'hung':>8}{'skipped':>9}"]
+    for mode in modes:
+        words = [found[mode].word for found in outcomes.values() if mode in found]
+        counts = [words.count(word) for word in ("passed", "failed", "hung", "skipped")]
+        lines.append("{:8}{:8}{:8}{:8}{:9}".format(mode, *counts))
+    for test, found in sorted(outcomes.items()):
+        for mode in modes:
+            word = verdict(test, mode, found[STOCK], found[mode]) if mode in found else ""
+            if word:
+                reason = EXPECTED[test].reason if word == "expected" else last_line(found[mode])
+                lines.append(f"{word}: {test}: {found[STOCK].word} in stock, {found[mode].word} under {mode}: {reason}")
+    return "\n".join(lines)
+
+
+def last_line(found: Outcome) -> str:
+    lines = [line.strip() for line in found.text.splitlines() if line.strip()]
+    # What follows an assertion's message is torch's advice how to run the test alone.
+    told = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
+    return (told or lines or [""])[-1][:300]

@@ -1,0 +1,92 @@
+"""A quick part of ``python -m tests.upstream``, which as a whole takes some minutes."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import pytest
+
+from tests.upstream import __main__ as command
+from tests.upstream import accelerate_suite, torch_suite
+from tests.upstream.expected import EXPECTED
+from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, last_line, table, verdict, worse
+
+pytest.importorskip("expecttest", reason="NOT RUN: torch's tests need expecttest, which the extra `test` brings")
+
+
+@pytest.mark.ranks
+def test_torchs_own_tests_of_ddp() -> None:
+    outcomes = command.compared(torch_suite, torch_suite.QUICK, list(MODES))
+    assert [worse(outcomes, mode) for mode in MODES] == [[]] * len(MODES), table(outcomes, list(MODES))
+    # They are all run, and those that expect the error find none.
+    assert {found[STOCK].word for found in outcomes.values()} == {"passed"}, table(outcomes, list(MODES))
+    failed = [test for test, found in outcomes.items() if found["late"].word == "failed"]
+    assert failed == [test for test in torch_suite.QUICK if test in EXPECTED] != []
+
+
+@pytest.mark.ranks
+def test_a_script_of_accelerate() -> None:
+    for test, outcome in accelerate_suite.run(accelerate_suite.QUICK, MODES["auto"]).items():
+        assert outcome.word == "passed", f"{test}\n{outcome.text}"
+
+
+def one(stock: str, found: str, text: str = "", test: str = "test_any") -> Outcomes:
+    return {test: {STOCK: Outcome(stock, 1.0), "auto": Outcome(found, 2.0, text)}}
+
+
+@pytest.mark.parametrize(
+    ("stock", "found", "word"),
+    [
+        ("passed", "passed", ""),
+        ("passed", "failed", "WORSE"),
+        ("passed", "hung", "WORSE"),
+        ("passed", "skipped", "WORSE"),
+        ("failed", "failed", ""),
+        ("failed", "passed", "better"),
+        ("failed", "hung", "other"),
+        ("skipped", "skipped", ""),
+    ],
+)
+def test_what_is_worse(stock: str, found: str, word: str) -> None:
+    outcomes = one(stock, found)
+    assert verdict("test_any", "auto", *outcomes["test_any"].values()) == word
+    assert worse(outcomes, "auto") == (["test_any"] if word == "WORSE" else [])
+
+
+@pytest.mark.parametrize("test", EXPECTED)
+def test_an_expected_failure_counts_only_with_its_own_words(test: str) -> None:
+    for text in EXPECTED[test].says:
+        assert worse(one("passed", "failed", f"AssertionError: {text}", test), "auto") == []
+    assert worse(one("passed", "failed", "ValueError: another", test), "auto") == [test]
+    assert worse(one("passed", "hung", "", test), "auto") == [test]
+
+
+def test_the_table() -> None:
+    outcomes = {
+        **one("passed", "failed", "Traceback\nValueError: why\n\nTo execute this test"),
+        **one("passed", "passed", test="b"),
+    }
+    lines = table(outcomes, [STOCK, "auto"]).splitlines()
+    assert [line.split() for line in lines[1:3]] == [["stock", "2", "0", "0", "0"], ["auto", "1", "1", "0", "0"]]
+    assert lines[3:] == ["WORSE: test_any: passed in stock, failed under auto: ValueError: why"]
+    assert last_line(Outcome("failed", 0.0)) == ""
+
+
+class Flaky:
+    """A suite in which a test fails under ddpfix as often as it says."""
+
+    LIMIT = 1.0
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def run(self, tests: List[str], more: Any, limit: float = LIMIT) -> Any:
+        failed = more != {} and self.times > 0
+        self.times -= failed
+        return {test: Outcome("failed" if failed else "passed", 1.0) for test in tests}
+
+
+@pytest.mark.parametrize(("times", "found"), [(0, []), (1, []), (2, ["test_any"])])
+def test_what_fails_is_run_once_more(times: int, found: List[str]) -> None:
+    suite: Any = Flaky(times)
+    assert worse(command.compared(suite, ["test_any"], ["auto"]), "auto") == found

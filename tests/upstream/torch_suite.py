@@ -1,0 +1,108 @@
+"""torch's own tests of DDP, which ship in its wheel, each on two ranks on the CPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+from tests.ranks import launch
+from tests.upstream.outcomes import Outcome
+
+# Tests by name: those of DDP, and those of what is built on it.
+ABOUT = re.compile(
+    r"ddp|DistributedDataParallel|static_graph|join|no_sync|hook|unused|uneven|reducer|bucket|model|localSGD"
+    r"|undefined_grad|different_graph|data_parallel|SyncBatchNorm|sync_bn|average_parameters",
+    re.IGNORECASE,
+)
+# A quick subset that has something of everything, for CI.
+QUICK = (
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
+    "test_ddp_create_graph",
+    "test_ddp_grad_div_uneven_inputs",
+    "test_ddp_ignore_params_arg",
+    "test_ddp_logging_data_cpu",
+    "test_ddp_shared_grad_acc_unused_params",
+    "test_ddp_uneven_input_join_disable",
+    "test_ddp_unused_params_rebuild_buckets_exception",
+    "test_grads_same_across_ranks_with_no_sync",
+    "test_output_unused_in_loss_dict_module",
+    "test_stateless_api_with_ddp",
+    "test_static_graph_api_cpu",
+    "test_undefined_grad_parity_unused_parameters",
+)
+# It trains many large models, for more than six minutes on two cores.
+TOO_LONG = ("test_ddp_uneven_inputs",)
+# Seconds for one test; the slowest takes 15 on two idle cores.
+LIMIT = 90.0
+
+
+def names(pattern: str = "") -> List[str]:
+    """The tests about DDP whose name contains ``pattern``, a regular expression."""
+    script = "from tests.upstream import torch_child; print('\\n'.join(torch_child.names()))"
+    output = subprocess.check_output([sys.executable, "-c", script], env=environment({}), cwd=launch.ROOT, text=True)
+    about = [name for name in output.split() if ABOUT.search(name) and name not in TOO_LONG]
+    return [name for name in about if re.search(pattern, name)]
+
+
+def environment(more: Dict[str, str]) -> Dict[str, str]:
+    """torch's tests look for these when they are imported."""
+    own = {"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": tempfile.gettempdir(), "CUDA_VISIBLE_DEVICES": ""}
+    return launch.environment({**own, **more})
+
+
+def run(tests: Sequence[str], more: Dict[str, str], limit: float = LIMIT) -> Dict[str, Outcome]:
+    """The outcome of each test with these environment variables.
+
+    Args:
+        tests: names of methods.
+        more: what is added to the environment.
+        limit: seconds for each test.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddpfix-upstream-") as folder:
+        found: Dict[str, Outcome] = {}
+        left = list(tests)
+        while left:
+            found.update(_child(left, environment({**more, "TEMP_DIR": folder}), Path(folder), limit))
+            # A process that ends in the midst of a test has written nothing for it, and the rest is for a new one.
+            left = [name for name in left if name not in found]
+            if left:
+                found[left[0]] = Outcome("failed", 0.0, "the process of the tests ended\n" + _end_of(Path(folder)))
+                del left[0]
+        return {name: found[name] for name in tests}
+
+
+def _child(tests: Sequence[str], environ: Dict[str, str], folder: Path, limit: float) -> Dict[str, Outcome]:
+    record = folder / "found.jsonl"
+    record.write_text("")
+    command = [sys.executable, "-m", "tests.upstream.torch_child", str(record), str(limit), *tests]
+    with (folder / "screen").open("w") as screen:
+        child = subprocess.Popen(command, env=environ, cwd=launch.ROOT, stdout=screen, stderr=subprocess.STDOUT)
+        try:
+            _wait(child, record, limit)
+        finally:
+            child.kill()
+            child.wait()
+    return {line["name"]: Outcome(**line["outcome"]) for line in map(json.loads, record.read_text().splitlines())}
+
+
+def _wait(child: subprocess.Popen[bytes], record: Path, limit: float) -> None:
+    """Wait for the end; a process that has nothing to tell for much longer than a test may take is given up."""
+    told, since = 0, time.monotonic()
+    while child.poll() is None:
+        size = record.stat().st_size
+        if size != told:
+            told, since = size, time.monotonic()
+        if time.monotonic() - since > 2 * limit + 60:
+            return
+        time.sleep(0.2)
+
+
+def _end_of(folder: Path) -> str:
+    return (folder / "screen").read_text(errors="replace")[-2000:]
