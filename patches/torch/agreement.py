@@ -29,6 +29,8 @@ def ranks(site: Site, module: ModuleType, owner: Any) -> bool:
 
 def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
+    # A process that lived before knows seeds of groups that the others have never seen.
+    _AGREED.clear()
     agree.announce()
     return result
 
