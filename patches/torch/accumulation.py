@@ -143,7 +143,8 @@ def _layers(name: str, module: Any) -> List[Tuple[Tuple[str, int], Any]]:
     """The layers for which a module draws, as skips name them (see :class:`ddpfix.calls.StepCall`)."""
     layers = _listed(module)
     if layers is not None:
-        return [((name, index), layer) for index, layer in enumerate(layers)]
+        # By their places: to iterate over a list of layers may be what draws for them (torchaudio, WeNet 3.1).
+        return [((name, index), layers[index]) for index in range(len(layers))]
     holder, _, place = name.rpartition(".")
     return [((holder, int(place)) if place.isdigit() else (name, 0), module)]
 
