@@ -70,6 +70,8 @@ def _plan(call: ddp.Call) -> bucket_cost.Plan:
 
 # Megabytes, as DDP has it.
 _DEFAULT_CAP = 25
+# By how much layers that have buckets of their own may be smaller than their mean.
+_UNEVEN = 0.1
 
 
 def assignment(stock: Callable[..., Assigned], model: Any, least: float) -> Callable[..., Assigned]:
@@ -178,11 +180,13 @@ def _runs(tensors: Sequence[Any], model: Any, least: float) -> List[List[int]]:
     numbers = {id(tensor): index for index, tensor in enumerate(tensors)}
     layers = droppable(model, None, lambda parameter: numbers.get(id(parameter), -1)).values()
     places = {index: layer for layer, own in enumerate(sorted(map(sorted, layers))) for index in own}
+    # It is the mean of all layers, of which some may be a little smaller (WavLM's first one has an embedding more).
+    least *= 1 - _UNEVEN
     runs: List[_Run] = []
     for index, tensor in enumerate(tensors):
         place = places.get(index)
         size = _bytes(tensor)
-        if not runs or runs[-1].ends_before(place, 0.99 * least):
+        if not runs or runs[-1].ends_before(place, least):
             runs.append(_Run(place))
         runs[-1].add(index, place, size)
     return [run.indices for run in _without_remainders(runs, least)]

@@ -54,4 +54,3 @@ def _described(model: ddp.Wrapped, names: List[str]) -> str:
         f" DistributedDataParallel was built, which does not average it ({len(names)} parameters)"
     )
     return text + (f"; DDP still waits for what it has replaced ({diagnosis.in_short(gone)})" if gone else "")
-

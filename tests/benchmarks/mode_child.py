@@ -40,6 +40,7 @@ MODES = {
     "late+unsent, views": ("late", True, True),
 }
 STOCK = ("stock", "none")
+_SEED = 20260101
 
 
 class Layer(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -101,6 +102,10 @@ class Arm:
             bucket_skip._rehearse(model)
         if model is not None:
             model.detach("bucket_skip")
+            shared = ddp.replica(model)
+            if shared is not None:
+                # All modes that share their draws skip the same layers, so that their times can be compared.
+                shared.seed = _SEED
         self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=1e-3)
 
     def steps(self, count: int) -> float:
@@ -151,7 +156,8 @@ def counts(arm: Arm) -> Dict[str, float]:
     steps = 8
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         arm.steps(steps)
-    collectives = sum(event.name == "gloo:all_reduce" for event in profile.events())
+    # What the profiler noted, without the tree that it makes of it, which takes seconds a mode.
+    collectives = sum(event.name() == "gloo:all_reduce" for event in profile.profiler.kineto_results.events())
     nodes = 0
     if arm.wrapped.find_unused_parameters:
         nodes = _nodes(arm.wrapped(torch.randn(arm.plan["batch"], arm.plan["frames"], arm.plan["width"])).grad_fn)

@@ -64,9 +64,11 @@ class _Sent(dist.Work):
 def group(bandwidth: float) -> Any:
     """A group of all ranks whose reductions are slow."""
 
+    name = f"slowed{bandwidth:g}"
+
     def make(store: Any, rank: int, size: int, timeout: Any) -> Any:
         return Slowed(dist.new_group(backend="gloo"), bandwidth)
 
-    if not hasattr(dist.Backend, "SLOWED"):
-        dist.Backend.register_backend("slowed", make, devices=["cpu"])
-    return dist.new_group(backend="slowed")
+    if not hasattr(dist.Backend, name.upper()):
+        dist.Backend.register_backend(name, make, devices=["cpu"])
+    return dist.new_group(backend=name)

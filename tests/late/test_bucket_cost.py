@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, Dict, List, Set
+
 import pytest
-from ddpfix.patches.torch import bucket_cost
+from ddpfix.patches.torch import bucket_cost, bucket_layout
+from ddpfix.patches.torch.accumulation import droppable
 from ddpfix.patches.torch.bucket_cost import Costs, Plan
 
 from tests.benchmarks.mode_child import Encoder
@@ -62,3 +65,30 @@ def test_a_hook_that_costs_more_than_it_saves_is_not_registered() -> None:
 
 def test_without_layerdrop_nothing_is_planned() -> None:
     assert planned(0.0, 1.0, LOOPBACK) == bucket_cost.NOTHING
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_a_first_layer_that_is_a_little_larger_does_not_merge_the_others(together: int) -> None:
+    """WavLM's holds the embedding of positions for all of them, so every other one is below the mean."""
+    transformers = pytest.importorskip("transformers", reason="WavLM is transformers'")
+    import ddpfix
+
+    config = transformers.WavLMConfig(
+        hidden_size=96, intermediate_size=192, num_attention_heads=12, num_hidden_layers=12, layerdrop=0.5
+    )
+    ddpfix.activate(log="off")
+    try:
+        model = transformers.WavLMModel(config).train()
+        layers = droppable(model, None, id)
+        sizes = {id(p): p.numel() * p.element_size() for p in model.parameters()}
+        least = sum(sizes[n] for own in layers.values() for n in own) / len(layers) * together
+        tensors = [p for p in model.parameters() if p.requires_grad]
+        runs = [run for run in bucket_layout._runs(tensors, model, least) if id(tensors[run[0]]) in _all(layers)]
+    finally:
+        ddpfix.deactivate()
+    assert len({len(own) for own in layers.values()}) == 2, "the first layer has as many parameters as the others"
+    assert len(runs) == 12 // together
+
+
+def _all(layers: Dict[Any, List[int]]) -> Set[int]:
+    return {number for own in layers.values() for number in own}
