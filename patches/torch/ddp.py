@@ -39,7 +39,7 @@ ORDER = (
     "bucket_layout",  # What DDP builds buckets from is replaced while its constructor runs.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
     "bucket_skip",  # Its hook has to be registered before the first reduction, which the next stage may bring about.
-    "finalize",  # Closes what the forward before has left open, right before DDP would raise its error.
+    "finalize",  # Looks at the output that DDP returns, and at its reducer, which no later stage changes.
     "advice",  # Times DDP's own forward, and nothing of ours.
     "diagnosis",  # Nearest to DDP, whose error it completes.
 )
