@@ -10,24 +10,24 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ddpfix.agree import AgreementError as AgreementError
-    from ddpfix.communication import traffic as traffic
     from ddpfix.engine import activate as activate
     from ddpfix.engine import deactivate as deactivate
     from ddpfix.engine import report as report
-    from ddpfix.matrix import MatrixError as MatrixError
-    from ddpfix.settings import SettingsError as SettingsError
-    from ddpfix.sync import skipped_layers as skipped_layers
+    from ddpfix.layerdrop.training import skipped_layers as skipped_layers
+    from ddpfix.matrix.settings import SettingsError as SettingsError
+    from ddpfix.matrix.yaml_nodes import MatrixError as MatrixError
+    from ddpfix.ranks.agreement import AgreementError as AgreementError
+    from ddpfix.ranks.traffic import traffic as traffic
 
 _HOMES = {
     "activate": "engine",
     "deactivate": "engine",
     "report": "engine",
-    "AgreementError": "agree",
-    "MatrixError": "matrix",
-    "SettingsError": "settings",
-    "skipped_layers": "sync",
-    "traffic": "communication",
+    "AgreementError": "ranks.agreement",
+    "MatrixError": "matrix.yaml_nodes",
+    "SettingsError": "matrix.settings",
+    "skipped_layers": "layerdrop.training",
+    "traffic": "ranks.traffic",
 }
 __all__ = [
     "AgreementError",

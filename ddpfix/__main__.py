@@ -1,7 +1,7 @@
-"""``python -m ddpfix``: see :mod:`ddpfix.cli`."""
+"""``python -m ddpfix``: see :mod:`ddpfix.cli.main`."""
 
 import sys
 
-from ddpfix.cli import main
+from ddpfix.cli.main import main
 
 sys.exit(main())

@@ -9,58 +9,63 @@ from __future__ import annotations
 import os
 import sys
 
-ON = ("1", "true", "yes", "on")
-OFF = ("", "0", "false", "no", "off")
+from ddpfix import _env
 
-
-def switch(value: str) -> bool:
-    """Whether a value of ``DDPFIX`` means on; raises ValueError for a value that is neither on nor off."""
-    word = value.strip().lower()
-    if word in ON:
-        return True
-    if word in OFF:
-        return False
-    raise ValueError(f"DDPFIX={value!r} is not understood: use one of {', '.join(ON)} or {', '.join(OFF[1:])}")
-
-
-def say(message: str) -> None:
-    """One line on stderr. It may be closed, full or a broken pipe, and none of that may end the program."""
-    line = "ddpfix: " + message.replace("\n", " ") + "\n"
-    try:
-        if sys.stderr is sys.__stderr__ and sys.stderr is not None:
-            # What a full disk refuses would stay in the stream's buffer, and fail again at the end (exit code 120).
-            os.write(sys.stderr.fileno(), line.encode("utf-8", "backslashreplace"))
-        else:
-            sys.stderr.write(line)
-    except (AttributeError, OSError, ValueError):
-        return
-
-
-def _on(value: str) -> bool:
-    """Like :func:`switch`, but a value that is not understood is said once a process, and nothing is switched on."""
-    try:
-        return switch(value)
-    except ValueError as error:
-        if value not in _said:
-            _said.append(value)
-            say(f"not activated: {error}")
-        return False
-
-
-_said: list[str] = []
-
-
-def refused() -> bool:
-    """Whether the environment says that nothing may happen here (``DDPFIX=0`` wins over everything)."""
-    value = os.environ.get("DDPFIX", "")
-    # An empty variable says nothing, as everywhere in a shell.
-    return bool(value.strip()) and not sys.flags.ignore_environment and not _on(value)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable
 
 
 def start() -> None:
     """Arm the finder if the environment asks for it. Isolated interpreters (-I, -E) are left alone."""
-    if sys.flags.ignore_environment or not _on(os.environ.get("DDPFIX", "")):
+    if sys.flags.ignore_environment or not _env.is_on(os.environ.get("DDPFIX", "")):
         return
-    from ddpfix import finder
+    from ddpfix import import_hook
 
-    finder.install()
+    import_hook.install(watched(), wake)
+
+
+def wake() -> None:
+    """Load the engine, because a toolkit is about to be imported."""
+    # A failure here would fail the import of torch itself, so nothing may escape.
+    try:
+        from ddpfix import engine
+
+        engine.switch_on()
+    except (Exception, SystemExit) as error:
+        # Our own errors are ValueErrors and speak for themselves; of others the kind has to be said too.
+        _env.say(f"not activated: {error if isinstance(error, ValueError) else repr(error)}")
+
+
+def watched() -> frozenset[str]:
+    """The import names of the toolkits in the matrix: the engine is loaded when the first of them is imported.
+
+    Parsing the matrix costs more than a whole interpreter start, so only its block ``toolkits:`` is looked at, line by
+    line. ``torch`` is always among them: a file that cannot be read is reported by the engine, which reads it properly.
+    """
+    here = os.path.dirname(os.path.abspath(__file__))
+    names = {"torch"}
+    for folder in (here, os.path.dirname(here)):
+        try:
+            with open(os.path.join(folder, "compat_matrix.yaml"), encoding="utf-8") as file:
+                names.update(_toolkits(file))
+        except (OSError, ValueError):
+            continue
+        break
+    return frozenset(names)
+
+
+def _toolkits(lines: Iterable[str]) -> list[str]:
+    found, inside, depth = [], False, 0
+    for line in lines:
+        if line[:1] not in " #\n":
+            if inside:
+                break
+            inside = line.startswith("toolkits:")
+        elif inside and ":" in line and not line.lstrip().startswith("#"):
+            # What is indented more than the first entry describes a toolkit.
+            indent = len(line) - len(line.lstrip())
+            depth = depth or indent
+            if indent == depth:
+                found.append(line.partition(":")[0].strip())
+    return found

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from ddpfix import _boot
+from ddpfix import _env
 
-if not _boot.refused():
+if not _env.refused():
     from ddpfix import engine
 
     # Children that are not forked (spawned data loader workers, launched ranks) read the environment.

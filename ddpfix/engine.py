@@ -14,11 +14,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Dict, List, Mapping, Optional
 
-from ddpfix import __version__, _boot, finder, log, marks, matrix, resolve, settings
-from ddpfix.matrix import Target
-from ddpfix.registry import PatchError, Site
-from ddpfix.reporting import PatchReport, Report
-from ddpfix.resolve import Decision
+from ddpfix import __version__, _env, import_hook, log
+from ddpfix.matrix import detect, reader, resolve, settings
+from ddpfix.matrix.model import Target
+from ddpfix.matrix.resolve import Decision
+from ddpfix.patching.report import PatchReport, Report
+from ddpfix.patching.site import PatchError, Site
 
 _LOCK = threading.RLock()
 _SEEING = threading.Lock()
@@ -28,11 +29,11 @@ class Engine:
     """The state of one activation."""
 
     def __init__(self, arguments: Mapping[str, object]) -> None:
-        self.matrix = matrix.load(thorough=False)
+        self.matrix = reader.load(thorough=False)
         self.settings = settings.read(arguments, self.matrix.patches)
         # Toolkits that are known by their marks only: nobody looks for them before one is imported, or asked about.
         self.unseen = set(self.matrix.marks)
-        self.toolkits = resolve.installed_versions(self.matrix, later=self.unseen)
+        self.toolkits = detect.installed_versions(self.matrix, later=self.unseen)
         self._decided = {d.patch: d for d in resolve.resolve(self.matrix, self.toolkits, self.settings)}
         self.notes: List[str] = []
         self.waiting: List[_Armed] = [armed for decision in self._decided.values() for armed in _armed(decision)]
@@ -50,7 +51,7 @@ class Engine:
 
     def recognise(self, toolkit: str) -> None:
         """Look what a toolkit without metadata is, and arm its patches; one that is not there is looked for again."""
-        version = marks.recognise(toolkit, self.matrix.marks[toolkit])
+        version = detect.recognise(toolkit, self.matrix.marks[toolkit])
         if version is None:
             return
         installed = {**self.toolkits, toolkit: version}
@@ -67,7 +68,7 @@ class Engine:
     def wanted(self, name: str) -> bool:
         if self.unseen and _top(name) in self.unseen:
             self.recognise(_top(name))
-            if self.toolkits[_top(name)] == marks.UNRECOGNISED:
+            if self.toolkits[_top(name)] == detect.UNRECOGNISED:
                 log.info(f"the package {name} is no release that ddpfix knows, and it is left as it is")
         return name in self.toolkits or any(armed.pattern.match(name) for armed in self.waiting)
 
@@ -111,7 +112,7 @@ class Engine:
 
     def _apply(self, armed: _Armed, module: ModuleType) -> None:
         patch = armed.decision.patch
-        site = self.sites.setdefault(patch, Site(patch, self.settings))
+        site = self.sites.setdefault(patch, Site(patch, self.settings, self))
         before = len(site.records)
         try:
             owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
@@ -165,6 +166,9 @@ class Engine:
             for d in decisions
         ]
         return Report(__version__, True, dict(self.toolkits), dict(self.settings.values), entries, list(self.notes))
+
+    def summary(self) -> str:
+        return self.report().summary()
 
     def facts(self) -> Dict[str, str]:
         """What has to be equal on every rank: versions, settings, decisions, and patches that could not be applied.
@@ -247,11 +251,6 @@ def current() -> Optional[Engine]:
     return _engine
 
 
-def wake() -> None:
-    """Load the matrix and arm the patches; called by the finder, or by :func:`activate` in a process with torch."""
-    switch_on()
-
-
 def activate(**arguments: object) -> Report:
     """Switch ddpfix on in this process. Doing so twice is one activation.
 
@@ -271,7 +270,7 @@ def switch_on(**arguments: object) -> None:
     """What :func:`activate` does, without a report: a report looks for every toolkit."""
     global _engine
     with _LOCK:
-        if _boot.refused():
+        if _env.refused():
             return
         if _engine is None or arguments:
             # Built first: bad input has to leave the activation in force as it is.
@@ -281,7 +280,7 @@ def switch_on(**arguments: object) -> None:
             # The finder may be asking just now (it woke us): it has to stay the same one.
             _engine = engine
             log.set_level(engine.settings["log"])
-            hook = finder.install()
+            hook = import_hook.install(frozenset({"torch", *engine.matrix.toolkits}))
             hook.wake, hook.wanted = None, engine.wanted
             hook.importing, hook.imported = engine.importing, engine.imported
             engine.catch_up()
@@ -291,7 +290,7 @@ def deactivate() -> List[str]:
     """Undo everything: every touched attribute is the object that it was. Returns what could not be taken back."""
     global _engine
     with _LOCK:
-        finder.remove()
+        import_hook.remove()
         if _engine is None:
             return []
         problems = _engine.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import weakref
 from typing import Set
 
 _LEVELS = {
@@ -15,6 +16,7 @@ _LEVELS = {
     "off": logging.CRITICAL + 1,
 }
 _said: Set[str] = set()
+_said_of: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
 
 
 class _Named(logging.Formatter):
@@ -56,9 +58,28 @@ def debug(message: str) -> None:
 
 def warning(message: str) -> None:
     """A line that a user has to see: once a process, from rank 0."""
-    if first_rank() and message not in _said:
-        _said.add(message)
+    if first_rank() and first_time(message):
         _logger().warning(message)
+
+
+def once(message: str, about: object = None) -> None:
+    """A line of information, once a process, or once for an object.
+
+    Args:
+        message: the line.
+        about: the object that it concerns, to which a weak reference must be possible.
+    """
+    if first_time(message, about):
+        info(message)
+
+
+def first_time(message: str, about: object = None) -> bool:
+    """Whether this is asked for the first time in this process, or for this object."""
+    said = _said if about is None else _said_of.setdefault(about, set())
+    if message in said:
+        return False
+    said.add(message)
+    return True
 
 
 def error(message: str) -> None:

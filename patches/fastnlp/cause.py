@@ -15,25 +15,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-import weakref
 from types import ModuleType
 from typing import Any, List
 
 from ddpfix import log
-from ddpfix.registry import Site
-from ddpfix.shapes import needs_names
+from ddpfix.patching.checks import needs_names
+from ddpfix.patching.site import Site
 
 from . import peers
-
-# Drivers whose failure has been dealt with.
-_TOLD: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def first(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.on_exception``, which all of fastNLP's distributed drivers for torch inherit."""
     needs_names(owner, "on_exception", "destroy_process_group")
-    site.once(owner, "on_exception", _failed)
-    site.once(owner, "setup", _set_up)
+    site.wrap(owner, "on_exception", _failed)
+    site.wrap(owner, "setup", _set_up)
     site.at_undo(peers.forget)
 
 
@@ -50,9 +46,8 @@ def _others(driver: Any) -> List[int]:
 
 def _failed(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
     error = sys.exc_info()[1]
-    if driver in _TOLD:
+    if not log.first_time("failed", driver):
         return None
-    _TOLD.add(driver)
     if error is not None and not isinstance(error, KeyboardInterrupt):
         _say(driver, error)
     return _end_others(wrapped, driver, args, kwargs)

@@ -10,8 +10,8 @@ import contextlib
 from types import ModuleType
 from typing import Any, Iterator
 
-from ddpfix.registry import Site
-from ddpfix.shapes import needs_names
+from ddpfix.patching.checks import needs_names
+from ddpfix.patching.site import Site
 
 _HOME = "fastNLP.core.drivers.torch_driver"
 
@@ -19,7 +19,7 @@ _HOME = "fastNLP.core.drivers.torch_driver"
 def for_all(site: Site, module: ModuleType, owner: Any) -> None:
     """Have ``Trainer.run`` find the driver's real name where 'auto' chose one of torch's."""
     needs_names(owner, "run", "driver_name", "find_unused_parameters")
-    site.once(owner, "run", _run)
+    site.wrap(owner, "run", _run)
 
 
 def _run(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:

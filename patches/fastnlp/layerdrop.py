@@ -9,16 +9,25 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix.registry import Site
+from ddpfix.layerdrop import code_copy, cover, everywhere
+from ddpfix.patching.site import Site
 
-from ..transformers import layerdrop
+_TRAITS = code_copy.Traits(skipped_output=(None, None))
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> bool:
     """Rank-synchronous decisions in the training forwards of wrapped models."""
-    return layerdrop.sync(site, module, owner)
+    return everywhere.cover_all(site, module, owner, _share)
 
 
 def off(site: Site, module: ModuleType, owner: Any) -> bool:
     """No layer is skipped, whatever rate a config or a module holds."""
-    return layerdrop.off(site, module, owner)
+    return everywhere.cover_all(site, module, owner, _silence)
+
+
+def _share(site: Site, owner: type) -> None:
+    cover.cover(site, owner, cover.shared_call, traits=_TRAITS)
+
+
+def _silence(site: Site, owner: type) -> None:
+    cover.cover(site, owner, cover.no_call, never=True, traits=_TRAITS)

@@ -10,14 +10,14 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 _RANK = "FASTNLP_GLOBAL_RANK"
 
 
 def one_each(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``distributed_open_proc``, which gets the new rank in the environment that it hands on."""
-    site.once(module, "distributed_open_proc", _opened)
+    site.wrap(module, "distributed_open_proc", _opened)
 
 
 def _opened(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

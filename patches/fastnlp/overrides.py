@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
-from ddpfix.registry import PatchError, Site
-from ddpfix.shapes import needs_names
+from ddpfix.patching.checks import needs_names
+from ddpfix.patching.site import PatchError, Site
 
 from .names import FLAG, SPELLING
 
@@ -28,9 +28,9 @@ def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.__init__``, which every keyword reaches, or ``choose_driver``, which knows the driver."""
     if isinstance(owner, type):
         needs_names(owner, "__init__", "_torch_kwargs", "ddp_kwargs")
-        site.once(owner, "__init__", _made)
+        site.wrap(owner, "__init__", _made)
     elif isinstance(owner, ModuleType):
-        site.once(owner, "choose_driver", _chosen)
+        site.wrap(owner, "choose_driver", _chosen)
     else:
         raise PatchError(f"{owner!r} is neither TorchDDPDriver nor the module of choose_driver")
 

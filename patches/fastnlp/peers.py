@@ -12,7 +12,8 @@ import traceback
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Type
 
-from ddpfix import failures, log
+from ddpfix import log
+from ddpfix.ranks import failure_watch
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
 _PATIENCE = 5.0
@@ -39,8 +40,8 @@ def told_as(error: BaseException) -> str:
 
 def claim(rank: int, cause: str) -> bool:
     """Whether this rank is the first to fail; then the others can read its cause. True where nobody can be asked."""
-    said = f"rank {rank} did. Its error:\n{cause[100 - failures.LENGTH :]}"
-    return bool(_answered(lambda: failures.claim(said), True))
+    said = f"rank {rank} did. Its error:\n{cause[100 - failure_watch.LENGTH :]}"
+    return bool(_answered(lambda: failure_watch.claim(said), True))
 
 
 def first_cause(rank: int, pids: List[int]) -> str:
@@ -58,7 +59,7 @@ def _waited_for(pids: List[int]) -> str:
     end = time.monotonic() + _PATIENCE
     ended = ""
     while time.monotonic() < end:
-        told = _answered(failures.cause, None)
+        told = _answered(failure_watch.cause, None)
         if told:
             # It may be about to end this rank; if it cannot, this one goes on by itself.
             time.sleep(1)

@@ -15,8 +15,8 @@ from typing import Any, Dict, Mapping
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
-from ddpfix.registry import Site
-from ddpfix.shapes import needs_names
+from ddpfix.patching.checks import needs_names
+from ddpfix.patching.site import Site
 
 from .names import FLAG, SPELLING
 
@@ -27,11 +27,11 @@ def found(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.configure_ddp`` (1.0.x), or ``DistTrainer.__init__`` (0.7.0)."""
     if owner.__name__ == "DistTrainer":
         needs_names(owner, "__init__", FLAG, "DDP")
-        site.once(owner, "__init__", _made)
+        site.wrap(owner, "__init__", _made)
     else:
         # The attribute's name is fastNLP's own slip: it holds the ddp_kwargs.
         needs_names(owner, "configure_ddp", "_fsdp_kwargs", "DistributedDataParallel")
-        site.once(owner, "configure_ddp", _configured)
+        site.wrap(owner, "configure_ddp", _configured)
 
 
 def _configured(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:

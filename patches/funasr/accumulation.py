@@ -15,8 +15,8 @@ import contextlib
 from types import ModuleType
 from typing import Any, Dict, Iterator, Optional, Tuple
 
-from ddpfix import meanwhile, shapes
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching import checks, temporary
+from ddpfix.patching.site import PatchError, Site
 
 from . import trainers
 
@@ -24,7 +24,7 @@ from . import trainers
 def windows(site: Site, module: ModuleType, owner: Any) -> None:
     """For the length of an epoch, decide at each forward of the wrapped model whether its backward synchronises."""
     name = trainers.method(owner, "train_epoch")
-    if "no_sync" not in shapes.code_names(owner, name):
+    if "no_sync" not in checks.code_names(owner, name):
         raise PatchError(f"{owner.__qualname__}.{name} no longer uses no_sync")
 
     def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -36,7 +36,7 @@ def windows(site: Site, module: ModuleType, owner: Any) -> None:
         with _synchronised(model, accum_grad, _last(trainer, name)):
             return wrapped(*args, **kwargs)
 
-    site.once(owner, name, epoch)
+    site.wrap(owner, name, epoch)
 
 
 def _is_ddp(model: Any) -> bool:
@@ -70,7 +70,7 @@ def _synchronised(model: Any, accum_grad: Any, last: Optional[int]) -> Iterator[
     hook = model.register_forward_pre_hook(before_forward)
     try:
         # The trainer's own no_sync, in the wrong micro-batches, has to do nothing.
-        with meanwhile.replaced(model, "no_sync", contextlib.nullcontext):
+        with temporary.replaced(model, "no_sync", contextlib.nullcontext):
             yield
     finally:
         hook.remove()

@@ -10,8 +10,9 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 
-from ddpfix import log, shapes
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching import checks
+from ddpfix.patching.site import Site
 
 from . import trainers
 
@@ -32,7 +33,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
     every = site.settings.number("cache")
     name = trainers.method(owner, "train_epoch")
     # Read before anything is wrapped: these say what the release itself uses.
-    names = shapes.code_names(owner, name)
+    names = checks.code_names(owner, name)
 
     def built(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         wrapped(*args, **kwargs)
@@ -52,8 +53,8 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
         with _released(given, device, every, reset):
             return wrapped(*args, **kwargs)
 
-    site.once(owner, "__init__", built)
-    site.once(owner, name, epoch)
+    site.wrap(owner, "__init__", built)
+    site.wrap(owner, name, epoch)
 
 
 @contextlib.contextmanager
@@ -93,4 +94,4 @@ def resume(site: Site, module: ModuleType, owner: Any) -> None:
         with trainers.seen_by(module, "torch", load=functools.partial(torch.load, map_location="cpu")):
             return wrapped(*args, **kwargs)
 
-    site.once(owner, trainers.method(owner, "resume_checkpoint"), resumed)
+    site.wrap(owner, trainers.method(owner, "resume_checkpoint"), resumed)

@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddpfix.frames import skip_frames
-from ddpfix.registry import Site
+from ddpfix.patching.dynamo import skip_frames
+from ddpfix.patching.site import Site
 
 
 def layers(site: Site, module: ModuleType, owner: Any) -> None:
@@ -22,7 +22,7 @@ def layers(site: Site, module: ModuleType, owner: Any) -> None:
     Gradients are those of stock to the last bit: the random state is restored for the second run, and what is no
     function of the input (the running averages of batch norm) is left out of it.
     """
-    site.often(owner, "forward", _checkpointed)
+    site.wrap_hot(owner, "forward", _checkpointed)
     skip_frames(vars(owner)["forward"])
 
 

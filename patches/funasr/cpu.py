@@ -12,8 +12,9 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Iterator, Tuple
 
-from ddpfix import log, meanwhile
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching import temporary
+from ddpfix.patching.site import Site
 
 from . import entry
 
@@ -42,7 +43,7 @@ def _cpu(parent: Site, run: entry.Run) -> Iterator[None]:
     if not _wanted(run):
         yield
         return
-    with meanwhile.patched(parent) as site:
+    with temporary.patched(parent) as site:
         _calls(site)
         _trainers(site)
         _precision(site, run)
@@ -57,7 +58,7 @@ def _calls(site: Site) -> None:
     _set(site, torch.cuda, "set_device", lambda device: None)
     _set(site, torch.cuda, "device", lambda device: contextlib.nullcontext())
     _set(site, torch.nn.Module, "cuda", lambda self, device=None: self)
-    site.once(DistributedDataParallel, "__init__", _without_devices)
+    site.wrap(DistributedDataParallel, "__init__", _without_devices)
 
 
 def _without_devices(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:

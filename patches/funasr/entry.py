@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 
 @dataclass
@@ -54,7 +54,7 @@ _RUN: ContextVar[Optional[Run]] = ContextVar("ddpfix_funasr_run", default=None)
 
 def install(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``hydra.main``: functions that are not FunASR's are decorated as ever."""
-    site.once(owner, "main", _decorated)
+    site.wrap(owner, "main", _decorated)
     for name in ("funasr.bin.train", "funasr.bin.train_ds"):
         if hasattr(sys.modules.get(name), "main_hydra"):
             log.warning(f"{name} was imported before ddpfix: what its command line loses stays lost; import us first")
@@ -67,29 +67,23 @@ def current() -> Optional[Run]:
 
 def before_download(site: Site, hook: Hook) -> None:
     """Have ``hook(run)`` called before the entry's first line; it may change ``run.cfg``."""
-    _register(site, _BEFORE_DOWNLOAD, hook)
+    site.register(_BEFORE_DOWNLOAD, hook)
 
 
 def before_main(site: Site, hook: Hook) -> None:
     """Have ``hook(run)`` called before ``main``; it may change ``run.kwargs``. A ValueError stops the run."""
-    _register(site, _BEFORE_MAIN, hook)
+    site.register(_BEFORE_MAIN, hook)
 
 
 def around_main(site: Site, factory: Around) -> None:
     """Have ``factory(run)``, a context manager, in force while ``main`` runs."""
-    _register(site, _AROUND_MAIN, factory)
+    site.register(_AROUND_MAIN, factory)
 
 
 def reads(site: Site, name: str) -> None:
     """Say that a cure gives ``train_conf.<name>`` its meaning, so that nobody calls it unread."""
     READ_BY_US.add(name)
     site.at_undo(lambda: READ_BY_US.discard(name))
-
-
-def _register(site: Site, hooks: List[Any], hook: Any) -> None:
-    if hook not in hooks:
-        hooks.append(hook)
-        site.at_undo(lambda: hooks.remove(hook))
 
 
 def _decorated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import jsonl
 from .batches import Counts
@@ -95,7 +95,7 @@ def watch(site: Site, trainer: Any) -> None:
     """Know when an epoch of this class of trainers runs."""
     for name, training in (("train_epoch", True), ("validate_epoch", False)):
         name = name if hasattr(trainer, name) else "_" + name
-        site.once(trainer, name, _Watched(training))
+        site.wrap(trainer, name, _Watched(training))
 
 
 class _Watched:

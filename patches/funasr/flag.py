@@ -10,8 +10,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, ContextManager, Optional
 
-from ddpfix import log, wrapping
-from ddpfix.registry import PatchError, Site
+from ddpfix import log
+from ddpfix.patching.site import PatchError, Site
+from ddpfix.ranks import wrap_hooks
 
 from . import entry
 from .config import section, truth
@@ -23,9 +24,9 @@ WHERE = f"train_conf.{FLAG}"
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     """The entry's hooks; ``Trainer.warp_model`` where it gets no configuration; 1.1.9's ``init_process_group``."""
     if hasattr(owner, "warp_model"):
-        site.once(owner, "warp_model", _warped)
+        site.wrap(owner, "warp_model", _warped)
     elif hasattr(owner, "init_process_group"):
-        site.once(owner, "init_process_group", _group)
+        site.wrap(owner, "init_process_group", _group)
     elif module.__name__ == "hydra.main":
         entry.before_main(site, settle)
         entry.around_main(site, _asked)
@@ -58,7 +59,7 @@ def said_by_user(run: entry.Run) -> Optional[bool]:
 
 
 def _asked(run: entry.Run) -> ContextManager[None]:
-    return wrapping.asked(said_by_user(run))
+    return wrap_hooks.user_chose(said_by_user(run))
 
 
 def _warped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -12,8 +12,9 @@ import inspect
 from types import ModuleType
 from typing import Any, Dict, Iterator, List
 
-from ddpfix import log, meanwhile
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching import temporary
+from ddpfix.patching.site import Site
 
 from . import entry
 from .config import plain
@@ -70,8 +71,8 @@ def _looked_at(parent: Site, run: entry.Run) -> Iterator[None]:
             check(getattr(model, "module", model), names)
         return wrapped(*args, **kwargs)
 
-    with meanwhile.patched(parent) as site:
-        site.once(trainer, "resume_checkpoint" if hasattr(trainer, "train_epoch") else "__init__", given)
+    with temporary.patched(parent) as site:
+        site.wrap(trainer, "resume_checkpoint" if hasattr(trainer, "train_epoch") else "__init__", given)
         yield
 
 

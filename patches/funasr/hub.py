@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Dict
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import entry
 from .config import leaves, merged, plain
@@ -26,7 +26,7 @@ def keep_files(site: Site, module: ModuleType, owner: Any) -> None:
         return
     for name in ("download_from_ms", "download_from_hf"):
         if hasattr(owner, name):
-            site.once(owner, name, _downloaded)
+            site.wrap(owner, name, _downloaded)
 
 
 def _downloaded(wrapped: Any, instance: Any, args: Any, kwargs: Dict[str, Any]) -> Any:

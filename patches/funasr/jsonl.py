@@ -8,15 +8,16 @@ from types import ModuleType
 from typing import Any, Dict, Iterator, List, MutableMapping, Tuple
 from weakref import WeakKeyDictionary
 
-from ddpfix import log, meanwhile
-from ddpfix.registry import PatchError, Site
-from ddpfix.settings import switch_name
+from ddpfix import log
+from ddpfix.matrix.settings import switch_name
+from ddpfix.patching import temporary
+from ddpfix.patching.site import PatchError, Site
 
 # By index dataset: how many utterances each limit left out.
 _LEFT_OUT: MutableMapping[Any, Dict[str, int]] = WeakKeyDictionary()
 
 
-class _Reader(meanwhile.LookAlike):
+class _Reader(temporary.LookAlike):
     """Stands for the ``json`` module while a list is read, and looks at every line that passes."""
 
     def __init__(self, below: Any) -> None:
@@ -38,7 +39,7 @@ class _Reader(meanwhile.LookAlike):
 def _reading(module: ModuleType) -> Iterator[_Reader]:
     """The module reads through us for as long as one list takes."""
     reader = _Reader(vars(module)["json"])
-    with meanwhile.replaced(module, "json", reader):
+    with temporary.replaced(module, "json", reader):
         yield reader
 
 
@@ -57,7 +58,7 @@ def refuse(site: Site, module: ModuleType, owner: Any) -> None:
         if reader.without:
             _judge(args[0] if args else kwargs.get("path"), reader, kwargs, site.patch)
 
-    site.once(owner, "__init__", read)
+    site.wrap(owner, "__init__", read)
 
 
 def _judge(path: Any, reader: _Reader, conf: Dict[str, Any], patch: str) -> None:
@@ -88,7 +89,7 @@ def count(site: Site, module: ModuleType, owner: Any) -> None:
         if found:
             _LEFT_OUT[instance] = found
 
-    site.once(owner, "__init__", read)
+    site.wrap(owner, "__init__", read)
 
 
 def _counted(index: Any, reader: _Reader) -> Dict[str, int]:

@@ -10,23 +10,25 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix import depth, draws, wrapping
-from ddpfix.registry import Site
+from ddpfix.layerdrop import cover, everywhere
+from ddpfix.patching.site import Site
+
+from ..common import espnet
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> bool:
     """Rank-synchronous decisions in the training forwards of wrapped models."""
-    return _everywhere(site, module, owner, depth.share)
+    return _everywhere(site, module, owner, espnet.share)
 
 
 def off(site: Site, module: ModuleType, owner: Any) -> bool:
     """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
-    return _everywhere(site, module, owner, draws.silence)
+    return _everywhere(site, module, owner, cover.silence)
 
 
-def _everywhere(site: Site, module: ModuleType, owner: Any, how: depth.Put) -> bool:
+def _everywhere(site: Site, module: ModuleType, owner: Any, how: everywhere.How) -> bool:
     if module.__name__.startswith("torch."):
-        wrapping.before(site, lambda model: depth.put_all(site, model, how))
+        everywhere.in_models(site, how)
         return False
-    depth.put(site, owner, how)
+    everywhere.put(site, owner, how)
     return True

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Callable, Iterator, List, Optional
 
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching.site import PatchError, Site
 
 from . import epochs
 from .batches import Batch, Counts, Limits, Measure, hold, largest_first, mixed, whole_steps
@@ -45,7 +45,7 @@ def samplers(site: Site, module: ModuleType, owner: Any) -> None:
 
         return __iter__
 
-    site.often(owner, "__iter__", make)
+    site.wrap_hot(owner, "__iter__", make)
 
 
 def _check(owner: Any) -> None:
@@ -104,7 +104,7 @@ def _keep_limit(site: Site, owner: Any) -> None:
         instance.max_token_length = kwargs.get("max_token_length")
 
     if "self.max_token_length =" not in inspect.getsource(owner.__init__):
-        site.once(owner, "__init__", built)
+        site.wrap(owner, "__init__", built)
 
 
 def _own_list(stock: Any, sampler: Any, kind: str, limits: Limits, counts: Counts) -> List[Batch]:

@@ -14,8 +14,9 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Iterator, List
 
-from ddpfix import log, meanwhile
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching import temporary
+from ddpfix.patching.site import Site
 
 from . import entry
 from .config import leaves, merged, plain, section
@@ -106,5 +107,5 @@ def _several(parent: Site, run: entry.Run) -> Iterator[None]:
         several = paths if kwargs.get("path") == paths[0] else [kwargs.get("path")]
         return [load(*args, **{**kwargs, "path": path}) for path in several][-1]
 
-    with meanwhile.replaced(builder, "load_pretrained_model", each):
+    with temporary.replaced(builder, "load_pretrained_model", each):
         yield

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from torch import distributed
 
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching.site import PatchError, Site
 
 from . import epochs, memory
 from .batches import Batch, Counts, Limits, filled, mixed, whole_steps
@@ -35,8 +35,8 @@ def replan(site: Site, module: ModuleType, owner: Any) -> None:
     for kind in vars(module).copy().values():
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and kind.__name__ in _KINDS:
             _check(kind)
-            site.often(kind, "__iter__", _iter(attention))
-            site.often(kind, "__len__", _len)
+            site.wrap_hot(kind, "__iter__", _iter(attention))
+            site.wrap_hot(kind, "__len__", _len)
 
 
 def _check(kind: Any) -> None:

@@ -8,7 +8,7 @@ from types import CodeType, ModuleType
 from typing import Any, Dict, Iterator, Optional, Set
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import entry
 from .config import plain, section

@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Dict, Iterator
 
-from ddpfix import log, meanwhile
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching import temporary
+from ddpfix.patching.site import Site
 
 from . import entry
 from .config import section, truth
@@ -83,8 +84,8 @@ def _one_kind(parent: Site, run: entry.Run) -> Iterator[None]:
     if not section(run.kwargs, "train_conf").get("use_deepspeed") or "_resolve_distributed_config" in run.namespace:
         yield
         return
-    with meanwhile.patched(parent) as site:
-        site.once(run.namespace["Trainer"], "__init__", _without_ddp)
+    with temporary.patched(parent) as site:
+        site.wrap(run.namespace["Trainer"], "__init__", _without_ddp)
         yield
 
 

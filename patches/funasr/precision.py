@@ -9,8 +9,9 @@ from typing import Any, Callable, ContextManager, Dict, Optional, Tuple
 
 import torch
 
-from ddpfix import log, meanwhile
-from ddpfix.registry import PatchError, Site
+from ddpfix import log
+from ddpfix.patching import temporary
+from ddpfix.patching.site import PatchError, Site
 
 from . import entry, trainers
 
@@ -39,8 +40,8 @@ def bf16(site: Site, module: ModuleType, owner: Any) -> None:
         with _forward_in(model, _bfloat16(model)):
             return wrapped(*args, **kwargs)
 
-    site.once(owner, "__init__", built)
-    site.once(owner, name, epoch)
+    site.wrap(owner, "__init__", built)
+    site.wrap(owner, name, epoch)
 
 
 def validation(site: Site, module: ModuleType, owner: Any) -> None:
@@ -54,7 +55,7 @@ def validation(site: Site, module: ModuleType, owner: Any) -> None:
         with _forward_in(model, precision):
             return wrapped(*args, **kwargs)
 
-    site.once(owner, trainers.method(owner, "validate_epoch"), validate)
+    site.wrap(owner, trainers.method(owner, "validate_epoch"), validate)
 
 
 def _precision(module: Any, trainer: Any, model: Any) -> Optional[Callable[[], ContextManager[Any]]]:
@@ -81,7 +82,7 @@ def _forward_in(model: Any, precision: Callable[[], ContextManager[Any]]) -> Any
         with precision():
             return stock(*args, **kwargs)
 
-    return meanwhile.replaced(model, "forward", forward)
+    return temporary.replaced(model, "forward", forward)
 
 
 def autocast(site: Site, module: ModuleType, owner: Any) -> None:
@@ -96,7 +97,7 @@ def autocast(site: Site, module: ModuleType, owner: Any) -> None:
 
         return maybe_autocast
 
-    site.often(module, "maybe_autocast", make)
+    site.wrap_hot(module, "maybe_autocast", make)
 
 
 def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
@@ -116,7 +117,7 @@ def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
         with _clipped_unscaled(given.scaler, given.optim):
             return wrapped(*args, **kwargs)
 
-    site.once(owner, name, epoch)
+    site.wrap(owner, name, epoch)
 
 
 def _clipped_unscaled(scaler: Any, optim: Any) -> ContextManager[None]:
@@ -132,7 +133,7 @@ def _clipped_unscaled(scaler: Any, optim: Any) -> ContextManager[None]:
             scaler.update()
         return norm
 
-    return meanwhile.replaced(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
+    return temporary.replaced(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
 
 
 def bf16_scaler(site: Site, module: ModuleType, owner: Any) -> None:
@@ -153,8 +154,8 @@ def bf16_scaler(site: Site, module: ModuleType, owner: Any) -> None:
 
         return update_step
 
-    site.often(owner, "backward_step", make)
-    site.often(owner, "update_step", make_update)
+    site.wrap_hot(owner, "backward_step", make)
+    site.wrap_hot(owner, "update_step", make_update)
 
 
 def _fitting(trainer: Any, scaler: Any) -> Any:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ContextManager, Dict, Set, Tuple
+from typing import Any, ContextManager, Dict, Tuple
 
-from ddpfix import log, meanwhile
-from ddpfix.registry import PatchError
-
-_TOLD: weakref.WeakKeyDictionary[Any, Set[str]] = weakref.WeakKeyDictionary()
+from ddpfix import log
+from ddpfix.patching import temporary
+from ddpfix.patching.site import PatchError
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,7 @@ def method(owner: Any, name: str) -> str:
 
 def tell(trainer: Any, message: str) -> None:
     """A line once a trainer: an epoch may be one of hundreds of data slices."""
-    told = _TOLD.setdefault(trainer, set())
-    if message not in told:
-        told.add(message)
-        log.info(message)
+    log.once(message, trainer)
 
 
 def sharded(trainer: Any) -> bool:
@@ -53,4 +48,4 @@ def sharded(trainer: Any) -> bool:
 
 def seen_by(module: ModuleType, name: str, **names: Any) -> ContextManager[None]:
     """While this lasts, the global ``name`` of ``module`` (a module itself) has ``names`` instead of its own."""
-    return meanwhile.replaced(module, name, meanwhile.LookAlike(vars(module)[name], names))
+    return temporary.replaced(module, name, temporary.LookAlike(vars(module)[name], names))

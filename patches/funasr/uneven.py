@@ -10,8 +10,8 @@ import inspect
 from types import ModuleType
 from typing import Any, Callable, Iterator, List
 
-from ddpfix.registry import PatchError, Site
-from ddpfix.uneven import policy
+from ddpfix.patching.site import PatchError, Site
+from ddpfix.ranks.uneven import policy
 
 from . import epochs
 from .batches import Batch, evened
@@ -27,7 +27,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         raise PatchError(f"{module.__name__} has no samplers any more")
     stop = policy(site, "FunASR", {"join": "pad"}) == "stop"
     for kind in found:
-        site.often(kind, "__iter__", _evened(stop))
+        site.wrap_hot(kind, "__iter__", _evened(stop))
 
 
 def _samplers(module: ModuleType) -> List[Any]:

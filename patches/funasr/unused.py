@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Set, Tuple
 
-from ddpfix import fingerprint, log, wrapping
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching import source_hash
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,9 @@ def dead(site: Site, module: ModuleType, owner: Any) -> None:
     """Freeze what is never used where that is certain, and say where DDP has to look."""
     if site.settings["unused"] == "auto":
         frozen: weakref.WeakSet[Any] = weakref.WeakSet()
-        wrapping.before(site, lambda model: freeze(model, frozen))
+        wrap_hooks.before_wrap(site, lambda model: freeze(model, frozen))
         site.at_undo(lambda: _thaw(frozen))
-    wrapping.needs(site, why)
+    wrap_hooks.needs_flag(site, why)
 
 
 def freeze(model: Any, frozen: Any) -> None:
@@ -151,7 +153,7 @@ def freeze(model: Any, frozen: Any) -> None:
     In a loop of the user's own, more than the forward may reach these parameters, so nothing is frozen there; nor where
     the user has asked for ``find_unused_parameters=True``.
     """
-    known, value = wrapping.what_was_asked()
+    known, value = wrap_hooks.user_choice()
     if not known or value:
         return
     for claim in _claims(model):
@@ -186,7 +188,7 @@ def unused(model: Any) -> Iterator[Tuple[Any, Claim, List[Tuple[str, Any]]]]:
 def proven(model: Any, claim: Claim) -> bool:
     """Whether this very code was examined, and nothing else reaches into it."""
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-    hashes = (fingerprint.of_forward(_part(model, name)) in known for name, known in claim.examined.items())
+    hashes = (source_hash.of_forward(_part(model, name)) in known for name, known in claim.examined.items())
     return not hooked and all(hashes)
 
 

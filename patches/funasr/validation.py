@@ -12,15 +12,16 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import distributed
 
-from ddpfix import log, shapes
-from ddpfix.registry import PatchError, Site
+from ddpfix import log
+from ddpfix.patching import checks
+from ddpfix.patching.site import PatchError, Site
 
 from . import trainers
 
 
 def together(site: Site, module: ModuleType, owner: Any) -> None:
     """For the length of a validation, all ranks answer the trainer's ``torch.isfinite(loss)`` alike."""
-    if "isfinite" not in shapes.code_names(owner, "validate_epoch"):
+    if "isfinite" not in checks.code_names(owner, "validate_epoch"):
         raise PatchError("validate_epoch no longer asks whether the loss is finite")
 
     def validate(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -37,7 +38,7 @@ def together(site: Site, module: ModuleType, owner: Any) -> None:
         average.tell()
         return result
 
-    site.once(owner, "validate_epoch", validate)
+    site.wrap(owner, "validate_epoch", validate)
 
 
 class _Average:

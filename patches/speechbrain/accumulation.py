@@ -12,13 +12,13 @@ import functools
 from types import ModuleType
 from typing import Any, Callable
 
-from ddpfix import meanwhile, shapes
-from ddpfix.registry import Site
+from ddpfix.patching import checks, temporary
+from ddpfix.patching.site import Site
 
 
 def windows(site: Site, module: ModuleType, owner: Any) -> None:
     """Within a window, ``fit_batch`` under mixed precision does not begin with ``zero_grad``."""
-    shapes.needs_names(owner, "fit_batch", "auto_mix_prec", "grad_accumulation_factor", "step", "zero_grad")
+    checks.needs_names(owner, "fit_batch", "auto_mix_prec", "grad_accumulation_factor", "step", "zero_grad")
 
     def make(stock: Any) -> Callable[..., Any]:
         def fit_batch(self: Any, batch: Any) -> Any:
@@ -26,12 +26,12 @@ def windows(site: Site, module: ModuleType, owner: Any) -> None:
             first = (self.step - 1) % self.grad_accumulation_factor == 0
             if first or not self.auto_mix_prec:
                 return stock(self, batch)
-            with meanwhile.replaced(self.optimizer, "zero_grad", _but_the_first(self.optimizer.zero_grad)):
+            with temporary.replaced(self.optimizer, "zero_grad", _but_the_first(self.optimizer.zero_grad)):
                 return stock(self, batch)
 
         return fit_batch
 
-    site.often(owner, "fit_batch", make)
+    site.wrap_hot(owner, "fit_batch", make)
 
 
 def _but_the_first(zero_grad: Any) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any, List, Sequence
 import torch
 from torch import distributed
 
-from ddpfix import ahead
+from ddpfix.ranks import async_sum
 
 # What SpeechBrain itself gives its process group from 0.5.16 on: the slowest rank may be at a long validation.
 _TIMEOUT = timedelta(hours=2)
@@ -33,5 +33,5 @@ def gathered(brain: Any, numbers: Sequence[int]) -> List[List[int]]:
 
 
 def cpu_group() -> Any:
-    """A gloo group of all ranks, or None (:func:`ddpfix.ahead.cpu_group`); every rank has to come here."""
-    return ahead.cpu_group(_TIMEOUT)
+    """A gloo group of all ranks, or None (:func:`ddpfix.ranks.async_sum.cpu_group`); every rank has to come here."""
+    return async_sum.cpu_group(_TIMEOUT)

@@ -14,18 +14,18 @@ from typing import Any
 
 from torch import distributed
 
-from ddpfix import shapes
-from ddpfix.registry import Site
+from ddpfix.patching import checks
+from ddpfix.patching.site import Site
 
 _KEEPING: ContextVar[bool] = ContextVar("ddpfix_speechbrain_keeping", default=False)
 
 
 def one_deletes(site: Site, module: ModuleType, owner: Any) -> None:
     """Within ``save_and_keep_only``, which has a broadcast and so is called on every rank already."""
-    shapes.needs_names(owner, "save_and_keep_only", "save_checkpoint", "delete_checkpoints")
-    shapes.needs_names(owner, "save_checkpoint", "broadcast_object_list")
-    site.once(owner, "save_and_keep_only", _keep)
-    site.once(owner, "delete_checkpoints", _delete)
+    checks.needs_names(owner, "save_and_keep_only", "save_checkpoint", "delete_checkpoints")
+    checks.needs_names(owner, "save_checkpoint", "broadcast_object_list")
+    site.wrap(owner, "save_and_keep_only", _keep)
+    site.wrap(owner, "delete_checkpoints", _delete)
 
 
 def _keep(wrapped: Any, checkpointer: Any, args: Any, kwargs: Any) -> Any:

@@ -17,8 +17,8 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 
-from ddpfix import meanwhile, shapes
-from ddpfix.registry import Site
+from ddpfix.patching import checks, temporary
+from ddpfix.patching.site import Site
 
 # The Brain whose own fit_batch runs: a recipe's calls check_gradients after backward, where clipping is right.
 _RUNNING: ContextVar[Optional[Any]] = ContextVar("ddpfix_speechbrain_fit_batch", default=None)
@@ -26,17 +26,17 @@ _RUNNING: ContextVar[Optional[Any]] = ContextVar("ddpfix_speechbrain_fit_batch",
 
 def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
     """While ``fit_batch`` runs, ``check_gradients`` judges the loss only, and ``optimizer.step`` clips first."""
-    shapes.needs_names(owner, "fit_batch", "check_gradients", "optimizer", "backward")
-    shapes.needs_names(owner, "check_gradients", "max_grad_norm", "clip_grad_norm_")
-    site.often(owner, "fit_batch", _fit_batch)
-    site.often(owner, "check_gradients", _check_gradients)
+    checks.needs_names(owner, "fit_batch", "check_gradients", "optimizer", "backward")
+    checks.needs_names(owner, "check_gradients", "max_grad_norm", "clip_grad_norm_")
+    site.wrap_hot(owner, "fit_batch", _fit_batch)
+    site.wrap_hot(owner, "check_gradients", _check_gradients)
 
 
 def _fit_batch(stock: Any) -> Callable[..., Any]:
     def fit_batch(self: Any, batch: Any) -> Any:
         token = _RUNNING.set(self)
         try:
-            with meanwhile.replaced(self.optimizer, "step", _clipped(self, self.optimizer.step)):
+            with temporary.replaced(self.optimizer, "step", _clipped(self, self.optimizer.step)):
                 return stock(self, batch)
         finally:
             _RUNNING.reset(token)
@@ -48,7 +48,7 @@ def _check_gradients(stock: Any) -> Callable[..., Any]:
     def check_gradients(self: Any, loss: Any) -> Any:
         if _RUNNING.get() is not self:
             return stock(self, loss)
-        with meanwhile.replaced(self, "max_grad_norm", 0.0):
+        with temporary.replaced(self, "max_grad_norm", 0.0):
             return stock(self, loss)
 
     return check_gradients
@@ -68,7 +68,7 @@ def _clipped(brain: Any, step: Any) -> Callable[..., Any]:
 
 def all_groups(site: Site, module: ModuleType, owner: Any) -> None:
     """``optimizers_step`` clips all parameters of an optimizer by their one norm."""
-    shapes.needs_names(owner, "optimizers_step", "clip_grad_norm_", "param_groups", "scaler", "step")
+    checks.needs_names(owner, "optimizers_step", "clip_grad_norm_", "param_groups", "scaler", "step")
 
     def make(stock: Any) -> Callable[..., Any]:
         def optimizers_step(self: Any) -> Any:
@@ -80,7 +80,7 @@ def all_groups(site: Site, module: ModuleType, owner: Any) -> None:
 
         return optimizers_step
 
-    site.often(owner, "optimizers_step", make)
+    site.wrap_hot(owner, "optimizers_step", make)
 
 
 def _optimizers(brain: Any) -> List[Any]:
@@ -109,7 +109,7 @@ def _one_group(scaler: Any, optimizers: List[Any]) -> Iterator[None]:
         return stock(*args, **kwargs)
 
     try:
-        with meanwhile.replaced(scaler, "step", step):
+        with temporary.replaced(scaler, "step", step):
             yield
     finally:
         restore()

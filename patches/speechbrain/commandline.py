@@ -14,7 +14,7 @@ from types import MethodType, ModuleType
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import options, overrides_yaml, parser, unknown, words, yaml_options
 from .line import AFTER, BEFORE, KNOWN, Line, know
@@ -36,7 +36,7 @@ def install(site: Site, module: ModuleType, owner: Any) -> None:
 
     know(site, FLAG)
     unknown.install(site)
-    site.once(owner, name, parsed)
+    site.wrap(owner, name, parsed)
     if isinstance(stock, MethodType):
         _bind_anew(site, stock, getattr(owner, name))
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Dict, Mapping, Optional
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import options
 from .line import Line, after, know
@@ -19,7 +19,7 @@ from .parser import Option
 def arrive(site: Site, module: ModuleType, owner: Any) -> bool:
     """Register with the command line; wrap ``Brain.__init__``, which sees a device in the yaml."""
     if getattr(owner, "__name__", "") == "Brain":
-        site.once(owner, "__init__", _made)
+        site.wrap(owner, "__init__", _made)
         return True
     know(site, Option("local_rank", "one", real=False))
     know(site, Option("distributed_launch", "flag", real=False))

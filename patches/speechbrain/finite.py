@@ -22,8 +22,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ddpfix import log, shapes
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching import checks
+from ddpfix.patching.site import Site
 
 from . import brains
 
@@ -33,19 +34,19 @@ _MUTED: MutableMapping[Any, List[Any]] = WeakKeyDictionary()
 
 def contribute_nothing(site: Site, module: ModuleType, owner: Any) -> None:
     """Watch ``compute_objectives`` of every class that is trained under DDP, and ``check_gradients`` of Brain."""
-    shapes.needs_names(owner, "check_gradients", "isfinite", "nonfinite_count")
+    checks.needs_names(owner, "check_gradients", "isfinite", "nonfinite_count")
     done: List[Any] = []
 
     def wrap(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
         kind = _defines(type(brain), "compute_objectives")
         if kind is not owner and kind not in done and inspect.isfunction(vars(kind)["compute_objectives"]):
             done.append(kind)
-            site.often(kind, "compute_objectives", _compute_objectives)
+            site.wrap_hot(kind, "compute_objectives", _compute_objectives)
         return wrapped(*args, **kwargs)
 
     # Nothing trains under DDP without coming past this.
-    site.once(owner, "_wrap_distributed", wrap)
-    site.often(owner, "check_gradients", _check_gradients)
+    site.wrap(owner, "_wrap_distributed", wrap)
+    site.wrap_hot(owner, "check_gradients", _check_gradients)
     site.at_undo(_all_heard)
 
 

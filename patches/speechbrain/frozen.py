@@ -12,20 +12,20 @@ from types import ModuleType
 from typing import Any, Iterator, List, Tuple
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 _HOOKED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
     """Look for frozen extractors when a Brain wraps its modules; nothing of them is changed but their mode."""
-    site.once(owner, "_wrap_distributed", _wrapped)
+    site.wrap(owner, "_wrap_distributed", _wrapped)
     site.at_undo(_let_go)
 
 
 def parameters(site: Site, module: ModuleType, owner: Any) -> None:
     """Freeze what ``freeze=True`` leaves trainable, although the wrapper runs it without gradients."""
-    site.once(owner, "_wrap_distributed", _frozen_first)
+    site.wrap(owner, "_wrap_distributed", _frozen_first)
 
 
 def _frozen_first(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -10,24 +10,19 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix import draws
-from ddpfix.registry import PatchError, Site
+from ddpfix.layerdrop import cover, everywhere
+from ddpfix.patching.site import Site
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:
     """Rank-synchronous decisions in the training forwards of wrapped models."""
-    _check(owner)
-    if owner not in draws.COVERED:
-        draws.cover(site, owner, draws.shared_vector)
+    everywhere.put(site, owner, _share)
 
 
 def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, whatever rate a module holds."""
-    _check(owner)
-    if owner not in draws.COVERED:
-        draws.silence(site, owner)
+    everywhere.put(site, owner, cover.silence)
 
 
-def _check(owner: Any) -> None:
-    if draws.drawing_method(owner) is None:
-        raise PatchError(f"{owner.__qualname__} no longer draws for its layers")
+def _share(site: Site, owner: type) -> None:
+    cover.cover(site, owner, cover.shared_vector)

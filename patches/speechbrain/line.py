@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Set
 
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import parser
 from .parser import Option
@@ -71,20 +71,14 @@ KNOWN: List[Option] = []
 
 def before(site: Site, hook: Hook) -> None:
     """Have ``hook(line)`` called before the release's parser, until undo; it may end the run."""
-    _register(site, BEFORE, hook)
+    site.register(BEFORE, hook)
 
 
 def after(site: Site, hook: Hook) -> None:
     """Have ``hook(line)`` called after the release's parser, until undo; it may change ``line.values``."""
-    _register(site, AFTER, hook)
+    site.register(AFTER, hook)
 
 
 def know(site: Site, option: Option) -> None:
     """Have an option taken for a run option also where the release does not know it, until undo."""
-    _register(site, KNOWN, option)
-
-
-def _register(site: Site, those: List[Any], one: Any) -> None:
-    if one not in those:
-        those.append(one)
-        site.at_undo(lambda: those.remove(one))
+    site.register(KNOWN, option)

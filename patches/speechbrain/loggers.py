@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Callable, Iterator, Tuple
 
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching.site import PatchError, Site
 
 
 def alone(site: Site, module: ModuleType, owner: Any) -> None:
@@ -25,7 +25,7 @@ def alone(site: Site, module: ModuleType, owner: Any) -> None:
     if not hasattr(distributed, "MainProcessContext"):
         raise PatchError("speechbrain.utils.distributed has no MainProcessContext")
     for kind, name in found:
-        site.often(kind, name, _without_broadcast(distributed))
+        site.wrap_hot(kind, name, _without_broadcast(distributed))
 
 
 def _wrapped(module: ModuleType) -> Iterator[Tuple[Any, str]]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Callable, Iterator
 
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching.site import PatchError, Site
 
 
 def restored(site: Site, module: ModuleType, owner: Any) -> None:
@@ -37,4 +37,4 @@ def restored(site: Site, module: ModuleType, owner: Any) -> None:
 
         return no_sync
 
-    site.often(owner, "no_sync", make)
+    site.wrap_hot(owner, "no_sync", make)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Dict, NoReturn, Optional
 
-from ddpfix.registry import PatchError
+from ddpfix.patching.site import PatchError
 
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 ACCEPTED = "true and false (also yes, no, on, off, 1, 0)"

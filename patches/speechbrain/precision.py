@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from .line import Line, after, before, know
 from .parser import Option

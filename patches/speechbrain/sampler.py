@@ -10,13 +10,13 @@ from __future__ import annotations
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Iterator
 
-from ddpfix import meanwhile, shapes
-from ddpfix.registry import Site
+from ddpfix.patching import checks, temporary
+from ddpfix.patching.site import Site
 
 
 def single(site: Site, module: ModuleType, owner: Any) -> None:
     """``DistributedSamplerWrapper.__iter__`` with less than two items a rank."""
-    shapes.needs_names(owner, "__iter__", "itemgetter", "sampler")
+    checks.needs_names(owner, "__iter__", "itemgetter", "sampler")
 
     def make(stock: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Any]:
@@ -27,17 +27,17 @@ def single(site: Site, module: ModuleType, owner: Any) -> None:
 
         return __iter__
 
-    site.often(owner, "__iter__", make)
+    site.wrap_hot(owner, "__iter__", make)
 
 
 def no_hparams(site: Site, module: ModuleType, owner: Any) -> None:
     """``Brain._train_loader_specifics`` finds hparams without anything in it."""
-    shapes.needs_names(owner, "_train_loader_specifics", "hparams", "sorting")
+    checks.needs_names(owner, "_train_loader_specifics", "hparams", "sorting")
 
     def specifics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(brain, "hparams"):
             return wrapped(*args, **kwargs)
-        with meanwhile.replaced(brain, "hparams", SimpleNamespace()):
+        with temporary.replaced(brain, "hparams", SimpleNamespace()):
             return wrapped(*args, **kwargs)
 
-    site.once(owner, "_train_loader_specifics", specifics)
+    site.wrap(owner, "_train_loader_specifics", specifics)

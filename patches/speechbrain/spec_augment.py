@@ -11,20 +11,21 @@ from typing import Any, Iterator, Tuple
 
 import torch
 
-from ddpfix import log, wrapping
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 
 NAME = "masked_spec_embed"
 
 
 def told(site: Site) -> None:
     """Have DDP look for unused parameters in a model that holds one."""
-    wrapping.needs(site, _reason)
+    wrap_hooks.needs_flag(site, _reason)
 
 
 def frozen(site: Site, module: ModuleType, owner: Any) -> bool:
     """Freeze it before DDP wraps the model, where the model's own code leaves it out: for training without the flag."""
-    wrapping.before(site, _freeze)
+    wrap_hooks.before_wrap(site, _freeze)
     return True
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching.site import PatchError, Site
 
 from . import brains
 
@@ -40,9 +40,9 @@ Key = Tuple[str, str]
 def every_rank(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``run_on_main``, through which every release calls ``on_stage_end``, and on ``Brain.fit``."""
     if owner is module:
-        site.once(module, "run_on_main", _run_on_main)
+        site.wrap(module, "run_on_main", _run_on_main)
     elif hasattr(owner, "fit"):
-        site.once(owner, "fit", _fit)
+        site.wrap(owner, "fit", _fit)
     else:
         raise PatchError(f"{owner!r} is neither the Brain nor the module of run_on_main")
 

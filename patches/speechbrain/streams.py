@@ -11,7 +11,7 @@ from typing import Any, Iterator
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ahead import Said
+from ddpfix.ranks.async_sum import PendingSum
 
 _NOTHING = object()
 
@@ -36,10 +36,10 @@ class Agreed:
         size, steps, repeated, left = distributed.get_world_size(), 0, 0, 0
         said = own.ahead()
         while True:
-            fresh, ready = said.answer()
+            fresh, ready = said.result()
             if fresh and ready < size and not self.stop:
                 # Some have just come to their end: who has to read again says whether that gives anything.
-                _, ready = own.begin_again().answer()
+                _, ready = own.begin_again().result()
             if not fresh or ready < size:
                 left = fresh
                 break
@@ -64,12 +64,12 @@ class _Own:
         self.iterator = iter(loader)
         self.batch: Any = _NOTHING
 
-    def ahead(self) -> Said:
+    def ahead(self) -> PendingSum:
         """Fetch the next batch; returns what the ranks are about to say of theirs."""
         self.batch = next(self.iterator, _NOTHING)
         return self._say()
 
-    def begin_again(self) -> Said:
+    def begin_again(self) -> PendingSum:
         """The same from the beginning, where there is no next batch."""
         if self.batch is _NOTHING:
             self.fresh = False
@@ -77,10 +77,10 @@ class _Own:
             self.batch = next(self.iterator, _NOTHING)
         return self._say()
 
-    def _say(self) -> Said:
+    def _say(self) -> PendingSum:
         """How many ranks have a batch that they have not trained on in this epoch, and how many have any."""
         have = self.batch is not _NOTHING
-        return Said([int(have and self.fresh), int(have)], self.group)
+        return PendingSum([int(have and self.fresh), int(have)], self.group)
 
 
 def _tell(stop: bool, steps: int, repeated: int, left: int) -> None:

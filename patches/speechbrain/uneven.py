@@ -21,9 +21,10 @@ from typing import Any, Iterator, Sequence, Tuple
 
 from torch.utils.data import IterableDataset
 
-from ddpfix import log, shapes
-from ddpfix.registry import PatchError, Site
-from ddpfix.uneven import policy
+from ddpfix import log
+from ddpfix.patching import checks
+from ddpfix.patching.site import PatchError, Site
+from ddpfix.ranks.uneven import policy
 
 from . import brains, streams
 
@@ -34,7 +35,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``fit``, or on ``_fit_train`` and ``_fit_valid`` from 0.5.12: the loops go over ``tqdm(loader, ...)``."""
     names = ("_fit_train", "_fit_valid") if hasattr(owner, "_fit_train") else ("fit",)
     for name in names:
-        shapes.needs_names(owner, name, "tqdm")
+        checks.needs_names(owner, name, "tqdm")
     stop = policy(site, "SpeechBrain", {"join": "pad"}) == "stop"
     loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
 
@@ -58,7 +59,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     if "tqdm" not in vars(module):
         raise PatchError(f"{module.__name__} has no tqdm")
     for name in names:
-        site.once(owner, name, loop)
+        site.wrap(owner, name, loop)
 
 
 def evened(brain: Any, loader: Any, stop: bool) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict, List, Sequence
 
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from .overrides_yaml import hint
 
@@ -24,7 +24,7 @@ def install(site: Site) -> None:
     """Wrap what hyperpyyaml calls when it has loaded yaml and overrides."""
     home = sys.modules.get("hyperpyyaml.core")
     if hasattr(home, "recursive_update"):
-        site.once(home, "recursive_update", _updated)
+        site.wrap(home, "recursive_update", _updated)
         site.at_undo(lambda: remember([], []))
 
 

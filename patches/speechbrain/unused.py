@@ -11,8 +11,8 @@ import weakref
 from types import ModuleType
 from typing import Any, Optional
 
-from ddpfix import wrapping
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 
 from . import options, spec_augment
 
@@ -22,8 +22,8 @@ _SAID: weakref.WeakKeyDictionary[Any, Optional[bool]] = weakref.WeakKeyDictionar
 
 def asked(site: Site, module: ModuleType, owner: Any) -> None:
     """Note what was said when a Brain is made, and tell it when it wraps its modules, whoever calls that."""
-    site.once(owner, "__init__", _made)
-    site.once(owner, "_wrap_distributed", _wrapped)
+    site.wrap(owner, "__init__", _made)
+    site.wrap(owner, "_wrap_distributed", _wrapped)
     spec_augment.told(site)
 
 
@@ -37,5 +37,5 @@ def _made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
 def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     # Code of the user's own may have set the attribute since.
     said = True if getattr(instance, FLAG, False) else _SAID.get(instance)
-    with wrapping.asked(said):
+    with wrap_hooks.user_chose(said):
         return wrapped(*args, **kwargs)

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Dict, Iterable, Mapping, Optional
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import overrides_yaml
 from .line import Line, after
@@ -101,7 +101,7 @@ def arrive(site: Site, module: ModuleType, owner: Any) -> bool:
     """Wrap ``Brain.__init__`` (before 1.1.0), and read the yaml when the command line is parsed."""
     after(site, settle)
     if getattr(owner, "__name__", "") == "Brain":
-        site.once(owner, "__init__", _made)
+        site.wrap(owner, "__init__", _made)
     return True
 
 

@@ -1,8 +1,8 @@
 """Gradient accumulation: what belongs to one reduction, and what no rank has used in it.
 
-All ranks skip the same layers (:mod:`ddpfix.sync`), so a parameter that stands in skipped layers only has no gradient
-on any of them, and every rank knows it without communication. An accumulation window has several forwards: what one of
-them used counts as used.
+All ranks skip the same layers (:mod:`ddpfix.layerdrop.schedule`), so a parameter that stands in skipped layers only has
+no gradient on any of them, and every rank knows it without communication. An accumulation window has several forwards:
+what one of them used counts as used.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
-from ddpfix import draws, sync
-from ddpfix.registry import Site
+from ddpfix.layerdrop import cover, training
+from ddpfix.patching.site import Site
 
 from . import ddp
 
@@ -52,9 +52,9 @@ class Window:
         self._numbers = {id(parameter): index for index, parameter in enumerate(model.parameters)}
         self._layers: Optional[Dict[Tuple[str, int], FrozenSet[int]]] = None
         # The last forward that was to be reduced, and whether a forward has been since the last reduction.
-        self._reduced: Optional[sync.Step] = None
+        self._reduced: Optional[training.Step] = None
         self._begun = False
-        self._seen: Optional[sync.Step] = None
+        self._seen: Optional[training.Step] = None
         # Numbers of the parameters that no rank has used.
         self.unused: FrozenSet[int] = _NOTHING
 
@@ -81,7 +81,7 @@ class Window:
         """Those of ``numbers`` that no rank has used."""
         return [number for number in numbers if number in self.unused]
 
-    def _skipped(self, step: sync.Step) -> FrozenSet[int]:
+    def _skipped(self, step: training.Step) -> FrozenSet[int]:
         if not step.skipped:
             return _NOTHING
         layers = self.layers()
@@ -111,10 +111,10 @@ def window_of(model: ddp.Wrapped) -> Optional[Window]:
 
 def may_skip(module: Any) -> bool:
     """Whether a model has modules that draw for their layers, at whatever rate now."""
-    return any(level in draws.COVERED for part in module.modules() for level in type(part).__mro__)
+    return any(level in cover.COVERED for part in module.modules() for level in type(part).__mro__)
 
 
-def droppable(model: Any, replica: Optional[sync.Replica], number: Any) -> Dict[Tuple[str, int], List[int]]:
+def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> Dict[Tuple[str, int], List[int]]:
     """(module, index) of each layer that may be skipped -> the numbers of its own parameters.
 
     Args:
@@ -127,7 +127,7 @@ def droppable(model: Any, replica: Optional[sync.Replica], number: Any) -> Dict[
         for parameter in module.parameters(recurse=False):
             places[id(parameter)] = places.get(id(parameter), 0) + 1
     found: Dict[Tuple[str, int], List[int]] = {}
-    for name, module, _ in draws.active(model):
+    for name, module, _ in cover.active(model):
         shown = name if replica is None else replica.key(module)[0]
         for place, layer in _layers(shown, module):
             own = [p for part in layer.modules() for p in part.parameters(recurse=False)]
@@ -140,7 +140,7 @@ def droppable(model: Any, replica: Optional[sync.Replica], number: Any) -> Dict[
 
 
 def _layers(name: str, module: Any) -> List[Tuple[Tuple[str, int], Any]]:
-    """The layers for which a module draws, as skips name them (see :class:`ddpfix.calls.StepCall`)."""
+    """The layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.draw.StepCall`)."""
     layers = _listed(module)
     if layers is not None:
         # By their places: to iterate over a list of layers may be what draws for them (torchaudio, WeNet 3.1).

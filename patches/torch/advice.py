@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Dict, List, Optional
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import ddp
 

@@ -16,7 +16,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import distributed
 
-from ddpfix import draws, log
+from ddpfix import log
+from ddpfix.layerdrop import cover
 
 from .accumulation import droppable
 
@@ -141,7 +142,7 @@ def plan(model: Any, cap: int, costs: Costs, hooked: bool = False) -> Plan:
 
 def _layers(model: Any, sizes: Any) -> List[Tuple[int, float]]:
     """(bytes, rate) of each layer that may be skipped."""
-    rates = {name: rate for name, _, rate in draws.active(model)}
+    rates = {name: rate for name, _, rate in cover.active(model)}
     found = []
     for (name, index), own in droppable(model, None, id).items():
         rate = rates.get(name, rates.get(f"{name}.{index}", max(rates.values())))

@@ -14,8 +14,10 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from torch import distributed
 
-from ddpfix import draws, log, meanwhile
-from ddpfix.registry import PatchError, Site
+from ddpfix import log
+from ddpfix.layerdrop import cover
+from ddpfix.patching import temporary
+from ddpfix.patching.site import PatchError, Site
 
 from . import bucket_cost, ddp
 from .accumulation import droppable
@@ -47,8 +49,8 @@ class BucketLayout(ddp.Stage):
         assign = assignment(getattr(distributed, _ASSIGN), call.module, plan.least)
         reducer = call.facts["reducer"] = Rebuilt(distributed.Reducer, call.module, plan.least)
         call.around += [
-            meanwhile.replaced(distributed, _ASSIGN, assign),
-            meanwhile.replaced(distributed, "Reducer", reducer),
+            temporary.replaced(distributed, _ASSIGN, assign),
+            temporary.replaced(distributed, "Reducer", reducer),
         ]
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
@@ -59,7 +61,7 @@ class BucketLayout(ddp.Stage):
 def _plan(call: ddp.Call) -> bucket_cost.Plan:
     """How layers share buckets; asked by all ranks together, for what it costs is measured."""
     given = call.arguments
-    agreed = call.facts.get("seed") is not None and draws.active(call.module)
+    agreed = call.facts.get("seed") is not None and cover.active(call.module)
     if not agreed or given.get("static_graph") or given.get("mixed_precision") is not None:
         return bucket_cost.NOTHING
     mesh = given.get("device_mesh")

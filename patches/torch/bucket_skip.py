@@ -16,9 +16,10 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import distributed
 
-from ddpfix import draws, log
-from ddpfix.communication import COUNTED, Traffic
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import Site
+from ddpfix.ranks.traffic import COUNTED, Traffic
 
 from . import bucket_cost, bucket_order, ddp, reducer
 from .accumulation import Window, window_of
@@ -191,12 +192,12 @@ def _shares_skips(model: ddp.Wrapped) -> bool:
         return False
     if getattr(wrapper, "static_graph", False) or getattr(wrapper, "mixed_precision", None) is not None:
         return False
-    return any(_shared(module) for _, module, _ in draws.active(wrapper.module))
+    return any(_shared(module) for _, module, _ in cover.active(wrapper.module))
 
 
 def _shared(module: Any) -> bool:
     """Whether the decisions of this module are those of all ranks."""
-    return any(level in draws.COVERED and not draws.COVERED[level].never for level in type(module).__mro__)
+    return any(level in cover.COVERED and not cover.COVERED[level].never for level in type(module).__mro__)
 
 
 def _install(model: ddp.Wrapped, inner: Optional[Tuple[Any, Hook]]) -> None:

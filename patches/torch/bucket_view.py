@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import ddp
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Set
 
-from ddpfix import log, sync
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.layerdrop import training
+from ddpfix.patching.site import Site
 
 from . import engine_view
 
@@ -23,7 +24,7 @@ def kept(site: Site, module: ModuleType, owner: Any) -> None:
 
     def apply(_: Any, function: Any, preserve: bool, *args: Any) -> Any:
         engine_view.HIDING[0] += 1
-        step = sync.current()
+        step = training.current()
         if step is None or not step.replica.flagged:
             return reentrant(function, preserve, *args)
         _tell()

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, ContextManager, Dict,
 import torch
 from torch import distributed
 
-from ddpfix import log, roll_call, sync, wrapping
-from ddpfix.frames import skip_frames, skip_module
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.layerdrop import schedule, training
+from ddpfix.patching.dynamo import skip_frames, skip_module
+from ddpfix.patching.site import Site
+from ddpfix.ranks import roll_call, wrap_hooks
 
 from . import sharding
 
@@ -176,7 +178,7 @@ def put(site: Site, owner: Any, stage: Stage) -> bool:
     """
     if not _SITE:
         # A wrapper that cannot be put on leaves nothing behind.
-        _SITE.append(_wrap(Site("torch.ddp", site.settings), owner))
+        _SITE.append(_wrap(Site("torch.ddp", site.settings, site.activation), owner))
     site.parts.append(_SITE[0])
     _STAGES.append(stage)
     skip_module(sys.modules[type(stage).__module__])
@@ -188,11 +190,11 @@ def put(site: Site, owner: Any, stage: Stage) -> bool:
 def _wrap(site: Site, owner: Any) -> Site:
     _name_those_before(owner)
     try:
-        site.once(owner, "__init__", _built)
-        site.often(owner, "forward", _forward)
+        site.wrap(owner, "__init__", _built)
+        site.wrap_hot(owner, "forward", _forward)
         skip_frames(vars(owner)["forward"])
         _untrace()
-        site.once(owner, "register_comm_hook", _registered)
+        site.wrap(owner, "register_comm_hook", _registered)
     except Exception:
         site.undo()
         raise
@@ -204,7 +206,7 @@ def _untrace() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(__package__ + "."):
             skip_module(module)
-    for module in (sync, wrapping):
+    for module in (schedule, training, wrap_hooks):
         skip_module(module)
 
 
@@ -236,7 +238,7 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
     call = Call(bound)
     failure: Optional[Exception] = None
     try:
-        wrapping.look_at(call.module)
+        wrap_hooks.run_before_wrap(call.module)
     except Exception as error:
         # It has to be said before the other ranks, or they would wait for this one.
         failure = error
@@ -329,6 +331,6 @@ def tensors(output: Any) -> Sequence[Any]:
     return list(_find_tensors(output))
 
 
-def replica(model: Wrapped) -> Optional[sync.Replica]:
+def replica(model: Wrapped) -> Optional[training.Replica]:
     """The agreed seed and the steps of a model, if its ranks have agreed."""
-    return sync.replica_of(model.wrapper)
+    return training.replica_of(model.wrapper)

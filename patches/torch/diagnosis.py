@@ -7,7 +7,7 @@ import re
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import ddp
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Dict, Optional
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import ddp, flag
 from .accumulation import window_of
@@ -19,8 +19,7 @@ from .finalizer import Finalizer
 
 def after_backward(site: Site, module: ModuleType, owner: Any) -> bool:
     """Put the stage in."""
-    flag.FLAG_ALTERNATIVES.append(_possible)
-    site.at_undo(lambda: flag.FLAG_ALTERNATIVES.remove(_possible))
+    site.register(flag.FLAG_ALTERNATIVES, _possible)
     return ddp.put(site, owner, Finalize(everywhere=site.settings["unused"] == "late"))
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional
 
-from ddpfix import draws, log, wrapping
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 
 from . import ddp
 
@@ -74,7 +76,7 @@ def _take_back(model: ddp.Wrapped, hook: str) -> None:
 
 
 def _may_be_static(model: Any) -> bool:
-    skipping = [found for found in draws.active(model) if _trainable(found[1])]
+    skipping = [found for found in cover.active(model) if _trainable(found[1])]
     if skipping:
         log.warning(
             f"DDPFIX_UNUSED=static cannot work with LayerDrop ({_named(skipping)}): {FLAG} is chosen as by auto"
@@ -85,8 +87,8 @@ def _may_be_static(model: Any) -> bool:
 def _decide(arguments: Dict[str, Any], always: bool) -> bool:
     """Whether the flag is to be set to True."""
     # A frozen layer waits for no gradient, skipped or not.
-    skipping = [found for found in draws.active(arguments["module"]) if _trainable(found[1])]
-    idle = wrapping.why(arguments["module"])
+    skipping = [found for found in cover.active(arguments["module"]) if _trainable(found[1])]
+    idle = wrap_hooks.reasons(arguments["module"])
     if not skipping and not idle and not always:
         return False
     names = _named(skipping)
@@ -102,7 +104,7 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
         # A toolkit may lose on the way what its user asked for.
         return said
     reasons = ([f"{names} skips layers"] if names else []) + idle
-    against = [] if always else wrapping.excluded(arguments["module"])
+    against = [] if always else wrap_hooks.excluded(arguments["module"])
     if against and any(possible(arguments) for possible in FLAG_ALTERNATIVES):
         log.info(
             f"{FLAG} is left out: {', '.join(against)} excludes it. {'; '.join(reasons)}: reductions are"
@@ -129,7 +131,7 @@ def _warn(names: str, idle: List[str]) -> None:
 
 def user_choice(arguments: Dict[str, Any]) -> Optional[bool]:
     """What the user chose: told by the toolkit that builds the model, else the argument if there is one."""
-    known, value = wrapping.what_was_asked()
+    known, value = wrap_hooks.user_choice()
     return value if known else arguments.get(FLAG)
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ddpfix import log, roll_call
+from ddpfix import log
+from ddpfix.ranks import roll_call
 
 from . import ddp, sharding
 from .states import PENDING

@@ -13,8 +13,9 @@ import functools
 from types import ModuleType
 from typing import Any, List
 
-from ddpfix import log, wrapping
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 
 _FUNCTION = "_gradient_checkpointing_func"
 
@@ -22,10 +23,10 @@ _FUNCTION = "_gradient_checkpointing_func"
 def reentrant(site: Site, module: ModuleType, owner: Any) -> None:
     """Choose the non-reentrant kind: for WavLM when checkpointing is switched on, else where DDP has the flag."""
     if module.__name__.startswith("transformers"):
-        site.once(owner, "_set_gradient_checkpointing", _switched)
+        site.wrap(owner, "_set_gradient_checkpointing", _switched)
     else:
-        wrapping.not_reentrant(site, _flagged)
-        wrapping.excludes(site, _excluded)
+        wrap_hooks.not_reentrant(site, _flagged)
+        wrap_hooks.excludes(site, _excluded)
 
 
 def is_reentrant(function: Any) -> bool:

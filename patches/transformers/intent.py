@@ -10,8 +10,8 @@ import weakref
 from types import ModuleType
 from typing import Any, Dict, Optional, Tuple
 
-from ddpfix import wrapping
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 
 FLAG = "find_unused_parameters"
 # By identity: accelerate's handlers are dataclasses that compare by value, and must not get attributes of ours,
@@ -22,17 +22,17 @@ _NOTES: Dict[int, Tuple[Any, Optional[bool]]] = {}
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
     """Note ``TrainingArguments.ddp_find_unused_parameters`` (None: nothing said) on the handler that Trainer makes."""
     if hasattr(owner, "_build_accelerator_args"):
-        site.once(owner, "_build_accelerator_args", _arguments_built)
+        site.wrap(owner, "_build_accelerator_args", _arguments_built)
     else:
-        site.once(owner, "_wrap_model", _model_wrapped)
+        site.wrap(owner, "_wrap_model", _model_wrapped)
 
 
 def accelerate(site: Site, module: ModuleType, owner: Any) -> None:
     """Note what the user gave to ``DistributedDataParallelKwargs``, and say so while accelerate wraps the model."""
     if owner.__name__ == "Accelerator":
-        site.once(owner, "prepare_model", _prepared)
+        site.wrap(owner, "prepare_model", _prepared)
     else:
-        site.once(owner, "__init__", _handler_made)
+        site.wrap(owner, "__init__", _handler_made)
 
 
 def _arguments_built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def _arguments_built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
 def _model_wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     said = instance.args.ddp_find_unused_parameters
     # Up to 4.29 the model is wrapped in this call, later by accelerate with the handler that this call made.
-    with wrapping.asked(said):
+    with wrap_hooks.user_chose(said):
         model = wrapped(*args, **kwargs)
     handler = getattr(getattr(instance, "accelerator", None), "ddp_handler", None)
     if handler is not None:
@@ -63,7 +63,7 @@ def _handler_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
 def _prepared(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     handler = getattr(instance, "ddp_handler", None)
     held, said = _NOTES.get(id(handler), (lambda: None, None))
-    with wrapping.asked(said if held() is handler else None):
+    with wrap_hooks.user_chose(said if held() is handler else None):
         return wrapped(*args, **kwargs)
 
 

@@ -14,13 +14,13 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 from torch.utils import _pytree as pytree
 
-from ddpfix import wrapping
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 
 
 def tree(site: Site, module: ModuleType, owner: Any) -> None:
     """Register the classes of outputs that exist when a model is wrapped."""
-    wrapping.before(site, lambda model: _register(site))
+    wrap_hooks.before_wrap(site, lambda model: _register(site))
 
 
 def _register(site: Site) -> None:

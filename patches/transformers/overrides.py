@@ -10,13 +10,15 @@ import dis
 from types import ModuleType
 from typing import Any, Dict, Iterator, List, Tuple
 
-from ddpfix import draws, log, wrapping
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 
 
 def rates(site: Site, module: ModuleType, owner: Any) -> None:
     """Compare the rates in force with what the configs say, when a model is wrapped."""
-    wrapping.before(site, _report)
+    wrap_hooks.before_wrap(site, _report)
 
 
 def _report(model: Any) -> None:
@@ -32,8 +34,8 @@ def _counting(model: Any, name: str) -> str:
     return ".".join(_covered(module).path)
 
 
-def _covered(module: Any) -> draws.Covered:
-    return next(draws.COVERED[level] for level in type(module).__mro__ if level in draws.COVERED)
+def _covered(module: Any) -> cover.Covered:
+    return next(cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED)
 
 
 def differences(model: Any) -> List[Tuple[str, str, float, float]]:
@@ -41,9 +43,9 @@ def differences(model: Any) -> List[Tuple[str, str, float, float]]:
     modules: Dict[str, Any] = dict(model.named_modules())
     found: List[Tuple[str, str, float, float]] = []
     for name, module in modules.items():
-        if not any(level in draws.COVERED for level in type(module).__mro__):
+        if not any(level in cover.COVERED for level in type(module).__mro__):
             continue
-        effective = draws.rate_of(module)
+        effective = cover.rate_of(module)
         for setting, said in _said(modules, name, module):
             if said != effective:
                 found.append((name, setting, said, effective))
@@ -69,6 +71,6 @@ def _settings(module: Any) -> List[str]:
     path = _covered(module).path
     if path[0] == "config":
         return [path[1]]
-    instructions = dis.get_instructions(draws.innermost(type(module).__init__))
+    instructions = dis.get_instructions(cover.innermost(type(module).__init__))
     names = [i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
     return [name for name in dict.fromkeys(names) if isinstance(name, str) and "layerdrop" in name]

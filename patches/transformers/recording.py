@@ -10,19 +10,16 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpfix import draws
-from ddpfix.registry import Site
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import Site
 
 KEY = "hidden_states"
 
 
 def skipped(site: Site, module: ModuleType, owner: Any) -> bool:
     """Complete the collected hidden states when a call that skipped layers ends."""
-    recorder = (_begin, _end)
-    draws.RECORDERS.append(recorder)
-    draws.WATCHED.append(_wanted)
-    site.at_undo(lambda: draws.RECORDERS.remove(recorder))
-    site.at_undo(lambda: draws.WATCHED.remove(_wanted))
+    site.register(cover.RECORDERS, (_begin, _end))
+    site.register(cover.OBSERVED, _wanted)
     return True
 
 
@@ -46,10 +43,10 @@ def _begin(module: Any) -> Optional[Tuple[List[Any], int]]:
     return None if entries is None else (entries, len(entries))
 
 
-def _end(module: Any, begun: Tuple[List[Any], int], call: draws.Call) -> None:
+def _end(module: Any, begun: Tuple[List[Any], int], call: cover.Call) -> None:
     entries, before = begun
-    count = draws.layer_count(module)
-    left_out = {draws.first_layer(module, call) + index for index in call.skipped}
+    count = cover.layer_count(module)
+    left_out = {cover.first_layer(module, call) + index for index in call.skipped}
     mine = entries[before:]
     # The first entry is the input of the first layer that ran, and that is the input of all skipped before it. Where
     # no layer ran, or the toolkit records otherwise, nothing is known to be missing.

@@ -3,7 +3,7 @@
 From 4.46 on, wav2vec2-like encoders run every layer of a model under FSDP, also one that is to be skipped, and its
 output counts: ranks that disagree would wait for each other for ever (transformers pull request 33483). LayerDrop then
 does nothing. Ranks that follow the schedule cannot disagree, so in their training forwards, and in the recomputations
-of these, the question whether a module is under FSDP is answered with no (:mod:`ddpfix.rewrite`).
+of these, the question whether a module is under FSDP is answered with no (:mod:`ddpfix.layerdrop.code_copy`).
 
 The question whether DeepSpeed ZeRO-3 is on keeps its answer, and all layers run. ZeRO-3 has the gradients of all
 parameters in one buffer, into which a backward copies those that it has: a layer that is not run keeps the gradient of
@@ -16,20 +16,21 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix import rewrite
-from ddpfix.registry import PatchError, Site
+from ddpfix.layerdrop import code_copy
+from ddpfix.patching.site import PatchError, Site
 
-_ASKS = "is_fsdp_managed_module"
+from .layerdrop import TRAITS
+
+(_ASKS,) = TRAITS.checks
 
 
 def skip(site: Site, module: ModuleType, owner: Any) -> bool:
-    """Let the copies of forwards that follow the schedule skip (:data:`ddpfix.rewrite.NEEDLESS`).
+    """Let the copies of forwards that follow the schedule skip (:data:`~ddpfix.layerdrop.code_copy.SKIPPABLE_CHECKS`).
 
     Raises:
         PatchError: transformers no longer has the function that they ask.
     """
     if not callable(getattr(module, _ASKS, None)):
         raise PatchError(f"{module.__name__} has no {_ASKS}")
-    rewrite.NEEDLESS.add(_ASKS)
-    site.at_undo(lambda: rewrite.NEEDLESS.discard(_ASKS))
+    site.register(code_copy.SKIPPABLE_CHECKS, _ASKS)
     return True

@@ -13,14 +13,14 @@ import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import uneven
 
 
 def limit(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``wenet_join``; a group that has options is left to it."""
-    site.often(module, "wenet_join", _joined)
+    site.wrap_hot(module, "wenet_join", _joined)
 
 
 def _joined(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,8 +13,9 @@ from typing import Any, Iterator, List, Optional, Tuple
 import torch
 from torch import distributed
 
-from ddpfix import failures, log
-from ddpfix.ahead import Said
+from ddpfix import log
+from ddpfix.ranks import failure_watch
+from ddpfix.ranks.async_sum import PendingSum
 
 from .filler import Filler
 
@@ -55,7 +56,7 @@ class Agreed:
         size, steps, having, filled = distributed.get_world_size(), 0, 0, False
         said = own.ahead()
         while True:
-            having, failed = said.answer()
+            having, failed = said.result()
             if failed:
                 own.fail()
             if not having or (having < size and self.filling is None):
@@ -73,7 +74,7 @@ class Agreed:
         elif not steps:
             log.warning("no rank has a batch: there is nothing to train on in this epoch")
 
-    def _next(self, own: _Own) -> Tuple[Any, Said]:
+    def _next(self, own: _Own) -> Tuple[Any, PendingSum]:
         """The batch of this step; what ranks are about to say of the next one."""
         batch = own.batch
         if batch is _NOTHING:
@@ -107,10 +108,10 @@ class _Own:
         self.iterator: Optional[Iterator[Any]] = None
         self.ended = False
 
-    def ahead(self) -> Said:
+    def ahead(self) -> PendingSum:
         """Fetch the next batch; returns what ranks are about to say of theirs."""
         self.batch = self.fetch() if self.error is None else _NOTHING
-        return Said([int(self.batch is not _NOTHING), int(self.error is not None)], self.group)
+        return PendingSum([int(self.batch is not _NOTHING), int(self.error is not None)], self.group)
 
     def fetch(self) -> Any:
         """The next batch with an utterance in it: stock passes over the others, but counts them, on one rank alone."""
@@ -118,7 +119,7 @@ class _Own:
             return self._fetch()
         except Exception as error:
             self.error = error
-            failures.announce(error)
+            failure_watch.announce(error)
             return _NOTHING
 
     def _fetch(self) -> Any:
@@ -137,8 +138,8 @@ class _Own:
         """Raise what this rank's loader raised, or the cause that another rank left."""
         if self.error is not None:
             raise self.error
-        cause = failures.cause() or "the data loader of another rank failed, see that rank's own message"
-        raise failures.Blamed(cause)
+        cause = failure_watch.cause() or "the data loader of another rank failed, see that rank's own message"
+        raise failure_watch.PeerFailedError(cause)
 
     def left(self) -> Tuple[int, bool]:
         """How many batches are left out here, and whether there may be more of them."""
@@ -166,7 +167,7 @@ def _by_rank(number: int, group: Any) -> List[int]:
     """Every rank's number; once in an uneven epoch, so ranks wait for each other."""
     table = [0] * distributed.get_world_size()
     table[distributed.get_rank()] = number
-    return Said(table, group).answer()
+    return PendingSum(table, group).result()
 
 
 def _tell_filled(own: _Own, steps: int) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Dict, Tuple
 
 from torch import distributed
 
-from ddpfix import failures
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
+from ddpfix.ranks import failure_watch
 
 
 def told(site: Site, module: ModuleType, owner: Any) -> None:
@@ -21,9 +21,9 @@ def told(site: Site, module: ModuleType, owner: Any) -> None:
     def run(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
             return wrapped(*args, **kwargs)
-        with failures.told():
+        with failure_watch.propagate_failure():
             return wrapped(*args, **kwargs)
 
     for name in ("train", "cv"):
-        site.once(owner, name, run)
-    site.at_undo(failures.stop)
+        site.wrap(owner, name, run)
+    site.at_undo(failure_watch.stop)

@@ -6,7 +6,7 @@ import argparse
 from types import ModuleType
 from typing import Any
 
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import values
 
@@ -14,7 +14,7 @@ from . import values
 def read(site: Site, module: ModuleType, owner: Any) -> None:
     """The target's last name is a function that adds options to a parser and returns it."""
     for name in ("add_lora_args", "add_fsdp_args"):
-        site.once(module, name, _added)
+        site.wrap(module, name, _added)
 
 
 def _added(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

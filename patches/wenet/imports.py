@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ddpfix import log
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching.site import PatchError, Site
 
 
 def typing_names(site: Site, module: ModuleType, owner: Any) -> bool:

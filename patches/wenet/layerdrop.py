@@ -11,26 +11,28 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Optional
 
-from ddpfix import depth, draws, wrapping
-from ddpfix.registry import PatchError, Site
+from ddpfix.layerdrop import cover, everywhere
+from ddpfix.patching.site import PatchError, Site
+
+from ..common import espnet
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> bool:
     """Rank-synchronous decisions in the training forwards of wrapped models."""
-    depth.put(site, owner, depth.share)
-    wrapping.before(site, lambda model: depth.put_all(site, model, depth.share))
+    everywhere.put(site, owner, espnet.share)
+    everywhere.in_models(site, espnet.share)
     return True
 
 
 def off(site: Site, module: ModuleType, owner: Any) -> bool:
     """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
     silent: Optional[type] = None
-    if draws.drawing_method(owner) is not None:
-        depth.put(site, owner, draws.silence)
+    if cover.drawing_method(owner) is not None:
+        everywhere.put(site, owner, cover.silence)
         silent = owner
-    if "forward" in vars(owner) and draws.drawing_method(owner) != "forward" and draws.rate_paths(owner.forward):
+    if "forward" in vars(owner) and cover.drawing_method(owner) != "forward" and cover.rate_paths(owner.forward):
         # What is left of a rate in a layer of 3.1.0 and later: its output is scaled up for the steps in which it rests.
-        draws.silence(site, owner, "forward")
+        cover.silence(site, owner, "forward")
         silent = owner
     if silent is None:
         raise PatchError(f"{owner.__qualname__} has no rate any more")

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Dict, Iterator, List, Tuple
 
 from ddpfix import log
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 
 from . import values
 
@@ -24,7 +24,7 @@ _ACCEPTED = 'accepted are "a.b value" and "a.b=value", and "+a.b value" for a ke
 
 def read(site: Site, module: ModuleType, owner: Any) -> None:
     """Replace the function that train.py takes by name from this module."""
-    site.once(module, "override_config", _override)
+    site.wrap(module, "override_config", _override)
 
 
 def _override(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Dict[str, Any]:

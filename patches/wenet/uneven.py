@@ -23,9 +23,10 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpfix import ahead, log
-from ddpfix.registry import PatchError, Site
-from ddpfix.uneven import policy
+from ddpfix import log
+from ddpfix.patching.site import PatchError, Site
+from ddpfix.ranks import async_sum
+from ddpfix.ranks.uneven import policy
 
 from . import batches, filler
 
@@ -43,7 +44,7 @@ RUNNING: List[batches.Agreed] = []
 def even(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``Executor.train``, and on ``wenet_join`` from 3.0.0 on."""
     if owner is module:
-        site.often(module, "wenet_join", _joined)
+        site.wrap_hot(module, "wenet_join", _joined)
         return
     names = list(inspect.signature(owner.train).parameters)[1:]
     if len(names) <= _LOADER or names[0] != "model" or names[_LOADER] not in _LOADERS:
@@ -54,7 +55,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     def train(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
         kind = engine(given)
-        group = ahead.cpu_group(_TIMEOUT) if kind else None
+        group = async_sum.cpu_group(_TIMEOUT) if kind else None
         if kind and group is None:
             log.warning("ranks cannot agree on their numbers of batches: this needs gloo, which is not to be had here")
         if group is None:
@@ -67,7 +68,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         with _in_charge(given[loader]), _without_join(model):
             return wrapped(**given)
 
-    site.once(owner, "train", train)
+    site.wrap(owner, "train", train)
 
 
 def engine(given: Dict[str, Any]) -> Optional[str]:

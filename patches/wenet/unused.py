@@ -15,8 +15,8 @@ from typing import Any
 
 import torch.utils.checkpoint
 
-from ddpfix import wrapping
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching.site import PatchError, Site
+from ddpfix.ranks import wrap_hooks
 
 # Whether WeNet is about to wrap a model that it gives the flag's False, which is no wish of the user's.
 _SWITCHED_OFF: ContextVar[bool] = ContextVar("ddpfix_wenet_switched_off", default=False)
@@ -24,8 +24,8 @@ _SWITCHED_OFF: ContextVar[bool] = ContextVar("ddpfix_wenet_switched_off", defaul
 
 def flag(site: Site, module: ModuleType, owner: Any) -> None:
     """Have DDP look for unused parameters although checkpointing is on (3.1.0 and later)."""
-    site.once(module, "wrap_cuda_model", _wrapped)
-    wrapping.needs(site, _why)
+    site.wrap(module, "wrap_cuda_model", _wrapped)
+    wrap_hooks.needs_flag(site, _why)
 
 
 def both(site: Site, module: ModuleType, owner: Any) -> bool:
@@ -51,7 +51,7 @@ def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         return wrapped(*args, **kwargs)
     token = _SWITCHED_OFF.set(True)
     try:
-        with wrapping.asked(None):
+        with wrap_hooks.user_chose(None):
             return wrapped(*args, **kwargs)
     finally:
         _SWITCHED_OFF.reset(token)

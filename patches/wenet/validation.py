@@ -13,7 +13,7 @@ from typing import Any, Dict, Tuple
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpfix.registry import PatchError, Site
+from ddpfix.patching.site import PatchError, Site
 
 
 def alone(site: Site, module: ModuleType, owner: Any) -> None:
@@ -31,7 +31,7 @@ def alone(site: Site, module: ModuleType, owner: Any) -> None:
 
     if not hasattr(owner, "cv"):
         raise PatchError(f"{owner.__qualname__} has no cv")
-    site.once(owner, "cv", cv)
+    site.wrap(owner, "cv", cv)
 
 
 def share_buffers(model: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 KINDS = ("fork", "spawn", "forkserver")
 LOOK = (
     "import sys, torch; m = sys.modules.get('ddpfix'); "
-    "print(int(bool(m and m.report().active)) + sum(type(f).__module__ == 'ddpfix.finder' for f in sys.meta_path))"
+    "print(int(bool(m and m.report().active)) + sum(type(f).__module__ == 'ddpfix.import_hook' for f in sys.meta_path))"
 )
 
 
@@ -21,7 +21,7 @@ def look(*_: object) -> int:
 
     ours = sys.modules.get("ddpfix")
     active = bool(ours and ours.report().active)
-    return int(active) + sum(type(finder).__module__ == "ddpfix.finder" for finder in sys.meta_path)
+    return int(active) + sum(type(finder).__module__ == "ddpfix.import_hook" for finder in sys.meta_path)
 
 
 def tell(queue: Any) -> None:

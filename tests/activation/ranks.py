@@ -17,7 +17,7 @@ def main() -> None:
     ddpfix = sys.modules.get("ddpfix")
     states = {patch.id: patch.state for patch in ddpfix.report().patches} if ddpfix else {}
     seen = {
-        "finders": sum(type(finder).__module__ == "ddpfix.finder" for finder in sys.meta_path),
+        "finders": sum(type(finder).__module__ == "ddpfix.import_hook" for finder in sys.meta_path),
         "steps": states.get("torch.steps"),
         "argv": sys.argv,
         "main": [__name__, __spec__ and __spec__.name],

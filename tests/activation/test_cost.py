@@ -9,7 +9,7 @@ from tests.activation.support import Finished, Place
 
 # The module __future__ is seven lines long, and comes with every "from __future__ import annotations".
 MODULES = "import sys, __future__; print(*sorted(sys.modules))"
-ARMED = {"ddpfix", "ddpfix._boot", "ddpfix.finder"}
+ARMED = {"ddpfix", "ddpfix._boot", "ddpfix._env", "ddpfix.import_hook"}
 WORK = "import json, random, argparse, threading\n"
 
 
@@ -24,7 +24,7 @@ def test_off_imports_what_a_bare_interpreter_does(installed: Place, stock: Place
     assert modules(installed.run("-c", MODULES, DDPFIX="0")) == bare
 
 
-def test_armed_imports_three_small_modules(installed: Place, stock: Place) -> None:
+def test_armed_imports_four_small_modules(installed: Place, stock: Place) -> None:
     """Not one module of the standard library more than a bare interpreter has, let alone wrapt, yaml or torch."""
     bare = modules(stock.run("-c", MODULES))
     assert modules(installed.run("-c", MODULES, DDPFIX="1")) == bare | ARMED
@@ -57,5 +57,8 @@ def test_the_package_itself_is_cheap(installed: Place) -> None:
 
 
 def test_every_toolkit_of_the_matrix_is_watched(installed: Place) -> None:
-    code = "from ddpfix import finder, matrix; print(sorted(finder.watched()) == sorted(matrix.load().toolkits))"
+    code = (
+        "from ddpfix import _boot; from ddpfix.matrix import reader;"
+        " print(sorted(_boot.watched()) == sorted(reader.load().toolkits))"
+    )
     assert installed.run("-c", code).stdout == "True\n"

@@ -54,13 +54,13 @@ AT_START: Dict[str, Break] = {
     "_boot exits": write("_boot.py", "raise SystemExit(5)"),
     "_boot has another shape": write("_boot.py", ""),
     "the package is broken": write("__init__.py", "import nowhere"),
-    "finder is broken": write("finder.py", "1 / 0"),
+    "the import hook is broken": write("import_hook.py", "1 / 0"),
 }
 AT_TORCH: Dict[str, Break] = {
     "engine is gone": remove("engine.py"),
     "engine is broken": write("engine.py", "def"),
     "engine exits": write("engine.py", "raise SystemExit(5)"),
-    "settings are broken": write("settings.py", "raise RuntimeError('two\\nlines')"),
+    "settings are broken": write("matrix/settings.py", "raise RuntimeError('two\\nlines')"),
     "the patches are gone": remove("patches"),
     "no matrix": remove("compat_matrix.yaml"),
     "the matrix is a folder": as_folder,

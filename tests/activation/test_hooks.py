@@ -11,10 +11,9 @@ from tests.activation.support import Place, toy_torch
 
 SETUP = """
 import sys, importlib
-from ddpfix import finder
+from ddpfix import import_hook
 seen = []
-hook = finder.install()
-hook.watched = {"toy", "spaces", "broken", "zipped", "zip_more"}
+hook = import_hook.install(frozenset(("toy", "spaces", "broken", "zipped", "zip_more")))
 hook.wake, hook.wanted, hook.imported = None, lambda name: True, lambda module: seen.append(module.__name__)
 """
 
@@ -305,11 +304,11 @@ def test_threads_wait_until_the_patches_are_armed(check: Checker) -> None:
 
 def test_installing_twice_and_removing(check: Checker) -> None:
     check("""
-        assert finder.install() is hook and sys.meta_path.count(hook) == 1
+        assert import_hook.install(frozenset()) is hook and sys.meta_path.count(hook) == 1
         sys.meta_path.remove(hook)
-        assert finder.install() is hook and sys.meta_path[0] is hook
-        finder.remove()
-        finder.remove()
+        assert import_hook.install(frozenset()) is hook and sys.meta_path[0] is hook
+        import_hook.remove()
+        import_hook.remove()
         assert hook not in sys.meta_path
         import toy
         assert seen == []

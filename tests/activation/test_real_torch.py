@@ -99,7 +99,7 @@ class Data(torch.utils.data.Dataset):
         return 2
     def __getitem__(self, index):
         import ddpfix
-        return int(ddpfix.report().active), sum(type(f).__module__ == "ddpfix.finder" for f in sys.meta_path)
+        return int(ddpfix.report().active), sum(type(f).__module__ == "ddpfix.import_hook" for f in sys.meta_path)
 if __name__ == "__main__":
     for kind in ("fork", "spawn"):
         loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context=kind)

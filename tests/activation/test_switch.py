@@ -44,7 +44,7 @@ def test_off_imports_nothing(installed: Place, value: str) -> None:
 
 @pytest.mark.parametrize("value", ["false", "No", "off", " 0 ", " "])
 def test_other_values_that_mean_off(installed: Place, value: str) -> None:
-    nothing(installed.run("-c", PROBE, DDPFIX=value), "ddpfix", "ddpfix._boot")
+    nothing(installed.run("-c", PROBE, DDPFIX=value), "ddpfix", "ddpfix._boot", "ddpfix._env")
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S", "-ES"])
@@ -66,7 +66,7 @@ def test_run_in_an_isolated_interpreter_says_that_it_does_nothing(installed: Pla
 
 
 def test_zero_wins_over_the_import(installed: Place) -> None:
-    nothing(installed.run("-c", AUTO + PROBE, DDPFIX="0"), "ddpfix", "ddpfix._boot", "ddpfix.auto")
+    nothing(installed.run("-c", AUTO + PROBE, DDPFIX="0"), "ddpfix", "ddpfix._env", "ddpfix.auto")
 
 
 def test_zero_wins_over_run_whatever_else_is_set(way: Way) -> None:

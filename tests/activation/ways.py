@@ -25,7 +25,7 @@ world = {
     "environment": sorted(set(os.environ) - {"DDPFIX", "PYTHONPATH"}),
     "hooks": [getattr(hook, "__qualname__", "") for hook in sys.path_hooks],
 }
-armed = [f for f in sys.meta_path if (type(f).__module__, type(f).__name__) == ("ddpfix.finder", "Finder")]
+armed = [f for f in sys.meta_path if (type(f).__module__, type(f).__name__) == ("ddpfix.import_hook", "Finder")]
 ours = sorted(name for name in sys.modules if name.partition(".")[0] == "ddpfix")
 if armed:
     import torch, ddpfix

@@ -64,16 +64,18 @@ def wake() -> None:
     # Here they may be what the toolkit imports next: the run without DDPFIX tells what they cost us.
     _parts.clear()
     with part("our modules"):
-        from ddpfix import engine, matrix, registry, resolve, settings
-    timed(matrix, "load", "matrix: reading and checking it")
+        from ddpfix import engine
+        from ddpfix.matrix import detect, reader, resolve, settings
+        from ddpfix.patching import site
+    timed(reader, "load", "matrix: reading and checking it")
     timed(settings, "read", "settings")
-    timed(resolve, "installed_versions", "versions of the toolkits")
+    timed(detect, "installed_versions", "versions of the toolkits")
     timed(resolve, "resolve", "decisions")
     timed(engine, "_code", "patches: importing them")
-    timed(registry, "stale_copies", "patches: finding stale copies")
+    timed(site, "stale_copies", "patches: finding stale copies")
     timed(engine.Engine, "imported", "patches: putting them in place")
     with part("the rest of waking up"):
-        engine.wake()
+        engine.switch_on()
 
 
 def ask_again(hook: Any) -> None:
@@ -91,9 +93,9 @@ def main(modules: List[str]) -> None:
     gc.disable()
     hook = None
     if "DDPFIX" in os.environ:
-        from ddpfix import finder
+        from ddpfix import _boot, import_hook
 
-        hook = finder.install()
+        hook = import_hook.install(_boot.watched(), wake)
         hook.wake = wake
     begun = _CLOCK()
     importlib.import_module("torch")

@@ -18,7 +18,8 @@ import torch
 import transformers
 from torch import nn
 
-from ddpfix import calls, draws, engine, recall, sync
+from ddpfix import engine
+from ddpfix.layerdrop import cover, draw, recompute, training
 from tests.benchmarks.measure import take_turns
 from tests.benchmarks.report import Figure
 from tests.support import zoo
@@ -116,12 +117,12 @@ def _once_us(stack: Stack, rate: float, quick: bool) -> float:
 
 def _least(encoder: nn.Module, arguments: Dict[str, torch.Tensor], quick: bool) -> Tuple[float, float]:
     """The least microseconds of a forward in stock and of one as a step of a wrapped model."""
-    owner = next(level for level in type(encoder).__mro__ if level in draws.COVERED)
-    ours, stock = vars(owner)["forward"], draws.COVERED[owner].stock
-    replica = sync.Replica(encoder, 1)
+    owner = next(level for level in type(encoder).__mro__ if level in cover.COVERED)
+    ours, stock = vars(owner)["forward"], cover.COVERED[owner].stock
+    replica = training.Replica(encoder, 1)
 
     def step() -> None:
-        with sync.step(replica):
+        with training.step(replica):
             encoder(**arguments)
         if replica.last is not None:
             # As if its backward had begun: the next step may forget it.
@@ -153,19 +154,19 @@ def _loop_us(call: Callable[[], Any], times: int) -> float:
 
 
 def _answer_us(quick: bool) -> float:
-    call = calls.StepCall(1, sync.Step(sync.Replica(nn.Identity(), 1), 0), "", 0)
+    call = draw.StepCall(1, training.Step(training.Replica(nn.Identity(), 1), 0), "", 0)
     stock = torch.rand([])
     return min(_loop_us(lambda: call.answer(stock) < 1e-30, 1000) for _ in range(3 if quick else 20))
 
 
 def _remember_us(quick: bool) -> float:
     module, hidden = nn.Identity(), torch.randn(2, 4, 16)
-    replica = sync.Replica(module, 1)
-    steps = itertools.cycle([sync.Step(replica, number, reached=True) for number in range(2)])
+    replica = training.Replica(module, 1)
+    steps = itertools.cycle([training.Step(replica, number, reached=True) for number in range(2)])
 
     def remember() -> None:
         # Calls of an earlier step whose backward has begun are forgotten on the way, as in training.
-        recall.remember(module, (hidden,), {}, 1, next(steps))
+        recompute.remember(module, (hidden,), {}, 1, next(steps))
 
     return min(_loop_us(remember, 1000) for _ in range(3 if quick else 20))
 

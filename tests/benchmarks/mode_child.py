@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import engine
-from ddpfix.communication import COUNTED
+from ddpfix.ranks.traffic import COUNTED
 from tests.benchmarks import slowed
 
 # (flag or late, unsent, bucket views); stock's ranks draw each for itself.

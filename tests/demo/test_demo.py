@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpfix.demo import story, verdict
+from ddpfix.cli.demo import story, verdict
 from tests.demo import support
 
 pytestmark = pytest.mark.ranks

@@ -9,9 +9,9 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
-from ddpfix import demo
-from ddpfix.demo import screen, verdict
-from ddpfix.demo.ranks import Job
+from ddpfix.cli import demo
+from ddpfix.cli.demo import screen, verdict
+from ddpfix.cli.demo.ranks import Job
 
 LAYERS = ["encoder 0", "encoder 1", "decoder 0"]
 PLAIN = f"""some warning

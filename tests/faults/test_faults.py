@@ -36,7 +36,7 @@ STOCK = {"one": one, "two": two, "method": vars(Thing)["method"]}
 """
 
 PATCHES = """\
-from ddpfix.registry import PatchError
+from ddpfix.patching.site import PatchError
 
 LEFT = []
 
@@ -46,39 +46,39 @@ def _ours(wrapped, instance, args, kwargs):
 
 
 def good(site, module, owner):
-    site.once(module, "two", _ours)
+    site.wrap(module, "two", _ours)
 
 
 def half(site, module, owner):
     LEFT.append("state")
     site.at_undo(LEFT.clear)
-    site.once(module, "one", _ours)
-    site.often(module.Thing, "method", lambda stock: lambda self, x: stock(self, x))
+    site.wrap(module, "one", _ours)
+    site.wrap_hot(module.Thing, "method", lambda stock: lambda self, x: stock(self, x))
     raise RuntimeError("boom")
 
 
 def refuses(site, module, owner):
-    site.once(module, "one", _ours)
+    site.wrap(module, "one", _ours)
     raise PatchError("the release looks odd")
 
 
 def first_then_raises(site, module, owner):
     if module.__name__ == "kit.late":
         raise RuntimeError("boom in the second")
-    site.once(module, "one", _ours)
+    site.wrap(module, "one", _ours)
 
 
 def builtin(site, module, owner):
-    site.once(module, "one", _ours)
+    site.wrap(module, "one", _ours)
     site.replace(dict, "get", None)
 
 
 def one(site, module, owner):
-    site.once(module, "one", _ours)
+    site.wrap(module, "one", _ours)
 
 
 def method(site, module, owner):
-    site.once(owner, "method", _ours)
+    site.wrap(owner, "method", _ours)
 """
 
 HEAD = """\

@@ -33,7 +33,7 @@ def main(**kwargs):
     print("main", json.dumps({"y": y, "inside": entry.current() is not None}))
 
 from ddpfix.patches.funasr import entry
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 site = Site("test")
 stock = main
 HOOKS

@@ -17,8 +17,9 @@ import torch
 from ddpfix.patches.funasr import checkpoint, layerdrop
 from torch.utils.checkpoint import checkpoint as run_again
 
-from ddpfix import draws, sync, wrapping
-from ddpfix.registry import Site
+from ddpfix.layerdrop import cover, training
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 from tests.funasr import launch, recipes, trained
 
 RELEASE = trained.release()
@@ -118,27 +119,27 @@ def scripted(decisions: Sequence[bool], vector: bool) -> Iterator[None]:
 
 
 @pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> List[draws.Draw]:
+def decided(monkeypatch: pytest.MonkeyPatch) -> List[cover.Draw]:
     """Every draw that ddpfix answered, in order."""
-    made: List[draws.Draw] = []
-    stock = draws.Call.draw
+    made: List[cover.Draw] = []
+    stock = cover.Call.draw
 
-    def noting(self: draws.Call, value: float, index: int) -> draws.Draw:
+    def noting(self: cover.Call, value: float, index: int) -> cover.Draw:
         made.append(stock(self, value, index))
         return made[-1]
 
-    monkeypatch.setattr(draws.Call, "draw", noting)
+    monkeypatch.setattr(cover.Call, "draw", noting)
     return made
 
 
 @NAMES
-def test_equals_stock_with_the_same_decisions(name: str, site: Site, decided: List[draws.Draw]) -> None:
+def test_equals_stock_with_the_same_decisions(name: str, site: Site, decided: List[cover.Draw]) -> None:
     put(site)
     found = []
     for seed in range(4):
         decided.clear()
         encoder = build(name)
-        with sync.step(sync.Replica(encoder, seed)) as step:
+        with training.step(training.Replica(encoder, seed)) as step:
             total = loss(encoder)
         total.backward()
         decisions = [draw.index in draw.call.skipped for draw in decided]
@@ -161,7 +162,7 @@ def test_skips_are_named_by_list_index_and_branch(name: str, site: Site) -> None
     encoder = build(name)
     skips = set()
     for seed in range(30):
-        with sync.step(sync.Replica(encoder, seed)) as step:
+        with training.step(training.Replica(encoder, seed)) as step:
             loss(encoder)
         skips |= {(skip.module, skip.layer, skip.part) for skip in step.skipped}
     parts = {"attention": {"attn_branch"}, "both": {"", "attn_branch"}}.get(name, {""})
@@ -176,7 +177,7 @@ def test_generators_advance_as_in_stock(name: str, site: Site) -> None:
     stock = torch.get_rng_state()
     put(site)
     torch.manual_seed(7)
-    with sync.step(sync.Replica(encoder, 3)) as step:
+    with training.step(training.Replica(encoder, 3)) as step:
         loss(encoder)
     assert step.calls, "no class of ours was called"
     assert torch.equal(torch.get_rng_state(), stock)
@@ -189,7 +190,7 @@ def test_decisions_do_not_depend_on_the_generator(name: str, site: Site) -> None
     found = []
     for noise in (1, 2):
         torch.manual_seed(noise)
-        with sync.step(sync.Replica(encoder, 5)) as step:
+        with training.step(training.Replica(encoder, 5)) as step:
             found.append((loss(encoder).detach(), step.skipped))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] != []
@@ -204,7 +205,7 @@ def test_outside_of_a_wrapped_model_and_in_evaluation_stock_decides(name: str, s
     put(site)
     torch.manual_seed(7)
     assert torch.equal(loss(encoder), stock)
-    with sync.step(sync.Replica(encoder, 3)) as step:
+    with training.step(training.Replica(encoder, 3)) as step:
         assert torch.equal(loss(build(name).eval()), evaluated)
     assert step.skipped == []
 
@@ -214,14 +215,14 @@ def test_the_rate_in_force_is_found(name: str, site: Site) -> None:
     for covered in (False, True):
         if covered:
             put(site)
-        rates = {part: rate for part, _, rate in draws.active(build(name))}
+        rates = {part: rate for part, _, rate in cover.active(build(name))}
         layers = ["encoders"] if name == "e_branchformer" else [f"encoders.{layer}" for layer in range(4)]
         assert rates == dict.fromkeys(layers, RATE)
 
 
 def test_a_branch_that_is_never_dropped_is_not_counted(site: Site) -> None:
     put(site)
-    assert draws.active(build("attention", merge_method="concat")) == []
+    assert cover.active(build("attention", merge_method="concat")) == []
 
 
 @NAMES
@@ -229,9 +230,9 @@ def test_off_is_rate_0(name: str, site: Site) -> None:
     expected = loss(build(name, **{key: 0.0 for key in ENCODERS[name][1] if "rate" in key}))
     put(site, layerdrop.off)
     encoder = build(name)
-    assert draws.active(encoder) == []
+    assert cover.active(encoder) == []
     assert all(torch.equal(loss(encoder), expected) for _ in range(3))
-    with sync.step(sync.Replica(encoder, 3)) as step:
+    with training.step(training.Replica(encoder, 3)) as step:
         assert torch.equal(loss(encoder), expected)
     assert step.skipped == []
 
@@ -246,17 +247,17 @@ def test_undo_leaves_everything_as_it_was(function: Any, site: Site) -> None:
     for (module, owner), (globals_before, was) in zip(places, before):
         assert vars(module).keys() == globals_before.keys()
         assert dict(vars(owner)) == was
-    assert not {owner for _, owner in places} & set(draws.COVERED)
+    assert not {owner for _, owner in places} & set(cover.COVERED)
 
 
 @NAMES
 def test_the_drop_rate_is_the_configured_rate(name: str, site: Site) -> None:
     put(site)
     encoder = build(name, num_blocks=2, linear_units=4) if name == "conformer" else build(name, num_blocks=2)
-    replica, rounds, layers = sync.Replica(encoder, 11), 150, 2
+    replica, rounds, layers = training.Replica(encoder, 11), 150, 2
     whole = branch = 0
     for _ in range(rounds):
-        with sync.step(replica) as step:
+        with training.step(replica) as step:
             loss(encoder)
         whole += sum(skip.part == "" for skip in step.skipped)
         branch += sum(skip.part != "" for skip in step.skipped)
@@ -298,13 +299,13 @@ def test_recomputation_repeats_the_decisions(name: str, where: str, reentrant: b
     found = []
     for again in (False, True):
         encoder = build(name)
-        replica = sync.Replica(encoder, 3)
+        replica = training.Replica(encoder, 3)
         if again and where != "encoder":
             for part in [encoder.encoders] if where == "stack" else encoder.encoders:
                 around(part, reentrant)
         totals = []
         for seed in range(2):
-            with sync.step(replica) as step:
+            with training.step(replica) as step:
                 run = lambda x: loss(encoder, seed)  # noqa: E731, B023
                 checkpointed = again and where == "encoder"
                 anchor = torch.zeros((), requires_grad=True)
@@ -329,7 +330,7 @@ def test_together_with_our_checkpointed_layers(first: Any, site: Site) -> None:
         for function in (first, second) if both else (layerdrop.sync,):
             function(site, module, owner)
         encoder = build("both")
-        with sync.step(sync.Replica(encoder, 3)):
+        with training.step(training.Replica(encoder, 3)):
             total = loss(encoder)
         total.backward()
         found.append((total.detach(), gradients(encoder)))
@@ -346,13 +347,13 @@ def test_other_layers_are_covered_when_a_model_is_wrapped(site: Site) -> None:
     inner.self_attn.forward = lambda q, k, v, mask: q  # type: ignore[method-assign]
     inner.stochastic_depth_rate = RATE
     model = torch.nn.ModuleList([inner])
-    wrapping.look_at(model)
+    wrap_hooks.run_before_wrap(model)
     skips = []
     for seed in range(8):
-        with sync.step(sync.Replica(model, seed)) as step:
+        with training.step(training.Replica(model, seed)) as step:
             inner.train()(torch.ones(1, 2, 4), None)
         skips += step.skipped
-    assert set(skips) == {sync.Skip("", 0, 0)}
+    assert set(skips) == {training.Skip("", 0, 0)}
     assert 0 < len(skips) < 8
 
 
@@ -363,9 +364,9 @@ MODELS = {"conformer": "Conformer", "both": "Branchformer", "e_branchformer": "E
 STEPS = 4 if RELEASE >= (1, 0, 18) else 3
 NOTE = """
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from ddpfix import sync
+from ddpfix.layerdrop import training
 def note(optimizer, args, kwargs):
-    skipped = [[s.module, s.call, s.layer, s.part] for s in sync.skipped_layers(watcher.model)]
+    skipped = [[s.module, s.call, s.layer, s.part] for s in training.skipped_layers(watcher.model)]
     watcher.found.setdefault("skips", []).append(skipped)
 register_optimizer_step_pre_hook(note)
 """

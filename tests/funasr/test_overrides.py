@@ -42,8 +42,8 @@ def init(self, module, *args, **kwargs):
     watcher.found["names"] = [name for name, _ in module.named_parameters()]
     watcher.found["sums"] = {name: p.double().sum().item() for name, p in module.named_parameters()}
     if "ddpfix" in sys.modules:
-        from ddpfix import wrapping
-        watcher.found["asked"] = list(wrapping.what_was_asked())
+        from ddpfix.ranks import wrap_hooks
+        watcher.found["asked"] = list(wrap_hooks.user_choice())
     built(self, module, *args, **kwargs)
 DDP.__init__ = init
 def stops(stock):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from ddpfix.patches.funasr import unused
 
-from ddpfix import wrapping
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 from tests.funasr import launch, recipes, tiny, trained
 
 RELEASE = trained.release()
@@ -76,8 +76,8 @@ def frozen(model: Any) -> List[str]:
 
 def wrap(model: Any, asked: Any = None) -> List[str]:
     """What is frozen when FunASR's trainer wraps a model whose user asked for this value of the flag."""
-    with wrapping.asked(asked):
-        wrapping.look_at(model)
+    with wrap_hooks.user_chose(asked):
+        wrap_hooks.run_before_wrap(model)
     return frozen(model)
 
 
@@ -85,9 +85,9 @@ def wrap(model: Any, asked: Any = None) -> List[str]:
 def test_what_gets_no_gradient_is_frozen_and_nothing_else(name: str, conf: Any, dead: List[str], site: Site) -> None:
     model = tiny.build(name, model_conf=conf)
     assert tiny.idle(model, 6) == dict.fromkeys(dead, 6)
-    assert bool(wrapping.why(model)) == bool(dead)
+    assert bool(wrap_hooks.reasons(model)) == bool(dead)
     assert wrap(model) == sorted(dead)
-    assert wrapping.why(model) == []
+    assert wrap_hooks.reasons(model) == []
     assert tiny.idle(model, 2) == dict.fromkeys(dead, 2)
     site.undo()
     assert frozen(model) == []
@@ -155,7 +155,7 @@ def test_other_classes(case: str, site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert len(found) == count
     assert {part for part in parts for name in found if name.startswith(f"{part}.")} == set(parts)
     assert wrap(model) == sorted(found)
-    assert wrapping.why(model) == []
+    assert wrap_hooks.reasons(model) == []
 
 
 NAME = "SeacoParaformer" if SEACO else "Paraformer"
@@ -185,9 +185,9 @@ def test_an_explicit_false_is_no_reason_to_fail(site: Site) -> None:
 
 def test_nothing_is_frozen_in_a_loop_of_the_users_own(site: Site) -> None:
     model = subject()
-    wrapping.look_at(model)
+    wrap_hooks.run_before_wrap(model)
     assert frozen(model) == []
-    assert wrapping.why(model)
+    assert wrap_hooks.reasons(model)
 
 
 def test_a_subclass_with_other_code_gets_the_flag(site: Site) -> None:
@@ -195,7 +195,7 @@ def test_a_subclass_with_other_code_gets_the_flag(site: Site) -> None:
     stock = type(model)
     model.__class__ = type("Mine", (stock,), {"encode": lambda self, *args: stock.encode(self, *args)})
     assert wrap(model) == []
-    assert "Mine never uses" in wrapping.why(model)[0]
+    assert "Mine never uses" in wrap_hooks.reasons(model)[0]
 
 
 def test_a_subclass_with_the_same_code_is_as_good_as_its_base(site: Site) -> None:
@@ -208,20 +208,20 @@ def test_a_model_with_hooks_gets_the_flag(site: Site) -> None:
     model = subject()
     model.predictor.register_forward_hook(lambda *_: None)
     assert wrap(model) == []
-    assert wrapping.why(model)
+    assert wrap_hooks.reasons(model)
 
 
 def test_a_method_put_on_the_instance_gets_the_flag(site: Site) -> None:
     model = subject()
     model.encode = type(model).encode.__get__(model)
     assert wrap(model) == []
-    assert wrapping.why(model)
+    assert wrap_hooks.reasons(model)
 
 
 def test_a_model_inside_another_gets_the_flag(site: Site) -> None:
     outer = torch.nn.Sequential(subject())
     assert wrap(outer) == []
-    assert wrapping.why(outer)
+    assert wrap_hooks.reasons(outer)
 
 
 def test_a_parameter_with_a_second_name_is_used(site: Site) -> None:
@@ -237,10 +237,10 @@ def test_the_setting_find_freezes_nothing() -> None:
     try:
         model = subject()
         assert wrap(model) == []
-        assert wrapping.why(model)
+        assert wrap_hooks.reasons(model)
     finally:
         made.undo()
-    assert wrapping.why(model) == []
+    assert wrap_hooks.reasons(model) == []
 
 
 # Other classes, as they are: none has a part that never gets a gradient.

@@ -18,8 +18,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpfix
-from ddpfix import engine, resolve, sync
-from ddpfix.registry import Site
+from ddpfix import engine
+from ddpfix.layerdrop import training
+from ddpfix.matrix import resolve
+from ddpfix.patching.site import Site
 
 STAGES = [
     "torch.steps",
@@ -125,17 +127,17 @@ def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
 
 def test_the_flag_is_decided_without_the_agreement() -> None:
     """What looks at a model is called though ``torch.steps`` is off."""
-    from ddpfix import wrapping
+    from ddpfix.ranks import wrap_hooks
 
     seen: List[Any] = []
     ddpfix.activate(torch_steps="0", log="off")
-    wrapping._BEFORE.append(seen.append)
+    wrap_hooks._BEFORE.append(seen.append)
     try:
         model = DistributedDataParallel(nn.Linear(2, 2))
     finally:
-        wrapping._BEFORE.remove(seen.append)
+        wrap_hooks._BEFORE.remove(seen.append)
     assert seen == [model.module]
-    assert sync.replica_of(model) is None
+    assert training.replica_of(model) is None
 
 
 def test_a_model_leaves_nothing_behind() -> None:

@@ -10,8 +10,8 @@ import torch
 from ddpfix.patches.transformers import layerdrop
 from packaging.version import Version
 
-from ddpfix import sync
-from ddpfix.registry import Site
+from ddpfix.layerdrop import training
+from ddpfix.patching.site import Site
 from tests.support import zoo
 
 pytestmark = pytest.mark.skipif(
@@ -47,11 +47,11 @@ def patched(site: Site, name: str) -> zoo.Tiny:
 
 
 def steps(entry: zoo.Tiny, model: torch.nn.Module, run: Any, count: int) -> Tuple[List[torch.Tensor], List[Any]]:
-    replica = sync.Replica(model, 7)
+    replica = training.Replica(model, 7)
     losses, skips = [], []
     for index in range(count):
         model.zero_grad(set_to_none=True)
-        with sync.step(replica) as step:
+        with training.step(replica) as step:
             loss = entry.loss(run(**entry.batch(index)))
         loss.backward()
         losses.append(loss.detach())

@@ -14,8 +14,8 @@ import pytest
 import torch
 from ddpfix.patches.transformers import layerdrop
 
-from ddpfix import draws, sync
-from ddpfix.registry import Site
+from ddpfix.layerdrop import cover, training
+from ddpfix.patching.site import Site
 from tests.support import zoo
 
 ENTRIES = [entry for entry in zoo.ZOO if entry.available()]
@@ -71,26 +71,26 @@ def test_every_class_that_draws_is_covered(site: Site) -> None:
             # A model whose optional dependency is not installed here cannot be trained here either.
             continue
         layerdrop.sync(site, module, None)
-        missed += [f"{module_name}.{name}" for name in classes if getattr(module, name) not in draws.COVERED]
+        missed += [f"{module_name}.{name}" for name in classes if getattr(module, name) not in cover.COVERED]
     assert not missed, f"these classes skip layers and are not covered: {missed}"
 
 
 @named(SURVIVING)
 def test_equals_stock_with_the_same_decisions(entry: zoo.Tiny, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     model = covered(site, entry)
-    answered: List[draws.Draw] = []
-    answer = draws.Call.answer
+    answered: List[cover.Draw] = []
+    answer = cover.Call.answer
 
-    def noting(self: draws.Call, stock: Any) -> draws.Draw:
+    def noting(self: cover.Call, stock: Any) -> cover.Draw:
         answered.append(answer(self, stock))
         return answered[-1]
 
-    monkeypatch.setattr(draws.Call, "answer", noting)
+    monkeypatch.setattr(cover.Call, "answer", noting)
     for seed in range(3):
         answered.clear()
         model.zero_grad(set_to_none=True)
-        replica = sync.Replica(model, seed)
-        with sync.step(replica) as step:
+        replica = training.Replica(model, seed)
+        with training.step(replica) as step:
             loss, grads = run(entry, model)
         decisions = [draw.index in draw.call.skipped for draw in answered]
         assert decisions, "nothing was drawn"
@@ -127,7 +127,7 @@ def test_generators_advance_as_in_stock(entry: zoo.Tiny, site: Site) -> None:
     stock = states()
     layerdrop.sync(site, importlib.import_module(entry.module()), None)
     seed_everything()
-    with sync.step(sync.Replica(model, 3)) as step:
+    with training.step(training.Replica(model, 3)) as step:
         model(**batch)
     assert step.calls, "no class of ours was called"
     assert states() == stock
@@ -148,7 +148,7 @@ def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.Tiny, site: Site) -
 def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
     model = covered(site, entry, layerdrop.off)
     batch = entry.batch()
-    assert draws.active(model) == [], "DDP would be told to look for unused parameters"
+    assert cover.active(model) == [], "DDP would be told to look for unused parameters"
     losses = [entry.loss(model(**batch)) for _ in range(4)]
     site.undo()
     with zoo.scripted_draws([False] * 100, [entry.module()]):
@@ -159,10 +159,10 @@ def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
 @named(ENTRIES)
 def test_the_rate_is_found(entry: zoo.Tiny, site: Site) -> None:
     model = covered(site, entry)
-    rates = {type(module).__name__: rate for _, module, rate in draws.active(model)}
+    rates = {type(module).__name__: rate for _, module, rate in cover.active(model)}
     assert rates == dict.fromkeys(entry.drawing(), 0.5)
     zoo.set_rate(model, 0.0)
-    assert draws.active(model) == []
+    assert cover.active(model) == []
 
 
 @named(ENTRIES)

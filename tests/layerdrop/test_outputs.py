@@ -11,8 +11,8 @@ import transformers
 from ddpfix.patches.transformers import layerdrop, recording
 from packaging.version import Version
 
-from ddpfix import sync
-from ddpfix.registry import Site
+from ddpfix.layerdrop import training
+from ddpfix.patching.site import Site
 from tests.support import zoo
 
 RELEASE = Version(transformers.__version__)
@@ -42,7 +42,7 @@ def classifier(weighted: bool) -> torch.nn.Module:
 def a_step_that_skips(model: torch.nn.Module, **inputs: Any) -> Any:
     """The first output under a seed with which at least one layer, and not the first, is skipped."""
     for seed in range(50):
-        with sync.step(sync.Replica(model, seed)) as step:
+        with training.step(training.Replica(model, seed)) as step:
             output = model(**inputs)
         if step.skipped:
             return output, [skip.layer for skip in step.skipped]
@@ -84,7 +84,7 @@ def test_a_skipped_layer_gives_its_input(site: Site, name: str) -> None:
     model = entry.build()
     patch(site, entry)
     for seed in range(20):
-        with sync.step(sync.Replica(model, seed)) as step:
+        with training.step(training.Replica(model, seed)) as step:
             output = model(**entry.batch(), output_hidden_states=True)
         for stack, entries in stacks(output):
             left_out = {skip.layer for skip in step.skipped if stack in skip.module or not stack}

@@ -15,8 +15,8 @@ from ddpfix.patches.transformers import layerdrop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ddpfix import sync
-from ddpfix.registry import Site
+from ddpfix.layerdrop import training
+from ddpfix.patching.site import Site
 from tests.support import zoo
 
 ENTRY = zoo.tiny("wav2vec2-stable")
@@ -60,12 +60,12 @@ class Run:
 
     def __init__(self) -> None:
         self.model = encoder()
-        self.replica = sync.Replica(self.model, 11)
-        self.skips: List[List[sync.Skip]] = []
+        self.replica = training.Replica(self.model, 11)
+        self.skips: List[List[training.Skip]] = []
         torch.manual_seed(5)
 
     def forward(self, body: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
-        with sync.step(self.replica) as step:
+        with training.step(self.replica) as step:
             output = body(self.model)
 
         def reached(gradient: Any) -> None:
@@ -216,7 +216,7 @@ def test_layers_checkpointed_by_transformers(reentrant: bool) -> None:
             model = entry.build()
             if kept:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-            with sync.step(sync.Replica(model, 4)) as step:
+            with training.step(training.Replica(model, 4)) as step:
                 loss = entry.loss(model(**entry.batch()))
             loss.backward()
             results.append((step.skipped, gradients(model)))

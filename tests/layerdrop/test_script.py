@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ddpfix import draws
-from ddpfix.registry import Site
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import Site
 
 
 class Layer(torch.nn.Module):
@@ -22,7 +22,7 @@ class Layer(torch.nn.Module):
 
 def test_names_are_looked_up_where_the_source_is() -> None:
     site = Site("test")
-    draws.cover(site, Layer, draws.shared_call)
+    cover.cover(site, Layer, cover.shared_call)
     try:
         layer, x = Layer().eval(), torch.ones(1, 2)
         scripted = torch.jit.script(layer)

@@ -15,8 +15,10 @@ from ddpfix.patches.transformers import checkpointing, layerdrop, overrides
 from packaging.version import Version
 from torch import nn
 
-from ddpfix import draws, log, sync, wrapping
-from ddpfix.registry import Site
+from ddpfix import log
+from ddpfix.layerdrop import cover, training
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
 from tests.support import zoo
 
 RELEASE = Version(transformers.__version__)
@@ -71,14 +73,14 @@ class LocalSource(OwnStack):
 def wrapped(site: Site, model: nn.Module) -> None:
     """Everything that looks at a model before DDP wraps it."""
     layerdrop.sync(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
-    wrapping.look_at(model)
+    wrap_hooks.run_before_wrap(model)
 
 
 def patterns(model: nn.Module, seed: int, count: int = 12) -> List[Any]:
     found = []
-    replica = sync.Replica(model, seed)
+    replica = training.Replica(model, seed)
     for _ in range(count):
-        with sync.step(replica) as step:
+        with training.step(replica) as step:
             model(torch.ones(1, 4))
         found.append([(skip.module, skip.layer) for skip in step.skipped])
     return found
@@ -87,16 +89,16 @@ def patterns(model: nn.Module, seed: int, count: int = 12) -> List[Any]:
 def test_a_users_own_class_is_found_when_it_is_wrapped(site: Site) -> None:
     model = nn.Sequential(OwnStack(0.5), OwnStack(0.3)).train()
     wrapped(site, model)
-    assert OwnStack in draws.COVERED
+    assert OwnStack in cover.COVERED
     random.seed(1)
     first = patterns(model, seed=5)
     random.seed(2)
     assert patterns(model, seed=5) == first
     assert len({str(one) for one in first}) > 6
     assert {name for one in first for name, _ in one} == {"0", "1"}
-    assert [rate for _, _, rate in draws.active(model)] == [0.5, 0.3]
+    assert [rate for _, _, rate in cover.active(model)] == [0.5, 0.3]
     site.undo()
-    assert OwnStack not in draws.COVERED
+    assert OwnStack not in cover.COVERED
 
 
 def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
@@ -109,8 +111,8 @@ def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
     model = zoo.tiny("wav2vec2").build()
     model.encoder.__class__ = Mine
     wrapped(site, model)
-    assert base in draws.COVERED or Mine in draws.COVERED
-    with sync.step(sync.Replica(model, 3)) as step:
+    assert base in cover.COVERED or Mine in cover.COVERED
+    with training.step(training.Replica(model, 3)) as step:
         model(**zoo.tiny("wav2vec2").batch())
     assert step.calls
 
@@ -118,10 +120,10 @@ def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
 def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -> None:
     model = LocalSource().train()
     wrapped(site, model)
-    assert LocalSource not in draws.COVERED
+    assert LocalSource not in cover.COVERED
     assert any("LocalSource skips layers, and ranks may disagree" in line for line in lines)
     # Its parameters go unused all the same, so DDP is told.
-    assert [rate for _, _, rate in draws.active(model)] == [0.5]
+    assert [rate for _, _, rate in cover.active(model)] == [0.5]
 
 
 @pytest.mark.parametrize("name", ("bart", "opt"))
@@ -136,7 +138,7 @@ def test_a_rate_that_nobody_reads_is_named(site: Site, lines: List[str], name: s
             module.config = model.config
     wrapped(site, model)
     overrides.rates(site, importlib.import_module("torch.nn.parallel.distributed"), None)
-    wrapping.look_at(model)
+    wrap_hooks.run_before_wrap(model)
     named = [line for line in lines if "has no effect" in line]
     assert len(named) == len(zoo.tiny(name).drawing())
     assert all("=0 in the config" in line and "uses 0.5" in line for line in named)
@@ -147,9 +149,9 @@ def test_a_rate_that_is_read_is_not_named(site: Site, lines: List[str]) -> None:
     model.config.layerdrop = 0.2
     wrapped(site, model)
     overrides.rates(site, importlib.import_module("torch.nn.parallel.distributed"), None)
-    wrapping.look_at(model)
+    wrap_hooks.run_before_wrap(model)
     assert not [line for line in lines if "has no effect" in line]
-    assert draws.rate_of(model.encoder) == 0.2
+    assert cover.rate_of(model.encoder) == 0.2
 
 
 def test_a_config_inside_a_composite_model(site: Site, lines: List[str]) -> None:
@@ -170,10 +172,10 @@ def test_what_becomes_of_reentrant_checkpointing(site: Site, lines: List[str]) -
         model = zoo.tiny(name).build(rate=0.5)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
         # The flag is left out for its sake, but for WavLM, whose backward may never end with it.
-        assert bool(wrapping.excluded(model)) == told
+        assert bool(wrap_hooks.excluded(model)) == told
         assert kinds(model) == {True}
-        wrapping.forbid_reentrant(model)
-        assert kinds(model) == {False} and not wrapping.excluded(model)
+        wrap_hooks.forbid_reentrant(model)
+        assert kinds(model) == {False} and not wrap_hooks.excluded(model)
         assert "use_reentrant=False" in lines.pop()
 
 

@@ -234,11 +234,11 @@ class World:
             yield from expect(f"the copy in {copy.__name__}", copy.__dict__["begin"] is now, True)
 
     def _wavlm(self) -> Iterator[str]:
-        from ddpfix import draws
+        from ddpfix.layerdrop import cover
 
         encoder = sys.modules[WAVLM].__dict__["WavLMEncoder"]
         stock = self.observer.seen[WAVLM, "WavLMEncoder"]["forward"]
-        yield from expect("WavLMEncoder is covered", encoder in draws.COVERED, self.active)
+        yield from expect("WavLMEncoder is covered", encoder in cover.COVERED, self.active)
         yield from expect("WavLMEncoder.forward is patched", vars(encoder)["forward"] is not stock, self.active)
         base: Any = sys.modules["transformers.modeling_utils"].__dict__["PreTrainedModel"]
         name = "_set_gradient_checkpointing"
@@ -246,19 +246,19 @@ class World:
         stock = self.observer.seen["transformers.modeling_utils", "PreTrainedModel"][name]
         yield from expect(f"{name} is patched", now is not stock, self.active)
         yield from expect(f"{name} is patched once", below_ours(now) is stock, True)
-        yield from expect("recorders", len(draws.RECORDERS), int(self.active))
+        yield from expect("recorders", len(cover.RECORDERS), int(self.active))
 
     def _residue(self) -> Iterator[str]:
         allowed = [f"{HOME}.DistributedDataParallel.__init__"] if self.chain else []
         yield from expect("what is not the original", list(self.observer.changed()), allowed)
         for module, name in (
-            ("draws", "COVERED"),
-            ("draws", "RECORDERS"),
-            ("wrapping", "_BEFORE"),
-            ("wrapping", "_REASONS"),
-            ("wrapping", "_NOT_REENTRANT"),
-            ("wrapping", "_EXCLUDED"),
-            ("registry", "_IN_PLACE"),
+            ("layerdrop.cover", "COVERED"),
+            ("layerdrop.cover", "RECORDERS"),
+            ("ranks.wrap_hooks", "_BEFORE"),
+            ("ranks.wrap_hooks", "_REASONS"),
+            ("ranks.wrap_hooks", "_NOT_REENTRANT"),
+            ("ranks.wrap_hooks", "_EXCLUDED"),
+            ("patching.layers", "IN_PLACE"),
         ):
             held = getattr(sys.modules.get(f"ddpfix.{module}"), name, ())
             yield from expect(f"ddpfix.{module}.{name}", len(held), 0)
@@ -266,7 +266,7 @@ class World:
         for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
             yield from expect(hooks, len(getattr(optimizer, hooks, ())), 0)
         if not self.armed:
-            finders = [finder for finder in sys.meta_path if type(finder).__module__ == "ddpfix.finder"]
+            finders = [finder for finder in sys.meta_path if type(finder).__module__ == "ddpfix.import_hook"]
             yield from expect("finders", len(finders), 0)
 
 

@@ -29,7 +29,7 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
     found = names(wheel)
     sources = [path for path in (ROOT / "patches").rglob("*.py") if "__pycache__" not in path.parts]
     assert {f"ddpfix/patches/{path.relative_to(ROOT / 'patches').as_posix()}" for path in sources} <= set(found)
-    wanted = {"compat_matrix.yaml", "py.typed", "_boot.py", "_site/sitecustomize.py"}
+    wanted = {"compat_matrix.yaml", "py.typed", "_boot.py", "_env.py", "matrix/reader.py", "_site/sitecustomize.py"}
     assert {"ddpfix.pth", *(f"ddpfix/{name}" for name in wanted)} <= set(found)
     assert not {"ddpfix/patches.py", "ddpfix/ddpfix.pth", "compat_matrix.yaml"} & set(found)
     assert {name.partition("/")[0] for name in found} == {"ddpfix", "ddpfix.pth", "ddpfix-0.1.0.dist-info"}
@@ -58,7 +58,7 @@ def test_the_metadata(wheel: Path) -> None:
         "tomli",
     }
     assert metadata["Requires-Python"] == ">=3.8" and metadata["License-Expression"] == "Apache-2.0"
-    assert "ddpfix = ddpfix.cli:main" in entry_points
+    assert "ddpfix = ddpfix.cli.main:main" in entry_points
 
 
 def test_the_sdist_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:

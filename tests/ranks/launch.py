@@ -35,7 +35,7 @@ class Outcome:
 
 def environment(more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
     """A clean environment in which the children find this checkout, and ddpfix's way in if it is not installed."""
-    from ddpfix import run
+    from ddpfix.cli import run
 
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
     folders = [str(ROOT)] if run.installed() else [str(ROOT / "ddpfix" / "_site"), str(ROOT)]

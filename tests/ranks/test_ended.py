@@ -13,7 +13,7 @@ from typing import Dict, List
 import pytest
 from torch import distributed
 
-from ddpfix import agree
+from ddpfix.ranks import agreement
 from tests.ranks import launch
 
 SCRIPT = """
@@ -67,13 +67,13 @@ def test_it_is_named_and_nobody_waits(failing: int) -> None:
 def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of the user's own outlives the ranks; the restarted ones are waited for, although one ended before."""
     store = distributed.HashStore()
-    monkeypatch.setattr(agree, "default_store", lambda: store)
+    monkeypatch.setattr(agreement, "default_store", lambda: store)
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 1)
     monkeypatch.setattr(sys, "last_value", ValueError("before the restart"), raising=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    agree.announce()
-    agree._leave()
-    atexit.unregister(agree._leave)
+    agreement.announce()
+    agreement._leave()
+    atexit.unregister(agreement._leave)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     first = meeting_of(0, store, monkeypatch)
     assert first._missing([1]) == [1], "the mark of the earlier start is not one of this"
@@ -86,7 +86,7 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
         late.join()
 
 
-def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> agree._Meeting:
+def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> agreement._Meeting:
     """A meeting of two ranks in one process; each rank has a store object of its own."""
     monkeypatch.setattr(distributed, "get_rank", lambda *_: rank)
-    return agree._Meeting(distributed.PrefixStore("", store), [0, 1], rank, {}, 60.0)
+    return agreement._Meeting(distributed.PrefixStore("", store), [0, 1], rank, {}, 60.0)

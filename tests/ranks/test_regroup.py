@@ -104,15 +104,15 @@ ONE = """
 import sys
 from datetime import timedelta
 from torch import distributed
-from ddpfix import agree, ahead, failures
+from ddpfix.ranks import agreement, async_sum, failure_watch
 
 where = "tcp://127.0.0.1:" + sys.argv[1]
 for _ in range(2):
     distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
-    agree.announce()
-    with failures.told():
-        ahead.cpu_group(timedelta(seconds=9))
-        assert ahead.cpu_group(timedelta(seconds=9)) is not None
+    agreement.announce()
+    with failure_watch.propagate_failure():
+        async_sum.cpu_group(timedelta(seconds=9))
+        assert async_sum.cpu_group(timedelta(seconds=9)) is not None
     distributed.destroy_process_group()
     import socket
     with socket.socket() as other:

@@ -64,11 +64,11 @@ class Watch:
 
 def decided() -> List[bool]:
     """The decisions of every draw answered since the last call (empty in stock)."""
-    from ddpfix import draws
+    from ddpfix.layerdrop import cover
 
     found = [draw.index in draw.call.skipped for draw in ANSWERED]
     ANSWERED.clear()
-    del draws
+    del cover
     return found
 
 
@@ -76,15 +76,15 @@ ANSWERED: List[Any] = []
 
 
 def note_answers() -> None:
-    from ddpfix import draws
+    from ddpfix.layerdrop import cover
 
-    answer = draws.Call.answer
+    answer = cover.Call.answer
 
     def noting(self: Any, stock: Any) -> Any:
         ANSWERED.append(answer(self, stock))
         return ANSWERED[-1]
 
-    draws.Call.answer = noting  # type: ignore[method-assign]
+    cover.Call.answer = noting  # type: ignore[method-assign]
 
 
 def with_dropout(model: nn.Module, rate: float = 0.1) -> nn.Module:
@@ -598,7 +598,7 @@ def main() -> None:
     if "lightning_loop" not in names:
         dist.init_process_group("gloo")
     try:
-        import ddpfix.draws  # noqa: F401
+        import ddpfix.layerdrop.cover  # noqa: F401
 
         note_answers()
         found: Dict[str, Any] = {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 from tests.speechbrain import launch, toys
 from tests.speechbrain.toys import by_hand, error, run, since
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 from tests.speechbrain import launch, toy, toys
 from tests.speechbrain.toys import by_hand, error, run, since
 

@@ -8,15 +8,15 @@ from types import ModuleType
 from typing import Any, Dict, List, Tuple
 
 import ddpfix
-from ddpfix import matrix, resolve, settings
+from ddpfix.matrix import detect, reader, resolve, settings
 
 Key = Tuple[str, ...]
 
 
 def targets(toolkit: str) -> List[str]:
     """The modules that the patches of a toolkit wait for, with the installed releases; those that can be imported."""
-    whole = matrix.load()
-    installed = resolve.installed_versions(whole)
+    whole = reader.load()
+    installed = detect.installed_versions(whole)
     decisions = resolve.resolve(whole, installed, settings.read({}, whole.patches, {}))
     found: Dict[str, None] = {}
     for decision in decisions:

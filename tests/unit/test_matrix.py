@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix import engine, finder, matrix, matrix_reader, resolve
-from ddpfix.matrix import MatrixError
-from ddpfix.settings import SETTINGS
-from ddpfix.specifiers import meet
+from ddpfix import _boot, engine
+from ddpfix.matrix import detect, model, reader
+from ddpfix.matrix.settings import SETTINGS
+from ddpfix.matrix.specifiers import meet
+from ddpfix.matrix.yaml_nodes import MatrixError
 
 GOOD = """\
 schema: 1
@@ -45,10 +46,10 @@ rows:
 """
 
 
-def load(folder: Path, text: str) -> matrix.Matrix:
+def load(folder: Path, text: str) -> model.Matrix:
     file = folder / "matrix.yaml"
     file.write_text(text, encoding="utf-8")
-    return matrix_reader.Reader(file).matrix()
+    return reader.Reader(file).matrix()
 
 
 def refusal(folder: Path, text: str) -> Tuple[int, str]:
@@ -224,15 +225,15 @@ def test_binary_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "matrix.yaml"
     file.write_bytes(content)
     with pytest.raises(MatrixError, match=re.escape(f"{file}:1: ") + ".*YAML in UTF-8"):
-        matrix.load(file)
+        reader.load(file)
 
 
 def test_missing_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "nothing.yaml"
     with pytest.raises(MatrixError, match=re.escape(f"{file}:1: ") + ".*reinstall ddpfix"):
-        matrix.load(file)
+        reader.load(file)
     with pytest.raises(MatrixError, match=re.escape(f"{tmp_path}:1: ")):
-        matrix.load(tmp_path)
+        reader.load(tmp_path)
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
@@ -240,11 +241,11 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
     file = tmp_path / "matrix.yaml"
     file.write_text(GOOD)
-    first = matrix.load(file)
-    assert matrix.load(file) is first
+    first = reader.load(file)
+    assert reader.load(file) is first
     file.write_text(GOOD.replace("a reason", "another"))
     os.utime(file, (1, 1))
-    assert matrix.load(file).rows[0].why == "another"
+    assert reader.load(file).rows[0].why == "another"
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -257,7 +258,7 @@ def test_no_damage_gives_another_error(tmp_path: Path, data: Any) -> None:
     file = tmp_path / "matrix.yaml"
     file.write_text(GOOD[:at] + junk + GOOD[at + length :], encoding="utf-8")
     try:
-        matrix_reader.Reader(file).matrix()
+        reader.Reader(file).matrix()
     except MatrixError as error:
         assert re.match(re.escape(str(file)) + r":\d+: .", str(error))
 
@@ -308,10 +309,10 @@ def test_the_overlap_detector_agrees_with_brute_force(one: SpecifierSet, other: 
 # What ships.
 
 
-def shipped_targets() -> Iterator[Tuple[matrix.Row, matrix.Target]]:
+def shipped_targets() -> Iterator[Tuple[model.Row, model.Target]]:
     """(row, target) of the rows that hold for the installed releases."""
-    whole = matrix.load()
-    installed = resolve.installed_versions(whole)
+    whole = reader.load()
+    installed = detect.installed_versions(whole)
     for row in whole.rows:
         version = installed[whole.patches[row.patch].toolkit]
         if version is not None and row.versions.contains(Version(version), prereleases=True):
@@ -320,13 +321,13 @@ def shipped_targets() -> Iterator[Tuple[matrix.Row, matrix.Target]]:
 
 
 def test_the_shipped_matrix_names_code_that_can_be_called() -> None:
-    for patch in matrix.load().patches.values():
+    for patch in reader.load().patches.values():
         function = engine._code(patch.code)
         assert list(inspect.signature(function).parameters) == ["site", "module", "owner"]
 
 
 def test_the_shipped_matrix_is_whole() -> None:
-    whole = matrix.load()
+    whole = reader.load()
     names = [setting.name for setting in SETTINGS]
     for patch in whole.patches.values():
         assert patch.problem and patch.evidence
@@ -336,7 +337,7 @@ def test_the_shipped_matrix_is_whole() -> None:
 
 
 def test_the_finder_watches_the_toolkits_of_the_matrix() -> None:
-    assert finder.watched() == frozenset(matrix.load().toolkits)
+    assert _boot.watched() == frozenset(reader.load().toolkits)
 
 
 TARGETS: List[Any] = [
@@ -351,7 +352,7 @@ def test_there_are_targets_for_what_is_installed() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_target_is_in_the_installed_release(target: matrix.Target) -> None:
+def test_a_target_is_in_the_installed_release(target: model.Target) -> None:
     pattern = engine._pattern(target.module)
     module = importlib.import_module(target.module)
     assert pattern.match(module.__name__)
@@ -429,10 +430,8 @@ MARKED = GOOD.replace(
 
 def test_a_toolkit_may_be_known_by_marks(tmp_path: Path) -> None:
     found = load(tmp_path, MARKED)
-    first = matrix.Mark(
-        "2.0", ("utils/new.py", "utils"), ("old",), (("core.py", "class Core"),), (("core.py", "join"),)
-    )
-    assert found.marks == {"kit": (first, matrix.Mark("1.0", words=(("core.py", "class Core"),)))}
+    first = model.Mark("2.0", ("utils/new.py", "utils"), ("old",), (("core.py", "class Core"),), (("core.py", "join"),))
+    assert found.marks == {"kit": (first, model.Mark("1.0", words=(("core.py", "class Core"),)))}
     assert found.toolkits["kit"] == "a-kit" and found.version_files == {}
 
 
@@ -481,4 +480,4 @@ def test_bad_marks_are_refused_with_their_line(name: str, tmp_path: Path) -> Non
 
 
 def test_the_finder_watches_toolkits_that_are_described_at_length(tmp_path: Path) -> None:
-    assert set(finder._toolkits(MARKED.splitlines(keepends=True))) == {"torch", "kit", "transformers"}
+    assert set(_boot._toolkits(MARKED.splitlines(keepends=True))) == {"torch", "kit", "transformers"}

@@ -12,9 +12,10 @@ from typing import Any, Dict
 
 import pytest
 
-from ddpfix import matrix, plan, resolve
-from ddpfix.reporting import PatchReport, Report
-from ddpfix.settings import SETTINGS, SettingsError
+from ddpfix.cli import plan
+from ddpfix.matrix import detect, reader, resolve
+from ddpfix.matrix.settings import SETTINGS, SettingsError
+from ddpfix.patching.report import PatchReport, Report
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +31,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def versions(monkeypatch: pytest.MonkeyPatch) -> Dict[str, Any]:
     """The versions that the plan finds installed."""
     found: Dict[str, Any] = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": None}
-    monkeypatch.setattr(resolve, "installed_versions", lambda whole: found)
+    monkeypatch.setattr(detect, "installed_versions", lambda whole: found)
     return found
 
 
@@ -40,7 +41,7 @@ def entries(**chosen: object) -> Dict[str, Dict[str, Any]]:
 
 def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]) -> None:
     found = entries()
-    whole = matrix.load()
+    whole = reader.load()
     assert list(found) == list(whole.patches)
     for entry in found.values():
         assert entry["reason"]
@@ -52,7 +53,7 @@ def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]
 
 
 def test_the_line_is_where_the_row_is(versions: Dict[str, Any]) -> None:
-    lines = matrix.default_path().read_text(encoding="utf-8").splitlines()
+    lines = reader.default_path().read_text(encoding="utf-8").splitlines()
     for entry in entries().values():
         if entry["matrix_line"] is not None:
             assert lines[entry["matrix_line"] - 1].strip() == f"- patch: {entry['id']}"
@@ -125,7 +126,7 @@ def test_explain_of_an_unknown_patch(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_plan_imports_no_toolkit(tmp_path: Path) -> None:
     code = (
-        "import sys; from ddpfix import plan; plan.show({}, as_json=True)\n"
+        "import sys; from ddpfix.cli import plan; plan.show({}, as_json=True)\n"
         "sys.stderr.write(str([n for n in ('torch', 'transformers', 'accelerate', 'wrapt') if n in sys.modules]))"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -133,7 +134,7 @@ def test_plan_imports_no_toolkit(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environ, cwd=str(tmp_path), capture_output=True, text=True, check=True
     )
     assert done.stderr == "[]"
-    assert [entry["id"] for entry in json.loads(done.stdout)["patches"]] == list(matrix.load().patches)
+    assert [entry["id"] for entry in json.loads(done.stdout)["patches"]] == list(reader.load().patches)
 
 
 # The report.

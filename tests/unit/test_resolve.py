@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix import marks, matrix, matrix_reader, resolve
-from ddpfix.matrix import Matrix, Patch, Row, Target
-from ddpfix.resolve import ABSENT, APPLY, NOT_AFFECTED, NOT_CURED, OFF, SKIP, Decision
-from ddpfix.settings import Settings, read
+from ddpfix.matrix import detect, reader, resolve
+from ddpfix.matrix.model import Matrix, Patch, Row, Target
+from ddpfix.matrix.resolve import ABSENT, APPLY, NOT_AFFECTED, NOT_CURED, OFF, SKIP, Decision
+from ddpfix.matrix.settings import Settings, read
 
 TARGET = (Target("kit.module", "function"),)
 
@@ -36,7 +36,7 @@ def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = N
 
 
 def settings_of(arguments: Optional[Mapping[str, object]] = None, **environ: str) -> Settings:
-    return read(arguments or {}, ["kit.cure"], environ, folder=matrix.default_path().parent / "nowhere")
+    return read(arguments or {}, ["kit.cure"], environ, folder=reader.default_path().parent / "nowhere")
 
 
 def decide(whole: Matrix, version: Optional[str], torch: Optional[str] = "2.13.0", **environ: str) -> Decision:
@@ -138,7 +138,7 @@ def test_an_absent_toolkit() -> None:
 
 def test_a_package_that_no_mark_holds_for() -> None:
     for environ in ({}, {"DDPFIX_KIT_CURE": "force"}):
-        decision = decide(CURE, marks.UNRECOGNISED, **environ)
+        decision = decide(CURE, detect.UNRECOGNISED, **environ)
         assert (decision.action, decision.row) == (SKIP, None)
         assert decision.reason == "kit is no release that ddpfix knows: a fork, or another package so called"
 
@@ -185,20 +185,20 @@ def test_resolution_is_pure() -> None:
 def test_decisions_need_no_torch() -> None:
     code = (
         "import sys\n"
-        "from ddpfix import matrix, resolve, settings\n"
-        "whole = matrix.load()\n"
-        "found = resolve.resolve(whole, resolve.installed_versions(whole), settings.read({}, whole.patches, {}))\n"
+        "from ddpfix.matrix import detect, reader, resolve, settings\n"
+        "whole = reader.load()\n"
+        "found = resolve.resolve(whole, detect.installed_versions(whole), settings.read({}, whole.patches, {}))\n"
         "print(len(found), [n for n in ('torch', 'transformers', 'accelerate', 'wrapt') if n in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split(" ", 1) == [str(len(matrix.load().patches)), "[]\n"]
+    assert done.stdout.split(" ", 1) == [str(len(reader.load().patches)), "[]\n"]
 
 
 def test_installed_versions_come_from_the_metadata() -> None:
     import torch
 
     whole = Matrix({"torch": "torch", "ghost": "no-such-distribution-anywhere"}, {}, ())
-    assert resolve.installed_versions(whole) == {"torch": torch.__version__, "ghost": None}
+    assert detect.installed_versions(whole) == {"torch": torch.__version__, "ghost": None}
 
 
 # Random matrices and versions.
@@ -235,7 +235,7 @@ def matrices(draw: Any) -> Matrix:
 @given(whole=matrices(), version=VERSION, force=st.booleans())
 def test_every_version_gets_exactly_one_decision_a_patch(whole: Matrix, version: str, force: bool) -> None:
     environ = {f"DDPFIX_KIT_P{number}": "force" for number in range(3)} if force else {}
-    values = read({}, ["kit.p0", "kit.p1", "kit.p2"], environ, folder=matrix.default_path().parent / "nowhere")
+    values = read({}, ["kit.p0", "kit.p1", "kit.p2"], environ, folder=reader.default_path().parent / "nowhere")
     found = resolve.resolve(whole, {"kit": version, "torch": "2.13.0"}, values)
     assert [decision.patch for decision in found] == list(whole.patches)
     for decision in found:
@@ -265,8 +265,8 @@ def test_generated_rows_do_not_overlap(whole: Matrix) -> None:
     """The detector accepts what was made without overlaps, and refuses every row that stands twice."""
     for patch in whole.patches:
         rows = whole.rows_of(patch)
-        assert all(matrix_reader.clash(one, other) is None for one, other in combinations(rows, 2))
-        assert all(matrix_reader.clash(one, one) is not None for one in rows)
+        assert all(reader.clash(one, other) is None for one, other in combinations(rows, 2))
+        assert all(reader.clash(one, one) is not None for one in rows)
 
 
 FUNASR = (
@@ -289,8 +289,8 @@ FUNASR = (
     ],
 )
 def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: str) -> None:
-    whole = matrix.load()
-    values = read({}, whole.patches, {}, folder=matrix.default_path().parent / "nowhere")
+    whole = reader.load()
+    values = read({}, whole.patches, {}, folder=reader.default_path().parent / "nowhere")
     installed = {"torch": "2.13.0+cu130", "transformers": "5.23.0", "accelerate": "1.15.0", toolkit: version}
     for decision in resolve.resolve(whole, installed, values):
         patch = whole.patches[decision.patch]
@@ -305,8 +305,8 @@ def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: s
 
 
 def test_a_release_that_nobody_knows_is_left_alone() -> None:
-    whole = matrix.load()
-    values = read({}, whole.patches, {}, folder=matrix.default_path().parent / "nowhere")
+    whole = reader.load()
+    values = read({}, whole.patches, {}, folder=reader.default_path().parent / "nowhere")
     installed = {"torch": "3.0.0", "transformers": "6.0.0", "accelerate": "2.0.0", "funasr": "2.0.0"}
     for decision in resolve.resolve(whole, installed, values):
         assert decision.action in ((SKIP, OFF) if decision.toolkit in installed else (ABSENT,))
@@ -336,16 +336,16 @@ def test_a_clone_in_front_of_the_installed_release_tells_its_own_version(tmp_pat
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kit\nVersion: 1.0\n")
     code = (
-        "from ddpfix import matrix, resolve\n"
+        "from ddpfix.matrix import detect, model\n"
         "for files in ({}, {'kit': 'version.txt'}):\n"
-        "    print(resolve.installed_versions(matrix.Matrix({'kit': 'kit'}, {}, (), files))['kit'])\n"
+        "    print(detect.installed_versions(model.Matrix({'kit': 'kit'}, {}, (), files))['kit'])\n"
     )
     for path, expected in (
         (("clone", "wheel"), ["1.0", "1.5"]),
         (("wheel",), ["1.0", "1.0"]),
         (("clone",), ["None", "1.5"]),
     ):
-        found = [str(tmp_path / name) for name in path] + [str(matrix.default_path().parent)]
+        found = [str(tmp_path / name) for name in path] + [str(reader.default_path().parent)]
         done = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(found), "DDPFIX": "0"},

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpfix import settings
-from ddpfix.settings import SETTINGS, Settings, SettingsError, read, switch_name
+from ddpfix.matrix import settings
+from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, read, switch_name
 
 PATCHES = ["torch.unused", "transformers.layerdrop", "transformers.layerdrop_off"]
 ROOT = Path(__file__).parents[2]
@@ -210,7 +210,7 @@ def test_no_name_gives_another_error(name: str) -> None:
         assert "accepted are" in str(error)
 
 
-CODE = "from ddpfix import settings; print(settings.read({}, ['torch.unused'])['unused'])"
+CODE = "from ddpfix.matrix import settings; print(settings.read({}, ['torch.unused'])['unused'])"
 
 
 @pytest.mark.parametrize(("flags", "expected"), [([], "off"), (["-E"], "auto")])

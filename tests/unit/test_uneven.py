@@ -6,9 +6,10 @@ from typing import Any, Dict
 
 import pytest
 
-from ddpfix import log, settings
-from ddpfix.registry import Site
-from ddpfix.uneven import policy
+from ddpfix import log
+from ddpfix.matrix import settings
+from ddpfix.patching.site import Site
+from ddpfix.ranks.uneven import policy
 
 
 @pytest.mark.parametrize(

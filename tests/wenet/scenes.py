@@ -69,16 +69,16 @@ def depth(plan: Dict[str, Any], found: Found) -> None:
 
 def _spied() -> List[Any]:
     """Every draw that ddpfix answers from here on, in order."""
-    from ddpfix import draws
+    from ddpfix.layerdrop import cover
 
     made: List[Any] = []
-    stock = draws.Call.draw
+    stock = cover.Call.draw
 
     def noting(self: Any, value: float, index: int) -> Any:
         made.append(stock(self, value, index))
         return made[-1]
 
-    draws.Call.draw = noting  # type: ignore[method-assign, assignment]
+    cover.Call.draw = noting  # type: ignore[method-assign, assignment]
     return made
 
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator
 import pytest
 from ddpfix.patches.wenet import overrides
 
-from ddpfix.registry import Site
+from ddpfix.patching.site import Site
 from tests.wenet import trees
 
 TREES = trees.every(("v2", "v30", "v3"), ("v2.0.0", "v2.2.1", "v3.0.0", "v3.1.0", "main"))

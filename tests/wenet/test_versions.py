@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ddpfix import marks, matrix
+from ddpfix.matrix import detect, reader
 from tests.wenet import trees
 
 TREES = trees.every(tuple(trees.LIKE), tuple(trees.VERSIONS))
@@ -37,7 +37,7 @@ def test_the_plan_knows_the_version_and_every_patch(tree: Path, tmp_path: Path) 
     told = plan(tree, tmp_path)
     assert told["toolkits"]["wenet"] == trees.version(tree)
     decided = {entry["id"]: entry["action"] for entry in told["patches"] if entry["toolkit"] == "wenet"}
-    assert set(decided) == {name for name, p in matrix.load().patches.items() if p.toolkit == "wenet"}
+    assert set(decided) == {name for name, p in reader.load().patches.items() if p.toolkit == "wenet"}
     assert set(decided.values()) <= {"apply", "not-affected", "not-cured", "off"}
     assert decided["wenet.torchaudio"] == "not-cured"
 
@@ -49,7 +49,7 @@ def test_recognition_is_cheap(tree: Path, monkeypatch: pytest.MonkeyPatch) -> No
     read: List[Path] = []
     stock = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda self, *args, **kw: (read.append(self), stock(self, *args, **kw))[1])
-    assert marks.recognise("wenet", matrix.load().marks["wenet"]) == trees.version(tree)
+    assert detect.recognise("wenet", reader.load().marks["wenet"]) == trees.version(tree)
     assert {path.name for path in read} == {"executor.py"} and len(read) == 1
     assert "wenet" not in sys.modules
 
@@ -83,7 +83,7 @@ def test_another_package_of_that_name_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "wenet").mkdir()
     (tmp_path / "wenet" / "__init__.py").write_text("value = 1\n")
     told = plan(tmp_path)
-    assert told["toolkits"]["wenet"] == marks.UNRECOGNISED
+    assert told["toolkits"]["wenet"] == detect.UNRECOGNISED
     assert {p["action"] for p in told["patches"] if p["toolkit"] == "wenet"} <= {"skip", "off"}
     done = ran(["-c", "import wenet; print(wenet.value)"], tmp_path, DDPFIX="1")
     assert done.stdout == "1\n"

@@ -25,11 +25,11 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         epochs.run(scenario, folder / scenario["name"])
         return
     import ddpfix
-    from ddpfix import failures
+    from ddpfix.ranks import failure_watch
 
     stock = epochs.patched()
     ddpfix.activate(**scenario["settings"])
-    failures.PERIOD, failures.GRACE = 0.2, 0.5
+    failure_watch.PERIOD, failure_watch.GRACE = 0.2, 0.5
     if scenario["name"] == "time":
         step_time.run(scenario, folder, stock["train"])
         return

@@ -1,0 +1,56 @@
+"""Whether ``DDPFIX`` says on or off, and one safe line on stderr.
+
+This is read at the start of every process, so it imports nothing but the standard library's smallest parts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+ON = ("1", "true", "yes", "on")
+OFF = ("", "0", "false", "no", "off")
+
+
+def switch(value: str) -> bool:
+    """Whether a value of ``DDPFIX`` means on; raises ValueError for a value that is neither on nor off."""
+    word = value.strip().lower()
+    if word in ON:
+        return True
+    if word in OFF:
+        return False
+    raise ValueError(f"DDPFIX={value!r} is not understood: use one of {', '.join(ON)} or {', '.join(OFF[1:])}")
+
+
+def say(message: str) -> None:
+    """One line on stderr. It may be closed, full or a broken pipe, and none of that may end the program."""
+    line = "ddpfix: " + message.replace("\n", " ") + "\n"
+    try:
+        if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+            # What a full disk refuses would stay in the stream's buffer, and fail again at the end (exit code 120).
+            os.write(sys.stderr.fileno(), line.encode("utf-8", "backslashreplace"))
+        else:
+            sys.stderr.write(line)
+    except (AttributeError, OSError, ValueError):
+        return
+
+
+def is_on(value: str) -> bool:
+    """Like :func:`switch`, but a value that is not understood is said once a process, and nothing is switched on."""
+    try:
+        return switch(value)
+    except ValueError as error:
+        if value not in _said:
+            _said.append(value)
+            say(f"not activated: {error}")
+        return False
+
+
+_said: list[str] = []
+
+
+def refused() -> bool:
+    """Whether the environment says that nothing may happen here (``DDPFIX=0`` wins over everything)."""
+    value = os.environ.get("DDPFIX", "")
+    # An empty variable says nothing, as everywhere in a shell.
+    return bool(value.strip()) and not sys.flags.ignore_environment and not is_on(value)

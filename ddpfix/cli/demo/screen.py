@@ -1,0 +1,92 @@
+"""What the demo prints: progress while ranks run, and tables of the layers that each rank skipped."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ddpfix.cli.demo.verdict import Step
+
+
+class Screen:
+    """A terminal, or a pipe, in which nothing moves and lines are not squeezed."""
+
+    def __init__(self) -> None:
+        self.moving = sys.stdout.isatty()
+        self.console = Console(width=None if self.moving else 120, highlight=False)
+
+    def say(self, text: str, style: str = "") -> None:
+        # Text from ranks may hold square brackets, which rich would read as styles; long lines stay searchable.
+        self.console.print(Text(text, style=style), soft_wrap=not self.moving)
+
+    def heading(self, title: str) -> None:
+        self.say("")
+        self.say(title, "bold")
+
+    @contextmanager
+    def progress(self, name: str, steps: int) -> Iterator[Callable[[int], None]]:
+        """A bar in a terminal, a line every few steps in a pipe."""
+        if not self.moving:
+            yield _Lines(self, name, steps)
+            return
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            task = bar.add_task(f"{name}: two ranks are starting", total=steps)
+
+            def show(step: int) -> None:
+                if step:
+                    bar.update(task, completed=step, description=f"{name}: step {step} of {steps}")
+
+            yield show
+
+    def skipped(self, layers: Sequence[str], steps: List[Step]) -> None:
+        """One row a step, one column a rank: skipped layers by number, the others as dots."""
+        table = Table()
+        table.add_column("step", justify="right")
+        ranks = range(len(steps[0].skipped)) if steps else range(0)
+        for rank in ranks:
+            table.add_column(f"rank {rank} skipped", no_wrap=True)
+        table.add_column("")
+        table.add_column("loss", justify="right")
+        for step in steps:
+            cells = [Text(strip(layers, part), style="" if step.agreed else "red") for part in step.skipped]
+            mark = Text("same", style="green") if step.agreed else Text("DIFFERENT", style="bold red")
+            table.add_row(str(step.number), *cells, mark, f"{step.loss:.3f}")
+        self.console.print(table)
+
+
+class _Lines:
+    """Progress for a pipe or a log file."""
+
+    def __init__(self, screen: Screen, name: str, steps: int) -> None:
+        self.screen, self.name, self.steps, self.told = screen, name, steps, 0
+        screen.say(f"{name}: two ranks are starting")
+
+    def __call__(self, step: int) -> None:
+        if step and (self.told == 0 or step >= self.told + 5 or step == self.steps > self.told):
+            self.told = step
+            self.screen.say(f"{self.name}: step {step} of {self.steps}")
+
+
+def strip(layers: Sequence[str], skipped: Optional[Tuple[str, ...]]) -> str:
+    """The layers side by side: the number of one that was skipped, a dot for one that ran.
+
+    Layers are named by their number, or by a stack and a number ("encoder 3"); stacks are set apart.
+    """
+    if skipped is None:
+        return "(not reached)"
+    text, before = "", None
+    for layer in layers:
+        stack, _, number = layer.rpartition(" ")
+        if stack != before:
+            text += f"{'  ' if text else ''}{stack[:3]}:" if stack else ""
+            before = stack
+        shown = number if layer in skipped else "."
+        text += shown if not text or text.endswith(":") else f" {shown}"
+    return text

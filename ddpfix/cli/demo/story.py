@@ -1,0 +1,110 @@
+"""The demo from beginning to end: stock, then ddpfix, then how to switch it on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import List
+
+from ddpfix import __version__
+from ddpfix.cli import run
+from ddpfix.cli.demo import verdict
+from ddpfix.cli.demo.ranks import RANKS, SCRIPT, Job
+from ddpfix.cli.demo.screen import Screen
+
+_WHO = {
+    "plain": "a plain DistributedDataParallel loop",
+    "accelerate": "an accelerate loop",
+    "trainer": "transformers.Trainer with gradient checkpointing",
+}
+_WAYS = (
+    ("import ddpfix.auto", "the first line of the training script"),
+    ("python -m ddpfix run train.py ...", "no edit; also in front of torchrun and accelerate launch"),
+    ("DDPFIX=1 bash finetune.sh", "every Python process of a script, unmodified"),
+)
+
+
+def tell(model: str, loop: str, steps: int, folder: Path) -> int:
+    """Run both trainings in ``folder`` and print what happened; the exit code."""
+    began = time.monotonic()
+    screen = Screen()
+    screen.say(f"ddpfix {__version__} demo: a tiny random {model} with LayerDrop, {RANKS} ranks, {_WHO[loop]}")
+    screen.say(f"the training script knows nothing of ddpfix: {SCRIPT}", "dim")
+    stock, cured = (Job(cured, model, loop, steps, folder) for cured in (False, True))
+    passed = _stock(screen, stock)
+    if not passed and not verdict.steps(stock):
+        # Where not even a first step is possible, the second half would only repeat the same output.
+        return 1
+    passed = _cured(screen, cured) and passed
+    screen.heading("Switch it on for your own training, by any one of")
+    for line, meaning in _WAYS:
+        screen.say(f"  {line:36}{meaning}")
+    if not run.installed():
+        screen.say("  (the last one needs an installed ddpfix; this one runs from a checkout)", "dim")
+    screen.say(f"\n{'Done' if passed else 'NOT as expected, see above'}, in {time.monotonic() - began:.0f} s.")
+    return 0 if passed else 1
+
+
+def _stock(screen: Screen, job: Job) -> bool:
+    screen.heading("1. Stock: torchrun --nproc_per_node 2 train.py")
+    with screen.progress("stock", job.steps) as watch:
+        job.train(watch)
+    _seen(screen, job, "up to the failure")
+    failure = verdict.failure(job)
+    if failure is None:
+        ended = "the training ended without an error" if job.code == 0 else f"it ended with {verdict.first_error(job)}"
+        return _unexpected(screen, job, [f"it should have failed with {verdict.UNFINISHED!r}, but {ended}"])
+    screen.say(f"Failed in step {failure.step}, rank {failure.rank}:", "bold red")
+    screen.say(_shortened(failure.text), "red")
+    for rank, text in failure.others.items():
+        screen.say(f"rank {rank}: {text.splitlines()[0][:160]}", "dim")
+    return True
+
+
+def _cured(screen: Screen, job: Job) -> bool:
+    screen.heading("2. The same under ddpfix: python -m ddpfix run torchrun --nproc_per_node 2 train.py")
+    with screen.progress("ddpfix", job.steps) as watch:
+        job.train(watch)
+    for line in job.output(0).splitlines():
+        if line.startswith(("ddpfix: ", f"ddpfix {__version__}: ")):
+            screen.say(line, "dim")
+    _seen(screen, job, "under ddpfix")
+    complaints = verdict.complaints(job)
+    if complaints:
+        return _unexpected(screen, job, complaints)
+    done = verdict.steps(job)
+    first, last = verdict.ends(done)
+    screen.say(f"loss: {done[0].loss:.3f} in step 1, {done[-1].loss:.3f} in step {len(done)}", "green")
+    if len(done) >= verdict.JUDGED_STEPS:
+        screen.say(f"      {first:.3f} on average in the first five steps, {last:.3f} in the last five", "green")
+    screen.say(f"layers: all ranks skipped the same ones in all {len(done)} steps", "green")
+    screen.say("parameters: identical on all ranks at the end, to the last bit", "green")
+    return True
+
+
+def _seen(screen: Screen, job: Job, when: str) -> None:
+    """The table of a training, as far as it came."""
+    about = job.lines("versions")
+    if about and verdict.steps(job):
+        versions = ", ".join(f"{name} {version}" for name, version in about[0]["versions"].items())
+        title = f"Layers by rank, {when} ({versions}, {job.seconds:.0f} s)"
+        screen.say(f"{title}: a number is a layer that was skipped, a dot one that ran")
+        screen.skipped(about[0]["layers"], verdict.steps(job))
+
+
+def _unexpected(screen: Screen, job: Job, what: List[str]) -> bool:
+    name = "ddpfix" if job.cured else "stock"
+    screen.say(f"The last lines of what the {name} ranks printed:")
+    screen.say(job.everything(), "dim")
+    for line in what:
+        screen.say(f"NOT as expected ({name}): {line}", "bold red")
+    screen.say("`python -m ddpfix plan` says what ddpfix does in this environment, and why.")
+    return False
+
+
+def _shortened(text: str) -> str:
+    """Torch's words without the lines that do not apply here; it lists up to a hundred parameter indices."""
+    beside = ("If you already have done", "In addition, you can set")
+    lines = [line.strip() for line in text.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(beside)]
+    return "\n".join(line if len(line) <= 400 else line[:380] + " ..." for line in kept)

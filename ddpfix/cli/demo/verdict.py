@@ -1,0 +1,111 @@
+"""What a training of the demo has to show: stock fails as the issues say, under ddpfix it learns and ranks agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple
+
+from ddpfix.cli.demo.ranks import RANKS, STEP_SECONDS, Job
+
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+TWICE = "Expected to mark a variable ready only once"
+NO_END = "the step did not end"
+
+# Below this many steps there is too little to judge a loss by.
+JUDGED_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How stock failed: on which rank, during which step, and in whose words."""
+
+    rank: int
+    step: int
+    text: str
+    others: Dict[int, str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step as all ranks recorded it; None for a rank that did not come so far."""
+
+    number: int
+    skipped: Tuple[Optional[Tuple[str, ...]], ...]
+    loss: float
+
+    @property
+    def agreed(self) -> bool:
+        return len(set(self.skipped)) == 1
+
+
+def steps(job: Job) -> List[Step]:
+    """What the ranks recorded, step by step; the loss is the mean over the ranks."""
+    by_step: Dict[int, Dict[int, Tuple[Tuple[str, ...], float]]] = {}
+    for line in job.lines("step"):
+        by_step.setdefault(line["step"], {})[line["rank"]] = (tuple(line["skipped"]), line["loss"])
+    found = []
+    for number, ranks in sorted(by_step.items()):
+        skipped = tuple(ranks[rank][0] if rank in ranks else None for rank in range(RANKS))
+        found.append(Step(number, skipped, sum(loss for _, loss in ranks.values()) / len(ranks)))
+    return found
+
+
+def expected(job: Job) -> Tuple[str, ...]:
+    """The errors that stock is known to raise here.
+
+    Trainer is shown with gradient checkpointing. Releases in which that is reentrant by default (up to 4.57) run into
+    the second error, and WavLM there may never end its backward.
+    """
+    return (UNFINISHED, TWICE, NO_END) if job.loop == "trainer" else (UNFINISHED,)
+
+
+def failure(job: Job) -> Optional[Failure]:
+    """The failure that stock is known for, or None if it did not fail or failed otherwise."""
+    errors = {rank: job.error(rank) for rank in range(RANKS)}
+    done = steps(job)
+    for mark in expected(job):
+        for rank, text in errors.items():
+            if job.code and mark in text:
+                words = text if mark != NO_END else f"{NO_END}: no end of the backward pass after {STEP_SECONDS} s"
+                others = {other: said for other, said in errors.items() if other != rank and said}
+                # A forward that ends is recorded; this error is raised before the next one begins.
+                number = len(done) + 1 if mark == UNFINISHED else max(len(done), 1)
+                return Failure(rank, number, words, others)
+    return None
+
+
+def complaints(job: Job) -> List[str]:
+    """What is not as it should be under ddpfix; an empty list is a pass."""
+    if job.code != 0:
+        return [f"the training did not finish: {first_error(job)}"]
+    found, done = [], steps(job)
+    if [step.number for step in done if None not in step.skipped] != list(range(1, job.steps + 1)):
+        found.append(f"{len(done)} of {job.steps} steps were recorded by every rank")
+    apart = [step.number for step in done if not step.agreed]
+    if apart:
+        found.append(f"the ranks skipped different layers in {len(apart)} of {len(done)} steps (first: {apart[0]})")
+    if not any(part for step in done for part in step.skipped):
+        found.append("no layer was ever skipped, so nothing was shown")
+    if [line["identical"] for line in job.lines("identical")] != [True] * RANKS:
+        found.append("the ranks ended with different parameters")
+    if len(done) >= JUDGED_STEPS and not learned(done):
+        found.append("the loss did not go down")
+    return found
+
+
+def first_error(job: Job) -> str:
+    """One line on why a training failed."""
+    said = [f"rank {rank}: {text.splitlines()[0]}" for rank in range(RANKS) for text in [job.error(rank)] if text]
+    return said[0] if said else f"exit code {job.code} of the launcher after {job.seconds:.0f} s and no traceback"
+
+
+def learned(done: List[Step]) -> bool:
+    first, last = ends(done)
+    return last < 0.7 * first
+
+
+def ends(done: List[Step]) -> Tuple[float, float]:
+    """The mean loss of the first and of the last five steps."""
+    count = max(1, min(5, len(done) // 2))
+    losses = [step.loss for step in done]
+    return sum(losses[:count]) / count, sum(losses[-count:]) / count

@@ -1,0 +1,115 @@
+"""The command line: ``run``, ``plan``, ``explain``, ``demo``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import List, Optional, Tuple
+
+from ddpfix import __version__
+from ddpfix.matrix.settings import SETTINGS, SettingsError
+from ddpfix.matrix.yaml_nodes import MatrixError
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Run one command; returns the exit code. ``run`` does not return: it becomes the program that it starts."""
+    words, command = _split(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    options = parser.parse_args(words)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        code: int = _run(options, command) if options.command == "run" else options.action(options)
+        return code
+    except (SettingsError, MatrixError) as error:
+        sys.stderr.write(f"ddpfix: {error}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ddpfix", description="The known cures for multi-GPU fine-tuning failures.")
+    parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="{run,plan,explain,demo}")
+    _add_run(commands)
+    plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    _add_settings(plan)
+    plan.set_defaults(action=_plan)
+    explain = commands.add_parser("explain", help="the problem that a patch cures, the evidence, versions and setting")
+    explain.add_argument("patch", help="a patch id as plan prints it, such as transformers.layerdrop")
+    explain.set_defaults(action=_explain)
+    _add_demo(commands)
+    return parser
+
+
+def _split(words: List[str]) -> Tuple[List[str], List[str]]:
+    """The words for us, and the command that ``run`` starts: argparse would look for our options in that too."""
+    if words[:1] != ["run"]:
+        return words, []
+    place = 1
+    while place < len(words) and words[place][:1] == "-" and words[place][:2] not in ("-m", "-c", "-"):
+        if words[place] == "--":
+            return words[:place], words[place + 1 :]
+        # Every option of ours takes a value; whatever else stands here is refused by the parser.
+        place += 2 if words[place].startswith("--") and "=" not in words[place] else 1
+    return words[:place], words[place:]
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a script, module, code or program under ddpfix",
+        allow_abbrev=False,
+        usage="ddpfix run [options] (script | -m module | -c code | program) [args ...]",
+    )
+    _add_settings(run)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    for setting in SETTINGS:
+        parser.add_argument(f"--{setting.name}", metavar="VALUE", help=f"{setting.meaning} [{setting.variable}]")
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="two real ranks on the CPU: the failure, then the cure",
+        description="Trains a tiny random model on two ranks (CPU, no download), stock and then under ddpfix.",
+    )
+    demo.add_argument("--model", choices=("wavlm", "bart"), default="wavlm", help="a tiny random one [wavlm]")
+    demo.add_argument("--loop", choices=("plain", "accelerate", "trainer"), default="plain", help="who trains [plain]")
+    demo.add_argument("--steps", type=int, default=20, help="optimizer steps under ddpfix [20]")
+    demo.set_defaults(action=_demo)
+
+
+def _chosen(options: argparse.Namespace) -> dict[str, str]:
+    return {s.name: getattr(options, s.name) for s in SETTINGS if getattr(options, s.name, None) is not None}
+
+
+def _run(options: argparse.Namespace, command: List[str]) -> int:
+    from ddpfix.cli import run
+
+    if not command or command in (["-m"], ["-c"]):
+        sys.stderr.write("ddpfix: run needs a script, -m module, -c code, or a program\n")
+        return 2
+    return run.become(command, _chosen(options))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from ddpfix.cli import plan
+
+    plan.show(_chosen(options), as_json=options.json)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from ddpfix.cli import plan
+
+    return plan.explain(options.patch)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from ddpfix.cli import demo
+
+    return demo.show(options.model, options.loop, options.steps)

@@ -1,0 +1,114 @@
+"""``ddpfix plan`` and ``ddpfix explain``: what would be done here and why, without importing torch or any toolkit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Dict, List, Mapping
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ddpfix import __version__
+from ddpfix.matrix import detect, model, reader, resolve, settings
+
+_STYLES = {
+    resolve.APPLY: "green",
+    resolve.SKIP: "yellow",
+    resolve.NOT_CURED: "yellow",
+    resolve.OFF: "dim",
+    resolve.ABSENT: "dim",
+    resolve.NOT_AFFECTED: "dim",
+}
+
+
+def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
+    """The plan as plain data: versions, settings, and one decision a patch with its reason and targets."""
+    whole = reader.load()
+    values = settings.read(chosen, whole.patches)
+    toolkits = detect.installed_versions(whole)
+    decisions = resolve.resolve(whole, toolkits, values)
+    return {
+        "ddpfix": __version__,
+        "toolkits": toolkits,
+        "settings": {
+            s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS
+        },
+        "patches": [_entry(decision) for decision in decisions],
+    }
+
+
+def _entry(decision: resolve.Decision) -> Dict[str, Any]:
+    row = decision.row
+    return {
+        "id": decision.patch,
+        "toolkit": decision.toolkit,
+        "version": decision.version,
+        "action": decision.action,
+        "tested": decision.tested,
+        "forced": decision.forced,
+        "reason": decision.reason,
+        "targets": [str(target) for target in row.targets] if row is not None else [],
+        "matrix_line": row.line if row is not None else None,
+    }
+
+
+def show(chosen: Mapping[str, object], as_json: bool = False) -> None:
+    """Print the plan as a table, or as JSON."""
+    plan = make(chosen)
+    if as_json:
+        sys.stdout.write(json.dumps(plan, indent=2) + "\n")
+        return
+    console = _console()
+    console.print(Text(f"ddpfix {__version__}: the plan for this environment (nothing is changed)"))
+    console.print(_table(plan["patches"]))
+    changed = [f"{n} = {v['value']} (from {v['from']})" for n, v in plan["settings"].items() if v["from"] != "default"]
+    console.print(Text("settings: " + ("; ".join(changed) or "all at their defaults")))
+
+
+def _console() -> Console:
+    # A pipe has no width; a table squeezed to 80 columns cannot be searched.
+    return Console(width=None if sys.stdout.isatty() else 140)
+
+
+def _table(entries: List[Dict[str, Any]]) -> Table:
+    table = Table(show_lines=False)
+    for heading, keep in (("patch", True), ("toolkit", True), ("action", True), ("why", False)):
+        table.add_column(heading, no_wrap=keep, overflow="fold")
+    for entry in entries:
+        action = entry["action"] + ("" if entry["tested"] else " (untested)")
+        toolkit = f"{entry['toolkit']} {entry['version'] or '-'}"
+        table.add_row(entry["id"], toolkit, Text(action, style=_STYLES[entry["action"]]), Text(entry["reason"]))
+    return table
+
+
+def explain(patch_id: str) -> int:
+    """Print the problem, the evidence, the versions and the setting of one patch; 2 for an unknown id."""
+    whole = reader.load()
+    patch = whole.patches.get(patch_id)
+    if patch is None:
+        sys.stderr.write(f"ddpfix: no patch {patch_id!r}; accepted are {', '.join(whole.patches)}\n")
+        return 2
+    console = _console()
+    console.print(Text(patch.id, style="bold"))
+    console.print(Text(f"\nProblem: {patch.problem}"))
+    console.print(Text("\nEvidence:\n" + "\n".join(f"  {item}" for item in patch.evidence)))
+    console.print(Text("\nVersions:"))
+    for row in whole.rows_of(patch.id):
+        tested = f"; tested: {', '.join(map(str, row.tested))}" if row.tested else ""
+        console.print(Text(f"  {patch.toolkit} {row.versions}: {row.status}, {row.why}{tested}"))
+        for target in row.targets:
+            console.print(Text(f"    at {target}", style="dim"))
+    console.print(Text("\nSetting: " + _controls(patch)))
+    return 0
+
+
+def _controls(patch: model.Patch) -> str:
+    switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to an untested version"
+    if not patch.default:
+        switch = f"{settings.switch_name(patch.id)}=1 switches it on (it is off by default)"
+    if patch.setting is None:
+        return switch
+    variable = settings.PREFIX + patch.setting.upper()
+    return f"wanted when {variable} is {' or '.join(patch.when)}; {switch}" if patch.when else f"{variable}; {switch}"

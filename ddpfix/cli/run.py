@@ -1,0 +1,150 @@
+"""``ddpfix run``: sets DDPFIX=1 and becomes the interpreter (or the program) with the rest of the command line.
+
+Nothing is emulated, so script paths, ``sys.path[0]``, ``__main__``, flags, signals and the exit code are what they are
+without us, and every Python child finds the variable.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import site
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Mapping, Optional
+
+from ddpfix import _env
+from ddpfix.matrix import reader, settings
+
+
+def become(rest: List[str], chosen: Mapping[str, str]) -> int:
+    """Replace this process by the command; on Windows, where that breaks the process tree, run it as a child.
+
+    Args:
+        rest: the words after the options: a script, ``-m module``, ``-c code``, or a program, with its arguments.
+        chosen: settings given on the command line, by name.
+
+    Raises:
+        SettingsError, MatrixError: bad input is refused here, where the user sees it, and not in every child.
+    """
+    command = words(rest)
+    environ = environment(chosen)
+    if environ["DDPFIX"] != "0":
+        settings.read({}, reader.load().patches, environ)
+        if sys.flags.ignore_environment or sys.flags.no_site:
+            _env.say("not activated: the interpreter's options -I, -E and -S shut us out")
+    _flush()
+    if os.name == "nt":
+        return subprocess.call(command, env=environ)
+    _restore_signals()
+    try:
+        os.execvpe(command[0], command, environ)
+    except OSError as error:
+        _env.say(f"{command[0]}: {error.strerror}")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A stream that was closed by the caller is None.
+        if stream is not None:
+            stream.flush()
+
+
+def _restore_signals() -> None:
+    """Python ignores these at its start, and what is ignored stays ignored in the program that takes its place."""
+    for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ"):
+        number = getattr(signal, name, None)
+        if number is not None:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def words(rest: List[str]) -> List[str]:
+    """The command line to become. What ends in .py, is a file here, or is -m or -c goes to this interpreter."""
+    first = rest[0]
+    if first[:2] in ("-m", "-c") or not _is_program(first):
+        return [sys.executable, *interpreter_flags(), *rest]
+    return rest
+
+
+def _is_program(word: str) -> bool:
+    """Whether a word is a command of the shell: found on PATH, or a path to an executable that is no Python source."""
+    if word.endswith((".py", ".pyc", ".zip", ".pyz")):
+        return False
+    if os.path.dirname(word):
+        return os.path.isfile(word) and os.access(word, os.X_OK)
+    return shutil.which(word) is not None
+
+
+def interpreter_flags() -> List[str]:
+    """The flags that this interpreter was started with (-O, -W, -X, -u, ...), to be passed on."""
+    original = _original_argv()
+    if original is None:
+        unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
+        return [*subprocess._args_from_interpreter_flags(), *unbuffered]  # type: ignore[attr-defined]
+    flags: List[str] = []
+    rest = iter(original[1:])
+    for word in rest:
+        # The script of the console entry point ends the interpreter's flags.
+        if not word.startswith("-") or word in ("-", "--"):
+            break
+        if word.startswith("--"):
+            flags.extend([word, next(rest, "")])
+        elif _cluster(word, rest, flags):
+            break
+    return flags
+
+
+def _original_argv() -> Optional[List[str]]:
+    """The words that the interpreter was started with, its own flags included; None where nobody knows."""
+    known: Optional[List[str]] = getattr(sys, "orig_argv", None)
+    if known is not None:
+        return known
+    try:
+        # Python 3.8 and 3.9 do not keep them, Linux does.
+        with open("/proc/self/cmdline", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    except OSError:
+        return None
+
+
+def _cluster(word: str, rest: Iterator[str], flags: List[str]) -> bool:
+    """Add one word of flags, such as -u, -uB or -uWerror; True if it holds our own -m, which ends them."""
+    for place, letter in enumerate(word[1:], start=1):
+        if letter in "mc":
+            flags.extend([word[:place]] if place > 1 else [])
+            return True
+        if letter in "WX":
+            flags.append(word)
+            # The value is the rest of this word, or the next one.
+            flags.extend([next(rest, "")] if place == len(word) - 1 else [])
+            return False
+    flags.append(word)
+    return False
+
+
+def environment(chosen: Mapping[str, str]) -> Dict[str, str]:
+    """The environment of the command: DDPFIX=1, the settings, and a way in if needed."""
+    environ = dict(os.environ)
+    if _env.refused():
+        # A value that is not understood has just been said, and the children need not say it again.
+        environ["DDPFIX"] = "0"
+        return environ
+    environ["DDPFIX"] = "1"
+    for name, value in chosen.items():
+        environ[settings.PREFIX + name.upper()] = value
+    if not installed():
+        folder = str(Path(__file__).parents[1] / "_site")
+        # Without an installed ddpfix.pth (a checkout), a sitecustomize of ours does its work and then the user's own.
+        environ["PYTHONPATH"] = os.pathsep.join(p for p in (folder, environ.get("PYTHONPATH", "")) if p)
+    return environ
+
+
+def installed() -> bool:
+    """Whether an interpreter started here will read a ddpfix.pth."""
+    folders = list(site.getsitepackages()) if hasattr(site, "getsitepackages") else []
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return any(os.path.isfile(os.path.join(folder, "ddpfix.pth")) for folder in folders)

@@ -1,0 +1,141 @@
+"""The import hook: tells whoever has installed it when a module that is waited for has finished importing.
+
+The finder stands first on ``sys.meta_path`` and answers almost every question with one look-up in a set. For a module
+that is waited for, it lets the other finders do their work and then hooks the one call that executes the module: the
+loader and the spec stay the real ones, so ``runpy``, ``inspect`` and ``pkgutil`` see nothing of ours.
+"""
+
+from __future__ import annotations
+
+# The module threading takes longer to import than all the rest of this file.
+import _thread
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any, Callable, Optional, Sequence
+
+
+class Finder:
+    """A meta path finder that calls ``importing(module)`` before, ``imported(module)`` after each watched module.
+
+    Args:
+        watched: import names of top-level packages; nothing else is looked at.
+        wake: called once, before the first of them is imported.
+    """
+
+    def __init__(self, watched: frozenset[str], wake: Optional[Callable[[], None]] = None) -> None:
+        self.watched = watched
+        self.wake = wake
+        self.wanted: Optional[Callable[[str], bool]] = None
+        self.importing: Optional[Callable[[ModuleType], None]] = None
+        self.imported: Optional[Callable[[ModuleType], None]] = None
+        self._lock = _thread.RLock()
+        self._busy = _thread._local()
+
+    def find_spec(
+        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        """Part of the finder protocol; returns None (the next finder's turn) for all that is not waited for."""
+        if name.partition(".")[0] not in self.watched:
+            return None
+        self._wake()
+        if self.wanted is None or not self.wanted(name) or name in self._names():
+            return None
+        self._names().add(name)
+        try:
+            spec = _spec_of_others(self, name, path, target)
+        finally:
+            self._names().discard(name)
+        if spec is not None and spec.loader is not None and self.imported is not None:
+            _hook(spec, self.importing, self.imported)
+        return spec
+
+    def _names(self) -> set[str]:
+        # The names being looked for on this thread: a finder may ask the import system for the same name again.
+        names = getattr(self._busy, "names", None)
+        if names is None:
+            names = self._busy.names = set()
+        return names
+
+    def _wake(self) -> None:
+        # Another thread waits here until the patches are armed: its toolkit would be imported unpatched otherwise. (An
+        # import statement holds the import lock anyway, others who look for a module may not.)
+        with self._lock:
+            wake, self.wake = self.wake, None
+            if wake is not None:
+                wake()
+
+
+def _spec_of_others(
+    finder: Finder, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType]
+) -> Optional[ModuleSpec]:
+    """What the finders behind ours say; those before it have had their turn."""
+    others: list[object] = list(sys.meta_path)
+    for other in others[others.index(finder) + 1 if finder in others else 0 :]:
+        find = getattr(other, "find_spec", None)
+        if other is finder or find is None:
+            continue
+        spec: Optional[ModuleSpec] = find(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _hook(
+    spec: ModuleSpec, importing: Optional[Callable[[ModuleType], None]], imported: Callable[[ModuleType], None]
+) -> None:
+    """Have ``importing(module)`` called before the loader executes this module, and ``imported(module)`` after it."""
+    loader: Any = spec.loader
+    # The zip loader of Python 3.8 and 3.9 knows only the older protocol.
+    method = "exec_module" if hasattr(loader, "exec_module") else "load_module"
+    stock = getattr(loader, method, None)
+    if stock is None or isinstance(loader, type) or hasattr(stock, "ddpfix"):
+        return
+    # A loader made for one module is left as it was when the module's code runs. One that serves many modules (a zip
+    # file has a single loader) keeps the hook: the next module may be looked for before this one is executed.
+    alone = getattr(loader, "name", None) == spec.name
+
+    def execute(subject: Any) -> Any:
+        if alone:
+            vars(loader).pop(method, None)
+        if importing is not None and not isinstance(subject, str):
+            importing(subject)
+        result = stock(subject)
+        imported(subject if result is None else result)
+        return result
+
+    execute.ddpfix = True  # type: ignore[attr-defined]
+    try:
+        # An attribute of the instance shadows the method.
+        setattr(loader, method, execute)
+    except AttributeError:
+        # A loader that takes no attributes is left alone, and what waits for its module stays armed.
+        return
+
+
+_finder: Optional[Finder] = None
+
+
+def install(watched: frozenset[str], wake: Optional[Callable[[], None]] = None) -> Finder:
+    """Put the finder on ``sys.meta_path`` (once a process) and return it.
+
+    Args:
+        watched: see :class:`Finder`; as is ``wake``. A finder that is there already keeps what it has.
+    """
+    global _finder
+    if _finder is None:
+        _finder = Finder(watched, wake)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    return _finder
+
+
+def remove() -> None:
+    """Take the finder off ``sys.meta_path``; a later :func:`install` starts afresh."""
+    global _finder
+    if _finder is not None and _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    _finder = None

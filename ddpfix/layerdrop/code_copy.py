@@ -1,0 +1,266 @@
+"""Copies a function that draws, so that its draws can be answered; the function itself is never changed.
+
+In the copy the names ``torch``, ``random`` and ``numpy`` lead to look-alikes, which take the stock number first, so
+every generator advances as in stock.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import random
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, Callable, Dict, FrozenSet, List, Tuple
+
+from ddpfix.layerdrop import draw
+from ddpfix.patching.site import PatchError, Site
+
+_SOURCES = ("torch", "random", "np", "numpy")
+_DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
+# What rates are called in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
+_RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
+# What a list of modules that skips some of them calls its rate, or its rates; only there is it known to be one.
+_RATE_OF_LIST = "p"
+# What a module may call a numpy generator of its own.
+_GENERATORS = ("rng",)
+_HIDDEN = "_ddpfix_"
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is particular to the code of one toolkit.
+
+    Attributes:
+        checks: functions that a forward asks in order to run all layers, also those that are to be skipped.
+        skipped_output: the constant that stands for the outputs of a skipped layer where it has fewer of them than a
+            layer that ran; it is made as long as theirs.
+    """
+
+    checks: Tuple[str, ...] = ()
+    skipped_output: Tuple[None, ...] = ()
+
+
+class _LookAlike:
+    """Stands for a module in the copied function: everything is the real module's, except the draws."""
+
+    def __init__(self, module: Any, draws: Dict[str, Any]) -> None:
+        self.__dict__.update(draws)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(_HIDDEN):
+            return getattr(self, name[len(_HIDDEN) :])
+        return getattr(self._module, name)
+
+
+def _scalar_draw(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def drawn(*args: Any, **kwargs: Any) -> Any:
+        value = stock(*args, **kwargs)
+        call = draw.CURRENT.get()
+        if call is None:
+            return value
+        shape = () if isinstance(value, float) else getattr(value, "shape", None)
+        if call.vectors and shape is not None and len(shape) == 1:
+            return call.answer_all(value)
+        if shape == (1,):
+            # Read with .item(), it is a single number; used as it is, it is noise.
+            value.item = functools.partial(call.answer, value.item())
+        # Only a single number decides about a layer; a tensor of draws is noise or a mask.
+        return call.answer(value) if shape == () else value
+
+    return drawn
+
+
+def _vector(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.empty(n).uniform_()`` draws one number a layer for all layers at once."""
+
+    @functools.wraps(stock)
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        value = stock(*args, **kwargs)
+        call = draw.CURRENT.get()
+        if call is not None and value.dim() == 1:
+            value.uniform_ = functools.partial(_filled, call, value)
+        return value
+
+    return empty
+
+
+def _filled(call: draw.Call, value: Any, *args: Any, **kwargs: Any) -> Any:
+    del value.uniform_
+    value.uniform_(*args, **kwargs)
+    return value if args or kwargs else call.answer_all(value)
+
+
+def _look_alike(module: ModuleType) -> _LookAlike:
+    if module.__name__ == "torch":
+        return _LookAlike(module, {"rand": _scalar_draw(module.rand), "empty": _vector(module.empty)})
+    if module is random:
+        return _LookAlike(module, {name: _scalar_draw(getattr(random, name)) for name in ("random", "uniform")})
+    generators = module.random
+    names = ("rand", "random", "random_sample", "uniform")
+    return _LookAlike(
+        module, {"random": _LookAlike(generators, {name: _scalar_draw(getattr(generators, name)) for name in names})}
+    )
+
+
+def innermost(function: Any) -> Any:
+    """The function below all decorators that left a ``__wrapped__``."""
+    return inspect.unwrap(function)
+
+
+def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
+    """Where a forward reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
+    found: List[Tuple[str, ...]] = []
+    before = ""
+    for instruction in dis.get_instructions(innermost(function)):
+        name = instruction.argval
+        if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if any(rate in name for rate in _RATES) or (name == _RATE_OF_LIST and iterates(function)):
+                found.append(("config", name) if before == "config" else (name,))
+            before = name
+        else:
+            before = ""
+    return tuple(dict.fromkeys(found))
+
+
+def iterates(function: Any) -> bool:
+    """Whether this is the method that hands out what a container holds."""
+    return getattr(innermost(function), "__name__", "") == "__iter__"
+
+
+def draws_layers(function: Any) -> bool:
+    """Whether this forward names a LayerDrop rate and a scalar random draw: it decides about layers by itself."""
+    code = getattr(innermost(function), "__code__", None)
+    if code is None or not _DRAWS.intersection(code.co_names):
+        return False
+    return bool(rate_paths(function))
+
+
+def rename(site: Site, function: FunctionType, traits: Traits) -> CodeType:
+    """The function's code with its random sources renamed to look-alikes, which are put into its globals."""
+    code = function.__code__
+    loaded = _globals_of(code)
+    names = {
+        name: _HIDDEN + name
+        for name in _SOURCES
+        if name in loaded and isinstance(function.__globals__.get(name), ModuleType) and _used(name, code)
+    }
+    own = [name for name in _GENERATORS if name in code.co_names and name not in loaded]
+    if not names and not own:
+        raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
+    names.update({name: _HIDDEN + name for name in traits.checks if name in loaded and name in function.__globals__})
+    _refuse_ambiguous(function, names)
+    names.update({name: _HIDDEN + name for name in own})
+    home = function.__globals__
+    for name, hidden in names.items():
+        if name not in own and hidden not in home:
+            home[hidden] = _unless_shared(name, home[name]) if name in traits.checks else _look_alike(home[name])
+            site.at_undo(functools.partial(home.pop, hidden, None))
+    renamed = tuple(names.get(name, name) for name in code.co_names)
+    return code.replace(co_names=renamed, co_consts=_complete_outputs(code, traits.skipped_output))
+
+
+def lead_generators(site: Site, owner: type, function: FunctionType) -> None:
+    """Give a class the hidden names under which the copy of its forward finds a generator of the module's own."""
+    for name in _GENERATORS:
+        hidden = _HIDDEN + name
+        if name in function.__code__.co_names and hidden not in vars(owner):
+            setattr(owner, hidden, property(functools.partial(_led, name)))
+            site.at_undo(functools.partial(delattr, owner, hidden))
+
+
+def _led(name: str, module: Any) -> _LookAlike:
+    generator = getattr(module, name)
+    return _LookAlike(generator, {"random": _scalar_draw(generator.random)})
+
+
+def _used(name: str, code: CodeType) -> bool:
+    """numpy may be there for other things than its generators; it may then be an attribute, too (``x.numpy()``)."""
+    return name not in ("np", "numpy") or "random" in code.co_names
+
+
+def _globals_of(code: CodeType) -> FrozenSet[str]:
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+def _refuse_ambiguous(function: FunctionType, names: Dict[str, str]) -> None:
+    """A name and an attribute share one entry in the code: ``random.random`` is renamed as a whole.
+
+    That is right behind a look-alike, which knows its hidden names; behind anything else it would be an error.
+    """
+    before = ""
+    for instruction in dis.get_instructions(function.__code__):
+        name = instruction.argval
+        if name in names and instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")) and before not in names:
+            raise PatchError(f"{function.__qualname__} uses {name} both as a module and as an attribute")
+        before = name if isinstance(name, str) else ""
+
+
+def _complete_outputs(code: CodeType, short: Tuple[None, ...]) -> Tuple[Any, ...]:
+    """The constants, with the outputs of a skipped layer as long as those of a layer that ran."""
+    if not short:
+        return code.co_consts
+    steps = list(dis.get_instructions(code))
+    unpacked = any(one.argval == short and other.opname == "UNPACK_SEQUENCE" for one, other in zip(steps, steps[1:]))
+    return tuple((None,) * 5 if value == short and not unpacked else value for value in code.co_consts)
+
+
+# Those of the checks (see Traits) that need not be asked while the decisions are the schedule's: put here by a patch.
+SKIPPABLE_CHECKS: List[str] = []
+
+
+def _unless_shared(name: str, asks: Callable[..., bool]) -> Callable[..., bool]:
+    """A toolkit may run every layer of a sharded model, because ranks might disagree. Here they do not.
+
+    A recomputation in backward repeats the decisions of a step, and must run what the forward ran.
+    """
+
+    @functools.wraps(asks)
+    def must_run_all(*args: Any, **kwargs: Any) -> bool:
+        call = draw.CURRENT.get()
+        if call is not None and call.base is not None and name in SKIPPABLE_CHECKS:
+            return False
+        all_run = asks(*args, **kwargs)
+        if all_run and call is not None:
+            call.whole = True
+        return all_run
+
+    return must_run_all
+
+
+# A class attribute that is 0, in the place of every rate.
+NO_RATE = _HIDDEN + "no_rate"
+
+
+def without_rates(function: FunctionType) -> FunctionType:
+    """A copy that reads 0 for every rate that it takes from ``self``."""
+    rates = {path[0] for path in rate_paths(function) if len(path) == 1}
+    names = tuple(NO_RATE if name in rates else name for name in function.__code__.co_names)
+    return copy_with(function, function.__code__.replace(co_names=names))
+
+
+def copy_with(function: FunctionType, code: CodeType) -> FunctionType:
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__, copy.__module__, copy.__doc__ = function.__qualname__, function.__module__, function.__doc__
+    return copy
+
+
+def rebuild(function: Any, inner: Any, replacement: Any) -> Any:
+    """A copy of a chain of decorators around ``inner`` that ends in ``replacement``."""
+    if function is inner:
+        return replacement
+    below = function.__wrapped__
+    cells = getattr(function, "__closure__", None) or ()
+    if not isinstance(function, FunctionType) or not any(cell.cell_contents is below for cell in cells):
+        raise PatchError(f"the decorator around {inner.__qualname__} does not hold it in a closure")
+    rebuilt = rebuild(below, inner, replacement)
+    closure = tuple(CellType(rebuilt) if cell.cell_contents is below else cell for cell in cells)
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__dict__.update(function.__dict__)
+    copy.__dict__["__wrapped__"] = rebuilt
+    return copy

@@ -1,0 +1,79 @@
+"""Changes all classes that draw for layers: one of a toolkit, those of a module, or those in a model to be wrapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Callable, Iterable
+
+from ddpfix import log
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import PatchError, Site
+from ddpfix.ranks import wrap_hooks
+
+# Changes one class; raises PatchError, and leaves it as it was, where it is not what is expected.
+How = Callable[[Site, type], Any]
+
+
+def put(site: Site, owner: type, how: How) -> None:
+    """Change a class whose method draws, once.
+
+    Raises:
+        PatchError: it does not draw.
+    """
+    if cover.drawing_method(owner) is None:
+        raise PatchError(f"{owner.__qualname__} no longer draws for its layers")
+    if owner not in cover.COVERED:
+        how(site, owner)
+
+
+def cover_all(site: Site, module: ModuleType, owner: Any, how: How) -> bool:
+    """Change all classes that draw: of a module, or, at the target DDP or FSDP, of each model that is wrapped.
+
+    Args:
+        site: records the changes.
+        module: that of the target.
+        owner: the class of the target, or None where the target is the module as a whole.
+        how: changes one class.
+    """
+    if owner is not None:
+        # Classes that no module of the toolkit defines are found when a model is wrapped.
+        in_models(site, how)
+        return False
+    return in_module(site, module, how)
+
+
+def in_module(site: Site, module: ModuleType, how: How) -> bool:
+    """Change the classes of a module that draw; whether there was one."""
+    values = list(vars(module).values())
+    return _put_all(site, [v for v in values if isinstance(v, type) and v.__module__ == module.__name__], how)
+
+
+def in_models(site: Site, how: How) -> None:
+    """Change the classes that draw in each model that is wrapped from here on: a user's subclasses are among them."""
+    wrap_hooks.before_wrap(site, _InModels(site, how))
+
+
+@dataclass(frozen=True)
+class _InModels:
+    """Two of the same patch are equal, so that a model is looked at once."""
+
+    site: Site
+    how: How
+
+    def __call__(self, model: Any) -> None:
+        levels = (level for module in model.modules() for level in type(module).__mro__)
+        _put_all(self.site, dict.fromkeys(levels), self.how)
+
+
+def _put_all(site: Site, classes: Iterable[type], how: How) -> bool:
+    done = False
+    for owner in classes:
+        if owner in cover.COVERED or cover.drawing_method(owner) is None:
+            continue
+        try:
+            how(site, owner)
+            done = True
+        except PatchError as error:
+            log.warning(f"{owner.__module__}.{owner.__qualname__} skips layers, and ranks may disagree: {error}")
+    return done

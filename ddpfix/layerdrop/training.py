@@ -1,0 +1,147 @@
+"""The training forwards of wrapped models: which iteration it is, and what was skipped in it."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ddpfix.layerdrop.schedule import fold, text_key
+
+
+@dataclass(frozen=True)
+class Skip:
+    """One skipped layer: the module that holds it, which call in this iteration, and the layer's index.
+
+    ``part`` names the branch of the layer that was skipped; empty if the whole layer was.
+    """
+
+    module: str
+    call: int
+    layer: int
+    part: str = ""
+
+
+class Replica:
+    """What one rank knows of one wrapped model: the agreed seed, the iteration, and its modules' names.
+
+    The iteration counts training forwards with gradients enabled, so that an evaluation, on one rank or on all, does
+    not shift anything. Every micro-batch of gradient accumulation is an iteration of its own.
+    """
+
+    def __init__(self, module: Any, seed: int) -> None:
+        self.seed = seed
+        self.iteration = -1
+        self.last: Optional[Step] = None
+        # Whether DDP looks for unused parameters in it, because it skips layers or for any other reason.
+        self.flagged = False
+        # Whether the last forward was a micro-batch that is not communicated (``no_sync``): more of its window follow.
+        self.open = False
+        self._module = weakref.ref(module)
+        self._keys: weakref.WeakKeyDictionary[Any, Tuple[str, int]] = weakref.WeakKeyDictionary()
+
+    def key(self, module: Any) -> Tuple[str, int]:
+        """The module's qualified name in the wrapped model and its number; the same on every rank."""
+        if module not in self._keys:
+            self._learn()
+        if module not in self._keys:
+            # A module outside the wrapped tree (held in a list, say) has no name: its class and order have to do.
+            name = f"{type(module).__qualname__}#{len(self._keys)}"
+            self._keys[module] = (name, text_key(name))
+        return self._keys[module]
+
+    def _learn(self) -> None:
+        root = self._module()
+        for name, module in root.named_modules() if root is not None else ():
+            # Wrappers may come and go between runs (checkpoint wrappers, torch.compile); the name must not change.
+            clean = ".".join(p for p in name.split(".") if p not in _WRAPPERS)
+            self._keys.setdefault(module, (clean, text_key(clean)))
+
+
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+
+
+@dataclass
+class Step:
+    """One training forward of a wrapped model: hands out streams and keeps what was skipped."""
+
+    replica: Replica
+    iteration: int
+    # How often each module was called, by its name: a layer may be skipped in one call and run in another.
+    calls: Dict[str, int] = field(default_factory=dict)
+    skipped: List[Skip] = field(default_factory=list)
+    # True once a gradient has reached the outputs of this forward: its backward is running, or has been run.
+    reached: bool = False
+
+    def stream(self, module: Any) -> Tuple[int, str, int]:
+        """(stream, module name, number of the call) for the next call of ``module`` in this step."""
+        name, key = self.replica.key(module)
+        call = self.calls.get(name, 0)
+        self.calls[name] = call + 1
+        return fold(self.replica.seed, self.iteration, key, call), name, call
+
+    def calls_of(self, module: str, layer: int) -> int:
+        """How often a layer could have run: as often as the module that holds it was called, or it draws for itself."""
+        return self.calls.get(module) or self.calls.get(f"{module}.{layer}", 1)
+
+
+_CURRENT: ContextVar[Optional[Step]] = ContextVar("ddpfix_step", default=None)
+_REPLICAS: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
+
+
+def current() -> Optional[Step]:
+    """The step whose forward is running here, or None outside of a wrapped model's training forward."""
+    return _CURRENT.get()
+
+
+def register(wrapper: Any, module: Any, seed: int) -> Replica:
+    """Remember the agreed seed of a wrapped model. ``wrapper`` is the DDP or FSDP module, ``module`` the one inside."""
+    replica = _REPLICAS[wrapper] = Replica(module, seed)
+    return replica
+
+
+def replica_of(wrapper: Any) -> Optional[Replica]:
+    return _REPLICAS.get(wrapper)
+
+
+@contextmanager
+def step(replica: Replica) -> Iterator[Step]:
+    """The length of one training forward of a wrapped model."""
+    token = enter(replica)
+    try:
+        yield token[0]
+    finally:
+        leave(token)
+
+
+def enter(replica: Replica) -> Tuple[Step, Any]:
+    """Begin the next iteration; for the hot path, where a context manager would cost more than the work."""
+    replica.iteration += 1
+    made = replica.last = Step(replica, replica.iteration)
+    return made, _CURRENT.set(made)
+
+
+def leave(token: Tuple[Step, Any]) -> None:
+    _CURRENT.reset(token[1])
+
+
+def forget() -> None:
+    """Drop all agreed seeds (undo): forwards from here on draw as the stock toolkit does."""
+    _REPLICAS.clear()
+
+
+def skipped_layers(wrapper: Any) -> List[Skip]:
+    """The layers that the last training forward of a DDP- or FSDP-wrapped model skipped, on every rank alike.
+
+    Args:
+        wrapper: the ``DistributedDataParallel`` or ``FullyShardedDataParallel`` module.
+
+    Raises:
+        LookupError: ddpfix did not see this model being wrapped.
+    """
+    replica = _REPLICAS.get(wrapper)
+    if replica is None:
+        raise LookupError("ddpfix was not active when this model was wrapped")
+    return list(replica.last.skipped) if replica.last is not None else []

@@ -1,0 +1,110 @@
+"""Which versions of the toolkits are installed, without importing them.
+
+A toolkit without metadata is recognised by what its package looks like.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Collection, Dict, Iterator, Optional, Sequence
+
+from ddpfix.import_hook import Finder
+from ddpfix.matrix.model import Mark, Matrix
+
+# In the place of a version: there is a package of that name, and no mark holds for it.
+UNRECOGNISED = "unrecognised"
+
+
+def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str, Optional[str]]:
+    """The versions of the matrix's toolkits from their metadata or by their marks, without importing them.
+
+    Args:
+        later: toolkits that are not looked for yet; their version is None.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: Dict[str, Optional[str]] = {}
+    for toolkit, distribution in matrix.toolkits.items():
+        if toolkit in later or toolkit in matrix.marks:
+            # What has marks is known by them alone: its metadata, if any, says 0.0.0 or what else was installed.
+            found[toolkit] = None if toolkit in later else recognise(toolkit, matrix.marks[toolkit])
+            continue
+        try:
+            found[toolkit] = version(distribution)
+        except PackageNotFoundError:
+            found[toolkit] = None
+        if toolkit in matrix.version_files:
+            found[toolkit] = _told_by_file(toolkit, matrix.version_files[toolkit]) or found[toolkit]
+    return found
+
+
+def _told_by_file(toolkit: str, file: str) -> Optional[str]:
+    """The version of the package that an import would find: a clone may lie in front of the installed release."""
+    from importlib.util import find_spec
+
+    try:
+        spec = find_spec(toolkit)
+        folder = next(iter(spec.submodule_search_locations or ())) if spec is not None else ""
+        return (Path(folder) / file).read_text(encoding="utf-8").strip() or None if folder else None
+    except (ImportError, OSError, ValueError, StopIteration):
+        return None
+
+
+def recognise(toolkit: str, marks: Sequence[Mark]) -> Optional[str]:
+    """The version of the package that an import would find.
+
+    Args:
+        toolkit: the import name of a top-level package.
+        marks: asked in this order; the first one that holds decides.
+
+    Returns:
+        A version, :data:`UNRECOGNISED`, or None where no such package is found.
+    """
+    found = False
+    for folder in folders(toolkit):
+        found = True
+        texts: Dict[str, str] = {}
+        version = next((mark.version for mark in marks if _holds(mark, folder, texts)), None)
+        if version is not None:
+            return version
+    return UNRECOGNISED if found else None
+
+
+def folders(toolkit: str) -> Iterator[Path]:
+    """Where the modules of a package are looked for: one folder, or several where it is a namespace."""
+    spec = getattr(sys.modules.get(toolkit), "__spec__", None) or _spec(toolkit)
+    if spec is not None:
+        # A single module has no folder; it is found all the same.
+        yield from map(Path, spec.submodule_search_locations or (spec.origin or "",))
+
+
+def _spec(toolkit: str) -> Any:
+    # Our own finder would ask for the version again, to know whether it waits for this package.
+    for other in list(sys.meta_path):
+        find = getattr(other, "find_spec", None)
+        try:
+            spec = find(toolkit, None) if find is not None and not isinstance(other, Finder) else None
+        except (ImportError, OSError, ValueError):
+            continue
+        if spec is not None:
+            return spec
+    return None
+
+
+def _holds(mark: Mark, folder: Path, texts: Dict[str, str]) -> bool:
+    return (
+        all((folder / name).exists() for name in mark.files)
+        and not any((folder / name).exists() for name in mark.no_files)
+        and all(words in _text(folder, name, texts) for name, words in mark.words)
+        and not any(words in _text(folder, name, texts) for name, words in mark.no_words)
+    )
+
+
+def _text(folder: Path, name: str, texts: Dict[str, str]) -> str:
+    if name not in texts:
+        try:
+            texts[name] = (folder / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            texts[name] = ""
+    return texts[name]

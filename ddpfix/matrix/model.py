@@ -1,0 +1,98 @@
+"""What ``compat_matrix.yaml`` says, as objects.
+
+The file is the only place that says which patch is for which versions. It is data: it names patches that the package
+ships, never code to import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import List, Mapping, Optional, Tuple
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from ddpfix.matrix.yaml_nodes import MatrixError as MatrixError
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a patch is put on: a module (``*`` stands for one name), an attribute in it, and its expected parameters.
+
+    ``before``: the patch is called when the module is about to be executed, and not when it has been.
+    """
+
+    module: str
+    attribute: str
+    expects: Tuple[str, ...] = ()
+    before: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.attribute}"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One cure: which code does it, what it is for, and the setting (with its values) that calls for it."""
+
+    id: str
+    toolkit: str
+    code: str
+    setting: Optional[str]
+    when: Tuple[str, ...]
+    problem: str
+    evidence: Tuple[str, ...]
+    # Whether it is applied without being asked for; the others wait for DDPFIX_<PATCH>=1.
+    default: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the matrix: for these versions, this is done (or not done) for this reason."""
+
+    patch: str
+    versions: SpecifierSet
+    torch: Optional[SpecifierSet]
+    status: str
+    targets: Tuple[Target, ...]
+    tested: Tuple[Version, ...]
+    why: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a package looks like in one version, for a toolkit whose metadata tells nothing.
+
+    Attributes:
+        version: the version that it stands for, where all the rest holds.
+        files: paths in the package, of files or folders, that are there.
+        no_files: paths that are not there.
+        words: (file, words) that stand in a file.
+        no_words: (file, words) that do not stand in a file, or there is no such file.
+    """
+
+    version: str
+    files: Tuple[str, ...] = ()
+    no_files: Tuple[str, ...] = ()
+    words: Tuple[Tuple[str, str], ...] = ()
+    no_words: Tuple[Tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The whole file: distribution names by toolkit, patches by id, and the rows in the file's order.
+
+    ``version_files`` has, for toolkits that ship one, the file in the package that tells its version: a clone in front
+    of the installed wheel is what is imported, and the metadata is the wheel's. ``marks`` are those of toolkits without
+    a version: the first one that holds decides, and the metadata does not count.
+    """
+
+    toolkits: Mapping[str, str]
+    patches: Mapping[str, Patch]
+    rows: Tuple[Row, ...]
+    version_files: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[str, Tuple[Mark, ...]] = field(default_factory=dict)
+
+    def rows_of(self, patch: str) -> List[Row]:
+        return [row for row in self.rows if row.patch == patch]

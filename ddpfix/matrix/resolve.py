@@ -1,0 +1,127 @@
+"""Decides, for every patch, what is to be done here: a pure function of the matrix, what is installed, the settings.
+
+Nothing is imported and nothing is changed, so ``plan`` can show the decisions of an environment without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+
+from packaging.version import InvalidVersion, Version
+
+from ddpfix.matrix.detect import UNRECOGNISED
+from ddpfix.matrix.model import Matrix, Patch, Row
+from ddpfix.matrix.settings import Settings, switch_name
+from ddpfix.matrix.specifiers import holds
+
+APPLY, SKIP, OFF, ABSENT, NOT_AFFECTED, NOT_CURED = "apply", "skip", "off", "absent", "not-affected", "not-cured"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done about one patch, with the reason in words.
+
+    ``tested`` is False when the version lies inside the row's range but is none of the versions that were run.
+    """
+
+    patch: str
+    toolkit: str
+    version: Optional[str]
+    action: str
+    reason: str
+    row: Optional[Row] = None
+    tested: bool = True
+    forced: bool = False
+
+
+_Decider = Callable[..., Decision]
+
+
+def resolve(matrix: Matrix, installed: Mapping[str, Optional[str]], settings: Settings) -> List[Decision]:
+    """One decision a patch, in the matrix's order.
+
+    Args:
+        installed: version by toolkit name; None (or no entry) means that it is not installed.
+    """
+    return [decide(matrix, patch, installed, settings) for patch in matrix.patches.values()]
+
+
+def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]], settings: Settings) -> Decision:
+    """What is to be done about one patch (see :func:`resolve`)."""
+    text = installed.get(patch.toolkit)
+
+    def decision(action: str, reason: str, **more: object) -> Decision:
+        return Decision(patch.id, patch.toolkit, text, action, reason, **more)  # type: ignore[arg-type]
+
+    switched = settings.switched(patch.id)
+    if text is None:
+        return decision(ABSENT, f"{patch.toolkit} is not installed")
+    if switched == "0":
+        return decision(OFF, f"switched off by {settings.sources.get(patch.id, switch_name(patch.id))}")
+    if not patch.default and switched is None:
+        return decision(OFF, f"not asked for; {switch_name(patch.id)}=1 switches it on")
+    if patch.setting is not None and patch.when and settings[patch.setting] not in patch.when:
+        return decision(OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
+    if text == UNRECOGNISED:
+        return decision(SKIP, f"{patch.toolkit} is no release that ddpfix knows: a fork, or another package so called")
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        return decision(SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
+    rows = matrix.rows_of(patch.id)
+    row = next((row for row in rows if holds(row.versions, version) and _torchholds(row, installed)), None)
+    if row is None:
+        return _outside(decision, patch, rows, version, installed.get("torch"), switched == "force")
+    if row.status != "cured":
+        return decision(NOT_AFFECTED if row.status == "not-affected" else NOT_CURED, row.why, row=row)
+    return decision(APPLY, row.why, row=row, tested=_is_tested(row, version))
+
+
+def _outside(
+    decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, torch: Optional[str], forced: bool
+) -> Decision:
+    here = f"{patch.toolkit} {version}"
+    if any(holds(row.versions, version) for row in rows):
+        here += f" with torch {torch}"
+    tested = [(tested, row) for row in rows if row.status == "cured" for tested in row.tested]
+    if not tested:
+        return decision(SKIP, f"{here} is in no row of the matrix")
+    nearest, row = _nearest(tested, version)
+    if forced:
+        return decision(APPLY, f"forced for {here}; nearest tested is {nearest}", row=row, tested=False, forced=True)
+    return decision(SKIP, f"{here}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it")
+
+
+def _torchholds(row: Row, installed: Mapping[str, Optional[str]]) -> bool:
+    text = installed.get("torch")
+    if row.torch is None:
+        return True
+    try:
+        return text is not None and holds(row.torch, Version(text))
+    except InvalidVersion:
+        return False
+
+
+def _is_tested(row: Row, version: Version) -> bool:
+    # Builds of one release differ in the local part only (+cpu, +cu121); a nightly is another release.
+    return Version(version.public) in row.tested
+
+
+def _nearest(tested: Sequence[Tuple[Version, Row]], version: Version) -> Tuple[Version, Row]:
+    """The closer one of the last tested version before ``version`` and the first one after it."""
+    before = [pair for pair in tested if pair[0] <= version]
+    after = [pair for pair in tested if pair[0] > version]
+    neighbours = [max(before, key=_release)] if before else []
+    neighbours += [min(after, key=_release)] if after else []
+    return min(neighbours, key=lambda pair: _distance(pair[0], version))
+
+
+def _release(pair: Tuple[Version, Row]) -> Version:
+    return pair[0]
+
+
+def _distance(one: Version, other: Version) -> float:
+    """How far apart two versions are; the major number weighs most."""
+    parts = zip([*one.release, 0, 0, 0][:3], [*other.release, 0, 0, 0][:3])
+    return sum(abs(a - b) * weight for (a, b), weight in zip(parts, (1e6, 1e3, 1.0)))

@@ -1,0 +1,263 @@
+"""Settings: where they come from, which values they take, and which one wins.
+
+The first of these wins: arguments of ``activate()`` (the command line passes its own as environment variables),
+``DDPFIX_*`` variables, ``[tool.ddpfix]`` in the ``pyproject.toml`` of the working directory, the default. A switch
+``DDPFIX_<PATCH>=0`` wins over all of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+
+PREFIX = "DDPFIX_"
+SWITCH = ("0", "1", "force")
+
+
+class SettingsError(ValueError):
+    """A setting has a name or a value that ddpfix does not know; the message names it and what is accepted."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its name, default, accepted values and meaning (for ``plan`` and the README)."""
+
+    name: str
+    default: str
+    values: Tuple[str, ...]
+    meaning: str
+    # For values that cannot be listed: what they are called, and what tells them.
+    kind: Optional[str] = None
+    check: Optional[Callable[[str], bool]] = None
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def accepted(self) -> str:
+        return ", ".join([*self.values, *([self.kind] if self.kind else [])])
+
+    def validate(self, value: str, source: str) -> str:
+        word = value.strip().lower()
+        if word in self.values or (self.check is not None and self.check(word)):
+            return word
+        raise SettingsError(f"{source}={value!r}: accepted are {self.accepted}")
+
+
+def _is_integer(word: str) -> bool:
+    # Python itself refuses to read a number of thousands of digits.
+    return word.isascii() and word.isdigit() and len(word) < 20 and int(word) < 2**63
+
+
+def _is_positive(word: str) -> bool:
+    return _is_integer(word) and int(word) > 0
+
+
+def _is_seconds(word: str) -> bool:
+    try:
+        return 0 < float(word) < 86400 * 7
+    except ValueError:
+        return False
+
+
+SETTINGS: Tuple[Setting, ...] = (
+    Setting(
+        "unused",
+        "auto",
+        ("auto", "find", "late", "static", "off"),
+        "unused parameters under DDP: auto (the flag where the model is known to need it, else late), find (the flag"
+        " always), late (no flag: finalized after each backward), static (static_graph=True: the same ones in each"
+        " step), off (never touched)",
+    ),
+    Setting(
+        "layerdrop",
+        "sync",
+        ("sync", "off", "stock"),
+        "LayerDrop: sync (every rank skips the same layers), off (no layer is ever skipped), stock (as shipped)",
+    ),
+    Setting(
+        "overrides",
+        "apply",
+        ("apply", "off"),
+        "settings that a toolkit loses: apply (they arrive, or a warning names them), off",
+    ),
+    Setting(
+        "uneven",
+        "pad",
+        ("pad", "join", "stop", "off"),
+        "ranks with different numbers of batches: pad (the shorter ones repeat), join (the shorter ones add zero"
+        " gradients; it stands for pad, and pad for it, where a toolkit has one of them), stop (at the shortest), off",
+    ),
+    Setting("memory", "on", ("on", "off"), "length limits and batch budgets of the toolkit hold for every batch"),
+    Setting(
+        "attention",
+        "off",
+        ("off",),
+        "largest batch size times squared length of a batch (frames squared), or off",
+        "an integer",
+        _is_positive,
+    ),
+    Setting(
+        "cache",
+        "off",
+        ("off",),
+        "release cached blocks of the GPU every so many optimizer steps, or off",
+        "an integer",
+        _is_positive,
+    ),
+    Setting(
+        "seed",
+        "auto",
+        ("auto",),
+        "seed of the shared decisions: auto (rank 0's torch seed) or an integer",
+        "an integer",
+        _is_integer,
+    ),
+    Setting(
+        "timeout",
+        "60",
+        (),
+        "how long ranks wait for one on which ddpfix is missing",
+        "seconds (up to a week)",
+        _is_seconds,
+    ),
+    Setting(
+        "bucket_view",
+        "0",
+        ("0", "1"),
+        "1: gradients are views into DDP's buckets (gradient_as_bucket_view=True), which saves a copy of them",
+    ),
+    Setting(
+        "advice",
+        "50",
+        ("off",),
+        "after how many steps ddpfix says what find_unused_parameters cost, if it was of no use, or off",
+        "an integer",
+        _is_positive,
+    ),
+    Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
+)
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def switch_name(patch: str) -> str:
+    """The environment variable that switches one patch: ``transformers.layerdrop`` is DDPFIX_TRANSFORMERS_LAYERDROP."""
+    return PREFIX + patch.upper().replace(".", "_").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values in force, and for each one that is not the default, where it came from."""
+
+    values: Mapping[str, str]
+    switches: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> str:
+        return self.values[name]
+
+    def switched(self, patch: str) -> Optional[str]:
+        return self.switches.get(patch)
+
+    def number(self, name: str) -> Optional[int]:
+        """A setting that is off or a number; None stands for off."""
+        return None if self.values[name] == "off" else int(self.values[name])
+
+    def seconds(self) -> float:
+        return float(self.values["timeout"])
+
+    def seed(self) -> Optional[int]:
+        return None if self.values["seed"] == "auto" else int(self.values["seed"])
+
+
+def read(
+    arguments: Mapping[str, object],
+    patches: Iterable[str],
+    environ: Optional[Mapping[str, str]] = None,
+    folder: Optional[Path] = None,
+) -> Settings:
+    """Settings from arguments, environment and pyproject.toml; raises :class:`SettingsError` for what is unknown."""
+    if environ is None:
+        environ = {} if sys.flags.ignore_environment else os.environ
+    switches_by_variable = {switch_name(patch): patch for patch in patches}
+    reader = _Reader(switches_by_variable)
+    reader.table(_pyproject(folder if folder is not None else Path.cwd()), "pyproject.toml [tool.ddpfix] ")
+    reader.environment(environ)
+    reader.table({name: value for name, value in arguments.items() if value is not None}, "argument ")
+    reader.off_switches(environ)
+    return Settings(reader.values, reader.switches, reader.sources)
+
+
+class _Reader:
+    def __init__(self, switches_by_variable: Mapping[str, str]) -> None:
+        self.by_variable = switches_by_variable
+        self.values: Dict[str, str] = {setting.name: setting.default for setting in SETTINGS}
+        self.switches: Dict[str, str] = {}
+        self.sources: Dict[str, str] = {}
+
+    def set(self, key: str, value: str, source: str) -> None:
+        """One value; ``key`` is a setting's name, or a patch id with dots or underscores."""
+        name = key.lower().replace("-", "_")
+        setting = _BY_NAME.get(name)
+        if setting is not None:
+            self.values[name] = setting.validate(value, source)
+            self.sources[name] = source
+            return
+        patch = self.by_variable.get(switch_name(key))
+        if patch is None:
+            raise SettingsError(self._unknown(key, source))
+        word = {"true": "1", "false": "0", "on": "1", "off": "0"}.get(value.strip().lower(), value.strip().lower())
+        if word not in SWITCH:
+            raise SettingsError(f"{source}={value!r}: accepted are {', '.join(SWITCH)}")
+        self.switches[patch] = word
+        self.sources[patch] = source
+
+    def _unknown(self, key: str, source: str) -> str:
+        names: List[str] = [s.variable for s in SETTINGS] + list(self.by_variable)
+        close = difflib.get_close_matches(switch_name(key), names, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        return f"{source} is not a setting of ddpfix{hint}: accepted are {', '.join(sorted(names))}"
+
+    def table(self, table: Mapping[str, object], where: str) -> None:
+        for key, value in table.items():
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            self.set(key, text, where + key)
+
+    def environment(self, environ: Mapping[str, str]) -> None:
+        for variable, value in environ.items():
+            if variable.startswith(PREFIX):
+                self.set(variable[len(PREFIX) :], value, variable)
+
+    def off_switches(self, environ: Mapping[str, str]) -> None:
+        for variable, value in environ.items():
+            patch = self.by_variable.get(variable.upper())
+            if patch is not None and value.strip().lower() in ("0", "false", "off"):
+                self.switches[patch] = "0"
+                self.sources[patch] = variable
+
+
+def _pyproject(folder: Path) -> Mapping[str, object]:
+    file = folder / "pyproject.toml"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    # Most projects say nothing to us: their file is not parsed, and is not ours to judge.
+    if "tool.ddpfix" not in text:
+        return {}
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table = tomllib.loads(text).get("tool", {}).get("ddpfix", {})
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file}: {error}") from None
+    if not isinstance(table, dict):
+        raise SettingsError(f"{file}: [tool.ddpfix] has to be a table")
+    return table

@@ -1,0 +1,141 @@
+"""YAML as data that knows its lines, so that every complaint about the matrix names the file and the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List, NoReturn, Optional, Sequence, Tuple
+
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from ddpfix.matrix.specifiers import meet
+
+# libyaml's loader, where PyYAML was built with it, takes a tenth of the time.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_OPENING = (
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.FlowSequenceStartToken,
+)
+_CLOSING = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+
+
+class MatrixError(ValueError):
+    """The matrix cannot be used; the message starts with file and line."""
+
+
+class Node:
+    """A YAML node that knows its line. Only mappings, sequences and plain scalars are accepted."""
+
+    def __init__(self, node: yaml.Node, path: Path, key: Optional[yaml.Node] = None) -> None:
+        self.node = node
+        self.path = path
+        # A value below its key is looked for in the key's line.
+        self.line = int((key or node).start_mark.line) + 1
+
+    def fail(self, message: str) -> NoReturn:
+        raise MatrixError(f"{self.path}:{self.line}: {message}")
+
+    def mapping(self, required: Sequence[str] = (), optional: Optional[Sequence[str]] = ()) -> Dict[str, Node]:
+        """The entries; ``optional=None`` accepts any key."""
+        if not isinstance(self.node, yaml.MappingNode):
+            self.fail("a mapping is expected here")
+        found: Dict[str, Node] = {}
+        for key_node, value_node in self.node.value:
+            key = Node(key_node, self.path)
+            name = key.text()
+            if name in found:
+                key.fail(f"{name!r} stands twice in this mapping")
+            if optional is not None and name not in required and name not in optional:
+                key.fail(f"{name!r} is not known; accepted are {', '.join([*required, *optional])}")
+            found[name] = Node(value_node, self.path, key_node)
+        missing = [name for name in required if name not in found]
+        if missing:
+            self.fail(f"{', '.join(missing)} missing")
+        return found
+
+    def items(self) -> List[Node]:
+        if not isinstance(self.node, yaml.SequenceNode):
+            self.fail("a list is expected here")
+        return [Node(item, self.path) for item in self.node.value]
+
+    def text(self) -> str:
+        if not isinstance(self.node, yaml.ScalarNode):
+            self.fail("a plain value is expected here")
+        # A float is refused because other readers of this file would see 4.1 where 4.10 is written.
+        if self.node.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int"):
+            self.fail(f"a text is expected here, not {self.node.tag.rsplit(':', 1)[-1]} (put it in quotes)")
+        text = str(self.node.value).strip()
+        if not text:
+            self.fail("a text is expected here, and this one is empty")
+        return text
+
+    def texts(self) -> Tuple[str, ...]:
+        return tuple(item.text() for item in self.items())
+
+    def choice(self, accepted: Sequence[str], what: str) -> str:
+        word = self.text()
+        if word not in accepted:
+            self.fail(f"{what} {word!r} is not known; accepted are {', '.join(accepted)}")
+        return word
+
+    def specifier(self) -> SpecifierSet:
+        text = self.text()
+        try:
+            specifier = SpecifierSet(text)
+        except InvalidSpecifier:
+            self.fail(f"{text!r} is not a version specifier; write it like '>=4.21,<5.24'")
+        if any(clause.operator == "===" for clause in specifier):
+            self.fail(f"{text!r} compares texts; write == instead of ===")
+        if meet(specifier, specifier) is None:
+            self.fail(f"no version can satisfy {text!r}")
+        return specifier
+
+    def version(self) -> Version:
+        try:
+            return Version(self.text())
+        except InvalidVersion:
+            self.fail(f"{self.text()!r} is not a version; write it like '4.57.6'")
+
+
+def root(path: Path, thorough: bool = True) -> Node:
+    """The whole file.
+
+    Args:
+        path: the file.
+        thorough: whether it is searched for attacks, too.
+
+    Raises:
+        MatrixError: it cannot be read, is not YAML, is empty, or has what no data needs (aliases, tags, deep nesting).
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if thorough:
+            _refuse_hostile(text, path)
+        found = yaml.compose(text, Loader=_LOADER)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else 1
+        raise MatrixError(f"{path}:{line}: not valid YAML: {error.problem or error.context}") from None
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        if isinstance(error, MatrixError):
+            raise
+        raise MatrixError(f"{path}:1: cannot be read as YAML in UTF-8: {error}") from None
+    if found is None:
+        raise MatrixError(f"{path}:1: the file is empty; expected are schema, toolkits, patches, rows")
+    return Node(found, path)
+
+
+def _refuse_hostile(text: str, path: Path) -> None:
+    """An alias can blow up a small file, a tag can ask for code, and deep nesting can end the process."""
+    depth = 0
+    for token in yaml.scan(text, Loader=_LOADER):
+        depth += isinstance(token, _OPENING)
+        depth -= isinstance(token, _CLOSING)
+        line = token.start_mark.line + 1
+        if isinstance(token, (yaml.AliasToken, yaml.AnchorToken, yaml.TagToken)):
+            raise MatrixError(f"{path}:{line}: anchors, aliases and tags are not accepted here")
+        if depth > 20:
+            raise MatrixError(f"{path}:{line}: nested too deeply; the schema needs five levels")

@@ -1,0 +1,1 @@
+"""How a change is made, recorded and taken back."""

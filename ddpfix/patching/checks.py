@@ -1,0 +1,34 @@
+"""What a patch builds on in a function of a toolkit, looked up before anything is changed."""
+
+from __future__ import annotations
+
+import inspect
+from types import FunctionType
+from typing import Any, Sequence
+
+from ddpfix.patching.site import PatchError
+
+
+def code_names(owner: Any, name: str) -> Sequence[str]:
+    """The names that a method of ``owner`` itself looks up, and its texts, whatever has been wrapped around it.
+
+    Raises:
+        PatchError: it is not there, or not a plain function.
+    """
+    function = inspect.unwrap(vars(owner)[name]) if name in vars(owner) else None
+    if not isinstance(function, FunctionType):
+        raise PatchError(f"{owner.__qualname__}.{name} is not there, or not a plain function")
+    code = function.__code__
+    return [*code.co_names, *(text for text in code.co_consts if isinstance(text, str))]
+
+
+def needs_names(owner: Any, name: str, *expected: str) -> None:
+    """Refuse a method that no longer looks up what a cure builds on.
+
+    Raises:
+        PatchError: a name is missing; the message tells which.
+    """
+    found = code_names(owner, name)
+    missing = [word for word in expected if word not in found]
+    if missing:
+        raise PatchError(f"{owner.__qualname__}.{name} no longer uses {', '.join(missing)}")

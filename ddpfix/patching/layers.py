@@ -1,0 +1,157 @@
+"""Records of what was changed, and how a layer of ours is found and taken away below those of other patchers."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import wrapt
+
+LOCK = threading.RLock()
+MISSING = object()
+# The base of all of wrapt's proxies; its public name is not the same in all releases.
+_PROXY: type = wrapt.FunctionWrapper.__mro__[-2]
+
+
+@dataclass(eq=False)
+class Record:
+    """One changed attribute. ``was`` is the raw object from the owner's ``__dict__`` (a descriptor stays one)."""
+
+    owner: Any
+    attribute: str
+    was: Any
+    now: Any
+    inherited: bool
+
+    def undo(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
+        """Take our layer away; returns what could not be done, in words.
+
+        Args:
+            taken: (layer of another patcher, ours below it) of what has been taken away: copies share their layers.
+        """
+        with LOCK:
+            problem = self._take_away(taken)
+            if self in IN_PLACE:
+                IN_PLACE.remove(self)
+            for record in IN_PLACE:
+                # A later layer of ours stands on this one: what it gives back one day is what this one gives back.
+                if record.was is self.now:
+                    record.was = self.was
+                    record.inherited = self.inherited and record.owner is self.owner
+        return problem
+
+    def in_place(self) -> bool:
+        """Whether our layer is where it was put, alone or below those of others."""
+        current = vars(self.owner).get(self.attribute, MISSING)
+        return _is_layer(current, self.now) or any(_is_layer(layer, self.now) for layer in _layers(current))
+
+    def _take_away(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
+        current = vars(self.owner).get(self.attribute, MISSING)
+        if _is_layer(current, self.now):
+            self._restore()
+            return None
+        if any(current is top and self.now is ours for top, ours in taken):
+            return None
+        if current is not MISSING and _relink(current, self.now, self.was):
+            taken.append((current, self.now))
+            return None
+        where = getattr(self.owner, "__qualname__", getattr(self.owner, "__name__", self.owner))
+        return f"{where}.{self.attribute} no longer holds our patch: somebody replaced it, and it stays as it is"
+
+    def _restore(self) -> None:
+        if self.inherited:
+            delattr(self.owner, self.attribute)
+        else:
+            setattr(self.owner, self.attribute, self.was)
+
+
+# The records of all patches, oldest first: two patches may have changed the same attribute.
+IN_PLACE: List[Record] = []
+
+
+def _is_layer(found: Any, ours: Any) -> bool:
+    """Whether this is our layer, or the bound form of it that ``getattr(class, name).__wrapped__`` hands out."""
+    return found is ours or (is_proxy(found) and getattr(found, "_self_parent", None) is ours)
+
+
+def is_proxy(found: Any) -> bool:
+    # isinstance is answered by what a proxy wraps.
+    return issubclass(type(found), _PROXY)
+
+
+def _relink(top: Any, ours: Any, was: Any) -> bool:
+    """Find our layer below those of other patchers, and put the original in its place wherever they hold it."""
+    found, waiting, seen = False, [top], set()
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        for below, put in _held(layer):
+            if _is_layer(below, ours):
+                put(was)
+                found = True
+            elif is_proxy(below) or type(below) is FunctionType:
+                waiting.append(below)
+    return found
+
+
+def _layers(top: Any) -> Iterator[Any]:
+    """Everything that a wrapper calls, directly or through other wrappers."""
+    waiting, seen = [top], set()
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer
+            if is_proxy(layer) or type(layer) in (FunctionType, classmethod, staticmethod):
+                waiting.extend(below for below, _ in _held(layer) if below is not None)
+
+
+def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
+    """What a wrapper calls, by all ways that wrappers use, each with the means to replace it."""
+    if is_proxy(layer):
+        yield layer.__wrapped__, functools.partial(setattr, layer, "__wrapped__")
+        yield getattr(layer, "_self_parent", None), lambda _: None
+    elif type(layer) is FunctionType:
+        for cell in layer.__closure__ or ():
+            yield _content(cell), functools.partial(setattr, cell, "cell_contents")
+        yield layer.__dict__.get("__wrapped__"), functools.partial(setattr, layer, "__wrapped__")
+    else:
+        # classmethod and staticmethod hold their function for good, so it is only looked into.
+        yield getattr(layer, "__func__", None), lambda _: None
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def take_back_copies(undone: List[Record]) -> None:
+    """Modules that took our function by ``from x import f`` while it was in place get the original."""
+    functions = {id(record.now): record for record in undone if isinstance(record.owner, ModuleType)}
+    for record in functions.values():
+        for module, name in stale_copies(record.now, record.owner):
+            setattr(module, name, record.was)
+
+
+def stale_copies(old: Any, home: ModuleType) -> List[Any]:
+    """(module, name) of every other imported module whose global ``name`` is the object ``old``."""
+    found: Dict[Any, Any] = {}
+    for module in list(sys.modules.values()):
+        names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
+        if module is home or not isinstance(module, ModuleType):
+            continue
+        # The values of a lazy module are looked at in its dictionary only: an attribute look-up could import something.
+        # Nearly no module has a copy, and this is the fastest way to know.
+        if id(old) not in map(id, list(names.values())):
+            continue
+        # By identity: a module may go by two names (a script that is __main__ and __mp_main__).
+        found.update(((id(module), name), (module, name)) for name, value in list(names.items()) if value is old)
+    return list(found.values())

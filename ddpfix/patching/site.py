@@ -1,0 +1,198 @@
+"""What ddpfix has changed, and how to take exactly that back.
+
+Every change is a record: the owner, the attribute, what was there, what is there now, and whether the owner had
+inherited it. Undo removes our own layer wherever it sits. Another patcher may have wrapped ours since: then its layer
+stays, and what it wraps becomes the original.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+import wrapt
+
+from ddpfix.patching.layers import IN_PLACE, LOCK, Record, is_proxy, stale_copies, take_back_copies
+
+if TYPE_CHECKING:
+    # Python 3.8 has it, and nothing asks for it at run time.
+    from typing import Protocol
+else:
+    Protocol = object
+
+
+class PatchError(RuntimeError):
+    """A patch cannot be put in place; the message says why. The engine reports it and leaves the toolkit as it was."""
+
+
+class _BoundLayer(wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._self_instance is None:
+            return _named, (self.__module__, self.__qualname__)
+        return getattr, (self._self_instance, self.__name__)
+
+
+class _Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
+    """wrapt's wrapper refuses to be pickled and copied; a function goes by its name and is its own copy."""
+
+    __bound_function_wrapper__ = _BoundLayer
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _named, (self.__module__, self.__qualname__)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+def _named(module: str, qualname: str) -> Any:
+    """What a module holds under a dotted name: how patched functions are unpickled."""
+    return functools.reduce(getattr, qualname.split("."), import_module(module))
+
+
+def _bound_first(stock: Any) -> Callable[..., Any]:
+    """Another patcher's method wrapper learns its instance when it is bound, not from the first argument."""
+
+    @functools.wraps(stock)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock.__get__(self, type(self))(*args, **kwargs)
+
+    return call
+
+
+def _bound(wrapped: Any, instance: Any) -> Any:
+    """A method is a bound one, also where it was called as ``Class.method(instance)``.
+
+    For such a call wrapt hands out a partial object, whose signature, in its older releases, still has ``self``.
+    """
+    if instance is not None and issubclass(type(wrapped), wrapt.PartialCallableObjectProxy):
+        return MethodType(wrapped.__wrapped__, instance)
+    return wrapped
+
+
+class Activation(Protocol):
+    """What a patch may ask about the activation that it is a part of."""
+
+    def facts(self) -> Dict[str, str]:
+        """What has to be equal on every rank."""
+
+    def verify(self) -> List[str]:
+        """What is not in place any more, in words."""
+
+    def summary(self) -> str:
+        """What was done, in one line."""
+
+
+class Site:
+    """Where one patch does its work: each change goes through here, is recorded, and can be undone as a whole.
+
+    Attributes:
+        patch: its id.
+        settings: those in force.
+        activation: see :class:`Activation`.
+        active: whether it has not been undone.
+    """
+
+    def __init__(self, patch: str, settings: Any = None, activation: Optional[Activation] = None) -> None:
+        self.patch = patch
+        self.settings = settings
+        # What this patch may know of all others; None where it was put in place by itself.
+        self.activation = activation
+        self.active = True
+        self.records: List[Record] = []
+        self.notes: List[str] = []
+        self.last_words: List[Callable[[], object]] = []
+        # Sites on which this patch stands together with others: what they have changed is undone with the last one.
+        self.parts: List[Site] = []
+
+    def in_force(self) -> List[Record]:
+        """The records of this patch, and of those that it shares with others."""
+        return [*self.records, *(record for part in self.parts for record in part.records)]
+
+    def replace(self, owner: Any, attribute: str, now: Any) -> None:
+        """Set ``owner.attribute``; ``now`` may be a descriptor."""
+        with LOCK:
+            inherited = attribute not in vars(owner)
+            was = self._raw(owner, attribute)
+            setattr(owner, attribute, now)
+            self._record(owner, attribute, was, now, inherited)
+            if isinstance(owner, ModuleType):
+                self._rebind(owner, was, now)
+
+    def _record(self, *change: Any) -> None:
+        record = Record(*change)
+        self.records.append(record)
+        IN_PLACE.append(record)
+
+    def wrap(self, owner: Any, attribute: str, wrapper: Callable[..., Any]) -> None:
+        """Wrap something that is called once a run: ``wrapper(wrapped, instance, args, kwargs)``, by wrapt."""
+
+        @functools.wraps(wrapper)
+        def called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            return wrapper(_bound(wrapped, instance), instance, args, kwargs)
+
+        with LOCK:
+            self.replace(owner, attribute, _Layer(self._raw(owner, attribute), called))
+
+    def wrap_hot(self, owner: Any, attribute: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+        """Wrap a function that is called every step: ``make(stock)`` returns a plain closure, which pickles by name."""
+        with LOCK:
+            stock = self._raw(owner, attribute)
+            if not isinstance(stock, FunctionType):
+                raise PatchError(f"{attribute} of {owner!r} is a {type(stock).__name__}, not a plain function")
+            called = _bound_first(stock) if is_proxy(stock) and isinstance(owner, type) else stock
+            self.replace(owner, attribute, functools.wraps(stock)(make(called)))
+
+    def register(self, those: List[Any], item: Any) -> None:
+        """Put an item into a list, unless it is there, until this patch is undone."""
+        with LOCK:
+            if item not in those:
+                those.append(item)
+                self.at_undo(functools.partial(_discard, those, item))
+
+    def at_undo(self, action: Callable[[], object]) -> None:
+        """Have something called when this patch is undone; it may return a list of what could not be taken back."""
+        self.last_words.append(action)
+
+    def undo(self) -> List[str]:
+        """Take back every change, the last one first; returns what could not be taken back, in words."""
+        problems: List[str] = []
+        undone: List[Record] = []
+        taken: List[Tuple[Any, Any]] = []
+        with LOCK:
+            self.active = False
+            while self.records:
+                undone.append(self.records.pop())
+                problem = undone[-1].undo(taken)
+                if problem is not None:
+                    problems.append(f"{self.patch}: {problem}")
+            take_back_copies(undone)
+            self.parts.clear()
+            while self.last_words:
+                try:
+                    said = self.last_words.pop()()
+                    problems.extend(said if isinstance(said, list) else ())
+                except Exception as error:
+                    problems.append(f"{self.patch}: {error!r} while it was undone")
+        return problems
+
+    def _raw(self, owner: Any, attribute: str) -> Any:
+        for level in getattr(owner, "__mro__", (owner,)):
+            if attribute in vars(level):
+                return vars(level)[attribute]
+        raise PatchError(f"{owner!r} has no attribute {attribute}")
+
+    def _rebind(self, home: ModuleType, was: Any, now: Any) -> None:
+        """Other modules may hold the old object from a ``from x import f``: give them ours too."""
+        for module, name in stale_copies(was, home):
+            setattr(module, name, now)
+            self._record(module, name, was, now, False)
+
+
+def _discard(those: List[Any], item: Any) -> None:
+    if item in those:
+        those.remove(item)

@@ -1,0 +1,49 @@
+"""For the length of a call: something else stands under a name, and afterwards what stood there before."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """While this lasts, ``owner`` (an instance, a class, a module) has ``value`` as its own attribute ``name``.
+
+    What an instance finds in its class is hidden, and comes back. Unlike ``Site.replace``, this leaves
+    copies in other modules alone, and nobody else is expected to wrap it meanwhile.
+    """
+    had, was = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(owner, name, was)
+        else:
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def patched(parent: Site) -> Iterator[Site]:
+    """A site of the same patch whose changes are undone when this ends."""
+    site = Site(parent.patch, parent.settings, parent.activation)
+    try:
+        yield site
+    finally:
+        for problem in site.undo():
+            log.warning(problem)
+
+
+class LookAlike:
+    """Stands for a module (or any object): a few names lead elsewhere, all others to the original."""
+
+    def __init__(self, original: Any, names: Dict[str, Any]) -> None:
+        self.__dict__.update(names)
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)

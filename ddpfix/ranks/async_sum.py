@@ -1,0 +1,66 @@
+"""Agreement that nobody waits for: ranks say something in the background, and look at the answer a step later."""
+
+from __future__ import annotations
+
+import weakref
+from datetime import timedelta
+from typing import Any, List, Optional, Sequence
+
+from ddpfix import log
+from ddpfix.ranks import failure_watch
+
+# By the default process group, ours of the same ranks, which torch keeps until the default one is destroyed. Both are
+# weak: a group that is kept alive keeps its store, and so the port that the next group may want.
+_GROUPS: weakref.WeakKeyDictionary[Any, Optional[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+
+
+def cpu_group(timeout: timedelta) -> Any:
+    """A gloo group of all ranks, for small things that live on the CPU, or None; every rank has to come here.
+
+    One of our own also with gloo as the default: what is under way in it does not mix with the gradients.
+
+    Args:
+        timeout: how long a rank may be behind another; the first call decides.
+    """
+    from torch import distributed
+
+    default = distributed.distributed_c10d._get_default_group()
+    if default not in _GROUPS:
+        try:
+            group = distributed.new_group(backend="gloo", timeout=timeout) if distributed.is_gloo_available() else None
+        except RuntimeError as error:
+            log.debug(f"no gloo group: {error}")
+            group = None
+        _GROUPS[default] = None if group is None else weakref.ref(group)
+    found = _GROUPS[default]
+    return None if found is None else found()
+
+
+class PendingSum:
+    """A few numbers that this rank has said to the others of a group: their sum over all ranks is the answer.
+
+    A minimum over ranks of "I can" is a sum that is as large as the group; a sum tells how many cannot, as well.
+    """
+
+    def __init__(self, numbers: Sequence[int], group: Any) -> None:
+        import torch
+        from torch import distributed
+
+        self._numbers = torch.tensor(list(numbers))
+        self._work = distributed.all_reduce(self._numbers, group=group, async_op=True)
+
+    def result(self) -> List[int]:
+        """The sums over all ranks; waits for the last rank to have said its numbers.
+
+        Raises:
+            RuntimeError: a rank has gone; :class:`~ddpfix.ranks.failure_watch.PeerFailedError` if it left a cause.
+        """
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            cause = failure_watch.cause()
+            if cause is None:
+                raise
+            raise failure_watch.PeerFailedError(cause) from error
+        found: List[int] = self._numbers.tolist()
+        return found

@@ -1,0 +1,217 @@
+"""A rank that gives up tells the others why, and they end with that cause instead of waiting in a collective for ever.
+
+The cause goes through the process group's store. Each rank looks there every two seconds (of 400 ranks and more all
+together 200 times a second), from a thread of its own. A rank that is then still busy after some seconds waits for the
+failed one in a collective, where no exception reaches it: its process is ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from typing import Any, Iterator, List, Optional
+
+from ddpfix import log
+from ddpfix.ranks import agreement
+
+# Seconds between two looks of a rank at the store, and how many looks a second the store has to answer at most.
+PERIOD = 2.0
+LOOKS = 200
+# How long a rank that gives up waits until all others have seen why: rank 0 may hold the store, which goes with it.
+LINGER = 5.0
+# How long a rank may go on after another one has failed; most end by themselves, at the next agreement.
+GRACE = 20.0
+# How many characters of a cause are left for the others.
+LENGTH = 6000
+
+_WATCHES: List[Watch] = []
+
+
+def _key(name: str) -> str:
+    return agreement.key(f"failed/{name}")
+
+
+def announce(error: BaseException) -> None:
+    """Leave this rank's error for the others, unless another rank has left one."""
+    from torch import distributed
+
+    if agreement.default_store() is None or isinstance(error, PeerFailedError):
+        return
+    text = f"rank {distributed.get_rank()} failed: {type(error).__name__}: {error}"
+    for _ in range(2):
+        # The death of a data-loader worker is raised by a signal: in the midst of this, perhaps.
+        with contextlib.suppress(Exception):
+            claim(text)
+            return
+
+
+def claim(text: str) -> bool:
+    """Leave a cause for the other ranks; returns whether this rank is the first to do so, also when asked again.
+
+    Without a store there is nobody to be asked, and every rank is the first.
+    """
+    from torch import distributed
+
+    store = agreement.default_store()
+    if store is None:
+        return True
+    own = str(distributed.get_rank())
+    if bytes(store.compare_set(_key("first"), "", own)).decode() != own:
+        return False
+    if not store.add(_key("told"), 0):
+        store.set(_key("cause"), text[:LENGTH])
+        store.add(_key("told"), 1)
+    return True
+
+
+def cause() -> Optional[str]:
+    """What the first rank that failed left, or None."""
+    store = agreement.default_store()
+    try:
+        return None if store is None else _left(store, _key(""))
+    except Exception as error:
+        log.debug(f"the store does not answer: {error!r}")
+    return None
+
+
+def _left(store: Any, prefix: str) -> Optional[str]:
+    if not store.add(prefix + "told", 0):
+        return None
+    return bytes(store.get(prefix + "cause")).decode(errors="replace")
+
+
+class PeerFailedError(RuntimeError):
+    """This rank ends because another one has failed; the message says which, and why.
+
+    Args:
+        text: what that rank left.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__("ddpfix: " + blamed(text))
+
+
+def blamed(text: str) -> str:
+    return f"{text} (this rank ends because of it)"
+
+
+@contextlib.contextmanager
+def propagate_failure() -> Iterator[None]:
+    """What raises in here, on one rank, ends all ranks with the cause.
+
+    Raises:
+        PeerFailedError: instead of what a collective raises here after another rank has failed.
+    """
+    watch()
+    try:
+        yield
+    except PeerFailedError:
+        _set_free()
+        raise
+    except Exception as error:
+        _set_free()
+        theirs = next((watching.found for watching in _WATCHES if watching.found), None)
+        if theirs is not None:
+            raise PeerFailedError(theirs) from error
+        announce(error)
+        _linger()
+        raise
+
+
+def _set_free() -> None:
+    for watching in _WATCHES:
+        watching.free = True
+
+
+def _linger() -> None:
+    """Wait until the others have seen the cause, for some seconds at most."""
+    from torch import distributed
+
+    store, end = agreement.default_store(), time.monotonic() + LINGER
+    with contextlib.suppress(Exception):
+        while time.monotonic() < end and store.add(_key("seen"), 0) < distributed.get_world_size():
+            time.sleep(0.05)
+
+
+def watch() -> None:
+    """Have the store looked at from now on, until its process group is destroyed; once for a group."""
+    store = agreement.default_store()
+    if store is None or any(watching.original() is store for watching in _WATCHES):
+        return
+    stop()
+    watching = Watch(store)
+    _WATCHES.append(watching)
+    watching.start()
+
+
+def stop() -> None:
+    """End all watches (undo, or the process ends)."""
+    while _WATCHES:
+        _WATCHES.pop().end()
+
+
+atexit.register(stop)
+
+
+class Watch(threading.Thread):
+    """Looks whether a rank has failed, and ends this process if it cannot end by itself.
+
+    It ends when the process group is destroyed, and holds no store that could keep a port from the next group.
+    """
+
+    def __init__(self, store: Any) -> None:
+        from torch import distributed
+
+        super().__init__(name="ddpfix-failures", daemon=True)
+        self.over = threading.Event()
+        self.original = weakref.ref(store)
+        # A connection of its own, where torch has that: the main thread may be waiting with this one.
+        self.connection = store.clone() if hasattr(store, "clone") else None
+        # The keys of this group: the default one may be another by the time of a look.
+        self.prefix = _key("")
+        # One process answers all ranks.
+        self.period = max(PERIOD, distributed.get_world_size() / LOOKS)
+        # Whether this rank has an exception of its own already, and so does not wait in a collective.
+        self.free = False
+        # What another rank left.
+        self.found: Optional[str] = None
+
+    def run(self) -> None:
+        while not self.over.wait(self.period) and self.original() is not None:
+            try:
+                found = self._look()
+            except Exception:
+                # The store has gone with the rank that kept it, in most cases because the job has ended.
+                break
+            if found is not None:
+                self._seen(found)
+                break
+        self.connection = None
+
+    def _look(self) -> Optional[str]:
+        store = self._store()
+        return None if store is None else _left(store, self.prefix)
+
+    def _store(self) -> Any:
+        return self.original() if self.connection is None else self.connection
+
+    def _seen(self, found: str) -> None:
+        if not self.free:
+            self.found = found
+            log.error(blamed(found))
+        with contextlib.suppress(Exception):
+            self._store().add(self.prefix + "seen", 1)
+        if not self.over.wait(GRACE) and not self.free:
+            log.error("this rank waits for the failed one in a collective, so its process is ended")
+            sys.stdout.flush()
+            os._exit(1)
+
+    def end(self) -> None:
+        self.over.set()
+        if threading.current_thread() is not self:
+            self.join(1.0)

@@ -1,0 +1,115 @@
+"""Ranks tell each other that they do the same thing now, through the process group's store.
+
+A rank that does something which the others do not would wait for them in a collective, or, worse, meet another one of
+theirs there. Nobody calls the roll in a step that is like the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+import weakref
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from ddpfix import log
+from ddpfix.ranks import agreement
+
+# Seconds between two looks at the store: short at first, because ranks mostly come together.
+_PAUSE = (0.0002, 0.05)
+# Ranks have just met in a collective, so one that does not come within this many seconds does something else.
+LIMIT = 300.0
+
+
+class RollCallError(RuntimeError):
+    """The ranks of a group do not do the same. The message names what this rank does."""
+
+
+class RollCall:
+    """The members of one group, who call the roll in the same order.
+
+    Args:
+        name: the same on all ranks, and of this use alone.
+        ranks: the global ranks of the group.
+        limit: seconds after which a rank that does not come is taken for one that does something else.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int], limit: float = LIMIT) -> None:
+        self._name, self._size, self._limit = name, len(ranks), limit
+        self._calls = 0
+
+    def same(self, word: str) -> bool:
+        """Wait for all ranks; whether they all said the same word.
+
+        Raises:
+            RollCallError: a rank did not come within the limit.
+        """
+        store = agreement.default_store()
+        if store is None or self._size == 1:
+            # Without a store (MPI) nobody can be asked.
+            return True
+        self._calls += 1
+        key = agreement.key(f"roll/{self._name}")
+        store.add(f"{key}/{self._calls}/{word}", 1)
+        store.add(key, 1)
+        if not self._all_are_here(store, key):
+            raise RollCallError(
+                f"ddpfix: this rank alone, or not every rank, does this: {word}. Gradients that only some ranks reduce"
+                f" would be mixed up with those of another step. (Waited {self._limit:g} s for the others.)"
+            )
+        return bool(store.add(f"{key}/{self._calls}/{word}", 0) == self._size)
+
+    def _all_are_here(self, store: Any, key: str) -> bool:
+        begun, pause, told = time.monotonic(), _PAUSE[0], False
+        while store.add(key, 0) < self._calls * self._size:
+            waited = time.monotonic() - begun
+            if waited > self._limit:
+                return False
+            if waited > 10 and not told:
+                told = True
+                log.info("waiting for the other ranks to call backward again as this one does")
+            time.sleep(pause)
+            pause = min(pause * 1.5, _PAUSE[1])
+        return True
+
+
+def limit_of(group: Any, most: float = LIMIT) -> float:
+    """Seconds to wait in a group: less than its collectives do, so that the cause is said before they give up.
+
+    Args:
+        group: a process group; None is the default one.
+        most: the largest value.
+    """
+    timeout = _timeout(group)
+    return most if timeout is None else min(most, timeout / 2)
+
+
+def _timeout(group: Any) -> Optional[float]:
+    import torch
+    from torch.distributed import distributed_c10d
+
+    found = []
+    for device in ("cpu", "cuda"):
+        # The names differ between releases, and a group has no backend for some devices.
+        with contextlib.suppress(Exception):
+            backend: Any = (group or distributed_c10d._get_default_group())._get_backend(torch.device(device))
+            found.append(float(backend.options._timeout.total_seconds()))
+    return min(found, default=None)
+
+
+def name_of_next(ranks: Sequence[int], kind: str) -> str:
+    """A name for the next thing of a kind that the members of a group have in the same order, the same on all ranks.
+
+    Args:
+        ranks: the global ranks of the group.
+        kind: things of another kind are counted apart.
+    """
+    store = agreement.default_store()
+    group = hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
+    counts = _NAMES.setdefault(store, {}) if store is not None else {}
+    count = counts[group, kind] = counts.get((group, kind), -1) + 1
+    return f"{group}/{kind}/{count}"
+
+
+# A process may leave its group and join another one: what was counted goes with the store.
+_NAMES: weakref.WeakKeyDictionary[Any, Dict[Tuple[str, str], int]] = weakref.WeakKeyDictionary()

@@ -1,0 +1,23 @@
+"""Which policy for uneven data a toolkit follows: not every toolkit has every one."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+
+
+def policy(site: Site, toolkit: str, others: Mapping[str, str]) -> str:
+    """The value of the setting ``uneven``, or the one of this toolkit that comes nearest to it.
+
+    Args:
+        site: the patch that asks.
+        toolkit: the toolkit's name, for the line that says that another value is taken.
+        others: values that the toolkit does not have -> what is done instead. Nothing is said where nobody chose.
+    """
+    wanted: str = site.settings["uneven"]
+    taken = others.get(wanted, wanted)
+    if taken != wanted and "uneven" in getattr(site.settings, "sources", ()):
+        log.info(f"{toolkit} has no uneven={wanted}: it does the nearest to it, uneven={taken}")
+    return taken

@@ -1,0 +1,97 @@
+"""The moment at which a model is wrapped for data parallel training: what has to look at the model registers here."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+
+# Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
+_BEFORE: List[Callable[[Any], object]] = []
+
+# Called with a model that cannot train with reentrant activation checkpointing as it is wrapped.
+_NOT_REENTRANT: List[Callable[[Any], object]] = []
+
+# what(model) -> what it has that find_unused_parameters=True excludes, or "".
+_EXCLUDED: List[Callable[[Any], str]] = []
+
+# reason(model) -> why DDP has to look for unused parameters in it, or "" if it has not.
+_REASONS: List[Callable[[Any], str]] = []
+
+# (True, value) while a toolkit wraps a model and we know what its user asked for; value None: nothing was asked for.
+_USER_CHOICE: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_user_choice", default=(False, None))
+
+
+def before_wrap(site: Site, action: Callable[[Any], object]) -> None:
+    """Have ``action(model)`` called before a model is wrapped, until the patch is undone."""
+    site.register(_BEFORE, action)
+
+
+def run_before_wrap(model: Any) -> None:
+    """Call everything that registered with :func:`before_wrap`."""
+    for action in list(_BEFORE):
+        action(model)
+
+
+def not_reentrant(site: Site, action: Callable[[Any], object]) -> None:
+    """Have ``action(model)`` called where a model cannot train with reentrant checkpointing, until undo."""
+    site.register(_NOT_REENTRANT, action)
+
+
+def forbid_reentrant(model: Any) -> None:
+    """Call everything that registered with :func:`not_reentrant`: DDP has the flag, or layers are sharded."""
+    for action in list(_NOT_REENTRANT):
+        try:
+            action(model)
+        except Exception as error:
+            log.warning(f"{action.__module__} could not look at a {type(model).__name__}: {error!r}")
+
+
+def excludes(site: Site, what: Callable[[Any], str]) -> None:
+    """Have ``what(model)`` asked what a model has that ``find_unused_parameters=True`` excludes, until undo."""
+    site.register(_EXCLUDED, what)
+
+
+def excluded(model: Any) -> List[str]:
+    """What this model has that ``find_unused_parameters=True`` excludes, in words."""
+    return [text for text in (_answer(what, model) for what in list(_EXCLUDED)) if text]
+
+
+def needs_flag(site: Site, reason: Callable[[Any], str]) -> None:
+    """Have ``reason(model)`` asked why a model needs ``find_unused_parameters`` ("": it does not), until undo."""
+    site.register(_REASONS, reason)
+
+
+def reasons(model: Any) -> List[str]:
+    """Why this model needs ``find_unused_parameters``, in words; empty if nobody knows a reason."""
+    return [text for text in (_answer(reason, model) for reason in list(_REASONS)) if text]
+
+
+def _answer(reason: Callable[[Any], str], model: Any) -> str:
+    try:
+        return reason(model)
+    except Exception as error:
+        # Not to know is no reason to end the job: it goes on as without us.
+        log.warning(f"{reason.__module__} could not look at a {type(model).__name__}: {error!r}")
+        return ""
+
+
+@contextmanager
+def user_chose(value: Optional[bool]) -> Iterator[None]:
+    """Tell what the user asked of ``find_unused_parameters`` through the toolkit (None: nothing).
+
+    Toolkits pass their own default on as a keyword, or drop an explicit False on the way: at DDP the two look alike.
+    """
+    token = _USER_CHOICE.set((True, value))
+    try:
+        yield
+    finally:
+        _USER_CHOICE.reset(token)
+
+
+def user_choice() -> Tuple[bool, Optional[bool]]:
+    """(known, value): whether a toolkit told us what its user asked for, and what that is."""
+    return _USER_CHOICE.get()

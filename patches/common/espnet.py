@@ -1,0 +1,35 @@
+"""Stochastic depth (Huang et al., arXiv 1603.09382) of encoders that ESPnet's layers were copied into.
+
+A layer draws for itself, and branchformer's for its attention branch as well; or a list or stack of layers draws for
+all of them at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import Site
+
+_BRANCH = "attn_branch_drop_rate"
+
+
+def share(site: Site, owner: type) -> None:
+    """Have all ranks skip the same layers in the training forwards of wrapped models."""
+    cover.cover(site, owner, cover.shared_call, rate=_rate_of(owner))
+
+
+def _rate_of(owner: type) -> Optional[Callable[[Any], float]]:
+    """The rate in force, where a branch's rate is one of those that are read: it is not in force in every layer."""
+    names = [path[-1] for path in cover.rate_paths(vars(owner)[cover.drawing_method(owner) or ""])]
+    if _BRANCH not in names:
+        return None
+    others = [name for name in names if name != _BRANCH]
+
+    def rate(layer: Any) -> float:
+        # The attention branch is dropped only where a learned average joins it with the other one.
+        joined = layer.use_two_branches and layer.merge_method == "learned_ave"
+        own = [float(getattr(layer, name)) for name in others]
+        return max([*own, float(getattr(layer, _BRANCH)) if joined else 0.0])
+
+    return rate

@@ -1,0 +1,177 @@
+"""Toolkits without metadata: what their package looks like tells the version, and nothing is looked at too early."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+import pytest
+
+from ddpfix.matrix import detect, model, reader
+from ddpfix.matrix.model import Mark
+
+MARKS = (
+    Mark("2.0", files=("utils/new.py",), no_files=("old",), words=(("core.py", "class Core"),)),
+    Mark("1.5", files=("utils",), words=(("core.py", "class Core"),), no_words=(("core.py", "join"),)),
+    Mark("1.0", words=(("core.py", "class Core"),)),
+)
+CORE = "class Core:\n    pass\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+
+
+def package(home: Path, files: Dict[str, str], name: str = "ddpfix_kit") -> Path:
+    for file, text in files.items():
+        path = home / name / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return home / name
+
+
+@pytest.mark.parametrize(
+    ("files", "version"),
+    [
+        ({"core.py": CORE, "utils/new.py": ""}, "2.0"),
+        ({"core.py": CORE, "utils/new.py": "", "old/x.py": ""}, "1.5"),
+        ({"core.py": CORE, "utils/x.py": ""}, "1.5"),
+        ({"core.py": CORE + "# join", "utils/x.py": ""}, "1.0"),
+        ({"core.py": CORE}, "1.0"),
+        ({"core.py": "nothing"}, detect.UNRECOGNISED),
+        ({"utils/new.py": ""}, detect.UNRECOGNISED),
+    ],
+)
+@pytest.mark.parametrize("namespace", [False, True])
+def test_the_first_mark_that_holds_decides(files: Dict[str, str], version: str, namespace: bool, home: Path) -> None:
+    init = {} if namespace else {"__init__.py": "raise RuntimeError('imported')"}
+    package(home, {**files, **init})
+    assert detect.recognise("ddpfix_kit", MARKS) == version
+    assert "ddpfix_kit" not in sys.modules
+
+
+def test_a_package_that_is_not_there_is_none(home: Path) -> None:
+    assert detect.recognise("ddpfix_kit", MARKS) is None
+
+
+def test_a_single_module_is_found_and_unknown(home: Path) -> None:
+    (home / "ddpfix_kit.py").write_text(CORE)
+    assert detect.recognise("ddpfix_kit", MARKS) == detect.UNRECOGNISED
+
+
+def test_all_parts_of_a_namespace_are_looked_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone called like its package lies in the working directory, and PYTHONPATH leads to the package itself."""
+    package(home / "clone", {"README.md": "", "ddpfix_kit/core.py": CORE})
+    monkeypatch.syspath_prepend(str(home / "clone" / "ddpfix_kit"))
+    monkeypatch.syspath_prepend(str(home / "clone"))
+    assert detect.recognise("ddpfix_kit", MARKS) == "1.0"
+
+
+CHILD = """
+import sys
+from ddpfix import engine
+from ddpfix.matrix import detect, reader
+from ddpfix.matrix.model import Mark, Matrix, Patch, Row, Target
+from packaging.specifiers import SpecifierSet
+asked = []
+stock = detect.recognise
+def recognise(toolkit, found):
+    version = stock(toolkit, found)
+    asked.append(version)
+    return version
+detect.recognise = recognise
+patch = Patch("ddpfix_kit.cure", "ddpfix_kit", "none:cure", None, (), "problem", ())
+targets = (Target("ddpfix_kit.utils.core", "Core.run"),)
+row = Row("ddpfix_kit.cure", SpecifierSet(">=1,<2"), None, "cured", targets, (), "why", 1)
+mark = Mark("1.5", words=(("utils/core.py", "class Core"),))
+toolkits = {"torch": "torch", "ddpfix_kit": "packaging"}
+whole = Matrix(toolkits, {"ddpfix_kit.cure": patch}, (row,), {}, {"ddpfix_kit": (mark,)})
+reader.load = lambda path=None, thorough=True: whole
+def cure(site, module, owner):
+    site.wrap_hot(owner, "run", lambda stock: lambda self: stock(self) + 1)
+engine._code = lambda name: cure
+engine.switch_on()
+"""
+
+
+def child(code: str, path: Sequence[Path]) -> List[str]:
+    here = Path(model.__file__).parent.parent
+    # Without DDPFIX: where ddpfix is installed, its way in would be there before the stand-ins are.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
+    environ["PYTHONPATH"] = os.pathsep.join(map(str, [*path, here]))
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD + code], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout.splitlines()
+
+
+CLASS = "class Core:\n    def run(self):\n        return 1\n"
+
+
+@pytest.mark.parametrize("init", [(), ("__init__.py",), ("__init__.py", "utils/__init__.py")])
+def test_a_namespace_is_patched_when_its_leaf_is_imported(init: Sequence[str], tmp_path: Path) -> None:
+    """The metadata under the toolkit's name is not asked (here it would say that of packaging)."""
+    package(tmp_path, {"utils/core.py": CLASS, **dict.fromkeys(init, "")})
+    told = child(
+        "print(asked)\nfrom ddpfix_kit.utils.core import Core\nprint(Core().run(), asked)\n"
+        "found = engine.report()\nprint(found.toolkits['ddpfix_kit'], found.patches[0].state, len(asked))\n"
+        "engine.deactivate()\nprint(Core().run())\n",
+        [tmp_path],
+    )
+    assert told == ["[]", "2 ['1.5']", "1.5 applied 1", "1"]
+
+
+def test_what_the_package_imports_itself_waits_for_its_end(tmp_path: Path) -> None:
+    package(tmp_path, {"utils/core.py": CLASS, "__init__.py": "from .utils.core import Core\nfirst = Core().run()\n"})
+    told = child("import ddpfix_kit\nprint(ddpfix_kit.first, ddpfix_kit.Core().run())\n", [tmp_path])
+    assert told == ["1 2"]
+
+
+def test_a_path_that_is_extended_later_counts(tmp_path: Path) -> None:
+    package(tmp_path, {"utils/core.py": CLASS})
+    told = child(
+        "try:\n    import ddpfix_kit.utils.core\nexcept ImportError:\n    print('none', asked)\n"
+        "print(engine.report().toolkits['ddpfix_kit'])\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\nimport ddpfix_kit.utils.core as core\nprint(core.Core().run())\n",
+        [],
+    )
+    assert told == ["none [None]", "None", "2"]
+
+
+def test_what_was_imported_before_is_recognised(tmp_path: Path) -> None:
+    package(tmp_path, {"utils/core.py": CLASS})
+    told = child(
+        "engine.deactivate()\nfrom ddpfix_kit.utils.core import Core\nprint(Core().run())\n"
+        "engine.activate()\nprint(Core().run())\n",
+        [tmp_path],
+    )
+    assert told == ["1", "2"]
+
+
+def test_an_unknown_package_is_left_alone_with_one_line(tmp_path: Path) -> None:
+    package(tmp_path, {"utils/core.py": CLASS.replace("Core", "Other")})
+    told = child(
+        "import ddpfix_kit.utils.core, ddpfix_kit.utils\nfound = engine.report()\n"
+        "print(found.toolkits['ddpfix_kit'], found.patches[0].state)\n",
+        [tmp_path],
+    )
+    line = "ddpfix: the package ddpfix_kit is no release that ddpfix knows, and it is left as it is"
+    assert told == [line, "unrecognised skip"]
+
+
+def test_marks_are_not_asked_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddpfix import engine
+
+    def fail(*args: Any) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(detect, "recognise", fail)
+    made = engine.Engine({})
+    assert made.unseen == set(reader.load().marks)
+    assert not made.wanted("torch.nothing") and made.wanted("torch")

@@ -1,0 +1,95 @@
+"""Who may know whom: the imports of every module are walked, and held against the plan of the house."""
+
+from __future__ import annotations
+
+import sys
+from typing import Dict, List, Set
+
+import pytest
+
+from tests.support.rooms import FILES, IMPORTS, ours, room
+
+# The rooms of the engine, and which others each may import. What stands alone in ddpfix/ is a room of its own.
+MAY_KNOW: Dict[str, Set[str]] = {
+    "_env": set(),
+    "import_hook": set(),
+    "log": set(),
+    "matrix": {"import_hook"},
+    "patching": {"log"},
+    "ranks": {"log", "patching"},
+    "layerdrop": {"log", "patching", "ranks"},
+    "engine": {"_env", "import_hook", "log", "matrix", "patching"},
+    "_boot": {"_env", "import_hook", "engine"},
+    "auto": {"_env", "engine"},
+    "cli": {"_env", "matrix"},
+    "__main__": {"cli"},
+    # What a user may ask the package for; nothing is imported before it is asked for.
+    "__init__": {"engine", "layerdrop", "matrix", "ranks"},
+    "patches": set(),
+}
+# What a patch may use of the engine's rooms.
+FOR_PATCHES = {"log", "patching", "ranks", "layerdrop"}
+# What variables are called, which messages tell.
+NAMES = "ddpfix.matrix.settings"
+# Folders of patches/ that others may import.
+SHARED = {"torch", "common"}
+TOOLKITS = ("transformers", "funasr", "speechbrain", "fastNLP", "wenet", "accelerate", "lightning")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("ddpfix.patches.")])
+def test_a_room_imports_only_rooms_that_it_may_know(name: str) -> None:
+    mine = room(name)
+    assert mine in MAY_KNOW, f"{name}: a new room has to be added to the plan"
+    for other in ours(name):
+        # The package itself has the version, and nothing else.
+        if other != "ddpfix" and room(other) != mine:
+            assert room(other) in MAY_KNOW[mine], f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("ddpfix.patches.")])
+def test_a_patch_knows_neither_the_engine_nor_another_toolkit(name: str) -> None:
+    folder = name.split(".")[2]
+    for other in ours(name):
+        if other.startswith("ddpfix.patches"):
+            there = other.split(".")[2] if other.count(".") > 1 else folder
+            assert there == folder or there in SHARED, f"{name} imports {other}"
+        elif other != "ddpfix":
+            assert other == NAMES or room(other) in FOR_PATCHES, f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if not n.startswith(("ddpfix.patches.", "ddpfix.cli.demo"))])
+def test_the_engine_imports_no_toolkit(name: str) -> None:
+    assert not {other.split(".")[0] for other in IMPORTS[name]} & set(TOOLKITS)
+
+
+def test_there_is_no_circle() -> None:
+    """Not between modules, whether they import each other at the top or later."""
+    state: Dict[str, int] = {}
+    trail: List[str] = []
+
+    def visit(name: str) -> None:
+        trail.append(name)
+        state[name] = 1
+        for other in ours(name):
+            found = other if other in FILES else f"{other}.__init__"
+            # The package's own names are fetched when they are asked for.
+            if found not in FILES or found == "ddpfix.__init__" or found == name:
+                continue
+            assert state.get(found) != 1, " -> ".join([*trail[trail.index(found) :], found])
+            if found not in state:
+                visit(found)
+        state[name] = 2
+        trail.pop()
+
+    for name in FILES:
+        if name not in state and name != "ddpfix.__init__":
+            visit(name)
+
+
+def test_the_walk_sees_imports() -> None:
+    """The tests above would pass on files in which nothing is found."""
+    assert "ddpfix.import_hook" in ours("ddpfix._boot") and "ddpfix.engine" in ours("ddpfix._boot")
+    assert "ddpfix.patches.torch.ddp" in ours("ddpfix.patches.torch.finalize")
+    assert "ddpfix.layerdrop.cover" in ours("ddpfix.patches.transformers.layerdrop")
+    assert sum(map(len, map(ours, FILES))) > 200
+    assert sys.version_info >= (3, 8)

@@ -1,0 +1,620 @@
+"""The registry: what is put in place is recorded, and undo gives back exactly what was there, whoever patched since."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from itertools import permutations
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Callable, Iterator, List
+
+import pytest
+import wrapt
+
+from ddpfix.patching.layers import IN_PLACE, stale_copies
+from ddpfix.patching.site import PatchError, Site
+
+ROOT = Path(__file__).parents[2]
+KIT = """
+class Base:
+    def inherited(self):
+        return ["base"]
+
+    @classmethod
+    def kind(cls):
+        return [cls.__name__]
+
+
+class Thing(Base):
+    def method(self, x=0):
+        return ["stock", x]
+
+    @staticmethod
+    def static(x):
+        return [x]
+
+    @classmethod
+    def made(cls):
+        return [cls.__name__]
+
+    @property
+    def prop(self):
+        return ["prop"]
+
+
+class Sub(Thing):
+    pass
+
+
+def function(x=0):
+    return ["function", x]
+"""
+
+
+@pytest.fixture
+def kit() -> Iterator[Any]:
+    """A toolkit of our own, with a module that copied a function from it."""
+    made, user = ModuleType("kit_for_tests"), ModuleType("user_for_tests")
+    sys.modules.update({made.__name__: made, user.__name__: user})
+    exec(KIT, made.__dict__)
+    user.__dict__["f"] = made.__dict__["function"]
+    made.__dict__["user"] = user
+    yield made
+    del sys.modules[made.__name__], sys.modules[user.__name__]
+    assert not [record for record in IN_PLACE if record.owner in (made, user, made.__dict__["Thing"])]
+
+
+def adds(word: str) -> Callable[..., Any]:
+    """A wrapper for wrapt that puts a word in front of the result."""
+
+    def wrapper(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return [word, *wrapped(*args, **kwargs)]
+
+    return wrapper
+
+
+def closure(word: str) -> Callable[..., Any]:
+    """A maker of plain closures that put a word in front of the result."""
+
+    def make(stock: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return [word, *stock(*args, **kwargs)]
+
+        return call
+
+    return make
+
+
+def put(site: Site, kind: str, owner: Any, attribute: str, word: str) -> None:
+    if kind == "wrap":
+        site.wrap(owner, attribute, adds(word))
+    else:
+        site.wrap_hot(owner, attribute, closure(word))
+
+
+# Second patchers, as they are found in the wild: (wrap, unwrap).
+
+
+def wrapt_wrap(owner: Any, attribute: str, word: str) -> None:
+    wrapt.wrap_function_wrapper(owner, attribute, adds(word))
+
+
+def wraps_wrap(owner: Any, attribute: str, word: str) -> None:
+    stock = getattr(owner, attribute)
+    setattr(owner, attribute, functools.wraps(stock)(closure(word)(stock)))
+
+
+def bare_wrap(owner: Any, attribute: str, word: str) -> None:
+    setattr(owner, attribute, closure(word)(getattr(owner, attribute)))
+
+
+def naive_unwrap(owner: Any, attribute: str) -> None:
+    """What ddtrace and OpenTelemetry do: whichever layer is outermost goes."""
+    setattr(owner, attribute, getattr(owner, attribute).__wrapped__)
+
+
+SECOND = {"wrapt": wrapt_wrap, "wraps": wraps_wrap, "bare": bare_wrap}
+kinds = pytest.mark.parametrize("kind", ["wrap", "wrap_hot"])
+second = pytest.mark.parametrize("other", SECOND)
+
+
+@kinds
+def test_a_method_is_wrapped_and_given_back(kit: Any, kind: str) -> None:
+    stock = vars(kit.Thing)["method"]
+    site = Site("p")
+    put(site, kind, kit.Thing, "method", "ours")
+    assert kit.Thing().method(3) == kit.Sub().method(x=3) == ["ours", "stock", 3]
+    assert (kit.Thing.method.__name__, kit.Thing.method.__qualname__) == ("method", "Thing.method")
+    assert site.undo() == []
+    assert vars(kit.Thing)["method"] is stock
+    assert site.undo() == []
+
+
+@kinds
+def test_what_was_inherited_is_deleted(kit: Any, kind: str) -> None:
+    site = Site("p")
+    put(site, kind, kit.Sub, "method", "ours")
+    assert kit.Sub().method() == ["ours", "stock", 0] and kit.Thing().method() == ["stock", 0]
+    assert site.undo() == []
+    assert "method" not in vars(kit.Sub)
+    kit.Thing.method = lambda self: "changed above"
+    assert kit.Sub().method() == "changed above"
+
+
+@pytest.mark.parametrize(("attribute", "args"), [("made", ()), ("static", ("Sub",))])
+def test_descriptors_are_given_back_as_they_were(kit: Any, attribute: str, args: Any) -> None:
+    stock = vars(kit.Thing)[attribute]
+    assert isinstance(stock, (classmethod, staticmethod))
+    site = Site("p")
+    site.wrap(kit.Thing, attribute, adds("ours"))
+    assert getattr(kit.Sub, attribute)(*args) == getattr(kit.Sub(), attribute)(*args) == ["ours", "Sub"]
+    assert site.undo() == []
+    assert vars(kit.Thing)[attribute] is stock
+    assert getattr(kit.Sub, attribute)(*args) == ["Sub"]
+
+
+def test_an_inherited_classmethod_still_knows_its_class(kit: Any) -> None:
+    site = Site("p")
+    site.wrap(kit.Sub, "kind", adds("ours"))
+    assert kit.Sub.kind() == ["ours", "Sub"] and kit.Thing.kind() == ["Thing"]
+    assert site.undo() == []
+    assert "kind" not in vars(kit.Sub) and kit.Sub.kind() == ["Sub"]
+
+
+def test_a_property_can_be_replaced(kit: Any) -> None:
+    stock = vars(kit.Thing)["prop"]
+    site = Site("p")
+    site.replace(kit.Thing, "prop", property(lambda self: ["ours"]))
+    assert kit.Thing().prop == ["ours"]
+    assert site.undo() == [] and vars(kit.Thing)["prop"] is stock
+
+
+def test_a_method_called_by_its_class_is_bound(kit: Any) -> None:
+    """A subclass may call ``Base.method(self)``; the signature that a wrapper sees must not have ``self`` then."""
+    seen = []
+
+    def wrapper(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        seen.append((list(inspect.signature(wrapped).parameters), instance, args))
+        return wrapped(*args, **kwargs)
+
+    one, two = Site("one"), Site("two")
+    one.wrap(kit.Thing, "method", wrapper)
+    two.wrap(kit.Thing, "method", wrapper)
+    thing = kit.Thing()
+    assert kit.Thing.method(thing, 3) == ["stock", 3]
+    assert seen == [(["x"], thing, (3,))] * 2
+    assert two.undo() == one.undo() == []
+
+
+@kinds
+@second
+def test_a_layer_is_known_to_be_in_place_below_others(kit: Any, kind: str, other: str) -> None:
+    site = Site("test")
+    put(site, kind, kit.Thing, "method", "ours")
+    (record,) = site.records
+    assert record.in_place()
+    SECOND[other](kit.Thing, "method", "theirs")
+    assert record.in_place()
+    kit.Thing.method = lambda self: None
+    assert not record.in_place()
+    site.undo()
+
+
+def test_only_plain_functions_are_closed_over(kit: Any) -> None:
+    site = Site("p")
+    for attribute in ("made", "static", "prop"):
+        with pytest.raises(PatchError, match=f"{attribute} of .* not a plain function"):
+            site.wrap_hot(kit.Thing, attribute, closure("ours"))
+    with pytest.raises(PatchError, match="has no attribute nothing"):
+        site.wrap(kit.Thing, "nothing", adds("ours"))
+    assert site.records == []
+
+
+# Two patchers.
+
+
+@kinds
+@second
+@pytest.mark.parametrize("attribute", ["method", "inherited"])
+def test_ours_goes_from_below_another_layer(kit: Any, kind: str, other: str, attribute: str) -> None:
+    expected = getattr(kit.Thing(), attribute)()
+    stock = getattr(kit.Thing, attribute)
+    site = Site("p")
+    put(site, kind, kit.Thing, attribute, "ours")
+    SECOND[other](kit.Thing, attribute, "theirs")
+    top = vars(kit.Thing)[attribute]
+    assert getattr(kit.Thing(), attribute)() == ["theirs", "ours", *expected]
+    assert site.undo() == []
+    assert vars(kit.Thing)[attribute] is top
+    assert getattr(kit.Thing(), attribute)() == ["theirs", *expected]
+    if other != "bare":
+        assert top.__wrapped__ is stock
+        naive_unwrap(kit.Thing, attribute)
+        assert getattr(kit.Thing, attribute) is stock
+
+
+@kinds
+@second
+def test_ours_goes_from_above_another_layer(kit: Any, kind: str, other: str) -> None:
+    SECOND[other](kit.Thing, "method", "theirs")
+    theirs = vars(kit.Thing)["method"]
+    site = Site("p")
+    put(site, kind, kit.Thing, "method", "ours")
+    assert kit.Thing().method(2) == ["ours", "theirs", "stock", 2]
+    assert site.undo() == []
+    assert vars(kit.Thing)["method"] is theirs and kit.Thing().method(2) == ["theirs", "stock", 2]
+
+
+@kinds
+@pytest.mark.parametrize("below", SECOND)
+@pytest.mark.parametrize("above", SECOND)
+def test_ours_goes_from_between_two_layers(kit: Any, kind: str, below: str, above: str) -> None:
+    SECOND[below](kit.Thing, "method", "below")
+    site = Site("p")
+    put(site, kind, kit.Thing, "method", "ours")
+    SECOND[above](kit.Thing, "method", "above")
+    SECOND[above](kit.Thing, "method", "top")
+    assert kit.Thing().method() == ["top", "above", "ours", "below", "stock", 0]
+    assert site.undo() == []
+    assert kit.Thing().method() == ["top", "above", "below", "stock", 0]
+
+
+def test_a_layer_below_ours_still_gets_its_instance(kit: Any) -> None:
+    seen: List[Any] = []
+
+    def theirs(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        seen.append((instance, args))
+        return wrapped(*args, **kwargs)
+
+    wrapt.wrap_function_wrapper(kit.Thing, "method", theirs)
+    site = Site("p")
+    site.wrap_hot(kit.Thing, "method", closure("ours"))
+    thing = kit.Thing()
+    assert thing.method(4) == ["ours", "stock", 4]
+    assert seen == [(thing, (4,))]
+    site.undo()
+
+
+@kinds
+def test_a_classmethod_below_another_layer(kit: Any, kind: str) -> None:
+    stock = vars(kit.Thing)["made"]
+    site = Site("p")
+    site.wrap(kit.Thing, "made", adds("ours"))
+    wrapt_wrap(kit.Thing, "made", "theirs")
+    assert kit.Sub.made() == ["theirs", "ours", "Sub"]
+    assert site.undo() == []
+    assert kit.Sub.made() == ["theirs", "Sub"] and vars(kit.Thing)["made"].__wrapped__ is stock
+
+
+@kinds
+def test_ours_goes_when_a_naive_unwrap_left_it_bound(kit: Any, kind: str) -> None:
+    """``getattr(class, name).__wrapped__`` is not our layer but its bound form, and that is what is put back."""
+    stock = vars(kit.Thing)["method"]
+    site = Site("p")
+    put(site, kind, kit.Thing, "method", "ours")
+    wrapt_wrap(kit.Thing, "method", "theirs")
+    naive_unwrap(kit.Thing, "method")
+    assert kit.Thing().method() == ["ours", "stock", 0]
+    assert site.undo() == []
+    assert vars(kit.Thing)["method"] is stock
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+@pytest.mark.parametrize("kinds_used", ["ooo", "fff", "ofo", "fof"])
+@pytest.mark.parametrize("attribute", ["method", "inherited"])
+def test_patches_of_ours_are_undone_in_any_order(kit: Any, order: Any, kinds_used: str, attribute: str) -> None:
+    before = dict(vars(kit.Thing))
+    expected = getattr(kit.Thing(), attribute)()
+    sites = [Site(f"p{number}") for number in range(3)]
+    for number, site in enumerate(sites):
+        put(site, "wrap" if kinds_used[number] == "o" else "wrap_hot", kit.Thing, attribute, f"ours{number}")
+    left = [f"ours{number}" for number in (2, 1, 0)]
+    assert getattr(kit.Thing(), attribute)() == [*left, *expected]
+    for number in order:
+        assert sites[number].undo() == []
+        left.remove(f"ours{number}")
+        assert getattr(kit.Thing(), attribute)() == [*left, *expected]
+    assert dict(vars(kit.Thing)) == before
+    assert all(vars(kit.Thing)[name] is value for name, value in before.items())
+
+
+def test_two_layers_of_one_patch_go_from_below_another(kit: Any) -> None:
+    site = Site("p")
+    site.wrap_hot(kit.Thing, "method", closure("a"))
+    site.wrap(kit.Thing, "method", adds("b"))
+    wrapt_wrap(kit.Thing, "method", "theirs")
+    assert site.undo() == []
+    assert kit.Thing().method() == ["theirs", "stock", 0]
+
+
+@kinds
+def test_ours_is_not_taken_for_what_somebody_put_there(kit: Any, kind: str) -> None:
+    site = Site("kit.cure")
+    put(site, kind, kit.Thing, "method", "ours")
+
+    def foreign(self: Any) -> str:
+        return "foreign"
+
+    kit.Thing.method = foreign
+    assert site.undo() == [
+        "kit.cure: Thing.method no longer holds our patch: somebody replaced it, and it stays as it is"
+    ]
+    assert vars(kit.Thing)["method"] is foreign
+
+
+def test_ours_that_somebody_deleted_is_reported(kit: Any) -> None:
+    site = Site("p")
+    site.wrap(kit.Sub, "method", adds("ours"))
+    del kit.Sub.method
+    (problem,) = site.undo()
+    assert "Sub.method no longer holds our patch" in problem
+    assert "method" not in vars(kit.Sub)
+
+
+def test_one_lost_layer_does_not_stop_the_others(kit: Any) -> None:
+    stock = vars(kit.Thing)["made"]
+    site = Site("p")
+    done: List[str] = []
+    site.at_undo(lambda: done.append("first"))
+    site.at_undo(lambda: done.append("second"))
+    site.wrap(kit.Thing, "made", adds("ours"))
+    site.wrap(kit.Thing, "method", adds("ours"))
+    kit.Thing.method = None
+    assert len(site.undo()) == 1
+    assert vars(kit.Thing)["made"] is stock
+    assert done == ["second", "first"]
+
+
+def test_an_undo_that_raises_does_not_stop_the_others(kit: Any) -> None:
+    site = Site("p")
+    done: List[str] = []
+    site.at_undo(lambda: done.append("first"))
+    site.at_undo(lambda: done.remove("nothing"))
+    (problem,) = site.undo()
+    assert problem.startswith("p: ValueError(") and done == ["first"]
+
+
+# Functions of modules, and their copies.
+
+
+@kinds
+def test_copies_are_bound_anew_and_given_back(kit: Any, kind: str) -> None:
+    stock = kit.function
+    site = Site("p")
+    put(site, kind, kit, "function", "ours")
+    assert kit.user.f is kit.function is not stock
+    assert kit.user.f(1) == ["ours", "function", 1]
+    assert site.undo() == []
+    assert kit.user.f is stock and kit.function is stock
+
+
+@kinds
+def test_copies_made_while_ours_was_in_place_are_given_back_too(kit: Any, kind: str) -> None:
+    stock = kit.function
+    site = Site("p")
+    put(site, kind, kit, "function", "ours")
+    kit.user.late = kit.function
+    assert site.undo() == []
+    assert kit.user.late is stock and kit.user.f is stock
+
+
+def test_a_copy_that_was_changed_since_is_reported(kit: Any) -> None:
+    site = Site("p")
+    site.wrap(kit, "function", adds("ours"))
+    kit.user.f = len
+    (problem,) = site.undo()
+    assert "user_for_tests.f no longer holds our patch" in problem and kit.user.f is len
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_copies_under_two_patches(kit: Any, order: Any) -> None:
+    stock = kit.function
+    sites = [Site("p0"), Site("p1")]
+    sites[0].wrap(kit, "function", adds("a"))
+    sites[1].wrap_hot(kit, "function", closure("b"))
+    assert kit.user.f() == kit.function() == ["b", "a", "function", 0]
+    for number in order:
+        assert sites[number].undo() == []
+    assert kit.user.f is stock and kit.function is stock
+
+
+def test_a_module_with_two_names_is_one_module(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script under multiprocessing is both __main__ and __mp_main__: one change, one record, and undo is content."""
+    script = ModuleType("script")
+    script.function = kit.function  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "script", script)
+    monkeypatch.setitem(sys.modules, "script_again", script)
+    stock = kit.function
+    site = Site("test")
+    site.wrap(kit, "function", lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs))
+    assert script.function is kit.function is not stock  # type: ignore[attr-defined]
+    assert site.undo() == []
+    assert script.function is stock  # type: ignore[attr-defined]
+
+
+def test_stale_copies_look_at_dictionaries_only(kit: Any) -> None:
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError("an attribute look-up could import something")
+
+    sys.modules["lazy_for_tests"] = Lazy("lazy_for_tests")
+    sys.modules["odd_for_tests"] = None  # type: ignore[assignment]
+    try:
+        found = [(module.__name__, name) for module, name in stale_copies(kit.function, kit)]
+        assert found == [("user_for_tests", "f")]
+    finally:
+        del sys.modules["lazy_for_tests"], sys.modules["odd_for_tests"]
+
+
+# Threads.
+
+
+def test_threads_lose_no_layer(kit: Any) -> None:
+    stock, copies = kit.Thing.method, kit.function
+    count, interval = 12, sys.getswitchinterval()
+    sites = [Site(f"p{number}") for number in range(count)]
+    start = threading.Barrier(count)
+
+    def work(number: int) -> None:
+        start.wait()
+        for owner, attribute in ((kit.Thing, "method"), (kit, "function")):
+            put(sites[number], "wrap" if number % 2 else "wrap_hot", owner, attribute, str(number))
+
+    def run(target: Callable[[int], Any]) -> None:
+        threads = [threading.Thread(target=target, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        run(work)
+        layers = {str(number) for number in range(count)}
+        assert set(kit.Thing().method()[:-2]) == layers and len(kit.Thing().method()) == count + 2
+        assert set(kit.user.f()[:-2]) == layers
+        run(lambda number: sites[number].undo())
+    finally:
+        sys.setswitchinterval(interval)
+    assert kit.Thing.method is stock and kit.function is copies and kit.user.f is copies
+
+
+# Pickling and copying: by name, as functions are.
+
+
+@kinds
+def test_a_patched_function_is_pickled_by_name(kit: Any, kind: str) -> None:
+    site = Site("p")
+    put(site, kind, kit, "function", "ours")
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(kit.function, protocol)) is kit.function
+    assert copy.copy(kit.function) is kit.function and copy.deepcopy([kit.function])[0] is kit.function
+    dumped = pickle.dumps(kit.function)
+    site.undo()
+    # What was written while patched is read where nothing is patched.
+    assert pickle.loads(dumped) is kit.function and isinstance(kit.function, FunctionType)
+
+
+@kinds
+def test_a_bound_method_of_a_patched_class_is_pickled(kit: Any, kind: str) -> None:
+    site = Site("p")
+    put(site, kind, kit.Thing, "method", "ours")
+    found = pickle.loads(pickle.dumps(kit.Sub().method))
+    assert found(5) == ["ours", "stock", 5]
+    assert pickle.loads(pickle.dumps(kit.Thing.method))(kit.Thing(), 6) == ["ours", "stock", 6]
+    site.undo()
+
+
+# The whole activation, in the process that runs the tests and in one of its own.
+
+
+@pytest.fixture
+def active() -> Iterator[Any]:
+    import ddpfix
+
+    assert not ddpfix.report().active
+    yield ddpfix
+    ddpfix.deactivate()
+
+
+def layers(function: Any) -> List[Any]:
+    found = []
+    while function is not None:
+        found.append(function)
+        function = getattr(function, "__wrapped__", None)
+    return found
+
+
+def test_activating_twice_is_one_activation(active: Any) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    stock = dict(vars(DistributedDataParallel))
+    first = active.activate()
+    once = dict(vars(DistributedDataParallel))
+    assert len(layers(once["__init__"])) == 2 and len(layers(once["forward"])) == 2
+    assert active.activate() == first
+    assert all(vars(DistributedDataParallel)[name] is value for name, value in once.items())
+    active.activate(log="warning")
+    assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2
+    assert active.deactivate() == [] and active.deactivate() == []
+    assert dict(vars(DistributedDataParallel)) == stock
+    assert all(vars(DistributedDataParallel)[name] is value for name, value in stock.items())
+
+
+def test_activating_again_after_undo(active: Any) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    stock = vars(DistributedDataParallel)["__init__"]
+    reports = []
+    for _ in range(3):
+        reports.append(active.activate())
+        assert layers(vars(DistributedDataParallel)["__init__"])[-1] is stock
+        assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2
+        assert active.deactivate() == []
+        assert not active.report().active and vars(DistributedDataParallel)["__init__"] is stock
+    assert reports[0].summary() == reports[1].summary() == reports[2].summary()
+
+
+def test_threads_activate_once(active: Any) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    start = threading.Barrier(6)
+
+    def work() -> None:
+        start.wait()
+        active.activate()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2
+
+
+PICKLES = """
+import io, pickle, sys
+import ddpfix.auto
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.distributed import init_process_group
+from transformers.models.wavlm.modeling_wavlm import WavLMEncoder
+from transformers import WavLMConfig
+from ddpfix.layerdrop import cover
+assert pickle.loads(pickle.dumps(init_process_group)) is init_process_group is torch.distributed.init_process_group
+assert pickle.loads(pickle.dumps(DistributedDataParallel.forward)) is DistributedDataParallel.forward
+assert WavLMEncoder in cover.COVERED
+encoder = WavLMEncoder(WavLMConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8,
+                                   num_conv_pos_embeddings=3, num_conv_pos_embedding_groups=2))
+del encoder.pos_conv_embed  # torch refuses to pickle it, with or without us
+again = pickle.loads(pickle.dumps(encoder.forward))
+assert again.__func__ is WavLMEncoder.forward and type(again.__self__) is WavLMEncoder
+
+torch.save(encoder, sys.argv[1])
+print("fine")
+"""
+READS = """
+import sys, torch
+found = torch.load(sys.argv[1], weights_only=False)
+print(type(found).__name__, "ddpfix" in sys.modules)
+"""
+
+
+def test_patched_classes_pickle_and_are_read_without_us(tmp_path: Path) -> None:
+    def run(code: str) -> str:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
+        environ["PYTHONPATH"] = str(ROOT)
+        command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "model.pt")]
+        done = subprocess.run(command, env=environ, cwd=str(tmp_path), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run(PICKLES) == "fine\n"
+    assert run(READS) == "WavLMEncoder False\n"
