@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="{run,plan,explain,demo}")
     _add_run(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
+    plan.add_argument("--all", action="store_true", help="each patch with its reason, also those that do not apply")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     _add_settings(plan)
     plan.set_defaults(action=_plan)
@@ -99,7 +100,7 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from ddpfix.cli import plan
 
-    plan.show(_chosen(options), as_json=options.json)
+    plan.show(_chosen(options), as_json=options.json, everything=options.all)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Tuple
 
 from rich.console import Console
 from rich.table import Table
@@ -54,22 +54,53 @@ def _entry(decision: resolve.Decision) -> Dict[str, Any]:
     }
 
 
-def show(chosen: Mapping[str, object], as_json: bool = False) -> None:
-    """Print the plan as a table, or as JSON."""
+def show(chosen: Mapping[str, object], as_json: bool = False, everything: bool = False) -> None:
+    """Print the plan: what applies, in groups; or each patch with its reason; or JSON."""
     plan = make(chosen)
     if as_json:
         sys.stdout.write(json.dumps(plan, indent=2) + "\n")
         return
     console = _console()
     console.print(Text(f"ddpfix {__version__}: the plan for this environment (nothing is changed)"))
-    console.print(_table(plan["patches"]))
+    console.print(_table(plan["patches"]) if everything else _groups(plan["patches"]))
     changed = [f"{n} = {v['value']} (from {v['from']})" for n, v in plan["settings"].items() if v["from"] != "default"]
     console.print(Text("settings: " + ("; ".join(changed) or "all at their defaults")))
+    if not everything:
+        console.print(Text("--all has each patch with its reason, explain <patch> the problem and the evidence"))
 
 
 def _console() -> Console:
     # A pipe has no width; a table squeezed to 80 columns cannot be searched.
     return Console(width=None if sys.stdout.isatty() else 140)
+
+
+def _groups(entries: List[Dict[str, Any]]) -> Table:
+    """One line a toolkit and action; a toolkit that is not installed is one line."""
+    table = Table(show_lines=False)
+    for heading, keep in (("toolkit", True), ("action", True), ("patches", False)):
+        table.add_column(heading, no_wrap=keep, overflow="fold")
+    groups: Dict[Tuple[str, str, bool], List[Dict[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault((entry["toolkit"], entry["action"], entry["tested"]), []).append(entry)
+    toolkits = list(dict.fromkeys(entry["toolkit"] for entry in entries))
+    order = list(_STYLES)
+    for toolkit, action, tested in sorted(groups, key=lambda g: (toolkits.index(g[0]), order.index(g[1]), not g[2])):
+        found = groups[toolkit, action, tested]
+        shown = action + ("" if tested else " (untested)")
+        name = f"{toolkit} {found[0]['version'] or '-'}"
+        table.add_row(name, Text(shown, style=_STYLES[action]), Text(_in_short(action, found)))
+    return table
+
+
+def _in_short(action: str, entries: List[Dict[str, Any]]) -> str:
+    names = ", ".join(entry["id"] for entry in entries)
+    if action in (resolve.ABSENT, resolve.NOT_AFFECTED):
+        return f"{len(entries)} patches" if len(entries) > 1 else names
+    if action == resolve.SKIP:
+        # The reasons differ in the variable that forces each one.
+        reasons = dict.fromkeys(entry["reason"].partition(";")[0] for entry in entries)
+        return f"{names}: {'; '.join(reasons)}"
+    return names
 
 
 def _table(entries: List[Dict[str, Any]]) -> Table:

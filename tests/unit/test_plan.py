@@ -80,13 +80,47 @@ def test_the_table(
 ) -> None:
     versions["transformers"] = "5.22.1"
     monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
-    plan.show({})
+    plan.show({}, everything=True)
     said = capsys.readouterr().out
     assert re.search(r"transformers.checkpointing .*transformers 5.22.1 .*apply \(untested\)", said)
     assert re.search(r"torch.unused .*torch 2.13.0 .*apply .*DDP takes the flag", said)
     assert re.search(r"accelerate.intent .*accelerate - .*absent", said)
     assert "nothing is changed" in said
     assert "layerdrop = stock (from DDPFIX_LAYERDROP)" in said
+
+
+def test_groups(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    versions["transformers"] = "5.22.1"
+    monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
+    plan.show({})
+    said = capsys.readouterr().out
+    assert re.search(r"torch 2.13.0 .*apply .*torch.unused, torch.diagnosis", said)
+    assert re.search(r"transformers 5.22.1 .*apply \(untested\) .*transformers.checkpointing", said)
+    assert re.search(r"transformers 5.22.1 .*off .*transformers.layerdrop", said)
+    assert re.search(r"accelerate - .*absent .*accelerate.intent", said)
+    assert re.search(r"funasr - .*absent .*\d\d patches", said)
+    assert "nothing is changed" in said and "layerdrop = stock (from DDPFIX_LAYERDROP)" in said and "--all" in said
+
+
+def test_groups_say_why_a_release_is_skipped(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    versions["transformers"] = "6.0.0"
+    plan.show({})
+    said = " ".join(capsys.readouterr().out.split())
+    assert "transformers.layerdrop" in said and "transformers 6.0.0: untested" in said and "nearest 5.23.0" in said
+
+
+def test_the_plan_fits_on_a_screen(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """With every toolkit installed, in the width that a pipe gets."""
+    versions.update(
+        accelerate="1.15.0", funasr="1.4.16", hydra="1.3.2", speechbrain="1.1.2", fastNLP="1.0.1", wenet="3.1.0"
+    )
+    plan.show({})
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) <= 45, len(said)
+    # Each one that applies is named.
+    applied = [name for name, entry in entries().items() if entry["action"] == "apply"]
+    joined = "".join("".join(line.split("\u2502")[3:4]).strip() + " " for line in said)
+    assert len(applied) > 60 and all(name in joined for name in applied)
 
 
 def test_a_skipped_patch_says_how_to_force_it(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
