@@ -40,10 +40,10 @@ RANKS = (2, 8, 64, 512, 4096)
 
 def plans(shape: str, quick: bool) -> List[Dict[str, Any]]:
     """LayerDrop at each rate in all modes beside LayerDrop switched off, and a model in which nothing is unused."""
-    base = {**SHAPES[shape], "shape": shape, **({"turns": 2, "steps": 1, "warm": 1} if quick else {})}
+    base: Dict[str, Any] = {**SHAPES[shape], "shape": shape, **({"turns": 2, "steps": 1, "warm": 1} if quick else {})}
     modes = {"communication": [*BARE, *VIEWS, OFF], "large buckets": BARE}.get(shape, [*BARE, VIEWS[2], OFF])
     dropping = [{**base, "rate": rate, "modes": modes} for rate in RATES]
-    whole = {**base, "rate": 0.0, "modes": ["plain", "find", "late"], "turns": 3 * int(base["turns"])}
+    whole = {**base, "rate": 0.0, "modes": ["plain", "find", "late"], "turns": 3 * base["turns"]}
     return [*dropping, whole] if shape in ("communication", "computation") else dropping
 
 

@@ -131,7 +131,7 @@ def cpt() -> nn.Module:
     return Spoken(CPTForConditionalGeneration(CPTConfig(**sizes, hidden_size=8, intermediate_size=8)))
 
 
-MODELS = {
+MODELS: Dict[str, Any] = {
     "spare": Spare,
     "whole": Whole,
     "batched": Batched,

@@ -110,7 +110,13 @@ _TRANSFORMER_DECODER: Dict[str, Any] = {
     "src_attention_dropout_rate": 0.0,
 }
 _CIF = {"idim": 16, "threshold": 1.0, "l_order": 1, "r_order": 1, "tail_threshold": 0.45}
-_TIMESTAMPS = {**_CIF, "smooth_factor2": 0.25, "noise_threshold2": 0.01, "upsample_times": 3, "use_cif1_cnn": False}
+_TIMESTAMPS: Dict[str, Any] = {
+    **_CIF,
+    "smooth_factor2": 0.25,
+    "noise_threshold2": 0.01,
+    "upsample_times": 3,
+    "use_cif1_cnn": False,
+}
 _TIMESTAMPS["upsample_type"] = "cnn_blstm"
 _PARAFORMER = {
     "ctc_weight": 0.0,
@@ -235,7 +241,12 @@ def corpus(folder: Path, seconds: Sequence[float], name: str = "train", lengths:
         soundfile.write(file, random.normal(0, 0.1, int(length * FS)).astype("float32"), FS, subtype="PCM_16")
         # Few words for the length: CIF must be able to fire once for each of them.
         words = [WORDS[int(i)] for i in random.integers(0, len(WORDS), max(2, int(length * 2)))]
-        line = {"key": f"{name}{number}", "source": str(file), "target": " ".join(words), "prompt": "<ASR>"}
+        line: Dict[str, Any] = {
+            "key": f"{name}{number}",
+            "source": str(file),
+            "target": " ".join(words),
+            "prompt": "<ASR>",
+        }
         if lengths:
             line.update(source_len=int(length * 100), target_len=len(words))
         lines.append(line)

@@ -129,7 +129,7 @@ def group(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-SKIPPING = {
+SKIPPING: Dict[str, Dict[str, Any]] = {
     "ConformerEncoder": {"stochastic_depth_rate": 0.5, "num_blocks": 6},
     "BranchformerEncoder": {"stochastic_depth_rate": 0.3, "attn_branch_drop_rate": 0.3, "merge_method": "learned_ave"},
     "EBranchformerEncoder": {"layer_drop_rate": 0.5, "num_blocks": 6},

@@ -306,7 +306,7 @@ def test_recomputation_repeats_the_decisions(name: str, where: str, reentrant: b
         totals = []
         for seed in range(2):
             with training.step(replica) as step:
-                run = lambda x: loss(encoder, seed)  # noqa: E731, B023
+                run: Any = lambda x: loss(encoder, seed)  # noqa: E731, B023
                 checkpointed = again and where == "encoder"
                 anchor = torch.zeros((), requires_grad=True)
                 totals.append(run_again(run, anchor, use_reentrant=reentrant) if checkpointed else run(anchor))
@@ -419,7 +419,8 @@ TWO_RANKS = pytest.mark.skipif(RELEASE < (1, 0, 6), reason="conformer-like model
 def configs(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     """Dithering draws from the CPU generator, as much as the utterances of a rank are long: the generators part."""
     folder = tmp_path_factory.mktemp("layerdrop")
-    changes = {"frontend_conf": {"dither": 1.0}, "train_conf": {"max_epoch": 0 if RELEASE < (1, 0, 26) else 1}}
+    epochs = 0 if RELEASE < (1, 0, 26) else 1
+    changes: Dict[str, Any] = {"frontend_conf": {"dither": 1.0}, "train_conf": {"max_epoch": epochs}}
     return {
         name: recipes.write(folder / name, model, encoder_conf=ENCODERS[name][1], **changes)
         for name, model in MODELS.items()

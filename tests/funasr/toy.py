@@ -107,4 +107,4 @@ class Run:
 
     @property
     def weight(self) -> float:
-        return self.model.layer.weight.item()
+        return float(self.model.layer.weight.item())

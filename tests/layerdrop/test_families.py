@@ -52,7 +52,8 @@ def run(entry: zoo.Tiny, model: torch.nn.Module) -> Tuple[torch.Tensor, Dict[str
 
 
 def states() -> Tuple[Any, ...]:
-    kind, keys, position, *_ = np.random.get_state()
+    state: Any = np.random.get_state()
+    kind, keys, position, *_ = state
     return torch.get_rng_state().tolist(), (kind, keys.tolist(), position), random.getstate()
 
 

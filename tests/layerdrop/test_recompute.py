@@ -153,7 +153,7 @@ def test_region_that_begins_before_the_encoder(reentrant: bool) -> None:
 @KINDS
 def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
     def losses(run: Run, one: Body) -> Dict[str, torch.Tensor]:
-        outputs = [run.forward(lambda model, s=seed: one(model, hidden(s).requires_grad_())) for seed in (1, 2)]
+        outputs = [run.forward(lambda model, s=seed: one(model, hidden(s).requires_grad_())) for seed in (1, 2)]  # type: ignore[misc]
         # The later one first, as a list of losses might be worked off.
         for output in reversed(outputs):
             run.backward(output)

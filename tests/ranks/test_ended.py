@@ -43,10 +43,10 @@ def outcome(failing: int, size: int = 3) -> List[str]:
         command = [sys.executable, "-c", SCRIPT, str(failing)]
         ranks.append(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
     try:
-        return [rank.communicate(timeout=40)[1] for rank in ranks]
+        return [started.communicate(timeout=40)[1] for started in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
+        for started in ranks:
+            started.kill()
 
 
 @pytest.mark.ranks

@@ -28,7 +28,8 @@ def run(scenario: Dict[str, Any]) -> None:
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     sent = wraps.Sent()
     for plan in scenario["plans"]:
-        found = scenario["found"][plan["name"]] = {}
+        found: Dict[str, Any] = {}
+        scenario["found"][plan["name"]] = found
         if plan["model"]:
             Run(plan, found, sent).steps()
         else:

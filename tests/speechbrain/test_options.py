@@ -287,14 +287,15 @@ def test_what_was_said(train: Path) -> None:
 
 
 def test_run_options_stay_a_dict(train: Path) -> None:
-    found = cured(train, f"--{FLAG}=True", "--device=cpu").options
+    found: Any = cured(train, f"--{FLAG}=True", "--device=cpu").options
     if RELEASE >= (1, 1, 0):
         assert type(found).__name__ == "RunOptions"
         assert pickle.loads(pickle.dumps(found)) == found
         return
     assert isinstance(found, dict)
-    for twin in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found), found.copy()):
-        assert (twin, twin.typed) == (found, found.typed)
+    twins: Any = (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found), found.copy())
+    for twin in twins:
+        assert (twin, twin.typed) == (found, getattr(found, "typed"))  # noqa: B009
     found["debug_batches"] = 7
     assert patch.said(found, {"debug_batches": 1}, "debug_batches") == (True, 7)
     assert patch.said({**found}, {"debug_batches": 1}, "debug_batches") == (True, 7)

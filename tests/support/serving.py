@@ -16,7 +16,7 @@ RANK = int(os.environ.get("RANK", "0"))
 _CHILDREN: List[int] = []
 
 
-def serve(home: Path, run: Callable[[Dict[str, Any], Path], Dict[str, Any]]) -> None:
+def serve(home: Path, run: Callable[[Dict[str, Any], Path], Any]) -> None:
     """Serve requests until a file ``stop`` appears in ``home``.
 
     Args:

@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 from itertools import product
-from typing import List
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from ddpfix import log
 from ddpfix.layerdrop import training
 from ddpfix.layerdrop.schedule import fold, mix, text_key, uniform
 from ddpfix.layerdrop.training import Replica
@@ -72,18 +73,19 @@ def pairs_table(one: List[float], other: List[float], bins: int = 16) -> np.ndar
 @pytest.mark.parametrize("between", ["layers", "iterations", "modules", "calls", "seeds"])
 def test_neighbours_are_independent(seed: int, between: str) -> None:
     one_key, other_key = text_key("encoder"), text_key("decoder")
-    neighbour = {
+    neighbours: Any = {
         "layers": lambda step: uniform(fold(seed, step, one_key, 0), 4),
         "iterations": lambda step: uniform(fold(seed, step + 1, one_key, 0), 3),
         "modules": lambda step: uniform(fold(seed, step, other_key, 0), 3),
         "calls": lambda step: uniform(fold(seed, step, one_key, 1), 3),
         "seeds": lambda step: uniform(fold(seed + 1, step, one_key, 0), 3),
-    }[between]
+    }
+    neighbour = neighbours[between]
     steps = range(20000)
     one = [uniform(fold(seed, step, one_key, 0), 3) for step in steps]
     other = [neighbour(step) for step in steps]
     assert abs(chi_square(pairs_table(one, other))) < 4
-    flat = np.corrcoef(one, other)
+    flat: Any = np.corrcoef(one, other)
     assert abs(flat[0, 1]) < 4 / np.sqrt(len(steps))
 
 
@@ -287,7 +289,7 @@ def test_ranks_without_a_store_agree_on_nothing(monkeypatch: pytest.MonkeyPatch)
     """The MPI backend has none: a job that ran before has to run on."""
     said: List[str] = []
     monkeypatch.setattr(agreement, "default_store", lambda: None)
-    monkeypatch.setattr(agreement.log, "warning", said.append)
+    monkeypatch.setattr(log, "warning", said.append)
     assert agreement.meet([0, 1], 0, {}, 7, 1.0) is None
     assert agreement.meet([0], 0, {}, 7, 1.0) == 7
     assert len(said) == 1 and "LayerDrop stays as shipped" in said[0]

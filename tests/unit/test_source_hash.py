@@ -12,7 +12,7 @@ from ddpfix.patching import source_hash
 
 
 class Model:
-    def forward(self, x: int, name: str = "a") -> Any:
+    def forward(self, x: Any, name: str = "a") -> Any:
         """Says what it does."""
         return self.helper(x[:, 0], f"{name} is {x}")
 
@@ -26,13 +26,13 @@ class Model:
 class Reformatted:
     """The same code, written by somebody else."""
 
-    def forward(
+    def forward(  # type: ignore[no-untyped-def]
         self,
-        x,  # type: ignore[no-untyped-def]
+        x,
         name="a",
     ):
         # A comment.
-        return self.helper(
+        return self.helper(  # type: ignore[no-untyped-call]
             x[:, 0],
             f"{name} was {x}",
         )
@@ -75,7 +75,7 @@ def test_an_instance_with_a_method_of_its_own_has_none() -> None:
 def test_a_wrapper_does_not_pass_for_what_it_wraps() -> None:
     class Wrapped(Model):
         @functools.wraps(Model.forward)
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
+        def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
             return Model.forward(self, *args, **kwargs)
 
     class Proxied(Model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 
@@ -20,7 +20,7 @@ from ddpfix.ranks.uneven import policy
 def test_the_nearest_value_is_taken_and_said(
     monkeypatch: pytest.MonkeyPatch, asked: Dict[str, Any], taken: str, said: bool
 ) -> None:
-    lines = []
+    lines: List[str] = []
     monkeypatch.setattr(log, "info", lines.append)
     site = Site("wenet.uneven", settings.read(asked, [], environ={}))
     assert policy(site, "WeNet", {"pad": "join"}) == taken

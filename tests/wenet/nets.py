@@ -81,13 +81,17 @@ def deep(encoder: str, rate: float, branch: Optional[float] = None, **more: Any)
     torch.manual_seed(0)
     rates = {"stochastic_depth_rate": rate, **({} if branch is None else {"attn_branch_drop_rate": branch})}
     if not is_real():
-        return Net(StandIn([layer_class(encoder)(SIZE, **rates) for _ in range(BLOCKS)], rate)).train()
+        stand_in = Net(StandIn([layer_class(encoder)(SIZE, **rates) for _ in range(BLOCKS)], rate))
+        stand_in.train()
+        return stand_in
     conf: Dict[str, Any] = {"output_size": SIZE, "attention_heads": 2, "num_blocks": BLOCKS, "cgmlp_linear_units": 8}
     conf.update(dict.fromkeys(("dropout_rate", "positional_dropout_rate", "attention_dropout_rate"), 0.0))
     conf.update(cgmlp_conv_kernel=3, use_dynamic_chunk=True, use_dynamic_left_chunk=True, causal=True)
     conf.update({} if branch is None else {"merge_method": "learned_ave"})
     kind = {"branchformer": "Branchformer", "e_branchformer": "EBranchformer"}[encoder]
-    return Net(_of(f"{encoder}.encoder:{kind}Encoder")(20, **{**conf, **rates, **more})).train()
+    net = Net(_of(f"{encoder}.encoder:{kind}Encoder")(20, **{**conf, **rates, **more}))
+    net.train()
+    return net
 
 
 def features(rank: int, step: int) -> Any:

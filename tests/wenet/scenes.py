@@ -173,7 +173,7 @@ def undone(plan: Dict[str, Any], found: Found) -> None:
     """Whether everything is what it was after ddpfix was switched on and off again, and something else in between."""
     import ddpfix
 
-    owners = [import_module(name) for name in plan["modules"]]
+    owners: List[Any] = [import_module(name) for name in plan["modules"]]
     owners += [value for owner in list(owners) for value in vars(owner).values() if isinstance(value, type)]
     before = [dict(vars(owner)) for owner in owners]
     ddpfix.activate(**plan["arguments"])

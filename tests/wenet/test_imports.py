@@ -48,7 +48,7 @@ def missing(module: str, name: str) -> bool:
 
 
 def said(name: str, tree: Path, before: List[str], **environ: str) -> Any:
-    return ran(["-W", "ignore", "-c", CODE.format(name=name, before=before)], tree, **environ)
+    return ran(["-W", "ignore", "-c", CODE.format(name=name, before=before)], tree, **environ)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("main",)))

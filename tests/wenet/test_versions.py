@@ -48,7 +48,12 @@ def test_recognition_is_cheap(tree: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.syspath_prepend(str(tree))
     read: List[Path] = []
     stock = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda self, *args, **kw: (read.append(self), stock(self, *args, **kw))[1])
+
+    def noting(self: Path, *args: Any, **kwargs: Any) -> str:
+        read.append(self)
+        return stock(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", noting)
     assert detect.recognise("wenet", reader.load().marks["wenet"]) == trees.version(tree)
     assert {path.name for path in read} == {"executor.py"} and len(read) == 1
     assert "wenet" not in sys.modules
