@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ("tests/layerdrop/test_families.py", "tests/layerdrop/test_recompute.py", "tests/layerdrop/test_outputs.py")
 RANKS = ("tests/ranks", "-k", "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit")
 LATE, SHARDED = ("tests/late",), ("tests/sharded",)
-TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "setuptools", "hypothesis")
+TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "importlib-metadata", "setuptools", "hypothesis")
 # Releases whose compiled dependencies are the same share an environment, and are unpacked beside it.
 FUNASR = Path(__file__).parent / "funasr" / "requirements.txt"
 SPEECHBRAIN = Path(__file__).parent / "speechbrain" / "requirements.txt"

@@ -12,7 +12,7 @@ from typing import Any, Collection, Dict, Iterator, Optional, Sequence
 from ddpfix.import_hook import Finder
 from ddpfix.matrix.model import Mark, Matrix
 
-# In the place of a version: there is a package of that name, and no mark holds for it.
+# In the place of a version, or in front of what is there: a package of that name which is no release of the toolkit.
 UNRECOGNISED = "unrecognised"
 
 
@@ -33,10 +33,25 @@ def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str,
         try:
             found[toolkit] = version(distribution)
         except PackageNotFoundError:
-            found[toolkit] = None
+            found[toolkit] = _provided_by_others(toolkit)
         if toolkit in matrix.version_files:
             found[toolkit] = _told_by_file(toolkit, matrix.version_files[toolkit]) or found[toolkit]
     return found
+
+
+def _provided_by_others(toolkit: str) -> Optional[str]:
+    """None where nothing has that import name; a fork under another name may, or a folder of the user's own."""
+    spec = _spec(toolkit)
+    if spec is None or not spec.origin:
+        return None
+    # Read from every distribution, which takes long: only here, where it tells something.
+    if sys.version_info >= (3, 10):
+        from importlib import metadata
+    else:
+        import importlib_metadata as metadata
+    names = dict.fromkeys(metadata.packages_distributions().get(toolkit, ()))
+    own = ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    return f"{UNRECOGNISED} ({own or spec.origin})"
 
 
 def _told_by_file(toolkit: str, file: str) -> Optional[str]:

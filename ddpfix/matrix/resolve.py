@@ -63,8 +63,10 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
         return decision(OFF, f"not asked for; {switch_name(patch.id)}=1 switches it on")
     if patch.setting is not None and patch.when and settings[patch.setting] not in patch.when:
         return decision(OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
-    if text == UNRECOGNISED:
-        return decision(SKIP, f"{patch.toolkit} is no release that ddpfix knows: a fork, or another package so called")
+    if text.startswith(UNRECOGNISED):
+        what = text[len(UNRECOGNISED) :]
+        known = f"{patch.toolkit}{what} is no release that ddpfix knows: a fork, or another package so called"
+        return decision(SKIP, known)
     try:
         version = Version(text)
     except InvalidVersion:

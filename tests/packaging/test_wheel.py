@@ -56,6 +56,7 @@ def test_the_metadata(wheel: Path) -> None:
         "pyyaml",
         "rich",
         "tomli",
+        "importlib-metadata",
     }
     assert metadata["Requires-Python"] == ">=3.8" and metadata["License-Expression"] == "Apache-2.0"
     assert "ddpfix = ddpfix.cli.main:main" in entry_points

@@ -175,3 +175,32 @@ def test_marks_are_not_asked_without_an_import(monkeypatch: pytest.MonkeyPatch) 
     made = engine.Engine({})
     assert made.unseen == set(reader.load().marks)
     assert not made.wanted("torch.nothing") and made.wanted("torch")
+
+
+def provided(home: Path, name: str, distribution: str, version: str) -> None:
+    package(home, {"__init__.py": "raise RuntimeError('imported')"}, name)
+    info = home / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    (info / "top_level.txt").write_text(name + "\n")
+    (info / "RECORD").write_text(f"{name}/__init__.py,,\n")
+
+
+def test_a_fork_under_another_name_is_named(home: Path) -> None:
+    """packages_distributions tells which distribution provides an import name."""
+    provided(home, "ddpfix_kit", "kit-of-somebody-else", "3.2.1")
+    whole = model.Matrix({"ddpfix_kit": "ddpfix-kit"}, {}, ())
+    found = detect.installed_versions(whole)["ddpfix_kit"]
+    assert found == f"{detect.UNRECOGNISED} (kit-of-somebody-else 3.2.1)"
+
+
+def test_a_folder_of_the_user_with_the_name_of_a_toolkit_is_named(home: Path) -> None:
+    where = package(home, {"__init__.py": ""})
+    whole = model.Matrix({"ddpfix_kit": "ddpfix-kit"}, {}, ())
+    assert detect.installed_versions(whole)["ddpfix_kit"] == f"{detect.UNRECOGNISED} ({where / '__init__.py'})"
+
+
+def test_a_folder_of_data_with_the_name_of_a_toolkit_is_nothing(home: Path) -> None:
+    package(home, {"data.txt": ""})
+    whole = model.Matrix({"ddpfix_kit": "ddpfix-kit"}, {}, ())
+    assert detect.installed_versions(whole)["ddpfix_kit"] is None
