@@ -56,7 +56,9 @@ class Engine:
             return
         installed = {**self.toolkits, toolkit: version}
         patches = [patch for patch in self.matrix.patches.values() if patch.toolkit == toolkit]
-        decided = [resolve.decide(self.matrix, patch, installed, self.settings) for patch in patches]
+        alone = [resolve.decide(self.matrix, patch, installed, self.settings) for patch in patches]
+        all_others = {**self._decided, **{decision.patch: decision for decision in alone}}
+        decided = [resolve.settled(self.matrix, decision, all_others) for decision in alone]
         # A finder asks while it holds the import lock, so nothing is imported while this lock is held.
         with _SEEING:
             if toolkit in self.unseen:

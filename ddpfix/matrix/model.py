@@ -44,6 +44,8 @@ class Patch:
     evidence: Tuple[str, ...]
     # Whether it is applied without being asked for; the others wait for DDPFIX_<PATCH>=1.
     default: bool = True
+    # Patches without which it would be in place and never called.
+    needs: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ class Reader:
         }
         nodes = top["rows"].items()
         self._refuse_shared_variables(top["patches"], patches)
+        self._refuse_unknown_needs(top["patches"], patches)
         rows = tuple(self._row(node, patches, toolkits) for node in nodes)
         if self.thorough:
             self._refuse_overlaps(rows, patches)
@@ -118,7 +119,7 @@ class Reader:
         if not _ID.match(name):
             node.fail(f"{name!r} is not a patch id; write it like 'toolkit.cure', in lower case")
         entry = node.mapping(
-            required=("toolkit", "code", "problem", "evidence"), optional=("setting", "when", "default")
+            required=("toolkit", "code", "problem", "evidence"), optional=("setting", "when", "default", "needs")
         )
         code = entry["code"].text()
         if self.thorough and not _shipped(code):
@@ -140,6 +141,7 @@ class Reader:
             problem=" ".join(entry["problem"].text().split()),
             evidence=entry["evidence"].texts(),
             default="default" not in entry or entry["default"].choice(("on", "off"), "default") == "on",
+            needs=entry["needs"].texts() if "needs" in entry else (),
         )
 
     def _refuse_shared_variables(self, node: Node, patches: Mapping[str, Patch]) -> None:
@@ -152,6 +154,15 @@ class Reader:
                     f"patch {name!r} would be switched by {variable}, which stands for {taken[variable]}"
                 )
             taken[variable] = f"patch {name!r}"
+
+    def _refuse_unknown_needs(self, node: Node, patches: Mapping[str, Patch]) -> None:
+        """What a patch needs is there, and needs nothing itself."""
+        for name, patch in patches.items():
+            for need in patch.needs:
+                if need not in patches or need == name or patches[need].needs:
+                    known = ", ".join(other for other in patches if other != name and not patches[other].needs)
+                    entry = node.mapping(optional=None)[name]
+                    entry.fail(f"patch {name!r} cannot need {need!r}; accepted are {known}")
 
     def _row(self, node: Node, patches: Mapping[str, Patch], toolkits: Mapping[str, str]) -> Row:
         entry = node.mapping(required=("patch", "versions", "why"), optional=("torch", "status", "targets", "tested"))

@@ -5,7 +5,7 @@ Nothing is imported and nothing is changed, so ``plan`` can show the decisions o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from packaging.version import InvalidVersion, Version
@@ -44,7 +44,24 @@ def resolve(matrix: Matrix, installed: Mapping[str, Optional[str]], settings: Se
     Args:
         installed: version by toolkit name; None (or no entry) means that it is not installed.
     """
-    return [decide(matrix, patch, installed, settings) for patch in matrix.patches.values()]
+    found = {patch.id: decide(matrix, patch, installed, settings) for patch in matrix.patches.values()}
+    return [settled(matrix, decision, found) for decision in found.values()]
+
+
+def settled(matrix: Matrix, decision: Decision, others: Mapping[str, Decision]) -> Decision:
+    """The decision, or off where a patch that this one needs is not applied.
+
+    Args:
+        others: decisions by patch, at least those about what this one needs.
+    """
+    if decision.action != APPLY:
+        return decision
+    for need in matrix.patches[decision.patch].needs:
+        other = others[need]
+        if other.action != APPLY:
+            reason = f"needs {need}, which is not applied here ({other.reason})"
+            return replace(decision, action=OFF, reason=reason, row=None, tested=True, forced=False)
+    return decision
 
 
 def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]], settings: Settings) -> Decision:

@@ -98,6 +98,18 @@ BAD = {
     "unknown setting": ("setting: unused", "setting: unsued", "unsued", "accepted are unused, layerdrop"),
     "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "accepted are auto, find, late, static, off"),
     "off as a bool": ("[auto, find]", "[auto, off]", "[auto, off]", "not bool (put it in quotes)"),
+    "an unknown need": (
+        "    setting: unused\n",
+        "    needs: [torch.seven]\n    setting: unused\n",
+        "  torch.unused",
+        "cannot need 'torch.seven'",
+    ),
+    "a need of itself": (
+        "    setting: unused\n",
+        "    needs: [torch.unused]\n    setting: unused\n",
+        "  torch.unused",
+        "cannot need 'torch.unused'",
+    ),
     "when without setting": ("    setting: unused\n", "", "when", "needs a setting"),
     "patch id without dot": ("  torch.unused:\n", "  torch_unused:\n", "  torch_unused", "'toolkit.cure'"),
     "impossible specifier": ('">=1.13,<2.16"', '">2,<1"', '">2,<1"', "no version can satisfy"),

@@ -19,7 +19,7 @@ from packaging.version import Version
 from ddpfix.matrix import detect, reader, resolve
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
 from ddpfix.matrix.resolve import ABSENT, APPLY, NOT_AFFECTED, NOT_CURED, OFF, SKIP, Decision
-from ddpfix.matrix.settings import Settings, read
+from ddpfix.matrix.settings import Settings, read, switch_name
 
 TARGET = (Target("kit.module", "function"),)
 
@@ -126,6 +126,44 @@ def test_outside_of_rows_without_any_cure() -> None:
     for force in ("1", "force"):
         decision = decide(never, "1.0", DDPFIX_KIT_CURE=force)
         assert (decision.action, decision.reason) == (SKIP, "kit 1.0 is in no row of the matrix")
+
+
+def test_a_patch_whose_need_is_off_is_off_and_says_so() -> None:
+    """With DDPFIX_FUNASR_ENTRY=0 six patches were in place and never called."""
+    whole = reader.load()
+    installed: Dict[str, Optional[str]] = {"torch": "2.13.0", "funasr": "1.4.16", "hydra": "1.3.2"}
+
+    def actions(**environ: str) -> Dict[str, Tuple[str, str]]:
+        chosen = read({}, whole.patches, environ, Path("/nowhere"))
+        return {d.patch: (d.action, d.reason) for d in resolve.resolve(whole, installed, chosen)}
+
+    with_it, without = actions(), actions(DDPFIX_FUNASR_ENTRY="0")
+    changed = {patch for patch in with_it if with_it[patch] != without[patch]}
+    needing = {patch.id for patch in whole.patches.values() if "funasr.entry" in patch.needs}
+    assert len(needing) == 6 and changed == {"funasr.entry", *needing}
+    for patch in needing:
+        action, reason = without[patch]
+        assert with_it[patch][0] == APPLY and action == OFF
+        assert reason.startswith("needs funasr.entry, which is not applied here (") and "DDPFIX_FUNASR_ENTRY" in reason
+
+
+@pytest.mark.parametrize("patch", list(reader.load().patches))
+def test_switching_one_patch_off_changes_no_other_but_what_needs_it(patch: str) -> None:
+    whole = reader.load()
+    installed: Dict[str, Optional[str]] = {
+        name: str(max(v for row in whole.rows if whole.patches[row.patch].toolkit == name for v in row.tested))
+        for name in whole.toolkits
+        if any(whole.patches[row.patch].toolkit == name and row.tested for row in whole.rows)
+    }
+
+    def decided(environ: Dict[str, str]) -> Dict[str, str]:
+        chosen = read({}, whole.patches, environ, Path("/nowhere"))
+        return {d.patch: d.action for d in resolve.resolve(whole, installed, chosen)}
+
+    before, after = decided({}), decided({switch_name(patch): "0"})
+    changed = {name for name in before if before[name] != after[name]}
+    needing = {other.id for other in whole.patches.values() if patch in other.needs}
+    assert changed <= {patch, *needing} and after[patch] in (OFF, ABSENT)
 
 
 def test_an_absent_toolkit() -> None:
