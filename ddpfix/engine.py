@@ -1,6 +1,7 @@
 """Ties it together: settings and matrix give decisions, the finder tells what was imported, patches are put in place.
 
-A patch is *armed* when it waits for its target, and *applied* when it is in place. A patch that raises is undone and
+A patch is *armed* when it waits for its target, *registered* when it will act later (when a model is wrapped, say), and
+*applied* when it is in place. A patch that raises is undone and
 reported, and the import that it hooked succeeds.
 """
 
@@ -12,7 +13,7 @@ import sys
 import threading
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, reader, resolve, settings
@@ -39,6 +40,7 @@ class Engine:
         self.waiting: List[_Armed] = [armed for decision in self._decided.values() for armed in _armed(decision)]
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
+        self.registered: Set[str] = set()
         self.failed: Dict[str, str] = {}
         self.deferred: List[ModuleType] = []
 
@@ -115,7 +117,7 @@ class Engine:
     def _apply(self, armed: _Armed, module: ModuleType) -> None:
         patch = armed.decision.patch
         site = self.sites.setdefault(patch, Site(patch, self.settings, self))
-        before = len(site.records)
+        before, registered = len(site.records), site.registered
         try:
             owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
             done = _code(self.matrix.patches[patch].code)(site, module, owner)
@@ -130,6 +132,8 @@ class Engine:
         if len(site.records) > before or done:
             self.places.setdefault(patch, []).append(f"{module.__name__}:{armed.target.attribute}")
             log.debug(f"{patch} applied at {module.__name__}:{armed.target.attribute}")
+        elif site.registered > registered:
+            self.registered.add(patch)
         if "*" not in armed.target.module:
             self.waiting.remove(armed)
 
@@ -151,7 +155,11 @@ class Engine:
             return "failed"
         if decision.action != resolve.APPLY:
             return decision.action
-        return "applied" if decision.patch in self.places else "armed"
+        if decision.patch in self.places:
+            return "applied"
+        if decision.patch in self.registered:
+            return "registered"
+        return "armed" if any(armed.decision.patch == decision.patch for armed in self.waiting) else "nothing to do"
 
     def report(self) -> Report:
         decisions = self.decisions

@@ -9,7 +9,11 @@ from typing import Dict, List, Optional
 
 @dataclass
 class PatchReport:
-    """One patch. ``state`` is applied, armed (its target is not imported yet), failed, or the decision's action."""
+    """One patch.
+
+    ``state`` is applied, registered (it acts later, when a model is wrapped, say), armed (its target is not imported
+    yet), nothing to do (its targets have been imported, and none needed it), failed, or the decision's action.
+    """
 
     id: str
     toolkit: str
@@ -48,6 +52,8 @@ class Report:
     def summary(self) -> str:
         """The one line: counts, and for what was left out, why."""
         parts = [f"{self.count('applied')} applied", f"{self.count('armed')} armed"]
+        if self.count("registered"):
+            parts.insert(1, f"{self.count('registered')} registered")
         skipped = [p for p in self.patches if p.state == "skip"]
         if skipped:
             reasons = "; ".join(sorted({p.reason.split(";")[0] for p in skipped}))

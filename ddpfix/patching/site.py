@@ -104,6 +104,8 @@ class Site:
         self.activation = activation
         self.active = True
         self.records: List[Record] = []
+        # How many entries it has put in lists, which are acted on later.
+        self.registered = 0
         self.notes: List[str] = []
         self.last_words: List[Callable[[], object]] = []
         # Sites on which this patch stands together with others: what they have changed is undone with the last one.
@@ -152,6 +154,7 @@ class Site:
         with LOCK:
             if item not in those:
                 those.append(item)
+                self.registered += 1
                 self.at_undo(functools.partial(_discard, those, item))
 
     def at_undo(self, action: Callable[[], object]) -> None:

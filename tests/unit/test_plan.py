@@ -187,6 +187,8 @@ def test_the_summary_counts_and_gives_reasons() -> None:
     assert found.summary() == (
         "ddpfix 9.9: 2 applied, 1 armed, 1 skipped (reason 3), 1 failed (kit.p4: reason 4; more)"
     )
+    found = report_of("applied", "registered", "registered", "armed", tested=True)
+    assert found.summary() == "ddpfix 9.9: 1 applied, 2 registered, 1 armed"
     assert report_of("armed", tested=True).summary() == "ddpfix 9.9: 0 applied, 1 armed"
 
 
