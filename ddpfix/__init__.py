@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ddpfix.engine import deactivate as deactivate
     from ddpfix.engine import report as report
     from ddpfix.layerdrop.training import skipped_layers as skipped_layers
+    from ddpfix.matrix.model import MatrixError as MatrixError
     from ddpfix.matrix.settings import SettingsError as SettingsError
-    from ddpfix.matrix.yaml_nodes import MatrixError as MatrixError
     from ddpfix.ranks.agreement import AgreementError as AgreementError
     from ddpfix.ranks.traffic import traffic as traffic
 
@@ -24,7 +24,7 @@ _HOMES = {
     "deactivate": "engine",
     "report": "engine",
     "AgreementError": "ranks.agreement",
-    "MatrixError": "matrix.yaml_nodes",
+    "MatrixError": "matrix.model",
     "SettingsError": "matrix.settings",
     "skipped_layers": "layerdrop.training",
     "traffic": "ranks.traffic",

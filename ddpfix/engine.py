@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Dict, List, Mapping, Optional, Set
 
 from ddpfix import __version__, _env, import_hook, log
-from ddpfix.matrix import detect, reader, resolve, settings
+from ddpfix.matrix import detect, loader, resolve, settings
 from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
 from ddpfix.patching.report import PatchReport, Report
@@ -30,7 +30,7 @@ class Engine:
     """The state of one activation."""
 
     def __init__(self, arguments: Mapping[str, object]) -> None:
-        self.matrix = reader.load(thorough=False)
+        self.matrix = loader.load(thorough=False)
         self.settings = settings.read(arguments, self.matrix.patches)
         # Toolkits that are known by their marks only: nobody looks for them before one is imported, or asked about.
         self.unseen = set(self.matrix.marks)

@@ -48,9 +48,9 @@ def test_cell(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("toolkit", ["transformers", "funasr", "speechbrain", "fastNLP"])
 def test_every_tested_release_of_the_matrix_is_a_cell(toolkit: str) -> None:
-    from ddpfix.matrix import reader
+    from ddpfix.matrix import loader
 
-    whole = reader.load()
+    whole = loader.load()
     rows = [row for row in whole.rows if whole.patches[row.patch].toolkit == toolkit]
     tested = {str(version) for row in rows for version in row.tested}
     assert tested <= {cell.version for cell in cells.CELLS if cell.toolkit == toolkit}

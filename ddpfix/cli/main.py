@@ -7,8 +7,8 @@ import sys
 from typing import List, Optional, Tuple
 
 from ddpfix import __version__
+from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError
-from ddpfix.matrix.yaml_nodes import MatrixError
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

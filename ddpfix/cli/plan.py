@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpfix import __version__
-from ddpfix.matrix import detect, model, reader, resolve, settings
+from ddpfix.matrix import detect, loader, model, resolve, settings
 
 _STYLES = {
     resolve.APPLY: "green",
@@ -25,7 +25,7 @@ _STYLES = {
 
 def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
     """The plan as plain data: versions, settings, and one decision a patch with its reason and targets."""
-    whole = reader.load()
+    whole = loader.load()
     values = settings.read(chosen, whole.patches)
     toolkits = detect.installed_versions(whole)
     decisions = resolve.resolve(whole, toolkits, values)
@@ -116,7 +116,7 @@ def _table(entries: List[Dict[str, Any]]) -> Table:
 
 def explain(patch_id: str) -> int:
     """Print the problem, the evidence, the versions and the setting of one patch; 2 for an unknown id."""
-    whole = reader.load()
+    whole = loader.load()
     patch = whole.patches.get(patch_id)
     if patch is None:
         sys.stderr.write(f"ddpfix: no patch {patch_id!r}; accepted are {', '.join(whole.patches)}\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional
 
 from ddpfix import _env
-from ddpfix.matrix import reader, settings
+from ddpfix.matrix import loader, settings
 
 
 def become(rest: List[str], chosen: Mapping[str, str]) -> int:
@@ -32,7 +32,7 @@ def become(rest: List[str], chosen: Mapping[str, str]) -> int:
     command = words(rest)
     environ = environment(chosen)
     if environ["DDPFIX"] != "0":
-        settings.read({}, reader.load().patches, environ)
+        settings.read({}, loader.load().patches, environ)
         if sys.flags.ignore_environment or sys.flags.no_site:
             _env.say("not activated: the interpreter's options -I, -E and -S shut us out")
     _flush()

@@ -7,12 +7,14 @@ ships, never code to import.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import List, Mapping, Optional, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix.matrix.yaml_nodes import MatrixError as MatrixError
+
+class MatrixError(ValueError):
+    """The matrix cannot be used; the message starts with file and line."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,11 @@ class Matrix:
 
     toolkits: Mapping[str, str]
     patches: Mapping[str, Patch]
-    rows: Tuple[Row, ...]
+    rows: Sequence[Row]
     version_files: Mapping[str, str] = field(default_factory=dict)
     marks: Mapping[str, Tuple[Mark, ...]] = field(default_factory=dict)
 
     def rows_of(self, patch: str) -> List[Row]:
-        return [row for row in self.rows if row.patch == patch]
+        # Compiled rows know it without being made into objects all.
+        of = getattr(self.rows, "of", None)
+        return of(patch) if of is not None else [row for row in self.rows if row.patch == patch]

@@ -6,16 +6,16 @@ Every error names the file, the line and what is accepted there.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 import yaml
 
-from ddpfix.matrix.model import Mark, Matrix, Patch, Row, Target
+from ddpfix.matrix import places
+from ddpfix.matrix.model import Mark, Matrix, MatrixError, Patch, Row, Target
 from ddpfix.matrix.settings import SETTINGS, switch_name
 from ddpfix.matrix.specifiers import holds, meet
-from ddpfix.matrix.yaml_nodes import MatrixError, Node, root
+from ddpfix.matrix.yaml_nodes import Node, root
 
 STATUSES = ("cured", "not-cured", "not-affected")
 _CODE = re.compile(r"^[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*$")
@@ -72,29 +72,23 @@ def _inside(node: Node, path: Optional[str] = None) -> str:
     return path
 
 
-def _patches() -> Path:
-    """The folder of the patches: in the installed package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    return package / "patches" if (package / "patches").is_dir() else package.parent / "patches"
-
-
 def _shipped(code: str) -> bool:
     """Whether patches/ has this function. Only names below ddpfix.patches can be asked for, and nothing is imported."""
     if not _CODE.match(code):
         return False
     module, _, function = code.partition(":")
-    file = _patches().joinpath(*module.split(".")).with_suffix(".py")
+    file = places.patches().joinpath(*module.split(".")).with_suffix(".py")
     return file.is_file() and f"\ndef {function}(" in file.read_text(encoding="utf-8")
 
 
 class Reader:
-    """One file; see :func:`ddpfix.matrix.load` for what is left out where it is not ``thorough``."""
+    """One file; see :func:`ddpfix.matrix.loader.load` for what is left out where it is not ``thorough``."""
 
     def __init__(self, path: Path, thorough: bool = True) -> None:
         self.path, self.thorough = path, thorough
 
     def matrix(self) -> Matrix:
-        if not _patches().is_dir():
+        if not places.patches().is_dir():
             raise MatrixError(f"{self.path}:1: there are no patches beside it; reinstall ddpfix")
         top = root(self.path, self.thorough).mapping(required=("schema", "toolkits", "patches", "rows"))
         top["schema"].choice(("1",), "schema")
@@ -225,34 +219,3 @@ def clash(one: Row, other: Row) -> Optional[str]:
         return None
     meeting = meet(one.versions, other.versions)
     return str(meeting) if meeting is not None else None
-
-
-def default_path() -> Path:
-    """The matrix of the installed package, or the one of the checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "compat_matrix.yaml"
-    return installed if installed.exists() else package.parent / "compat_matrix.yaml"
-
-
-@lru_cache(maxsize=4)
-def _load_cached(path: str, stamp: float, thorough: bool) -> Matrix:
-    return Reader(Path(path), thorough).matrix()
-
-
-def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
-    """Read and validate the matrix.
-
-    Args:
-        path: another file than the package's own.
-        thorough: whether rows are held against each other and against patches/, and the file against attacks. The
-            package's own file was, before it was shipped, and every process that trains reads it.
-
-    Raises:
-        MatrixError: the file is missing, is not YAML, or does not follow the schema.
-    """
-    path = path or default_path()
-    try:
-        stamp = path.stat().st_mtime
-    except OSError as error:
-        raise MatrixError(f"{path}:1: cannot be read ({error.strerror}); reinstall ddpfix") from None
-    return _load_cached(str(path), stamp, thorough)

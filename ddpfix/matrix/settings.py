@@ -7,7 +7,6 @@ The first of these wins: arguments of ``activate()`` (the command line passes it
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -219,6 +218,9 @@ class _Reader:
 
     def _unknown(self, key: str, source: str) -> str:
         names: List[str] = [s.variable for s in SETTINGS] + list(self.by_variable)
+        # Its import would take a tenth of the time of waking up.
+        import difflib
+
         close = difflib.get_close_matches(switch_name(key), names, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         return f"{source} is not a setting of ddpfix{hint}: accepted are {', '.join(sorted(names))}"

@@ -9,6 +9,7 @@ import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.specifiers import meet
 
 # libyaml's loader, where PyYAML was built with it, takes a tenth of the time.
@@ -20,10 +21,6 @@ _OPENING = (
     yaml.FlowSequenceStartToken,
 )
 _CLOSING = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
-
-
-class MatrixError(ValueError):
-    """The matrix cannot be used; the message starts with file and line."""
 
 
 class Node:

@@ -65,9 +65,9 @@ def wake() -> None:
     _parts.clear()
     with part("our modules"):
         from ddpfix import engine
-        from ddpfix.matrix import detect, reader, resolve, settings
+        from ddpfix.matrix import detect, loader, resolve, settings
         from ddpfix.patching import site
-    timed(reader, "load", "matrix: reading and checking it")
+    timed(loader, "load", "matrix: reading and checking it")
     timed(settings, "read", "settings")
     timed(detect, "installed_versions", "versions of the toolkits")
     timed(resolve, "resolve", "decisions")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import ddpfix
-from ddpfix.matrix import reader
+from ddpfix.matrix import loader
 from ddpfix.matrix.settings import switch_name
 from tests.funasr import launch, recipes
 
@@ -43,7 +43,7 @@ def write(folder: Path, **changes: Any) -> Path:
 def only(*patches: str) -> Dict[str, str]:
     """Variables that leave these cures and what a CPU needs, so that a run can equal an edit by hand bit for bit."""
     kept = ("funasr.entry", "funasr.cpu", *patches)
-    return {switch_name(p): "0" for p in reader.load().patches if p.startswith("funasr.") and p not in kept}
+    return {switch_name(p): "0" for p in loader.load().patches if p.startswith("funasr.") and p not in kept}
 
 
 @contextlib.contextmanager

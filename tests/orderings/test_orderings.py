@@ -16,7 +16,7 @@ from typing import Dict, List
 
 import pytest
 
-from ddpfix.matrix import detect, reader
+from ddpfix.matrix import detect, loader
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +72,7 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the orderings are forked")
 @pytest.mark.skipif(
-    detect.installed_versions(reader.load())["transformers"] is None, reason="transformers is not installed"
+    detect.installed_versions(loader.load())["transformers"] is None, reason="transformers is not installed"
 )
 @pytest.mark.parametrize("order", ORDERINGS)
 def test_the_state_is_right_after_every_step(order: str, steps_made: Dict[str, List[str]]) -> None:

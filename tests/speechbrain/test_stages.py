@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from ddpfix.matrix import model, reader
+from ddpfix.matrix import loader, model
 from ddpfix.patching.site import Site
 from tests.speechbrain import launch, recipes, toys
 from tests.speechbrain.toys import by_hand, error, run, since
@@ -189,7 +189,7 @@ MINE += ["single_batch", "no_hparams", "checkpoints"]
 
 def targets(patch: str) -> List[model.Target]:
     """The places of a patch in this release; none where it is not affected."""
-    rows = [row for row in reader.load().rows_of(f"speechbrain.{patch}") if toys.RELEASE in row.versions]
+    rows = [row for row in loader.load().rows_of(f"speechbrain.{patch}") if toys.RELEASE in row.versions]
     assert len(rows) == 1
     return list(rows[0].targets)
 
@@ -204,7 +204,7 @@ def test_a_patch_that_is_taken_back_leaves_nothing(patch: str) -> None:
     kinds = {kind for module, _ in places for kind in vars(module).values() if isinstance(kind, type)}
     watched = [*{module for module, _ in places}, *kinds]
     before = [dict(vars(one)) for one in watched]
-    module_name, _, function = reader.load().patches[f"speechbrain.{patch}"].code.partition(":")
+    module_name, _, function = loader.load().patches[f"speechbrain.{patch}"].code.partition(":")
     site = Site(f"speechbrain.{patch}", {"uneven": "pad"})
     for module, owner in places:
         getattr(import_module(f"ddpfix.patches.{module_name}"), function)(site, module, owner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Dict, Iterator, List, Tuple
 
-from ddpfix.matrix import reader, settings
+from ddpfix.matrix import loader, settings
 from ddpfix.matrix.model import Patch
 from tests.support import rooms
 
@@ -17,14 +17,14 @@ VERSIONS = DOCS / "versions.md"
 def pages() -> Dict[str, List[Patch]]:
     """The patches by the folder that holds their code, which is also the name of a page in docs/."""
     found: Dict[str, List[Patch]] = {}
-    for patch in reader.load().patches.values():
+    for patch in loader.load().patches.values():
         found.setdefault(patch.code.partition(".")[0], []).append(patch)
     return found
 
 
 def toolkits() -> str:
     """One line a toolkit: the releases on which its fixes were tested, and what they are, as its page begins."""
-    whole = reader.load()
+    whole = loader.load()
     lines = ["| toolkit | tested releases | fixes | |", "|---|---|---|---|"]
     for folder, patches in pages().items():
         rows = [row for patch in patches for row in whole.rows_of(patch.id) if row.status == "cured"]
@@ -48,7 +48,7 @@ def _opening(folder: str) -> Tuple[str, str]:
 
 def cures(patches: List[Patch]) -> str:
     """One line a fix: which releases it is for."""
-    whole = reader.load()
+    whole = loader.load()
     lines = ["| fix | fixed in | tested on |", "|---|---|---|"]
     for patch in patches:
         rows = [row for row in whole.rows_of(patch.id) if row.status == "cured"]
@@ -69,7 +69,7 @@ def _readable(specifier: str) -> str:
 
 def versions() -> str:
     """One section a cure, one line a row of the matrix."""
-    whole = reader.load()
+    whole = loader.load()
     parts = ["# Versions", "Made from `compat_matrix.yaml`, by `python -m tests.support.readme`."]
     for patch in whole.patches.values():
         parts.append(f"## {patch.id}\n\n{patch.problem}")

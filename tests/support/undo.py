@@ -8,14 +8,14 @@ from types import ModuleType
 from typing import Any, Dict, List, Tuple
 
 import ddpfix
-from ddpfix.matrix import detect, reader, resolve, settings
+from ddpfix.matrix import detect, loader, resolve, settings
 
 Key = Tuple[str, ...]
 
 
 def targets(toolkit: str) -> List[str]:
     """The modules that the patches of a toolkit wait for, with the installed releases; those that can be imported."""
-    whole = reader.load()
+    whole = loader.load()
     installed = detect.installed_versions(whole)
     decisions = resolve.resolve(whole, installed, settings.read({}, whole.patches, {}))
     found: Dict[str, None] = {}

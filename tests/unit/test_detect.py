@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Sequence
 
 import pytest
 
-from ddpfix.matrix import detect, model, reader
+from ddpfix.matrix import detect, loader, model
 from ddpfix.matrix.model import Mark
 
 MARKS = (
@@ -75,7 +75,7 @@ def test_all_parts_of_a_namespace_are_looked_at(home: Path, monkeypatch: pytest.
 CHILD = """
 import sys
 from ddpfix import engine
-from ddpfix.matrix import detect, reader
+from ddpfix.matrix import detect, loader
 from ddpfix.matrix.model import Mark, Matrix, Patch, Row, Target
 from packaging.specifiers import SpecifierSet
 asked = []
@@ -91,7 +91,7 @@ row = Row("ddpfix_kit.cure", SpecifierSet(">=1,<2"), None, "cured", targets, (),
 mark = Mark("1.5", words=(("utils/core.py", "class Core"),))
 toolkits = {"torch": "torch", "ddpfix_kit": "packaging"}
 whole = Matrix(toolkits, {"ddpfix_kit.cure": patch}, (row,), {}, {"ddpfix_kit": (mark,)})
-reader.load = lambda path=None, thorough=True: whole
+loader.load = lambda path=None, thorough=True: whole
 def cure(site, module, owner):
     site.wrap_hot(owner, "run", lambda stock: lambda self: stock(self) + 1)
 engine._code = lambda name: cure
@@ -173,7 +173,7 @@ def test_marks_are_not_asked_without_an_import(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(detect, "recognise", fail)
     made = engine.Engine({})
-    assert made.unseen == set(reader.load().marks)
+    assert made.unseen == set(loader.load().marks)
     assert not made.wanted("torch.nothing") and made.wanted("torch")
 
 

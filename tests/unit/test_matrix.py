@@ -17,10 +17,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ddpfix import _boot, engine
-from ddpfix.matrix import detect, model, reader
+from ddpfix.matrix import detect, loader, model, reader
+from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS
 from ddpfix.matrix.specifiers import meet
-from ddpfix.matrix.yaml_nodes import MatrixError
 
 GOOD = """\
 schema: 1
@@ -237,15 +237,15 @@ def test_binary_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "matrix.yaml"
     file.write_bytes(content)
     with pytest.raises(MatrixError, match=re.escape(f"{file}:1: ") + ".*YAML in UTF-8"):
-        reader.load(file)
+        loader.load(file)
 
 
 def test_missing_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "nothing.yaml"
     with pytest.raises(MatrixError, match=re.escape(f"{file}:1: ") + ".*reinstall ddpfix"):
-        reader.load(file)
+        loader.load(file)
     with pytest.raises(MatrixError, match=re.escape(f"{tmp_path}:1: ")):
-        reader.load(tmp_path)
+        loader.load(tmp_path)
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
@@ -253,11 +253,11 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
     file = tmp_path / "matrix.yaml"
     file.write_text(GOOD)
-    first = reader.load(file)
-    assert reader.load(file) is first
+    first = loader.load(file)
+    assert loader.load(file) is first
     file.write_text(GOOD.replace("a reason", "another"))
     os.utime(file, (1, 1))
-    assert reader.load(file).rows[0].why == "another"
+    assert loader.load(file).rows[0].why == "another"
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -323,7 +323,7 @@ def test_the_overlap_detector_agrees_with_brute_force(one: SpecifierSet, other: 
 
 def shipped_targets() -> Iterator[Tuple[model.Row, model.Target]]:
     """(row, target) of the rows that hold for the installed releases."""
-    whole = reader.load()
+    whole = loader.load()
     installed = detect.installed_versions(whole)
     for row in whole.rows:
         version = installed[whole.patches[row.patch].toolkit]
@@ -333,13 +333,13 @@ def shipped_targets() -> Iterator[Tuple[model.Row, model.Target]]:
 
 
 def test_the_shipped_matrix_names_code_that_can_be_called() -> None:
-    for patch in reader.load().patches.values():
+    for patch in loader.load().patches.values():
         function = engine._code(patch.code)
         assert list(inspect.signature(function).parameters) == ["site", "module", "owner"]
 
 
 def test_the_shipped_matrix_is_whole() -> None:
-    whole = reader.load()
+    whole = loader.load()
     names = [setting.name for setting in SETTINGS]
     for patch in whole.patches.values():
         assert patch.problem and patch.evidence
@@ -349,7 +349,7 @@ def test_the_shipped_matrix_is_whole() -> None:
 
 
 def test_the_finder_watches_the_toolkits_of_the_matrix() -> None:
-    assert _boot.watched() == frozenset(reader.load().toolkits)
+    assert _boot.watched() == frozenset(loader.load().toolkits)
 
 
 TARGETS: List[Any] = [

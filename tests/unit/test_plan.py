@@ -13,7 +13,7 @@ from typing import Any, Dict
 import pytest
 
 from ddpfix.cli import plan
-from ddpfix.matrix import detect, reader, resolve
+from ddpfix.matrix import detect, loader, resolve
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 from ddpfix.patching.report import PatchReport, Report
 
@@ -41,7 +41,7 @@ def entries(**chosen: object) -> Dict[str, Dict[str, Any]]:
 
 def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]) -> None:
     found = entries()
-    whole = reader.load()
+    whole = loader.load()
     assert list(found) == list(whole.patches)
     for entry in found.values():
         assert entry["reason"]
@@ -53,7 +53,7 @@ def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]
 
 
 def test_the_line_is_where_the_row_is(versions: Dict[str, Any]) -> None:
-    lines = reader.default_path().read_text(encoding="utf-8").splitlines()
+    lines = loader.default_path().read_text(encoding="utf-8").splitlines()
     for entry in entries().values():
         if entry["matrix_line"] is not None:
             assert lines[entry["matrix_line"] - 1].strip() == f"- patch: {entry['id']}"
@@ -168,7 +168,7 @@ def test_plan_imports_no_toolkit(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environ, cwd=str(tmp_path), capture_output=True, text=True, check=True
     )
     assert done.stderr == "[]"
-    assert [entry["id"] for entry in json.loads(done.stdout)["patches"]] == list(reader.load().patches)
+    assert [entry["id"] for entry in json.loads(done.stdout)["patches"]] == list(loader.load().patches)
 
 
 # The report.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix.matrix import detect, reader, resolve
+from ddpfix.matrix import detect, loader, reader, resolve
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
 from ddpfix.matrix.resolve import ABSENT, APPLY, NOT_AFFECTED, NOT_CURED, OFF, SKIP, Decision
 from ddpfix.matrix.settings import Settings, read, switch_name
@@ -36,7 +36,7 @@ def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = N
 
 
 def settings_of(arguments: Optional[Mapping[str, object]] = None, **environ: str) -> Settings:
-    return read(arguments or {}, ["kit.cure"], environ, folder=reader.default_path().parent / "nowhere")
+    return read(arguments or {}, ["kit.cure"], environ, folder=loader.default_path().parent / "nowhere")
 
 
 def decide(whole: Matrix, version: Optional[str], torch: Optional[str] = "2.13.0", **environ: str) -> Decision:
@@ -130,7 +130,7 @@ def test_outside_of_rows_without_any_cure() -> None:
 
 def test_a_patch_whose_need_is_off_is_off_and_says_so() -> None:
     """With DDPFIX_FUNASR_ENTRY=0 six patches were in place and never called."""
-    whole = reader.load()
+    whole = loader.load()
     installed: Dict[str, Optional[str]] = {"torch": "2.13.0", "funasr": "1.4.16", "hydra": "1.3.2"}
 
     def actions(**environ: str) -> Dict[str, Tuple[str, str]]:
@@ -147,9 +147,9 @@ def test_a_patch_whose_need_is_off_is_off_and_says_so() -> None:
         assert reason.startswith("needs funasr.entry, which is not applied here (") and "DDPFIX_FUNASR_ENTRY" in reason
 
 
-@pytest.mark.parametrize("patch", list(reader.load().patches))
+@pytest.mark.parametrize("patch", list(loader.load().patches))
 def test_switching_one_patch_off_changes_no_other_but_what_needs_it(patch: str) -> None:
-    whole = reader.load()
+    whole = loader.load()
     installed: Dict[str, Optional[str]] = {
         name: str(max(v for row in whole.rows if whole.patches[row.patch].toolkit == name for v in row.tested))
         for name in whole.toolkits
@@ -223,13 +223,13 @@ def test_resolution_is_pure() -> None:
 def test_decisions_need_no_torch() -> None:
     code = (
         "import sys\n"
-        "from ddpfix.matrix import detect, reader, resolve, settings\n"
-        "whole = reader.load()\n"
+        "from ddpfix.matrix import detect, loader, resolve, settings\n"
+        "whole = loader.load()\n"
         "found = resolve.resolve(whole, detect.installed_versions(whole), settings.read({}, whole.patches, {}))\n"
         "print(len(found), [n for n in ('torch', 'transformers', 'accelerate', 'wrapt') if n in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split(" ", 1) == [str(len(reader.load().patches)), "[]\n"]
+    assert done.stdout.split(" ", 1) == [str(len(loader.load().patches)), "[]\n"]
 
 
 def test_installed_versions_come_from_the_metadata() -> None:
@@ -273,7 +273,7 @@ def matrices(draw: Any) -> Matrix:
 @given(whole=matrices(), version=VERSION, force=st.booleans())
 def test_every_version_gets_exactly_one_decision_a_patch(whole: Matrix, version: str, force: bool) -> None:
     environ = {f"DDPFIX_KIT_P{number}": "force" for number in range(3)} if force else {}
-    values = read({}, ["kit.p0", "kit.p1", "kit.p2"], environ, folder=reader.default_path().parent / "nowhere")
+    values = read({}, ["kit.p0", "kit.p1", "kit.p2"], environ, folder=loader.default_path().parent / "nowhere")
     found = resolve.resolve(whole, {"kit": version, "torch": "2.13.0"}, values)
     assert [decision.patch for decision in found] == list(whole.patches)
     for decision in found:
@@ -327,8 +327,8 @@ FUNASR = (
     ],
 )
 def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: str) -> None:
-    whole = reader.load()
-    values = read({}, whole.patches, {}, folder=reader.default_path().parent / "nowhere")
+    whole = loader.load()
+    values = read({}, whole.patches, {}, folder=loader.default_path().parent / "nowhere")
     installed = {"torch": "2.13.0+cu130", "transformers": "5.23.0", "accelerate": "1.15.0", toolkit: version}
     for decision in resolve.resolve(whole, installed, values):
         patch = whole.patches[decision.patch]
@@ -343,8 +343,8 @@ def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: s
 
 
 def test_a_release_that_nobody_knows_is_left_alone() -> None:
-    whole = reader.load()
-    values = read({}, whole.patches, {}, folder=reader.default_path().parent / "nowhere")
+    whole = loader.load()
+    values = read({}, whole.patches, {}, folder=loader.default_path().parent / "nowhere")
     installed = {"torch": "3.0.0", "transformers": "6.0.0", "accelerate": "2.0.0", "funasr": "2.0.0"}
     for decision in resolve.resolve(whole, installed, values):
         assert decision.action in ((SKIP, OFF) if decision.toolkit in installed else (ABSENT,))
@@ -383,7 +383,7 @@ def test_a_clone_in_front_of_the_installed_release_tells_its_own_version(tmp_pat
         (("wheel",), ["1.0", "1.0"]),
         (("clone",), ["unrecognised", "1.5"]),
     ):
-        found = [str(tmp_path / name) for name in path] + [str(reader.default_path().parent)]
+        found = [str(tmp_path / name) for name in path] + [str(loader.default_path().parent)]
         done = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(found), "DDPFIX": "0"},

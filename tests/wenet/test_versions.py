@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ddpfix.matrix import detect, reader
+from ddpfix.matrix import detect, loader
 from tests.wenet import trees
 
 TREES = trees.every(tuple(trees.LIKE), tuple(trees.VERSIONS))
@@ -37,7 +37,7 @@ def test_the_plan_knows_the_version_and_every_patch(tree: Path, tmp_path: Path) 
     told = plan(tree, tmp_path)
     assert told["toolkits"]["wenet"] == trees.version(tree)
     decided = {entry["id"]: entry["action"] for entry in told["patches"] if entry["toolkit"] == "wenet"}
-    assert set(decided) == {name for name, p in reader.load().patches.items() if p.toolkit == "wenet"}
+    assert set(decided) == {name for name, p in loader.load().patches.items() if p.toolkit == "wenet"}
     assert set(decided.values()) <= {"apply", "not-affected", "not-cured", "off"}
     assert decided["wenet.torchaudio"] == "not-cured"
 
@@ -54,7 +54,7 @@ def test_recognition_is_cheap(tree: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return stock(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "read_text", noting)
-    assert detect.recognise("wenet", reader.load().marks["wenet"]) == trees.version(tree)
+    assert detect.recognise("wenet", loader.load().marks["wenet"]) == trees.version(tree)
     assert {path.name for path in read} == {"executor.py"} and len(read) == 1
     assert "wenet" not in sys.modules
 

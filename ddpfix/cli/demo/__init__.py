@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Optional
 
-from ddpfix.matrix import reader, settings
+from ddpfix.matrix import loader, settings
 
 
 def show(model: str, loop: str, steps: int) -> int:
@@ -34,7 +34,7 @@ def show(model: str, loop: str, steps: int) -> int:
     if problem is not None:
         sys.stderr.write(f"ddpfix: {problem}\n")
         return 2
-    settings.read({}, reader.load().patches)
+    settings.read({}, loader.load().patches)
     from ddpfix.cli.demo import ranks, story
 
     folder = Path(tempfile.mkdtemp(prefix="ddpfix-demo-"))

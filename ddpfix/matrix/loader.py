@@ -1,0 +1,42 @@
+"""Loads the matrix: the compiled one of the wheel, or the YAML."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Optional
+
+from ddpfix.matrix import compiled, places
+from ddpfix.matrix.model import Matrix, MatrixError
+from ddpfix.matrix.places import default_path as default_path
+
+
+def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
+    """Read and validate the matrix.
+
+    Args:
+        path: another file than the package's own.
+        thorough: whether rows are held against each other and against patches/, and the file against attacks. The
+            package's own file was, before it was shipped, and every process that trains reads it; it is read as it was
+            compiled then, where it has not been edited since.
+
+    Raises:
+        MatrixError: the file is missing, is not YAML, or does not follow the schema.
+    """
+    file = path or default_path()
+    try:
+        stamp = file.stat().st_mtime
+    except OSError as error:
+        raise MatrixError(f"{file}:1: cannot be read ({error.strerror}); reinstall ddpfix") from None
+    found = None
+    if path is None and not thorough and places.patches().is_dir():
+        found = compiled.load(file.with_name(compiled.NAME), file)
+    return _from_yaml(str(file), stamp, thorough) if found is None else found
+
+
+@lru_cache(maxsize=4)
+def _from_yaml(path: str, stamp: float, thorough: bool) -> Matrix:
+    # YAML takes longer to import than all that a process that trains needs of the matrix.
+    from ddpfix.matrix.reader import Reader
+
+    return Reader(Path(path), thorough).matrix()
