@@ -96,7 +96,6 @@ def _plain(row: Row) -> Dict[str, Any]:
     return {
         "patch": row.patch,
         "versions": str(row.versions),
-        "torch": None if row.torch is None else str(row.torch),
         "status": row.status,
         "targets": [asdict(target) for target in row.targets],
         "tested": [str(version) for version in row.tested],
@@ -109,7 +108,6 @@ def _made(plain: Dict[str, Any]) -> Row:
     return Row(
         patch=plain["patch"],
         versions=SpecifierSet(plain["versions"]),
-        torch=None if plain["torch"] is None else SpecifierSet(plain["torch"]),
         status=plain["status"],
         targets=tuple(Target(**_tuples(target)) for target in plain["targets"]),
         tested=tuple(Version(version) for version in plain["tested"]),

@@ -56,7 +56,6 @@ class Row:
 
     patch: str
     versions: SpecifierSet
-    torch: Optional[SpecifierSet]
     status: str
     targets: Tuple[Target, ...]
     tested: Tuple[Version, ...]

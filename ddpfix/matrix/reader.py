@@ -159,7 +159,7 @@ class Reader:
                     entry.fail(f"patch {name!r} cannot need {need!r}; accepted are {known}")
 
     def _row(self, node: Node, patches: Mapping[str, Patch], toolkits: Mapping[str, str]) -> Row:
-        entry = node.mapping(required=("patch", "versions", "why"), optional=("torch", "status", "targets", "tested"))
+        entry = node.mapping(required=("patch", "versions", "why"), optional=("status", "targets", "tested"))
         status = entry["status"].choice(STATUSES, "status") if "status" in entry else "cured"
         if status == "cured" and not all(name in entry and entry[name].items() for name in ("targets", "tested")):
             node.fail("a row with status cured needs targets and tested, with at least one entry each")
@@ -171,7 +171,6 @@ class Reader:
         return Row(
             patch=entry["patch"].choice(list(patches), "patch"),
             versions=versions,
-            torch=entry["torch"].specifier() if "torch" in entry else None,
             status=status,
             targets=tuple(self._target(item, toolkits) for item in entry["targets"].items())
             if "targets" in entry
@@ -215,7 +214,5 @@ class Reader:
 
 
 def clash(one: Row, other: Row) -> Optional[str]:
-    if one.torch is not None and other.torch is not None and not meet(one.torch, other.torch):
-        return None
     meeting = meet(one.versions, other.versions)
     return str(meeting) if meeting is not None else None

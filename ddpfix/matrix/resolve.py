@@ -89,20 +89,16 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
     except InvalidVersion:
         return decision(SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
     rows = matrix.rows_of(patch.id)
-    row = next((row for row in rows if holds(row.versions, version) and _torchholds(row, installed)), None)
+    row = next((row for row in rows if holds(row.versions, version)), None)
     if row is None:
-        return _outside(decision, patch, rows, version, installed.get("torch"), switched == "force")
+        return _outside(decision, patch, rows, version, switched == "force")
     if row.status != "cured":
         return decision(NOT_AFFECTED if row.status == "not-affected" else NOT_CURED, row.why, row=row)
     return decision(APPLY, row.why, row=row, tested=_is_tested(row, version))
 
 
-def _outside(
-    decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, torch: Optional[str], forced: bool
-) -> Decision:
+def _outside(decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, forced: bool) -> Decision:
     here = f"{patch.toolkit} {version}"
-    if any(holds(row.versions, version) for row in rows):
-        here += f" with torch {torch}"
     tested = [(tested, row) for row in rows if row.status == "cured" for tested in row.tested]
     if not tested:
         return decision(SKIP, f"{here} is in no row of the matrix")
@@ -110,16 +106,6 @@ def _outside(
     if forced:
         return decision(APPLY, f"forced for {here}; nearest tested is {nearest}", row=row, tested=False, forced=True)
     return decision(SKIP, f"{here}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it")
-
-
-def _torchholds(row: Row, installed: Mapping[str, Optional[str]]) -> bool:
-    text = installed.get("torch")
-    if row.torch is None:
-        return True
-    try:
-        return text is not None and holds(row.torch, Version(text))
-    except InvalidVersion:
-        return False
 
 
 def _is_tested(row: Row, version: Version) -> bool:

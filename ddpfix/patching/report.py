@@ -22,7 +22,6 @@ class PatchReport:
     reason: str
     tested: bool
     places: List[str] = field(default_factory=list)
-    notes: List[str] = field(default_factory=list)
 
 
 @dataclass

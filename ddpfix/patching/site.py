@@ -106,7 +106,6 @@ class Site:
         self.records: List[Record] = []
         # How many entries it has put in lists, which are acted on later.
         self.registered = 0
-        self.notes: List[str] = []
         self.last_words: List[Callable[[], object]] = []
         # Sites on which this patch stands together with others: what they have changed is undone with the last one.
         self.parts: List[Site] = []

@@ -29,7 +29,15 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
     found = names(wheel)
     sources = [path for path in (ROOT / "patches").rglob("*.py") if "__pycache__" not in path.parts]
     assert {f"ddpfix/patches/{path.relative_to(ROOT / 'patches').as_posix()}" for path in sources} <= set(found)
-    wanted = {"compat_matrix.yaml", "compat_matrix.json", "py.typed", "_boot.py", "_env.py", "matrix/reader.py", "_site/sitecustomize.py"}
+    wanted = {
+        "compat_matrix.yaml",
+        "compat_matrix.json",
+        "py.typed",
+        "_boot.py",
+        "_env.py",
+        "matrix/reader.py",
+        "_site/sitecustomize.py",
+    }
     assert {"ddpfix.pth", *(f"ddpfix/{name}" for name in wanted)} <= set(found)
     assert not {"ddpfix/patches.py", "ddpfix/ddpfix.pth", "compat_matrix.yaml"} & set(found)
     assert {name.partition("/")[0] for name in found} == {"ddpfix", "ddpfix.pth", "ddpfix-0.1.0.dist-info"}

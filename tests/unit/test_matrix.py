@@ -117,8 +117,6 @@ BAD = {
     "invalid specifier": ('">=1.13,<2.16"', '"=>1.13"', '"=>1.13"', "write it like"),
     "specifier of a text": ('">=1.13,<2.16"', '"===abc"', '"===abc"', "== instead of ==="),
     "empty specifier": ('">=1.13,<2.16"', '""', 'versions: ""', "empty"),
-    "invalid torch specifier": ("    why:", "    torch: new\n    why:", "torch: new", "write it like"),
-    "impossible torch specifier": ("    why:", '    torch: ">2,<1"\n    why:', 'torch: ">2', "no version can satisfy"),
     "unquoted float": ('["2.0.1"]', "[4.10]", "[4.10]", "not float (put it in quotes)"),
     "tested version unreadable": ('["2.0.1"]', '["two"]', '["two"]', "write it like"),
     "tested but outside": ('["2.0.1"]', '["2.16.0"]', '["2.16.0"]', "does not contain it"),
@@ -187,10 +185,9 @@ def test_a_bad_one_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
     assert accepted in message
 
 
-def with_row(versions: str, torch: str = "") -> str:
-    extra = f'    torch: "{torch}"\n' if torch else ""
+def with_row(versions: str) -> str:
     rest = "    status: not-affected\n    why: other\n"
-    return GOOD + f'  - patch: torch.unused\n    versions: "{versions}"\n{extra}{rest}'
+    return GOOD + f'  - patch: torch.unused\n    versions: "{versions}"\n{rest}'
 
 
 def test_a_row_twice_is_refused(tmp_path: Path) -> None:
@@ -211,16 +208,6 @@ def test_overlapping_rows_are_refused(versions: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("versions", ["<1.13", ">=2.16", ">=2.16.dev0", "==1.12.*", "<1.13,!=1.0"])
 def test_neighbouring_rows_are_accepted(versions: str, tmp_path: Path) -> None:
     assert len(load(tmp_path, with_row(versions)).rows) == 2
-
-
-def test_overlaps_look_at_torch_too(tmp_path: Path) -> None:
-    first = GOOD.replace("    why:", '    torch: ">=2.0"\n    why:')
-    second = with_row(">=1.13")[len(GOOD) :]
-    load(tmp_path, first + second.replace("    status", '    torch: "<2.0"\n    status'))
-    line, _ = refusal(tmp_path, first + second.replace("    status", '    torch: "<=2.0"\n    status'))
-    assert line == line_of(first + second, second)
-    # A row that says nothing about torch is for every torch.
-    refusal(tmp_path, first + second)
 
 
 def test_two_patches_cannot_share_a_variable(tmp_path: Path) -> None:

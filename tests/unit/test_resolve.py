@@ -24,10 +24,9 @@ from ddpfix.matrix.settings import Settings, read, switch_name
 TARGET = (Target("kit.module", "function"),)
 
 
-def row(versions: str, tested: str = "", status: str = "cured", torch: str = "", patch: str = "kit.cure") -> Row:
+def row(versions: str, tested: str = "", status: str = "cured", patch: str = "kit.cure") -> Row:
     known = tuple(Version(text) for text in tested.split())
-    specifier = SpecifierSet(torch) if torch else None
-    return Row(patch, SpecifierSet(versions), specifier, status, TARGET, known, f"why {versions}", 1)
+    return Row(patch, SpecifierSet(versions), status, TARGET, known, f"why {versions}", 1)
 
 
 def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = None) -> Matrix:
@@ -200,16 +199,6 @@ def test_a_setting_calls_for_the_patch_or_not() -> None:
     assert decide(wanted, "1.0").action == APPLY
     decision = decide(wanted, "1.0", DDPFIX_LAYERDROP="stock")
     assert (decision.action, decision.reason) == (OFF, "layerdrop is 'stock', not sync or off")
-
-
-def test_the_torch_specifier_chooses_the_row() -> None:
-    both = matrix_of(row(">=1", "1.0", torch="<2"), row(">=1", "1.0", torch=">=2,<2.14", status="not-affected"))
-    assert decide(both, "1.0", torch="1.13.1+cu117").row is both.rows[0]
-    assert decide(both, "1.0", torch="2.0.0").row is both.rows[1]
-    decision = decide(both, "1.0", torch="2.14.0")
-    assert decision.action == SKIP and decision.reason.startswith("kit 1.0 with torch 2.14.0: untested")
-    assert decide(both, "1.0", torch=None).action == SKIP
-    assert decide(both, "1.0", torch="weird").action == SKIP
 
 
 def test_resolution_is_pure() -> None:
