@@ -117,7 +117,9 @@ class Sent:
     @staticmethod
     def _counting(stock: Callable[..., Any], counted: List[int], place: int) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
-            tensors = args[place] if len(args) > place else kwargs[("output", "input")[place]]
+            # The keyword is called output, output_tensor or output_tensor_list, and the input likewise.
+            word = ("output", "input")[place]
+            tensors = args[place] if len(args) > place else next(v for k, v in kwargs.items() if k.startswith(word))
             each = tensors if isinstance(tensors, (list, tuple)) else [tensors]
             counted.append(sum(tensor.numel() for tensor in each))
             return stock(*args, **kwargs)
