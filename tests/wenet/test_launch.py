@@ -101,6 +101,8 @@ def test_every_way_to_switch_it_on(tree: Path, way: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("tree", trees.every(("v3",), ("v3.0.0",)))
 def test_torchrun(tree: Path, before: List[str], tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--tee", "3"]
+    # The agent ends the other rank when it sees that one has failed: it looks when both have had their time.
+    torchrun += ["--monitor_interval", "5"]
     switch = {} if before else {"DDPFIX": "1"}
     words = [sys.executable, *torchrun, *before, script(tree), *arguments(tmp_path, tree)]
     done = start(words, trees.environ(tree, **switch), tmp_path)
