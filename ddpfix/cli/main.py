@@ -111,6 +111,6 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from ddpfix.cli import demo
+    from ddpfix.cli.demo import command
 
-    return demo.show(options.model, options.loop, options.steps)
+    return command.show(options.model, options.loop, options.steps)

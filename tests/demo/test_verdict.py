@@ -9,8 +9,7 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
-from ddpfix.cli import demo
-from ddpfix.cli.demo import screen, verdict
+from ddpfix.cli.demo import command, screen, verdict
 from ddpfix.cli.demo.ranks import Job
 
 LAYERS = ["encoder 0", "encoder 1", "decoder 0"]
@@ -110,12 +109,12 @@ def test_layers_are_shown_side_by_side() -> None:
 def test_a_missing_toolkit_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "accelerate" else real(name))
-    assert demo.show("wavlm", "accelerate", 20) == 2
+    assert command.show("wavlm", "accelerate", 20) == 2
     assert capsys.readouterr().err == (
         "ddpfix: the demo with --loop accelerate needs accelerate: pip install 'ddpfix[demo]'\n"
     )
 
 
 def test_one_step_cannot_show_the_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.show("wavlm", "plain", 1) == 2
+    assert command.show("wavlm", "plain", 1) == 2
     assert capsys.readouterr().err.count("\n") == 1

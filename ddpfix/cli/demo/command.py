@@ -1,0 +1,60 @@
+"""``ddpfix demo``: two real ranks on the CPU train a tiny model, first stock, then under ddpfix.
+
+Nothing is loaded from the network, no GPU is needed, and nothing is staged: the error is torch's own, and hooks on the
+layers themselves tell which ones ran.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Optional
+
+from ddpfix.matrix import loader, settings
+
+
+def show(model: str, loop: str, steps: int) -> int:
+    """Run both trainings and print what happened.
+
+    Args:
+        model: ``wavlm`` or ``bart``.
+        loop: who trains: ``plain`` DDP, ``accelerate`` or ``trainer``.
+        steps: optimizer steps under ddpfix.
+
+    Returns:
+        0 if stock failed as it is known to and ddpfix passed, 1 if not, 2 if something is missing, 130 after Ctrl-C.
+
+    Raises:
+        SettingsError: a ``DDPFIX_*`` variable has a name or a value that is not known.
+    """
+    problem = _problem(loop, steps)
+    if problem is not None:
+        sys.stderr.write(f"ddpfix: {problem}\n")
+        return 2
+    settings.read({}, loader.load().patches)
+    from ddpfix.cli.demo import ranks, story
+
+    folder = Path(tempfile.mkdtemp(prefix="ddpfix-demo-"))
+    try:
+        with ranks.ending_in_order():
+            return story.tell(model, loop, steps, folder)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nddpfix: interrupted; the ranks have been ended\n")
+        return 130
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _problem(loop: str, steps: int) -> Optional[str]:
+    """Why the demo cannot run here, in one line, or None."""
+    if steps < 2:
+        return "the demo needs at least two steps: stock fails in the second one"
+    # Trainer has needed accelerate since transformers 4.30; the releases before are older than the extra allows.
+    needed = ("torch", "transformers") if loop == "plain" else ("torch", "transformers", "accelerate")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    return f"the demo with --loop {loop} needs {' and '.join(missing)}: pip install 'ddpfix[demo]'"
