@@ -23,6 +23,8 @@ from ddpfix import log
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0005, 0.5)
+# Seconds for which the first rank of a group waits until the others know why it ends.
+_LINGER = 5.0
 
 
 class AgreementError(RuntimeError):
@@ -170,6 +172,25 @@ class _Meeting:
         return f"{self.prefix}/{name}"
 
     def hold(self, seed: int) -> int:
+        """The seed of the first rank; see :func:`meet`."""
+        try:
+            return self._held(seed)
+        except AgreementError:
+            # The first rank may hold the store, which goes with it: the others would see a broken connection.
+            with contextlib.suppress(Exception):
+                self._end_together()
+            raise
+
+    def _end_together(self) -> None:
+        self.store.add(self.key("told"), 1)
+        if self.rank == self.ranks[0]:
+            coming = [rank for rank in self.ranks if not self.store.add(_key(self.store, f"{_ENDED}/{rank}"), 0)]
+            expected = len(coming) - len(self._missing(coming))
+            end = time.monotonic() + _LINGER
+            while self.store.add(self.key("told"), 0) < expected and time.monotonic() < end:
+                time.sleep(0.02)
+
+    def _held(self, seed: int) -> int:
         _put(self.store, self.key(self.rank), json.dumps({"facts": self.facts, "seed": seed}))
         first = self._wait(self.ranks[0])
         difference = self._difference(first["facts"])
