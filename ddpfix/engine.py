@@ -1,8 +1,8 @@
 """Ties it together: settings and matrix give decisions, the finder tells what was imported, patches are put in place.
 
 A patch is *armed* when it waits for its target, *registered* when it will act later (when a model is wrapped, say), and
-*applied* when it is in place. A patch that raises is undone and
-reported, and the import that it hooked succeeds.
+*applied* when it is in place. What a patch has done is what its site has recorded, not what it says. A patch that
+raises is undone and reported, and the import that it hooked succeeds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Dict, List, Mapping, Optional
 
 from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings
@@ -40,7 +40,6 @@ class Engine:
         self.waiting: List[_Armed] = [armed for decision in self._decided.values() for armed in _armed(decision)]
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
-        self.registered: Set[str] = set()
         self.failed: Dict[str, str] = {}
         self.deferred: List[ModuleType] = []
 
@@ -117,10 +116,10 @@ class Engine:
     def _apply(self, armed: _Armed, module: ModuleType) -> None:
         patch = armed.decision.patch
         site = self.sites.setdefault(patch, Site(patch, self.settings, self))
-        before, registered = len(site.records), site.registered
+        before = site.changes()
         try:
             owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
-            done = _code(self.matrix.patches[patch].code)(site, module, owner)
+            _code(self.matrix.patches[patch].function(armed.target))(site, module, owner)
         except Exception as error:
             self.notes.extend(site.undo())
             self.failed[patch] = f"{armed.target}: {error if isinstance(error, PatchError) else repr(error)}"
@@ -129,11 +128,9 @@ class Engine:
                 f"{settings.switch_name(patch)}=0 silences this."
             )
             return
-        if len(site.records) > before or done:
+        if site.changes() > before:
             self.places.setdefault(patch, []).append(f"{module.__name__}:{armed.target.attribute}")
             log.debug(f"{patch} applied at {module.__name__}:{armed.target.attribute}")
-        elif site.registered > registered:
-            self.registered.add(patch)
         if "*" not in armed.target.module:
             self.waiting.remove(armed)
 
@@ -157,7 +154,7 @@ class Engine:
             return decision.action
         if decision.patch in self.places:
             return "applied"
-        if decision.patch in self.registered:
+        if decision.patch in self.sites and self.sites[decision.patch].registered:
             return "registered"
         return "armed" if any(armed.decision.patch == decision.patch for armed in self.waiting) else "nothing to do"
 
@@ -171,11 +168,17 @@ class Engine:
                 state=self.state(d),
                 reason=self.failed.get(d.patch, d.reason),
                 tested=d.tested,
-                places=list(self.places.get(d.patch, [])),
+                places=self._places(d.patch),
             )
             for d in decisions
         ]
         return Report(__version__, True, dict(self.toolkits), dict(self.settings.values), entries, list(self.notes))
+
+    def _places(self, patch: str) -> List[str]:
+        """Where a patch is applied; where it is registered only, where it will act."""
+        if patch in self.places or patch not in self.sites:
+            return list(self.places.get(patch, []))
+        return list(dict.fromkeys(self.sites[patch].registered))
 
     def summary(self) -> str:
         return self.report().summary()

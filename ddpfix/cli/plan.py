@@ -131,6 +131,8 @@ def explain(patch_id: str) -> int:
         console.print(Text(f"  {patch.toolkit} {row.versions}: {row.status}, {row.why}{tested}"))
         for target in row.targets:
             console.print(Text(f"    at {target}", style="dim"))
+    if patch.also:
+        console.print(Text("\nChanges as well:\n" + "\n".join(f"  {item}" for item in patch.also)))
     console.print(Text("\nSetting: " + _controls(patch)))
     return 0
 

@@ -15,7 +15,7 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Callable, Dict, FrozenSet, List, Tuple
 
 from ddpfix.layerdrop import draw
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import PatchError, Registry, Site
 
 _SOURCES = ("torch", "random", "np", "numpy")
 _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
@@ -209,7 +209,7 @@ def _complete_outputs(code: CodeType, short: Tuple[None, ...]) -> Tuple[Any, ...
 
 
 # Those of the checks (see Traits) that need not be asked while the decisions are the schedule's: put here by a patch.
-SKIPPABLE_CHECKS: List[str] = []
+SKIPPABLE_CHECKS: Registry[str] = Registry("each forward that skips layers")
 
 
 def _unless_shared(name: str, asks: Callable[..., bool]) -> Callable[..., bool]:

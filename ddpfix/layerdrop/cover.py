@@ -20,7 +20,7 @@ from ddpfix.layerdrop import code_copy, draw, recompute, schedule, training
 from ddpfix.layerdrop.code_copy import draws_layers, innermost, rate_paths
 from ddpfix.layerdrop.draw import Call, Draw, StepCall, first_layer, layer_count
 from ddpfix.patching.dynamo import skip_frames, skip_module
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import PatchError, Registry, Site
 
 __all__ = [
     "COVERED",
@@ -130,10 +130,12 @@ def _recorded(copy: FunctionType) -> FunctionType:
     return forward  # type: ignore[return-value]
 
 
+# Where both are asked.
+_AT = "each forward that skips layers"
 # (begin(module) -> state or None, end(module, state, call)): put here by patches that complete a toolkit's records.
-RECORDERS: List[Tuple[Callable[[Any], Any], Callable[[Any, Any, Call], None]]] = []
+RECORDERS: Registry[Tuple[Callable[[Any], Any], Callable[[Any, Any, Call], None]]] = Registry(_AT)
 # (module, kwargs) -> whether a call outside of a wrapped model has to be observed, with its stock numbers.
-OBSERVED: List[Callable[[Any, Dict[str, Any]], bool]] = []
+OBSERVED: Registry[Callable[[Any, Dict[str, Any]], bool]] = Registry(_AT)
 
 
 # Where toolkits draw for their layers: in forward, or in a method that it calls; a list of layers that drops some does

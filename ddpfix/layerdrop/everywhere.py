@@ -27,26 +27,10 @@ def put(site: Site, owner: type, how: How) -> None:
         how(site, owner)
 
 
-def cover_all(site: Site, module: ModuleType, owner: Any, how: How) -> bool:
-    """Change all classes that draw: of a module, or, at the target DDP or FSDP, of each model that is wrapped.
-
-    Args:
-        site: records the changes.
-        module: that of the target.
-        owner: the class of the target, or None where the target is the module as a whole.
-        how: changes one class.
-    """
-    if owner is not None:
-        # Classes that no module of the toolkit defines are found when a model is wrapped.
-        in_models(site, how)
-        return False
-    return in_module(site, module, how)
-
-
-def in_module(site: Site, module: ModuleType, how: How) -> bool:
-    """Change the classes of a module that draw; whether there was one."""
+def in_module(site: Site, module: ModuleType, how: How) -> None:
+    """Change the classes of a module that draw."""
     values = list(vars(module).values())
-    return _put_all(site, [v for v in values if isinstance(v, type) and v.__module__ == module.__name__], how)
+    _put_all(site, [v for v in values if isinstance(v, type) and v.__module__ == module.__name__], how)
 
 
 def in_models(site: Site, how: How) -> None:
@@ -66,14 +50,11 @@ class _InModels:
         _put_all(self.site, dict.fromkeys(levels), self.how)
 
 
-def _put_all(site: Site, classes: Iterable[type], how: How) -> bool:
-    done = False
+def _put_all(site: Site, classes: Iterable[type], how: How) -> None:
     for owner in classes:
         if owner in cover.COVERED or cover.drawing_method(owner) is None:
             continue
         try:
             how(site, owner)
-            done = True
         except PatchError as error:
             log.warning(f"{owner.__module__}.{owner.__qualname__} skips layers, and ranks may disagree: {error}")
-    return done

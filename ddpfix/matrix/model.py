@@ -21,13 +21,15 @@ class MatrixError(ValueError):
 class Target:
     """What a patch is put on: a module (``*`` stands for one name), an attribute in it, and its expected parameters.
 
-    ``before``: the patch is called when the module is about to be executed, and not when it has been.
+    ``before``: the patch is called when the module is about to be executed, and not when it has been. ``call``: the
+    function of the patch's file that is called for this target, where it is not the patch's own.
     """
 
     module: str
     attribute: str
     expects: Tuple[str, ...] = ()
     before: bool = False
+    call: Optional[str] = None
 
     def __str__(self) -> str:
         return f"{self.module}:{self.attribute}"
@@ -48,6 +50,12 @@ class Patch:
     default: bool = True
     # Patches without which it would be in place and never called.
     needs: Tuple[str, ...] = ()
+    # What it changes beside its targets: places written like those, and in words what is no attribute of a toolkit.
+    also: Tuple[str, ...] = ()
+
+    def function(self, target: Target) -> str:
+        """The code that is called for a target, as ``toolkit.file:function``."""
+        return self.code if target.call is None else f"{self.code.partition(':')[0]}:{target.call}"
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,8 @@ class Reader:
         if not _ID.match(name):
             node.fail(f"{name!r} is not a patch id; write it like 'toolkit.cure', in lower case")
         entry = node.mapping(
-            required=("toolkit", "code", "problem", "evidence"), optional=("setting", "when", "default", "needs")
+            required=("toolkit", "code", "problem", "evidence"),
+            optional=("setting", "when", "default", "needs", "also"),
         )
         code = entry["code"].text()
         if self.thorough and not _shipped(code):
@@ -136,6 +137,7 @@ class Reader:
             evidence=entry["evidence"].texts(),
             default="default" not in entry or entry["default"].choice(("on", "off"), "default") == "on",
             needs=entry["needs"].texts() if "needs" in entry else (),
+            also=entry["also"].texts() if "also" in entry else (),
         )
 
     def _refuse_shared_variables(self, node: Node, patches: Mapping[str, Patch]) -> None:
@@ -168,11 +170,12 @@ class Reader:
         for version in tested if self.thorough else ():
             if not holds(versions, version):
                 entry["tested"].fail(f"{version} is tested, but {entry['versions'].text()!r} does not contain it")
+        patch = entry["patch"].choice(list(patches), "patch")
         return Row(
-            patch=entry["patch"].choice(list(patches), "patch"),
+            patch=patch,
             versions=versions,
             status=status,
-            targets=tuple(self._target(item, toolkits) for item in entry["targets"].items())
+            targets=tuple(self._target(item, toolkits, patches[patch]) for item in entry["targets"].items())
             if "targets" in entry
             else (),
             tested=tuple(sorted(tested)),
@@ -180,13 +183,13 @@ class Reader:
             line=node.line,
         )
 
-    def _target(self, node: Node, toolkits: Mapping[str, str]) -> Target:
+    def _target(self, node: Node, toolkits: Mapping[str, str], patch: Patch) -> Target:
         if isinstance(node.node, yaml.ScalarNode):
             entry, text = {"at": node}, node.text()
         else:
-            entry = node.mapping(required=("at",), optional=("expects", "moment"))
+            entry = node.mapping(required=("at",), optional=("expects", "moment", "call"))
             if len(entry) == 1:
-                node.fail("expects or moment missing; a target with neither is a plain text")
+                node.fail("expects, moment or call missing; a target with none of them is a plain text")
             text = entry["at"].text()
         expects = entry["expects"].texts() if "expects" in entry else ()
         before = "moment" in entry and entry["moment"].choice(("before", "after"), "moment") == "before"
@@ -198,7 +201,10 @@ class Reader:
         # Only imports of toolkits are watched: a patch on anything else would wait for ever.
         if module.partition(".")[0] not in toolkits:
             node.fail(f"{text!r} is in no toolkit; accepted are {', '.join(toolkits)}")
-        return Target(module, attribute, expects, before)
+        target = Target(module, attribute, expects, before, entry["call"].text() if "call" in entry else None)
+        if self.thorough and target.call is not None and not _shipped(patch.function(target)):
+            entry["call"].fail(f"{target.call!r} is no function of the file of {patch.code!r}, in patches/")
+        return target
 
     def _refuse_overlaps(self, rows: Sequence[Row], patches: Mapping[str, Patch]) -> None:
         for patch in patches:

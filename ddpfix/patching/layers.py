@@ -26,6 +26,15 @@ class Record:
     was: Any
     now: Any
     inherited: bool
+    # Whether it is a name that another module took from the owner by ``from x import f``.
+    copy: bool = False
+
+    @property
+    def place(self) -> str:
+        """``module:attribute``, as the matrix writes a target."""
+        if isinstance(self.owner, ModuleType):
+            return f"{self.owner.__name__}:{self.attribute}"
+        return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.attribute}"
 
     def undo(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
         """Take our layer away; returns what could not be done, in words.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from importlib import import_module
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 import wrapt
 
@@ -23,8 +23,23 @@ else:
     Protocol = object
 
 
+T = TypeVar("T")
+
+
 class PatchError(RuntimeError):
     """A patch cannot be put in place; the message says why. The engine reports it and leaves the toolkit as it was."""
+
+
+class Registry(List[T]):
+    """What is acted on later, in the order in which it was registered.
+
+    Attributes:
+        at: where its entries are acted on, written like a target of the matrix, or in words.
+    """
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
 
 
 class _BoundLayer(wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
@@ -104,9 +119,11 @@ class Site:
         self.activation = activation
         self.active = True
         self.records: List[Record] = []
-        # How many entries it has put in lists, which are acted on later.
-        self.registered = 0
-        self.last_words: List[Callable[[], object]] = []
+        # Where what it has put into registries is acted on.
+        self.registered: List[str] = []
+        self._last_words: List[Callable[[], object]] = []
+        # How many changes are no attribute, and are taken back by an action.
+        self.others = 0
         # Sites on which this patch stands together with others: what they have changed is undone with the last one.
         self.parts: List[Site] = []
 
@@ -148,17 +165,26 @@ class Site:
             called = _bound_first(stock) if is_proxy(stock) and isinstance(owner, type) else stock
             self.replace(owner, attribute, functools.wraps(stock)(make(called)))
 
-    def register(self, those: List[Any], item: Any) -> None:
-        """Put an item into a list, unless it is there, until this patch is undone."""
+    def register(self, registry: Registry[T], item: T) -> None:
+        """Put an item into a registry, unless it is there, until this patch is undone."""
         with LOCK:
-            if item not in those:
-                those.append(item)
-                self.registered += 1
-                self.at_undo(functools.partial(_discard, those, item))
+            self.registered.append(registry.at)
+            if item not in registry:
+                registry.append(item)
+                self._last_words.append(functools.partial(_discard, registry, item))
 
     def at_undo(self, action: Callable[[], object]) -> None:
         """Have something called when this patch is undone; it may return a list of what could not be taken back."""
-        self.last_words.append(action)
+        self.others += 1
+        self._last_words.append(action)
+
+    def changes(self) -> int:
+        """How much of the toolkit is changed by now; what is registered only is not counted."""
+        return len(self.records) + len(self.parts) + self.others
+
+    def places(self) -> List[str]:
+        """What was changed, as ``module:attribute``; copies that other modules have of it are not among them."""
+        return list(dict.fromkeys(record.place for record in self.in_force() if not record.copy))
 
     def undo(self) -> List[str]:
         """Take back every change, the last one first; returns what could not be taken back, in words."""
@@ -174,9 +200,9 @@ class Site:
                     problems.append(f"{self.patch}: {problem}")
             take_back_copies(undone)
             self.parts.clear()
-            while self.last_words:
+            while self._last_words:
                 try:
-                    said = self.last_words.pop()()
+                    said = self._last_words.pop()()
                     problems.extend(said if isinstance(said, list) else ())
                 except Exception as error:
                     problems.append(f"{self.patch}: {error!r} while it was undone")
@@ -192,7 +218,7 @@ class Site:
         """Other modules may hold the old object from a ``from x import f``: give them ours too."""
         for module, name in stale_copies(was, home):
             setattr(module, name, now)
-            self._record(module, name, was, now, False)
+            self._record(module, name, was, now, False, True)
 
 
 def _discard(those: List[Any], item: Any) -> None:

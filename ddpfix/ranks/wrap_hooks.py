@@ -7,19 +7,22 @@ from contextvars import ContextVar
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.patching.site import Site
+from ddpfix.patching.site import Registry, Site
+
+# Where a model is wrapped; FSDP asks as well.
+AT = "torch.nn.parallel.distributed:DistributedDataParallel.__init__"
 
 # Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
-_BEFORE: List[Callable[[Any], object]] = []
+_BEFORE: Registry[Callable[[Any], object]] = Registry(AT)
 
 # Called with a model that cannot train with reentrant activation checkpointing as it is wrapped.
-_NOT_REENTRANT: List[Callable[[Any], object]] = []
+_NOT_REENTRANT: Registry[Callable[[Any], object]] = Registry(AT)
 
 # what(model) -> what it has that find_unused_parameters=True excludes, or "".
-_EXCLUDED: List[Callable[[Any], str]] = []
+_EXCLUDED: Registry[Callable[[Any], str]] = Registry(AT)
 
 # reason(model) -> why DDP has to look for unused parameters in it, or "" if it has not.
-_REASONS: List[Callable[[Any], str]] = []
+_REASONS: Registry[Callable[[Any], str]] = Registry(AT)
 
 # (True, value) while a toolkit wraps a model and we know what its user asked for; value None: nothing was asked for.
 _USER_CHOICE: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_user_choice", default=(False, None))

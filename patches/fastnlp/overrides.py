@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
 from ddpfix.patching.checks import needs_names
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import Site
 
 from .names import FLAG, SPELLING
 
@@ -25,14 +25,14 @@ _LAUNCHED = "FASTNLP_BACKEND_LAUNCH"
 
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    """Wrap ``TorchDDPDriver.__init__``, which every keyword reaches, or ``choose_driver``, which knows the driver."""
-    if isinstance(owner, type):
-        needs_names(owner, "__init__", "_torch_kwargs", "ddp_kwargs")
-        site.wrap(owner, "__init__", _made)
-    elif isinstance(owner, ModuleType):
-        site.wrap(owner, "choose_driver", _chosen)
-    else:
-        raise PatchError(f"{owner!r} is neither TorchDDPDriver nor the module of choose_driver")
+    """Wrap ``TorchDDPDriver.__init__``, which every keyword reaches."""
+    needs_names(owner, "__init__", "_torch_kwargs", "ddp_kwargs")
+    site.wrap(owner, "__init__", _made)
+
+
+def choose(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``choose_driver``, which knows the driver."""
+    site.wrap(owner, "choose_driver", _chosen)
 
 
 def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:

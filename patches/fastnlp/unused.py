@@ -24,14 +24,16 @@ _FAILURE = "'Expected to have finished reduction'"
 
 
 def found(site: Site, module: ModuleType, owner: Any) -> None:
-    """Wrap ``TorchDDPDriver.configure_ddp`` (1.0.x), or ``DistTrainer.__init__`` (0.7.0)."""
-    if owner.__name__ == "DistTrainer":
-        needs_names(owner, "__init__", FLAG, "DDP")
-        site.wrap(owner, "__init__", _made)
-    else:
-        # The attribute's name is fastNLP's own slip: it holds the ddp_kwargs.
-        needs_names(owner, "configure_ddp", "_fsdp_kwargs", "DistributedDataParallel")
-        site.wrap(owner, "configure_ddp", _configured)
+    """Wrap ``TorchDDPDriver.configure_ddp`` (1.0.x)."""
+    # The attribute's name is fastNLP's own slip: it holds the ddp_kwargs.
+    needs_names(owner, "configure_ddp", "_fsdp_kwargs", "DistributedDataParallel")
+    site.wrap(owner, "configure_ddp", _configured)
+
+
+def trainer(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``DistTrainer.__init__`` (0.7.0)."""
+    needs_names(owner, "__init__", FLAG, "DDP")
+    site.wrap(owner, "__init__", _made)
 
 
 def _configured(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:

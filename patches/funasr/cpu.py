@@ -21,11 +21,10 @@ from . import entry
 _TRAINERS = ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds")
 
 
-def run_here(site: Site, module: ModuleType, owner: Any) -> bool:
+def run_here(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the entry's ``main``."""
     entry.before_main(site, _backend)
     entry.around_main(site, lambda run: _cpu(site, run))
-    return True
 
 
 def _wanted(run: entry.Run) -> bool:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set
 
 from ddpfix import log
-from ddpfix.patching.site import Site
+from ddpfix.patching.site import Registry, Site
 
 
 @dataclass
@@ -46,9 +46,10 @@ READ_BY_US: Set[str] = set()
 
 Hook = Callable[[Run], object]
 Around = Callable[[Run], ContextManager[Any]]
-_BEFORE_DOWNLOAD: List[Hook] = []
-_BEFORE_MAIN: List[Hook] = []
-_AROUND_MAIN: List[Around] = []
+_AT = "hydra.main:main"
+_BEFORE_DOWNLOAD: Registry[Hook] = Registry(_AT)
+_BEFORE_MAIN: Registry[Hook] = Registry(_AT)
+_AROUND_MAIN: Registry[Around] = Registry(_AT)
 _RUN: ContextVar[Optional[Run]] = ContextVar("ddpfix_funasr_run", default=None)
 
 

@@ -82,13 +82,14 @@ def asked(epoch: Epoch, batches: int) -> List[List[int]]:
     return epoch.ranks
 
 
-def tell(site: Site, module: ModuleType, owner: Any) -> bool:
+def tell(site: Site, module: ModuleType, owner: Any) -> None:
     """One line at the end of an epoch about what was left out, split or repeated, and which setting decides."""
-    if inspect.isclass(owner) and owner.__name__.startswith("IndexDS"):
-        jsonl.count(site, module, owner)
-    else:
-        watch(site, owner)
-    return True
+    watch(site, owner)
+
+
+def count(site: Site, module: ModuleType, owner: Any) -> None:
+    """Count what a list of data leaves out when it is read."""
+    jsonl.count(site, module, owner)
 
 
 def watch(site: Site, trainer: Any) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, ContextManager, Optional
 
 from ddpfix import log
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
 
 from . import entry
@@ -22,16 +22,19 @@ WHERE = f"train_conf.{FLAG}"
 
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    """The entry's hooks; ``Trainer.warp_model`` where it gets no configuration; 1.1.9's ``init_process_group``."""
-    if hasattr(owner, "warp_model"):
-        site.wrap(owner, "warp_model", _warped)
-    elif hasattr(owner, "init_process_group"):
-        site.wrap(owner, "init_process_group", _group)
-    elif module.__name__ == "hydra.main":
-        entry.before_main(site, settle)
-        entry.around_main(site, _asked)
-    else:
-        raise PatchError(f"{owner!r} is none of the places where the flag is lost")
+    """Register for the entry's ``main``."""
+    entry.before_main(site, settle)
+    entry.around_main(site, _asked)
+
+
+def trainer(site: Site, module: ModuleType, owner: Any) -> None:
+    """``Trainer.warp_model``, where it gets no configuration."""
+    site.wrap(owner, "warp_model", _warped)
+
+
+def group(site: Site, module: ModuleType, owner: Any) -> None:
+    """``init_process_group``, which 1.1.9 hands the flag to."""
+    site.wrap(owner, "init_process_group", _group)
 
 
 def settle(run: entry.Run) -> None:

@@ -22,11 +22,10 @@ from .config import plain
 KEY = "freeze_param"
 
 
-def spell(site: Site, module: ModuleType, owner: Any) -> bool:
+def spell(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the entry's ``main``."""
     entry.before_main(site, settle)
     entry.around_main(site, lambda run: _looked_at(site, run))
-    return True
 
 
 def settle(run: entry.Run) -> None:

@@ -20,13 +20,15 @@ from .config import leaves, merged, plain
 
 
 def keep_files(site: Site, module: ModuleType, owner: Any) -> None:
-    """The functions that fetch a model and read its configuration; ``hub=hf`` where the release has none."""
-    if module.__name__ == "hydra.main":
-        entry.before_download(site, _hub)
-        return
+    """The functions that fetch a model and read its configuration."""
     for name in ("download_from_ms", "download_from_hf"):
         if hasattr(owner, name):
             site.wrap(owner, name, _downloaded)
+
+
+def missing_hub(site: Site, module: ModuleType, owner: Any) -> None:
+    """``hub=hf`` where the release has none."""
+    entry.before_download(site, _hub)
 
 
 def _downloaded(wrapped: Any, instance: Any, args: Any, kwargs: Dict[str, Any]) -> Any:

@@ -16,19 +16,21 @@ from ddpfix.patching.site import Site
 from ..common import espnet
 
 
-def sync(site: Site, module: ModuleType, owner: Any) -> bool:
+def sync(site: Site, module: ModuleType, owner: Any) -> None:
     """Rank-synchronous decisions in the training forwards of wrapped models."""
-    return _everywhere(site, module, owner, espnet.share)
+    everywhere.put(site, owner, espnet.share)
 
 
-def off(site: Site, module: ModuleType, owner: Any) -> bool:
+def sync_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for layers of other classes, which are found when a model is wrapped."""
+    everywhere.in_models(site, espnet.share)
+
+
+def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
-    return _everywhere(site, module, owner, cover.silence)
+    everywhere.put(site, owner, cover.silence)
 
 
-def _everywhere(site: Site, module: ModuleType, owner: Any, how: everywhere.How) -> bool:
-    if module.__name__.startswith("torch."):
-        everywhere.in_models(site, how)
-        return False
-    everywhere.put(site, owner, how)
-    return True
+def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for layers of other classes, which are found when a model is wrapped."""
+    everywhere.in_models(site, cover.silence)

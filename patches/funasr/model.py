@@ -27,11 +27,10 @@ WEIGHTS = "init_param"
 _HELD: Dict[int, Dict[str, Any]] = {}
 
 
-def conf(site: Site, module: ModuleType, owner: Any) -> bool:
+def conf(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the moments before and after the download."""
     entry.before_download(site, take_out)
     entry.before_main(site, put_back)
-    return True
 
 
 def take_out(run: entry.Run) -> None:
@@ -65,11 +64,10 @@ def put_back(run: entry.Run) -> None:
         log.info(f"model_conf: {', '.join(key for key, _ in leaves(held))} set in the model's own configuration")
 
 
-def weights(site: Site, module: ModuleType, owner: Any) -> bool:
+def weights(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the entry's ``main``."""
     entry.before_main(site, look_for_weights)
     entry.around_main(site, lambda run: _several(site, run))
-    return True
 
 
 def look_for_weights(run: entry.Run) -> None:

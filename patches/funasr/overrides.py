@@ -24,10 +24,9 @@ _ELSEWHERE = {"excludes", "self", "kwargs"}
 _MISSING = object()
 
 
-def tell(site: Site, module: ModuleType, owner: Any) -> bool:
+def tell(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the moment before ``main``, after all other patches."""
     entry.before_main(site, compare)
-    return True
 
 
 def compare(run: entry.Run) -> None:

@@ -30,11 +30,10 @@ _NO_DEEPSPEED = (
 )
 
 
-def agree(site: Site, module: ModuleType, owner: Any) -> bool:
+def agree(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the entry's ``main``."""
     entry.before_main(site, settle)
     entry.around_main(site, lambda run: _one_kind(site, run))
-    return True
 
 
 def settle(run: entry.Run) -> None:

@@ -18,15 +18,26 @@ from .batches import Batch, evened
 
 
 def even(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on trainers (whose epoch runs) and on samplers (what they give in it)."""
-    if owner is not None and owner.__name__ == "Trainer":
-        epochs.watch(site, owner)
-        return
-    found = [owner] if owner is not None else _samplers(module)
+    """Put on a class of samplers: what it gives in an epoch."""
+    _even(site, [owner])
+
+
+def even_module(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on all samplers of a module."""
+    found = _samplers(module)
     if not found:
         raise PatchError(f"{module.__name__} has no samplers any more")
+    _even(site, found)
+
+
+def trainer(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on a trainer: whose epoch runs."""
+    epochs.watch(site, owner)
+
+
+def _even(site: Site, samplers: List[Any]) -> None:
     stop = policy(site, "FunASR", {"join": "pad"}) == "stop"
-    for kind in found:
+    for kind in samplers:
         site.wrap_hot(kind, "__iter__", _evened(stop))
 
 

@@ -26,9 +26,18 @@ Parsed = Tuple[str, Any, str]
 
 
 def install(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``parse_arguments``."""
+    _install(site, owner, "parse_arguments")
+
+
+def run_options(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``RunOptions.from_command_line_args`` (1.1.0 and later)."""
+    _install(site, owner, "from_command_line_args")
+
+
+def _install(site: Site, owner: Any, name: str) -> None:
     """Wrap the release's parser, and bind every name of it anew that was bound when SpeechBrain was imported."""
     parser.of(owner)
-    name = "parse_arguments" if isinstance(owner, ModuleType) else "from_command_line_args"
     stock = getattr(owner, name)
 
     def parsed(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

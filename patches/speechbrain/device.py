@@ -16,22 +16,22 @@ from .line import Line, after, know
 from .parser import Option
 
 
-def arrive(site: Site, module: ModuleType, owner: Any) -> bool:
-    """Register with the command line; wrap ``Brain.__init__``, which sees a device in the yaml."""
-    if getattr(owner, "__name__", "") == "Brain":
-        site.wrap(owner, "__init__", _made)
-        return True
+def arrive(site: Site, module: ModuleType, owner: Any) -> None:
+    """Register with the command line."""
     know(site, Option("local_rank", "one", real=False))
     know(site, Option("distributed_launch", "flag", real=False))
     after(site, launcher)
     after(site, settle)
-    return True
 
 
-def numbered(site: Site, module: ModuleType, owner: Any) -> bool:
+def brain(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``Brain.__init__``, which sees a device in the yaml."""
+    site.wrap(owner, "__init__", _made)
+
+
+def numbered(site: Site, module: ModuleType, owner: Any) -> None:
     """``--device=cuda`` is the first GPU; before 0.5.11 Brain takes the last letter of the device for its number."""
     after(site, _number)
-    return True
 
 
 def _number(line: Line) -> None:

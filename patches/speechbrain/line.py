@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Set
 
-from ddpfix.patching.site import Site
+from ddpfix.patching.site import Registry, Site
 
 from . import parser
 from .parser import Option
@@ -64,9 +64,10 @@ class Line:
 
 
 Hook = Callable[[Line], object]
-BEFORE: List[Hook] = []
-AFTER: List[Hook] = []
-KNOWN: List[Option] = []
+_AT = "the command line"
+BEFORE: Registry[Hook] = Registry(_AT)
+AFTER: Registry[Hook] = Registry(_AT)
+KNOWN: Registry[Option] = Registry(_AT)
 
 
 def before(site: Site, hook: Hook) -> None:

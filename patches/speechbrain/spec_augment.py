@@ -23,10 +23,9 @@ def told(site: Site) -> None:
     wrap_hooks.needs_flag(site, _reason)
 
 
-def frozen(site: Site, module: ModuleType, owner: Any) -> bool:
+def frozen(site: Site, module: ModuleType, owner: Any) -> None:
     """Freeze it before DDP wraps the model, where the model's own code leaves it out: for training without the flag."""
     wrap_hooks.before_wrap(site, _freeze)
-    return True
 
 
 def _unused(model: Any) -> Iterator[Tuple[str, Any]]:

@@ -24,7 +24,7 @@ import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import Site
 
 from . import brains
 
@@ -38,13 +38,13 @@ Key = Tuple[str, str]
 
 
 def every_rank(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``run_on_main``, through which every release calls ``on_stage_end``, and on ``Brain.fit``."""
-    if owner is module:
-        site.wrap(module, "run_on_main", _run_on_main)
-    elif hasattr(owner, "fit"):
-        site.wrap(owner, "fit", _fit)
-    else:
-        raise PatchError(f"{owner!r} is neither the Brain nor the module of run_on_main")
+    """Put on ``run_on_main``, through which every release calls ``on_stage_end``."""
+    site.wrap(module, "run_on_main", _run_on_main)
+
+
+def fit(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``Brain.fit``, which is given the epoch counter."""
+    site.wrap(owner, "fit", _fit)
 
 
 def _fit(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:

@@ -32,8 +32,17 @@ UNKNOWN = -1
 
 
 def even(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``fit``, or on ``_fit_train`` and ``_fit_valid`` from 0.5.12: the loops go over ``tqdm(loader, ...)``."""
-    names = ("_fit_train", "_fit_valid") if hasattr(owner, "_fit_train") else ("fit",)
+    """Put on ``_fit_train`` and ``_fit_valid`` (0.5.12 and later)."""
+    _even(site, module, owner, ("_fit_train", "_fit_valid"))
+
+
+def fit(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``fit``, which has both loops before 0.5.12."""
+    _even(site, module, owner, ("fit",))
+
+
+def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) -> None:
+    """The loops go over ``tqdm(loader, ...)``."""
     for name in names:
         checks.needs_names(owner, name, "tqdm")
     stop = policy(site, "SpeechBrain", {"join": "pad"}) == "stop"

@@ -97,12 +97,15 @@ def fits(value: Any, flag: bool) -> bool:
     return isinstance(value, (*_PLAIN, list, tuple))
 
 
-def arrive(site: Site, module: ModuleType, owner: Any) -> bool:
-    """Wrap ``Brain.__init__`` (before 1.1.0), and read the yaml when the command line is parsed."""
+def arrive(site: Site, module: ModuleType, owner: Any) -> None:
+    """Read the yaml when the command line is parsed."""
     after(site, settle)
-    if getattr(owner, "__name__", "") == "Brain":
-        site.wrap(owner, "__init__", _made)
-    return True
+
+
+def brain(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``Brain.__init__`` (before 1.1.0)."""
+    after(site, settle)
+    site.wrap(owner, "__init__", _made)
 
 
 def settle(line: Line) -> None:

@@ -20,14 +20,14 @@ from . import ddp
 _NOTHING: FrozenSet[int] = frozenset()
 
 
-def hold(site: Site, module: ModuleType, owner: Any) -> bool:
+def hold(site: Site, module: ModuleType, owner: Any) -> None:
     """Before torch 2.4 all micro-batches of an accumulation window skip the same layers.
 
     There, DDP with ``find_unused_parameters`` averages only what the last micro-batch used: a parameter that an earlier
     one used, under ``no_sync``, keeps the gradient of its own rank, and ranks drift apart without a word (pytorch issue
     69031, mended by pull request 124193). With one decision a window, what is unused at the end was never used in it.
     """
-    return ddp.put(site, owner, Hold())
+    ddp.put(site, owner, Hold())
 
 
 class Hold(ddp.Stage):

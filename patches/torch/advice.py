@@ -71,10 +71,11 @@ class Timed:
             self._hook = None
 
 
-def give(site: Site, module: ModuleType, owner: Any) -> bool:
+def give(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in, unless the user wants no advice."""
     steps = site.settings.number("advice")
-    return True if steps is None else ddp.put(site, owner, Advice(steps))
+    if steps is not None:
+        ddp.put(site, owner, Advice(steps))
 
 
 class Advice(ddp.Stage):

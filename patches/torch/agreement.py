@@ -18,15 +18,17 @@ from ddpfix.ranks import agreement, wrap_hooks
 from . import accumulation, ddp, sharding
 
 
-def ranks(site: Site, module: ModuleType, owner: Any) -> bool:
-    """The stage of DDP, and a mark in the store when the process group comes up."""
-    if module.__name__.endswith("distributed_c10d"):
-        site.wrap(module, "init_process_group", _group_up)
-        if distributed.is_available() and distributed.is_initialized():
-            agreement.announce()
-        return True
+def ranks(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in."""
     site.at_undo(training.forget)
-    return ddp.put(site, owner, Agreement(site))
+    ddp.put(site, owner, Agreement(site))
+
+
+def group(site: Site, module: ModuleType, owner: Any) -> None:
+    """Leave a mark in the store when the process group comes up, or at once where it is up already."""
+    site.wrap(module, "init_process_group", _group_up)
+    if distributed.is_available() and distributed.is_initialized():
+        agreement.announce()
 
 
 def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -26,7 +26,7 @@ _ASSIGN = "_compute_bucket_assignment_by_size"
 Assigned = Tuple[List[List[int]], List[int]]
 
 
-def layers(site: Site, module: ModuleType, owner: Any) -> bool:
+def layers(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in.
 
     Raises:
@@ -34,7 +34,7 @@ def layers(site: Site, module: ModuleType, owner: Any) -> bool:
     """
     if not hasattr(distributed, _ASSIGN):
         raise PatchError(f"torch.distributed.{_ASSIGN} is not there")
-    return ddp.put(site, owner, BucketLayout())
+    ddp.put(site, owner, BucketLayout())
 
 
 class BucketLayout(ddp.Stage):

@@ -13,9 +13,9 @@ from . import ddp
 _KEYWORD = "gradient_as_bucket_view"
 
 
-def of_buckets(site: Site, module: ModuleType, owner: Any) -> bool:
+def of_buckets(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in: gradients are not copied out of the buckets that were reduced."""
-    return ddp.put(site, owner, BucketView())
+    ddp.put(site, owner, BucketView())
 
 
 class BucketView(ddp.Stage):

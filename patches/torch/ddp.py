@@ -168,7 +168,7 @@ def of(wrapper: Any) -> Optional[Wrapped]:
     return MODELS.get(wrapper)
 
 
-def put(site: Site, owner: Any, stage: Stage) -> bool:
+def put(site: Site, owner: Any, stage: Stage) -> None:
     """Put a stage in its place, until the patch is undone.
 
     Args:
@@ -184,7 +184,6 @@ def put(site: Site, owner: Any, stage: Stage) -> bool:
     skip_module(sys.modules[type(stage).__module__])
     _STAGES.sort(key=lambda known: ORDER.index(known.place))
     site.at_undo(lambda: _take_out(stage))
-    return True
 
 
 def _wrap(site: Site, owner: Any) -> Site:

@@ -23,9 +23,9 @@ _ALREADY_SET = (
 _INDICES = re.compile(r"did not receive grad for rank (\d+): ([\d ]+)")
 
 
-def reduction(site: Site, module: ModuleType, owner: Any) -> bool:
+def reduction(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in: the error is raised at the beginning of DDP's next forward."""
-    return ddp.put(site, owner, Diagnosis())
+    ddp.put(site, owner, Diagnosis())
 
 
 class Diagnosis(ddp.Stage):

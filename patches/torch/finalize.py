@@ -17,10 +17,10 @@ from .accumulation import window_of
 from .finalizer import Finalizer
 
 
-def after_backward(site: Site, module: ModuleType, owner: Any) -> bool:
+def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
     site.register(flag.FLAG_ALTERNATIVES, _possible)
-    return ddp.put(site, owner, Finalize(everywhere=site.settings["unused"] == "late"))
+    ddp.put(site, owner, Finalize(everywhere=site.settings["unused"] == "late"))
 
 
 class Finalize(ddp.Stage):

@@ -11,19 +11,19 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ddpfix import log
 from ddpfix.layerdrop import cover
-from ddpfix.patching.site import Site
+from ddpfix.patching.site import Registry, Site
 from ddpfix.ranks import wrap_hooks
 
 from . import ddp
 
 FLAG = "find_unused_parameters"
 # possible(arguments): whether a model can do without the flag, however much goes unused (see :mod:`.finalizer`).
-FLAG_ALTERNATIVES: List[Callable[[Dict[str, Any]], bool]] = []
+FLAG_ALTERNATIVES: Registry[Callable[[Dict[str, Any]], bool]] = Registry(wrap_hooks.AT)
 
 
-def decide(site: Site, module: ModuleType, owner: Any) -> bool:
+def decide(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in: the flag is decided at DDP's constructor, whoever builds it."""
-    return ddp.put(site, owner, Flag(site.settings["unused"]))
+    ddp.put(site, owner, Flag(site.settings["unused"]))
 
 
 class Flag(ddp.Stage):

@@ -55,15 +55,17 @@ ORDER: Tuple[Callable[[First], None], ...] = (
 )
 
 
-def steps(site: Site, module: ModuleType, owner: Any) -> bool:
-    """Put on the forward of FSDP, or on ``fully_shard``."""
-    if inspect.isclass(owner):
-        site.wrap_hot(owner, "forward", functools.partial(_forward, site))
-        skip_frames(vars(owner)["forward"])
-    else:
-        site.wrap(module, "fully_shard", functools.partial(_fully_sharded, site))
+def steps(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on the forward of FSDP."""
+    site.wrap_hot(owner, "forward", functools.partial(_forward, site))
+    skip_frames(vars(owner)["forward"])
     site.at_undo(training.forget)
-    return True
+
+
+def fully_shard(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``fully_shard`` (FSDP2)."""
+    site.wrap(module, "fully_shard", functools.partial(_fully_sharded, site))
+    site.at_undo(training.forget)
 
 
 def _forward(site: Site, stock: Any) -> Callable[..., Any]:

@@ -21,12 +21,14 @@ _FUNCTION = "_gradient_checkpointing_func"
 
 
 def reentrant(site: Site, module: ModuleType, owner: Any) -> None:
-    """Choose the non-reentrant kind: for WavLM when checkpointing is switched on, else where DDP has the flag."""
-    if module.__name__.startswith("transformers"):
-        site.wrap(owner, "_set_gradient_checkpointing", _switched)
-    else:
-        wrap_hooks.not_reentrant(site, _flagged)
-        wrap_hooks.excludes(site, _excluded)
+    """Choose the non-reentrant kind for WavLM, when checkpointing is switched on."""
+    site.wrap(owner, "_set_gradient_checkpointing", _switched)
+
+
+def reentrant_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+    """Choose the non-reentrant kind where DDP has the flag."""
+    wrap_hooks.not_reentrant(site, _flagged)
+    wrap_hooks.excludes(site, _excluded)
 
 
 def is_reentrant(function: Any) -> bool:

@@ -21,18 +21,22 @@ _NOTES: Dict[int, Tuple[Any, Optional[bool]]] = {}
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
     """Note ``TrainingArguments.ddp_find_unused_parameters`` (None: nothing said) on the handler that Trainer makes."""
-    if hasattr(owner, "_build_accelerator_args"):
-        site.wrap(owner, "_build_accelerator_args", _arguments_built)
-    else:
-        site.wrap(owner, "_wrap_model", _model_wrapped)
+    site.wrap(owner, "_wrap_model", _model_wrapped)
+
+
+def trainer_arguments(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same where Trainer makes its handler in a method of its own."""
+    site.wrap(owner, "_build_accelerator_args", _arguments_built)
 
 
 def accelerate(site: Site, module: ModuleType, owner: Any) -> None:
-    """Note what the user gave to ``DistributedDataParallelKwargs``, and say so while accelerate wraps the model."""
-    if owner.__name__ == "Accelerator":
-        site.wrap(owner, "prepare_model", _prepared)
-    else:
-        site.wrap(owner, "__init__", _handler_made)
+    """Say what the user gave to ``DistributedDataParallelKwargs`` while accelerate wraps the model."""
+    site.wrap(owner, "prepare_model", _prepared)
+
+
+def accelerate_handler(site: Site, module: ModuleType, owner: Any) -> None:
+    """Note what the user gave to ``DistributedDataParallelKwargs``."""
+    site.wrap(owner, "__init__", _handler_made)
 
 
 def _arguments_built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

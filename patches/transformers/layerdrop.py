@@ -17,14 +17,24 @@ from ddpfix.patching.site import Site
 TRAITS = code_copy.Traits(checks=("is_fsdp_managed_module",), skipped_output=(None, None))
 
 
-def sync(site: Site, module: ModuleType, owner: Any) -> bool:
+def sync(site: Site, module: ModuleType, owner: Any) -> None:
     """Rank-synchronous decisions in the training forwards of wrapped models."""
-    return everywhere.cover_all(site, module, owner, _share)
+    everywhere.in_module(site, module, _share)
 
 
-def off(site: Site, module: ModuleType, owner: Any) -> bool:
+def sync_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
+    everywhere.in_models(site, _share)
+
+
+def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, whatever rate a config or a module holds."""
-    return everywhere.cover_all(site, module, owner, _silence)
+    everywhere.in_module(site, module, _silence)
+
+
+def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
+    everywhere.in_models(site, _silence)
 
 
 def _share(site: Site, owner: type) -> None:

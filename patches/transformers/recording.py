@@ -16,11 +16,10 @@ from ddpfix.patching.site import Site
 KEY = "hidden_states"
 
 
-def skipped(site: Site, module: ModuleType, owner: Any) -> bool:
+def skipped(site: Site, module: ModuleType, owner: Any) -> None:
     """Complete the collected hidden states when a call that skipped layers ends."""
     site.register(cover.RECORDERS, (_begin, _end))
     site.register(cover.OBSERVED, _wanted)
-    return True
 
 
 def _wanted(module: Any, kwargs: Dict[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from .layerdrop import TRAITS
 (_ASKS,) = TRAITS.checks
 
 
-def skip(site: Site, module: ModuleType, owner: Any) -> bool:
+def skip(site: Site, module: ModuleType, owner: Any) -> None:
     """Let the copies of forwards that follow the schedule skip (:data:`~ddpfix.layerdrop.code_copy.SKIPPABLE_CHECKS`).
 
     Raises:
@@ -33,4 +33,3 @@ def skip(site: Site, module: ModuleType, owner: Any) -> bool:
     if not callable(getattr(module, _ASKS, None)):
         raise PatchError(f"{module.__name__} has no {_ASKS}")
     site.register(code_copy.SKIPPABLE_CHECKS, _ASKS)
-    return True

@@ -15,25 +15,22 @@ from ddpfix import log
 from ddpfix.patching.site import PatchError, Site
 
 
-def typing_names(site: Site, module: ModuleType, owner: Any) -> bool:
+def typing_names(site: Site, module: ModuleType, owner: Any) -> None:
     """``Union`` and ``Optional`` in torch.nn.modules.conv, which used to import them from typing for itself."""
     home = importlib.import_module("torch.nn.modules.conv")
     missing = [name for name in ("Union", "Optional") if not hasattr(home, name)]
     for name in missing:
         _put(site, home, name, getattr(typing, name))
-    return bool(missing)
 
 
-def sox_buffer(site: Site, module: ModuleType, owner: Any) -> bool:
+def sox_buffer(site: Site, module: ModuleType, owner: Any) -> None:
     """``torchaudio.utils.sox_utils.set_buffer_size``: a torchaudio without sox has no buffer to be sized."""
     try:
         home = importlib.import_module("torchaudio.utils")
     except ImportError as error:
         raise PatchError(f"torchaudio cannot be imported ({error})") from None
-    if hasattr(home, "sox_utils"):
-        return False
-    _put(site, home, "sox_utils", SimpleNamespace(set_buffer_size=_nothing_to_set))
-    return True
+    if not hasattr(home, "sox_utils"):
+        _put(site, home, "sox_utils", SimpleNamespace(set_buffer_size=_nothing_to_set))
 
 
 def _nothing_to_set(buffer_size: int) -> None:

@@ -17,14 +17,13 @@ from ddpfix.patching.site import PatchError, Site
 from ..common import espnet
 
 
-def sync(site: Site, module: ModuleType, owner: Any) -> bool:
+def sync(site: Site, module: ModuleType, owner: Any) -> None:
     """Rank-synchronous decisions in the training forwards of wrapped models."""
     everywhere.put(site, owner, espnet.share)
     everywhere.in_models(site, espnet.share)
-    return True
 
 
-def off(site: Site, module: ModuleType, owner: Any) -> bool:
+def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
     silent: Optional[type] = None
     if cover.drawing_method(owner) is not None:
@@ -36,4 +35,3 @@ def off(site: Site, module: ModuleType, owner: Any) -> bool:
         silent = owner
     if silent is None:
         raise PatchError(f"{owner.__qualname__} has no rate any more")
-    return True

@@ -41,11 +41,13 @@ _SHARDED = ("deepspeed", "torch_fsdp")
 RUNNING: List[batches.Agreed] = []
 
 
+def join(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``wenet_join`` (3.0.0 and later)."""
+    site.wrap_hot(module, "wenet_join", _joined)
+
+
 def even(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``Executor.train``, and on ``wenet_join`` from 3.0.0 on."""
-    if owner is module:
-        site.wrap_hot(module, "wenet_join", _joined)
-        return
+    """Put on ``Executor.train``."""
     names = list(inspect.signature(owner.train).parameters)[1:]
     if len(names) <= _LOADER or names[0] != "model" or names[_LOADER] not in _LOADERS:
         raise PatchError(f"Executor.train takes {', '.join(names)}: its loader is not where it was in any release")

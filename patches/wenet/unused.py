@@ -28,11 +28,8 @@ def flag(site: Site, module: ModuleType, owner: Any) -> None:
     wrap_hooks.needs_flag(site, _why)
 
 
-def both(site: Site, module: ModuleType, owner: Any) -> bool:
-    """The flag, and checkpoints that agree with it (3.0.0 and 3.0.1)."""
-    if hasattr(module, "wrap_cuda_model"):
-        flag(site, module, owner)
-        return True
+def both(site: Site, module: ModuleType, owner: Any) -> None:
+    """Checkpoints that agree with the flag (3.0.0 and 3.0.1)."""
     stock = getattr(module, "ckpt", None)
     if stock is not torch.utils.checkpoint:
         raise PatchError(f"{module.__name__}.ckpt is not torch.utils.checkpoint any more")
@@ -41,7 +38,6 @@ def both(site: Site, module: ModuleType, owner: Any) -> bool:
     # Set by hand: other modules hold torch's own module under a name of theirs, and keep it.
     vars(module)["ckpt"] = _NonReentrant()
     site.at_undo(functools.partial(vars(module).__setitem__, "ckpt", stock))
-    return True
 
 
 def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

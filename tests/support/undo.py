@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Tuple
 
 import ddpfix
 from ddpfix.matrix import detect, loader, resolve, settings
+from tests.support import targets as targets_of
 
 Key = Tuple[str, ...]
 
@@ -86,6 +87,7 @@ def check(toolkit: str) -> None:
         applied = [patch.id for patch in report.patches if patch.toolkit == toolkit and patch.state == "applied"]
         assert len(applied) > 3, report.json()
         assert changed(before, snapshot(*packages))
+        assert targets_of.differences(toolkit) == []
     finally:
         ddpfix.deactivate()
     assert changed(before, snapshot(*packages)) == []
