@@ -87,7 +87,8 @@ def check(toolkit: str) -> None:
         applied = [patch.id for patch in report.patches if patch.toolkit == toolkit and patch.state == "applied"]
         assert len(applied) > 3, report.json()
         assert changed(before, snapshot(*packages))
-        assert targets_of.differences(toolkit) == []
+        differences = targets_of.differences(toolkit)
+        assert not differences, "\n".join(differences)
     finally:
         ddpfix.deactivate()
     assert changed(before, snapshot(*packages)) == []
