@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import Any, Dict, List, MutableMapping, Optional, Tuple
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import distributed
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.ranks import gather_rows
 
 from . import jsonl
 from .batches import Counts
@@ -72,13 +72,7 @@ def given(sampler: Any) -> Optional[int]:
 
 def asked(epoch: Epoch, batches: int) -> List[List[int]]:
     """One small collective an epoch: every rank's number of batches and its counts, in the order of ranks."""
-    numbers = [batches, *epoch.counts.numbers()]
-    table = torch.zeros(distributed.get_world_size(), len(numbers), dtype=torch.int64)
-    table[distributed.get_rank()] = torch.tensor(numbers, dtype=torch.int64)
-    if distributed.get_backend() != "gloo":
-        table = table.to(epoch.trainer.device)
-    distributed.all_reduce(table)
-    epoch.ranks = [[int(number) for number in row] for row in table.tolist()]
+    epoch.ranks = gather_rows.gathered([batches, *epoch.counts.numbers()], epoch.trainer.device)
     return epoch.ranks
 
 

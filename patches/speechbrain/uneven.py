@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset
 from ddpfix import log
 from ddpfix.patching import checks
 from ddpfix.patching.site import PatchError, Site
+from ddpfix.ranks import gather_rows
 from ddpfix.ranks.uneven import policy
 
 from . import brains, streams
@@ -70,7 +71,7 @@ def evened(brain: Any, loader: Any, stop: bool) -> Any:
     """
     if not brain.modules.training and not _reduces_in_evaluation(brain):
         return loader
-    numbers, totals = zip(*brains.gathered(brain, remaining(loader)))
+    numbers, totals = zip(*gather_rows.gathered(remaining(loader), brain.device))
     if UNKNOWN in numbers:
         group = brains.cpu_group()
         if group is None:
