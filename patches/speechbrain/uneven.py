@@ -22,7 +22,7 @@ from typing import Any, Iterator, Sequence, Tuple
 from torch.utils.data import IterableDataset
 
 from ddpfix import log
-from ddpfix.patching import checks
+from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import gather_rows
 from ddpfix.ranks.uneven import policy
@@ -51,11 +51,8 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
             return stock(evened(brain, iterable, stop) if own else iterable, *others, **more)
 
         # For the length of the loop only: elsewhere tqdm is asked for as the class that it is.
-        vars(module)["tqdm"] = tqdm
-        try:
+        with temporary.replaced(module, "tqdm", tqdm):
             return wrapped(*args, **kwargs)
-        finally:
-            vars(module)["tqdm"] = stock
 
     if "tqdm" not in vars(module):
         raise PatchError(f"{module.__name__} has no tqdm")
