@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Tuple
 
 from ddpfix.layerdrop import draw
 from ddpfix.patching.site import PatchError, Registry, Site
+from ddpfix.patching.temporary import LookAlike
 
 _SOURCES = ("torch", "random", "np", "numpy")
 _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
@@ -42,17 +43,11 @@ class Traits:
     skipped_output: Tuple[None, ...] = ()
 
 
-class _LookAlike:
-    """Stands for a module in the copied function: everything is the real module's, except the draws."""
-
-    def __init__(self, module: Any, draws: Dict[str, Any]) -> None:
-        self.__dict__.update(draws)
-        self._module = module
+class _LookAlike(LookAlike):
+    """Stands for a module in the copied function, which asks by the hidden names for what it draws from."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(_HIDDEN):
-            return getattr(self, name[len(_HIDDEN) :])
-        return getattr(self._module, name)
+        return getattr(self, name[len(_HIDDEN) :]) if name.startswith(_HIDDEN) else getattr(self._original, name)
 
 
 def _scalar_draw(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator
+from contextvars import ContextVar
+from typing import Any, Dict, Iterator, TypeVar
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+
+_Value = TypeVar("_Value")
 
 
 @contextlib.contextmanager
@@ -28,6 +31,16 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def assigned(variable: ContextVar[_Value], value: _Value) -> Iterator[None]:
+    """While this lasts, ``variable`` has ``value``: what is called from here can ask for it."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextlib.contextmanager
 def patched(parent: Site) -> Iterator[Site]:
     """A site of the same patch whose changes are undone when this ends."""
     site = Site(parent.patch, parent.settings, parent.activation)
@@ -39,7 +52,12 @@ def patched(parent: Site) -> Iterator[Site]:
 
 
 class LookAlike:
-    """Stands for a module (or any object): a few names lead elsewhere, all others to the original."""
+    """Stands for a module (or any object): a few names lead elsewhere, all others to the original.
+
+    Args:
+        original: the module.
+        names: name -> what stands there instead.
+    """
 
     def __init__(self, original: Any, names: Dict[str, Any]) -> None:
         self.__dict__.update(names)

@@ -40,13 +40,18 @@ class PendingSum:
     """A few numbers that this rank has said to the others of a group: their sum over all ranks is the answer.
 
     A minimum over ranks of "I can" is a sum that is as large as the group; a sum tells how many cannot, as well.
+
+    Args:
+        numbers: those of this rank; every rank has as many.
+        group: a process group; None is the default one.
+        device: where its backend takes tensors.
     """
 
-    def __init__(self, numbers: Sequence[int], group: Any) -> None:
+    def __init__(self, numbers: Sequence[int], group: Any, device: Any = "cpu") -> None:
         import torch
         from torch import distributed
 
-        self._numbers = torch.tensor(list(numbers))
+        self._numbers = torch.tensor(list(numbers), dtype=torch.int64, device=device)
         self._work = distributed.all_reduce(self._numbers, group=group, async_op=True)
 
     def result(self) -> List[int]:

@@ -12,12 +12,12 @@ import contextlib
 import os
 import sys
 import threading
-import time
 import weakref
 from typing import Any, Iterator, List, Optional
 
 from ddpfix import log
-from ddpfix.ranks import agreement
+from ddpfix.ranks import error_file
+from ddpfix.ranks.store import default_store, has, keys, look_until, put
 
 # Seconds between two looks of a rank at the store, and how many looks a second the store has to answer at most.
 PERIOD = 2.0
@@ -30,18 +30,24 @@ GRACE = 20.0
 LENGTH = 6000
 
 _WATCHES: List[Watch] = []
+_CAUSE = "cause"
 
 
-def _key(name: str) -> str:
-    return agreement.key(f"failed/{name}")
+def _keys(store: Any) -> Any:
+    return keys(store, "failed")
 
 
 def announce(error: BaseException) -> None:
-    """Leave this rank's error for the others, unless another rank has left one."""
+    """Leave this rank's error for the others, unless another rank has left one, and for torch elastic.
+
+    Args:
+        error: the one that is being handled.
+    """
     from torch import distributed
 
-    if agreement.default_store() is None or isinstance(error, PeerFailedError):
+    if default_store() is None or isinstance(error, PeerFailedError):
         return
+    error_file.write(error)
     text = f"rank {distributed.get_rank()} failed: {type(error).__name__}: {error}"
     for _ in range(2):
         # The death of a data-loader worker is raised by a signal: in the midst of this, perhaps.
@@ -57,32 +63,30 @@ def claim(text: str) -> bool:
     """
     from torch import distributed
 
-    store = agreement.default_store()
+    store = default_store()
     if store is None:
         return True
+    store = _keys(store)
     own = str(distributed.get_rank())
-    if bytes(store.compare_set(_key("first"), "", own)).decode() != own:
+    if bytes(store.compare_set("first", "", own)).decode() != own:
         return False
-    if not store.add(_key("told"), 0):
-        store.set(_key("cause"), text[:LENGTH])
-        store.add(_key("told"), 1)
+    if not has(store, _CAUSE):
+        put(store, _CAUSE, text[:LENGTH])
     return True
 
 
 def cause() -> Optional[str]:
     """What the first rank that failed left, or None."""
-    store = agreement.default_store()
+    store = default_store()
     try:
-        return None if store is None else _left(store, _key(""))
+        return None if store is None else _left(_keys(store))
     except Exception as error:
         log.debug(f"the store does not answer: {error!r}")
     return None
 
 
-def _left(store: Any, prefix: str) -> Optional[str]:
-    if not store.add(prefix + "told", 0):
-        return None
-    return bytes(store.get(prefix + "cause")).decode(errors="replace")
+def _left(store: Any) -> Optional[str]:
+    return bytes(store.get(_CAUSE)).decode(errors="replace") if has(store, _CAUSE) else None
 
 
 class PeerFailedError(RuntimeError):
@@ -102,12 +106,18 @@ def blamed(text: str) -> str:
 
 @contextlib.contextmanager
 def propagate_failure() -> Iterator[None]:
-    """What raises in here, on one rank, ends all ranks with the cause.
+    """What raises in here, on one rank, ends all ranks with the cause, which torch elastic's summary has as well.
 
     Raises:
         PeerFailedError: instead of what a collective raises here after another rank has failed.
     """
     watch()
+    with error_file.written_last(), _propagating():
+        yield
+
+
+@contextlib.contextmanager
+def _propagating() -> Iterator[None]:
     try:
         yield
     except PeerFailedError:
@@ -132,15 +142,14 @@ def _linger() -> None:
     """Wait until the others have seen the cause, for some seconds at most."""
     from torch import distributed
 
-    store, end = agreement.default_store(), time.monotonic() + LINGER
     with contextlib.suppress(Exception):
-        while time.monotonic() < end and store.add(_key("seen"), 0) < distributed.get_world_size():
-            time.sleep(0.05)
+        store, size = _keys(default_store()), distributed.get_world_size()
+        look_until(lambda: store.add("seen", 0) >= size, lambda waited: waited > LINGER, (0.05, 0.05))
 
 
 def watch() -> None:
     """Have the store looked at from now on, until its process group is destroyed; once for a group."""
-    store = agreement.default_store()
+    store = default_store()
     if store is None or any(watching.original() is store for watching in _WATCHES):
         return
     stop()
@@ -158,6 +167,13 @@ def stop() -> None:
 atexit.register(stop)
 
 
+def _write(found: str) -> None:
+    try:
+        raise PeerFailedError(found)
+    except PeerFailedError as error:
+        error_file.write(error)
+
+
 class Watch(threading.Thread):
     """Looks whether a rank has failed, and ends this process if it cannot end by itself.
 
@@ -171,9 +187,7 @@ class Watch(threading.Thread):
         self.over = threading.Event()
         self.original = weakref.ref(store)
         # A connection of its own, where torch has that: the main thread may be waiting with this one.
-        self.connection = store.clone() if hasattr(store, "clone") else None
-        # The keys of this group: the default one may be another by the time of a look.
-        self.prefix = _key("")
+        self.connection = _keys(store).clone() if hasattr(store, "clone") else None
         # One process answers all ranks.
         self.period = max(PERIOD, distributed.get_world_size() / LOOKS)
         # Whether this rank has an exception of its own already, and so does not wait in a collective.
@@ -195,19 +209,21 @@ class Watch(threading.Thread):
 
     def _look(self) -> Optional[str]:
         store = self._store()
-        return None if store is None else _left(store, self.prefix)
+        return None if store is None else _left(store)
 
     def _store(self) -> Any:
-        return self.original() if self.connection is None else self.connection
+        original = self.original()
+        return _keys(original) if self.connection is None and original is not None else self.connection
 
     def _seen(self, found: str) -> None:
         if not self.free:
             self.found = found
             log.error(blamed(found))
         with contextlib.suppress(Exception):
-            self._store().add(self.prefix + "seen", 1)
+            self._store().add("seen", 1)
         if not self.over.wait(GRACE) and not self.free:
             log.error("this rank waits for the failed one in a collective, so its process is ended")
+            _write(found)
             sys.stdout.flush()
             os._exit(1)
 

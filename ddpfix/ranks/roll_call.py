@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import time
-import weakref
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence
 
-from ddpfix import log
-from ddpfix.ranks import agreement
+from ddpfix.ranks.store import count, default_store, keys, look_until
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0002, 0.05)
 # Ranks have just met in a collective, so one that does not come within this many seconds does something else.
 LIMIT = 300.0
+_ALL = "all"
+_LATE = "waiting for the other ranks to call backward again as this one does"
 
 
 class RollCallError(RuntimeError):
@@ -44,33 +43,20 @@ class RollCall:
         Raises:
             RollCallError: a rank did not come within the limit.
         """
-        store = agreement.default_store()
+        store = default_store()
         if store is None or self._size == 1:
             # Without a store (MPI) nobody can be asked.
             return True
         self._calls += 1
-        key = agreement.key(f"roll/{self._name}")
-        store.add(f"{key}/{self._calls}/{word}", 1)
-        store.add(key, 1)
-        if not self._all_are_here(store, key):
+        own, expected = keys(store, f"roll/{self._name}"), self._calls * self._size
+        own.add(f"{self._calls}/{word}", 1)
+        own.add(_ALL, 1)
+        if not look_until(lambda: own.add(_ALL, 0) >= expected, lambda waited: waited > self._limit, _PAUSE, 10, _LATE):
             raise RollCallError(
                 f"ddpfix: this rank alone, or not every rank, does this: {word}. Gradients that only some ranks reduce"
                 f" would be mixed up with those of another step. (Waited {self._limit:g} s for the others.)"
             )
-        return bool(store.add(f"{key}/{self._calls}/{word}", 0) == self._size)
-
-    def _all_are_here(self, store: Any, key: str) -> bool:
-        begun, pause, told = time.monotonic(), _PAUSE[0], False
-        while store.add(key, 0) < self._calls * self._size:
-            waited = time.monotonic() - begun
-            if waited > self._limit:
-                return False
-            if waited > 10 and not told:
-                told = True
-                log.info("waiting for the other ranks to call backward again as this one does")
-            time.sleep(pause)
-            pause = min(pause * 1.5, _PAUSE[1])
-        return True
+        return bool(own.add(f"{self._calls}/{word}", 0) == self._size)
 
 
 def limit_of(group: Any, most: float = LIMIT) -> float:
@@ -104,12 +90,5 @@ def name_of_next(ranks: Sequence[int], kind: str) -> str:
         ranks: the global ranks of the group.
         kind: things of another kind are counted apart.
     """
-    store = agreement.default_store()
     group = hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
-    counts = _NAMES.setdefault(store, {}) if store is not None else {}
-    count = counts[group, kind] = counts.get((group, kind), -1) + 1
-    return f"{group}/{kind}/{count}"
-
-
-# A process may leave its group and join another one: what was counted goes with the store.
-_NAMES: weakref.WeakKeyDictionary[Any, Dict[Tuple[str, str], int]] = weakref.WeakKeyDictionary()
+    return f"{group}/{kind}/{count(default_store(), f'{group}/{kind}')}"

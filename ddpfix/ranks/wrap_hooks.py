@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, List, Optional, Tuple
 
 from ddpfix import log
+from ddpfix.patching import temporary
 from ddpfix.patching.site import Registry, Site
 
 # Where a model is wrapped; FSDP asks as well.
@@ -33,10 +33,18 @@ def before_wrap(site: Site, action: Callable[[Any], object]) -> None:
     site.register(_BEFORE, action)
 
 
-def run_before_wrap(model: Any) -> None:
-    """Call everything that registered with :func:`before_wrap`."""
-    for action in list(_BEFORE):
-        action(model)
+def run_before_wrap(model: Any) -> Optional[Exception]:
+    """Call everything that registered with :func:`before_wrap`; returns what one of them raised.
+
+    It has to be said to the other ranks before anything is raised, or they would wait for this one.
+    """
+    try:
+        for action in list(_BEFORE):
+            action(model)
+    except Exception as error:
+        log.warning(f"the model could not be looked at ({error!r}); report this, and set DDPFIX=0 to go on without us")
+        return error
+    return None
 
 
 def not_reentrant(site: Site, action: Callable[[Any], object]) -> None:
@@ -82,17 +90,12 @@ def _answer(reason: Callable[[Any], str], model: Any) -> str:
         return ""
 
 
-@contextmanager
-def user_chose(value: Optional[bool]) -> Iterator[None]:
+def user_chose(value: Optional[bool]) -> ContextManager[None]:
     """Tell what the user asked of ``find_unused_parameters`` through the toolkit (None: nothing).
 
     Toolkits pass their own default on as a keyword, or drop an explicit False on the way: at DDP the two look alike.
     """
-    token = _USER_CHOICE.set((True, value))
-    try:
-        yield
-    finally:
-        _USER_CHOICE.reset(token)
+    return temporary.assigned(_USER_CHOICE, (True, value))
 
 
 def user_choice() -> Tuple[bool, Optional[bool]]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from types import ModuleType
-from typing import Any, List
+from typing import Any, List, Optional
 
 from ddpfix import log
+from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
+from ddpfix.ranks import error_file
 
 from . import peers
 
@@ -59,7 +60,9 @@ def _say(driver: Any, error: BaseException) -> None:
     follows, text = peers.follows(error), peers.told_as(error)
     if not follows and peers.claim(rank, text):
         _print(driver, f"\nddpfix: rank {rank} failed first and ends the others. The cause:\n{text}\n")
-        _tell_torchrun(error)
+        if error_file.write(error):
+            # The others, which this rank ends now, are not to be taken for the first.
+            error_file.next_second()
         return
     # The first rank ends this one when it has said what it has to say.
     found = peers.first_cause(rank, _others(driver))
@@ -87,28 +90,13 @@ def _print(driver: Any, text: str) -> None:
         log.debug(f"rank 0's screen cannot be written to: {problem!r}")
 
 
-def _tell_torchrun(error: BaseException) -> None:
-    """Leave the cause where torch elastic looks for the first failure."""
-    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        try:
-            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-            get_error_handler().record_exception(error)
-            # It counts whole seconds, and takes the lower rank for the first of those that failed in the same one.
-            time.sleep(1.05 - time.time() % 1)
-        except Exception as problem:
-            log.debug(f"torch elastic is not told of {error!r}: {problem!r}")
-
-
 def _end_others(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
     """fastNLP's own end, for those that are still there; what goes wrong in it must not hide the cause."""
-    pids: List[int] = driver._pids
-    if pids:
-        driver._pids = [pid for pid in pids if pid == os.getpid() or peers.is_there(pid)]
+    pids: Optional[List[int]] = driver._pids
+    there = pids and [pid for pid in pids if pid == os.getpid() or peers.is_there(pid)]
     try:
-        return wrapped(*args, **kwargs)
+        with temporary.replaced(driver, "_pids", there):
+            return wrapped(*args, **kwargs)
     except Exception as problem:
         log.debug(f"the others could not be ended: {problem!r}")
         return None
-    finally:
-        driver._pids = pids

@@ -6,10 +6,10 @@ that has "torch" in it. With 'auto', which is the default and means 'torch' for 
 
 from __future__ import annotations
 
-import contextlib
 from types import ModuleType
-from typing import Any, Iterator
+from typing import Any
 
+from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
 
@@ -26,14 +26,5 @@ def _run(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
     of_torch = any(level.__module__.startswith(_HOME) for level in type(trainer.driver).mro())
     if trainer.driver_name != "auto" or not of_torch:
         return wrapped(*args, **kwargs)
-    with _named(trainer):
+    with temporary.replaced(trainer, "driver_name", "torch"):
         return wrapped(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _named(trainer: Any) -> Iterator[None]:
-    trainer.driver_name = "torch"
-    try:
-        yield
-    finally:
-        trainer.driver_name = "auto"

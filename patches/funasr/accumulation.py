@@ -20,6 +20,8 @@ from ddpfix.patching.site import PatchError, Site
 
 from . import trainers
 
+_SYNC = "require_backward_grad_sync"
+
 
 def windows(site: Site, module: ModuleType, owner: Any) -> None:
     """For the length of an epoch, decide at each forward of the wrapped model whether its backward synchronises."""
@@ -66,12 +68,9 @@ def _synchronised(model: Any, accum_grad: Any, last: Optional[int]) -> Iterator[
             done += 1
             module.require_backward_grad_sync = done % accum_grad == 0 or done == last
 
-    was = model.require_backward_grad_sync
-    hook = model.register_forward_pre_hook(before_forward)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(temporary.replaced(model, _SYNC, getattr(model, _SYNC)))
         # The trainer's own no_sync, in the wrong micro-batches, has to do nothing.
-        with temporary.replaced(model, "no_sync", contextlib.nullcontext):
-            yield
-    finally:
-        hook.remove()
-        model.require_backward_grad_sync = was
+        stack.enter_context(temporary.replaced(model, "no_sync", contextlib.nullcontext))
+        stack.enter_context(model.register_forward_pre_hook(before_forward))
+        yield

@@ -69,11 +69,8 @@ def _released(given: trainers.Given, device: Any, every: Optional[int], reset: b
         if due or (limit is not None and torch.cuda.memory_reserved(device) > limit):
             _empty(device)
 
-    hook = given.optim.register_step_post_hook(stepped)
-    try:
+    with given.optim.register_step_post_hook(stepped):
         yield
-    finally:
-        hook.remove()
 
 
 def _limit(device: Any) -> float:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set
 
 from ddpfix import log
+from ddpfix.patching import temporary
 from ddpfix.patching.site import Registry, Site
 
 
@@ -108,12 +109,8 @@ def _watched(task: Any) -> Any:
     @functools.wraps(task)
     def main_hydra(cfg: Any) -> Any:
         run = Run(task.__globals__, _typed())
-        token = _RUN.set(run)
-        try:
-            with _main_replaced(run):
-                return task(_prepared(run, cfg))
-        finally:
-            _RUN.reset(token)
+        with temporary.assigned(_RUN, run), _main_replaced(run):
+            return task(_prepared(run, cfg))
 
     return main_hydra
 

@@ -8,11 +8,12 @@ from types import ModuleType
 from typing import Any, Dict, List, MutableMapping, Optional, Tuple
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import distributed
 
 from ddpfix import log
+from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
+from ddpfix.ranks import gather_rows
 
 from . import jsonl
 from .batches import Counts
@@ -21,9 +22,6 @@ _RUNNING: ContextVar[Optional[Epoch]] = ContextVar("ddpfix_funasr_epoch", defaul
 
 # How many batches a sampler gave, for samplers that cannot say so themselves.
 _GIVEN: MutableMapping[Any, int] = WeakKeyDictionary()
-
-# The last line about a validation: the same again every thousand steps tells nobody anything.
-_TOLD: List[str] = []
 
 
 class Epoch:
@@ -72,13 +70,7 @@ def given(sampler: Any) -> Optional[int]:
 
 def asked(epoch: Epoch, batches: int) -> List[List[int]]:
     """One small collective an epoch: every rank's number of batches and its counts, in the order of ranks."""
-    numbers = [batches, *epoch.counts.numbers()]
-    table = torch.zeros(distributed.get_world_size(), len(numbers), dtype=torch.int64)
-    table[distributed.get_rank()] = torch.tensor(numbers, dtype=torch.int64)
-    if distributed.get_backend() != "gloo":
-        table = table.to(epoch.trainer.device)
-    distributed.all_reduce(table)
-    epoch.ranks = [[int(number) for number in row] for row in table.tolist()]
+    epoch.ranks = gather_rows.gathered([batches, *epoch.counts.numbers()], epoch.trainer.device)
     return epoch.ranks
 
 
@@ -111,11 +103,8 @@ class _Watched:
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
         loader = "dataloader_train" if self.training else "dataloader_val"
         epoch = Epoch(instance, self.training, given.get("epoch"), given.get(loader, getattr(instance, loader, None)))
-        token = _RUNNING.set(epoch)
-        try:
+        with temporary.assigned(_RUNNING, epoch):
             result = wrapped(*args, **kwargs)
-        finally:
-            _RUNNING.reset(token)
         _report(epoch)
         return result
 
@@ -130,12 +119,13 @@ def _report(epoch: Epoch) -> None:
     totals = Counts.summed(row[1:] for row in rows)
     read = jsonl.left_out(getattr(epoch.loader, "dataset", None))
     line = f"{epoch.name}: {epoch.batches} batches on each of {len(rows)} ranks{_told(epoch, totals)}{_reasons(read)}"
-    if not (totals.any() or read) or (not epoch.training and line in _TOLD):
+    if not (totals.any() or read):
         log.debug(line)
-        return
-    if not epoch.training:
-        _TOLD[:] = [line]
-    log.info(line)
+    elif epoch.training:
+        log.info(line)
+    else:
+        # The same about a validation again, every thousand steps, tells nobody anything.
+        log.once(line, epoch.trainer)
 
 
 _SAMPLES = {

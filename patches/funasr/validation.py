@@ -29,12 +29,9 @@ def together(site: Site, module: ModuleType, owner: Any) -> None:
             return wrapped(*args, **kwargs)
         average = _Average(trainer)
         model = trainers.epoch_of(wrapped, trainer, args, kwargs).model
-        hook = model.register_forward_hook(average.note)
-        try:
-            with trainers.seen_by(module, "torch", isfinite=average.isfinite):
-                result = wrapped(*args, **kwargs)
-        finally:
-            hook.remove()
+        seen = trainers.seen_by(module, "torch", isfinite=average.isfinite)
+        with model.register_forward_hook(average.note), seen:
+            result = wrapped(*args, **kwargs)
         average.tell()
         return result
 

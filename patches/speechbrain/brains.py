@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, List, Sequence
+from typing import Any
 
-import torch
 from torch import distributed
 
 from ddpfix.ranks import async_sum
@@ -19,17 +18,6 @@ def together(brain: Any) -> bool:
     if not getattr(brain, "distributed_launch", False) or not distributed.is_available():
         return False
     return bool(distributed.is_initialized() and distributed.get_world_size() > 1)
-
-
-def gathered(brain: Any, numbers: Sequence[int]) -> List[List[int]]:
-    """Every rank's numbers, in the order of ranks: one small collective, in which every rank has to take part."""
-    table = torch.zeros(distributed.get_world_size(), len(numbers), dtype=torch.int64)
-    table[distributed.get_rank()] = torch.tensor(numbers)
-    if distributed.get_backend() != "gloo":
-        table = table.to(brain.device)
-    distributed.all_reduce(table)
-    found: List[List[int]] = table.tolist()
-    return found
 
 
 def cpu_group() -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import distributed
 
-from ddpfix.patching import checks
+from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import Site
 
 _KEEPING: ContextVar[bool] = ContextVar("ddpfix_speechbrain_keeping", default=False)
@@ -31,11 +31,8 @@ def one_deletes(site: Site, module: ModuleType, owner: Any) -> None:
 def _keep(wrapped: Any, checkpointer: Any, args: Any, kwargs: Any) -> Any:
     if not distributed.is_available() or not distributed.is_initialized():
         return wrapped(*args, **kwargs)
-    token = _KEEPING.set(True)
-    try:
+    with temporary.assigned(_KEEPING, True):
         result = wrapped(*args, **kwargs)
-    finally:
-        _KEEPING.reset(token)
     distributed.barrier()
     return result
 

@@ -13,7 +13,7 @@ import contextlib
 import functools
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional
 
 import torch
 
@@ -34,12 +34,9 @@ def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _fit_batch(stock: Any) -> Callable[..., Any]:
     def fit_batch(self: Any, batch: Any) -> Any:
-        token = _RUNNING.set(self)
-        try:
-            with temporary.replaced(self.optimizer, "step", _clipped(self, self.optimizer.step)):
-                return stock(self, batch)
-        finally:
-            _RUNNING.reset(token)
+        clipped = temporary.replaced(self.optimizer, "step", _clipped(self, self.optimizer.step))
+        with temporary.assigned(_RUNNING, self), clipped:
+            return stock(self, batch)
 
     return fit_batch
 
@@ -92,24 +89,17 @@ def _optimizers(brain: Any) -> List[Any]:
 @contextlib.contextmanager
 def _one_group(scaler: Any, optimizers: List[Any]) -> Iterator[None]:
     """Until the scaler steps, each optimizer shows one group with all of its parameters."""
-    groups: List[Tuple[Any, Any]] = [(optimizer, optimizer.param_groups) for optimizer in optimizers]
-
-    def restore() -> None:
-        while groups:
-            optimizer, was = groups.pop()
-            optimizer.param_groups = was
-
-    for optimizer, was in groups:
-        optimizer.param_groups = [{**was[0], "params": [p for group in was for p in group["params"]]}]
     stock = scaler.step
+    with contextlib.ExitStack() as shown:
 
-    @functools.wraps(stock)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        restore()
-        return stock(*args, **kwargs)
+        @functools.wraps(stock)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            shown.close()
+            return stock(*args, **kwargs)
 
-    try:
+        for optimizer in optimizers:
+            was = optimizer.param_groups
+            one = [{**was[0], "params": [p for group in was for p in group["params"]]}]
+            shown.enter_context(temporary.replaced(optimizer, "param_groups", one))
         with temporary.replaced(scaler, "step", step):
             yield
-    finally:
-        restore()

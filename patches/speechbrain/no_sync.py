@@ -11,11 +11,14 @@ gradients. Catch errors only where ranks agree to skip, or let them end the job:
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, Callable, Iterator
 
+from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
+
+_SYNC = "require_backward_grad_sync"
 
 
 def restored(site: Site, module: ModuleType, owner: Any) -> None:
@@ -26,14 +29,12 @@ def restored(site: Site, module: ModuleType, owner: Any) -> None:
     def make(stock: Any) -> Callable[..., Any]:
         @contextmanager
         def no_sync(self: Any, use: Any = True) -> Iterator[None]:
-            modules = [module for module in self.modules.values() if hasattr(module, "require_backward_grad_sync")]
-            had = [module.require_backward_grad_sync for module in modules]
-            try:
-                with stock(self, use):
-                    yield
-            finally:
-                for module, value in zip(modules, had):
-                    module.require_backward_grad_sync = value
+            modules = [module for module in self.modules.values() if hasattr(module, _SYNC)]
+            with ExitStack() as stack:
+                for module in modules:
+                    stack.enter_context(temporary.replaced(module, _SYNC, getattr(module, _SYNC)))
+                stack.enter_context(stock(self, use))
+                yield
 
         return no_sync
 

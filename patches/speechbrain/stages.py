@@ -24,6 +24,7 @@ import torch
 from torch import distributed
 
 from ddpfix import log
+from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
 from . import brains
@@ -48,11 +49,8 @@ def fit(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _fit(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
-    token = _COUNTER.set(args[0] if args else kwargs.get("epoch_counter"))
-    try:
+    with temporary.assigned(_COUNTER, args[0] if args else kwargs.get("epoch_counter")):
         return wrapped(*args, **kwargs)
-    finally:
-        _COUNTER.reset(token)
 
 
 def _run_on_main(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -1,19 +1,14 @@
-"""Ranks whose loaders cannot say how many batches they have end an epoch together.
+"""Ranks whose loaders cannot say how many batches they have end an epoch together (:mod:`ddpfix.ranks.lookahead`).
 
-Each rank fetches one batch ahead and says so to the others, without waiting; the answer is looked at before that batch
-is trained on, after a whole step. It is two numbers, summed, whatever the number of ranks.
+What ranks say of the next batch: how many have one that they have not trained on in this epoch, and how many have any.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterator
-
-from torch import distributed
+from typing import Any, Iterator, List, Sequence
 
 from ddpfix import log
-from ddpfix.ranks.async_sum import PendingSum
-
-_NOTHING = object()
+from ddpfix.ranks import lookahead
 
 
 class Agreed:
@@ -32,55 +27,52 @@ class Agreed:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        own = _Own(self.loader, self.group)
-        size, steps, repeated, left = distributed.get_world_size(), 0, 0, 0
-        said = own.ahead()
-        while True:
-            fresh, ready = said.result()
-            if fresh and ready < size and not self.stop:
-                # Some have just come to their end: who has to read again says whether that gives anything.
-                _, ready = own.begin_again().result()
-            if not fresh or ready < size:
-                left = fresh
-                break
-            steps, repeated = steps + 1, repeated + size - fresh
-            batch, said = own.batch, own.ahead()
-            yield batch
-        if left and not steps:
-            raise RuntimeError(
-                f"ddpfix: {size - ready} of {size} ranks have no batch at all: there is less data than ranks, or it is"
-                " not shared out evenly among ranks (and their workers). Use fewer ranks."
-            )
-        _tell(self.stop, steps, repeated, left)
+        yield from _Epoch(self.loader, self.stop, self.group).batches()
 
 
-class _Own:
-    """This rank's batches, one ahead."""
+class _Epoch(lookahead.Epoch):
+    """This rank's batches, which are read again where the others have more."""
 
-    def __init__(self, loader: Any, group: Any) -> None:
-        self.loader = loader
-        self.group = group
+    def __init__(self, loader: Any, stop: bool, group: Any) -> None:
+        super().__init__(loader, group)
+        self.stop = stop
         self.fresh = True
         self.iterator = iter(loader)
-        self.batch: Any = _NOTHING
+        # Batches that were read again by all ranks, ranks that had more at the end, and ranks that had any.
+        self.repeated = self.left = self.ready = 0
 
-    def ahead(self) -> PendingSum:
-        """Fetch the next batch; returns what the ranks are about to say of theirs."""
-        self.batch = next(self.iterator, _NOTHING)
-        return self._say()
+    def fetch(self) -> Any:
+        return next(self.iterator, lookahead.NOTHING)
 
-    def begin_again(self) -> PendingSum:
-        """The same from the beginning, where there is no next batch."""
-        if self.batch is _NOTHING:
+    def numbers(self) -> Sequence[int]:
+        have = self.batch is not lookahead.NOTHING
+        return [int(have and self.fresh), int(have)]
+
+    def goes_on(self, sums: List[int]) -> bool:
+        fresh, self.ready = sums
+        if fresh and self.ready < self.size and not self.stop:
+            # Some have just come to their end: who has to read again says whether that gives anything.
+            self._begin_again()
+            _, self.ready = self.say().result()
+        if not fresh or self.ready < self.size:
+            self.left = fresh
+            return False
+        self.repeated += self.size - fresh
+        return True
+
+    def _begin_again(self) -> None:
+        if self.batch is lookahead.NOTHING:
             self.fresh = False
             self.iterator = iter(self.loader)
-            self.batch = next(self.iterator, _NOTHING)
-        return self._say()
+            self.batch = self.fetch()
 
-    def _say(self) -> PendingSum:
-        """How many ranks have a batch that they have not trained on in this epoch, and how many have any."""
-        have = self.batch is not _NOTHING
-        return PendingSum([int(have and self.fresh), int(have)], self.group)
+    def ended(self) -> None:
+        if self.left and not self.steps:
+            raise RuntimeError(
+                f"ddpfix: {self.size - self.ready} of {self.size} ranks have no batch at all: there is less data than"
+                " ranks, or it is not shared out evenly among ranks (and their workers). Use fewer ranks."
+            )
+        _tell(self.stop, self.steps, self.repeated, self.left)
 
 
 def _tell(stop: bool, steps: int, repeated: int, left: int) -> None:

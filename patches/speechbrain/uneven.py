@@ -22,8 +22,9 @@ from typing import Any, Iterator, Sequence, Tuple
 from torch.utils.data import IterableDataset
 
 from ddpfix import log
-from ddpfix.patching import checks
+from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import PatchError, Site
+from ddpfix.ranks import gather_rows
 from ddpfix.ranks.uneven import policy
 
 from . import brains, streams
@@ -59,11 +60,8 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
             return stock(evened(brain, iterable, stop) if own else iterable, *others, **more)
 
         # For the length of the loop only: elsewhere tqdm is asked for as the class that it is.
-        vars(module)["tqdm"] = tqdm
-        try:
+        with temporary.replaced(module, "tqdm", tqdm):
             return wrapped(*args, **kwargs)
-        finally:
-            vars(module)["tqdm"] = stock
 
     if "tqdm" not in vars(module):
         raise PatchError(f"{module.__name__} has no tqdm")
@@ -79,7 +77,7 @@ def evened(brain: Any, loader: Any, stop: bool) -> Any:
     """
     if not brain.modules.training and not _reduces_in_evaluation(brain):
         return loader
-    numbers, totals = zip(*brains.gathered(brain, remaining(loader)))
+    numbers, totals = zip(*gather_rows.gathered(remaining(loader), brain.device))
     if UNKNOWN in numbers:
         group = brains.cpu_group()
         if group is None:

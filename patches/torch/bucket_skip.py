@@ -18,6 +18,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.layerdrop import cover
+from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 from ddpfix.ranks.traffic import COUNTED, Traffic
 
@@ -179,11 +180,8 @@ def _rehearse(model: ddp.Wrapped) -> None:
     # A rank that has joined already makes them anew in its own time.
     if model.wrapper._join_config.enable:
         return
-    state.rehearsing = True
-    try:
+    with temporary.replaced(state, "rehearsing", True):
         bucket_order.give_order(model.wrapper, model.parameters)
-    finally:
-        state.rehearsing = False
 
 
 def _shares_skips(model: ddp.Wrapped) -> bool:

@@ -9,7 +9,7 @@ around a whole encoder in the user's own code.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Set
+from typing import Any
 
 from ddpfix import log
 from ddpfix.layerdrop import training
@@ -27,20 +27,13 @@ def kept(site: Site, module: ModuleType, owner: Any) -> None:
         step = training.current()
         if step is None or not step.replica.flagged:
             return reentrant(function, preserve, *args)
-        _tell()
+        log.once(_NON_REENTRANT)
         return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
     site.replace(owner, "apply", classmethod(apply))
-    site.at_undo(_TOLD.clear)
 
 
-_TOLD: Set[bool] = set()
-
-
-def _tell() -> None:
-    if not _TOLD:
-        _TOLD.add(True)
-        log.info(
-            "activation checkpointing is non-reentrant in this model (use_reentrant=False): the reentrant kind cannot"
-            " train with find_unused_parameters=True (DDPFIX_UNUSED=late does without the flag, and keeps it)"
-        )
+_NON_REENTRANT = (
+    "activation checkpointing is non-reentrant in this model (use_reentrant=False): the reentrant kind cannot"
+    " train with find_unused_parameters=True (DDPFIX_UNUSED=late does without the flag, and keeps it)"
+)

@@ -235,14 +235,7 @@ def _name_those_before(owner: Any) -> None:
 def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
     bound = inspect.signature(wrapped).bind(*args, **kwargs)
     call = Call(bound)
-    failure: Optional[Exception] = None
-    try:
-        wrap_hooks.run_before_wrap(call.module)
-    except Exception as error:
-        # It has to be said before the other ranks, or they would wait for this one.
-        failure = error
-        log.warning(f"the model could not be looked at ({error!r}); report this, and set DDPFIX=0 to go on without us")
-    call.facts["failure"] = failure
+    call.facts["failure"] = wrap_hooks.run_before_wrap(call.module)
     for stage in _STAGES:
         stage.arguments(call)
     with contextlib.ExitStack() as open_now:

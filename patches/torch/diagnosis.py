@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import re
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
 from ddpfix.patching.site import Site
 
-from . import ddp
+from . import ddp, reducer
 
 ERROR = "Expected to have finished reduction in the prior iteration"
 _SET_THE_FLAG = (
@@ -20,7 +19,6 @@ _ALREADY_SET = (
     "find_unused_parameters=True is set, so DDP found them behind an output that is not part of the loss. The cure:\n"
     "    return only what the loss needs from the wrapped model, or add 0.0 * output.sum() to the loss"
 )
-_INDICES = re.compile(r"did not receive grad for rank (\d+): ([\d ]+)")
 
 
 def reduction(site: Site, module: ModuleType, owner: Any) -> None:
@@ -42,13 +40,13 @@ def _complete(model: ddp.Wrapped, error: BaseException) -> None:
 
 def explain(model: ddp.Wrapped, message: str) -> str:
     """The diagnosis: parameters without gradient on this rank, grouped by module, and the line that cures it."""
-    found = _INDICES.search(message)
+    found = reducer.NO_GRADIENT.search(message)
     names = model.names
     if found is None:
         missing, where = [], ""
     else:
-        missing = [names[int(i)] for i in found.group(2).split() if int(i) < len(names)]
-        where = f" on rank {found.group(1)}"
+        missing = [names[int(i)] for i in found["indices"].split() if int(i) < len(names)]
+        where = f" on rank {found['rank']}"
     cure = _ALREADY_SET if model.wrapper.find_unused_parameters else _SET_THE_FLAG
     more = model.finalizer.backwards.explain() if model.finalizer is not None else ""
     count = len(missing) or "some"

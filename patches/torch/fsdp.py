@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from ddpfix import log
 from ddpfix.layerdrop import cover, recompute, training
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
@@ -32,11 +31,7 @@ class First:
 
 
 def _look(first: First) -> None:
-    try:
-        wrap_hooks.run_before_wrap(first.root)
-    except Exception as error:
-        first.failure = error
-        log.warning(f"the model could not be looked at ({error!r}); report this, and set DDPFIX=0 to go on without us")
+    first.failure = wrap_hooks.run_before_wrap(first.root)
 
 
 def _agree(first: First) -> None:

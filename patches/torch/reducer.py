@@ -11,8 +11,8 @@ from torch.autograd import Variable
 _CLASS = getattr(torch.distributed, "Reducer", None)
 # Whether a parameter can be marked while a backward runs (torch 2.1).
 AT_ANY_TIME = hasattr(_CLASS, "_autograd_hook")
-# torch names this many parameters at most, and then dots.
-_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)(\.\.\.)?")
+# What torch's error says of the parameters that a rank still waits for; it names a hundred at most, and then dots.
+NO_GRADIENT = re.compile(r"did not receive grad for rank (?P<rank>\d+): (?P<indices>[\d ]+)(?P<more>\.\.\.)?")
 
 
 def unfinished(reducer: Any) -> str:
@@ -31,10 +31,10 @@ def unfinished(reducer: Any) -> str:
 
 def missing(reducer: Any) -> Tuple[List[int], bool]:
     """The numbers of parameters that the reducer waits for, and whether there are more of them."""
-    named = _INDICES.search(unfinished(reducer))
+    named = NO_GRADIENT.search(unfinished(reducer))
     if named is None:
         return [], False
-    return [int(word) for word in named.group(1).split()], named.group(2) is not None
+    return [int(word) for word in named["indices"].split()], named["more"] is not None
 
 
 def mark_ready(reducer: Any, parameters: Sequence[Any], indices: Sequence[int]) -> None:

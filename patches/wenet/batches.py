@@ -1,25 +1,22 @@
-"""A loader that gives all ranks as many batches.
+"""A loader that gives all ranks as many batches (:mod:`ddpfix.ranks.lookahead`).
 
-Each rank fetches one batch ahead and says so to the others, without waiting; the answer is looked at before that batch
-is trained on, after a whole step. It is two numbers, summed: how many ranks have a batch, and how many have failed.
+What ranks say of the next batch: how many have one, and how many have failed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ranks import failure_watch
-from ddpfix.ranks.async_sum import PendingSum
+from ddpfix.ranks import failure_watch, gather_rows, lookahead
 
 from .filler import Filler
 
-_NOTHING = object()
 # How long a rank counts what it leaves out (seconds); a loader that is slower than this has "at least" so many.
 _COUNTING = 1.0
 
@@ -52,102 +49,100 @@ class Agreed:
             self.filling.end()
 
     def __iter__(self) -> Iterator[Any]:
-        own = _Own(self.loader, self.group)
-        size, steps, having, filled = distributed.get_world_size(), 0, 0, False
-        said = own.ahead()
-        while True:
-            having, failed = said.result()
-            if failed:
-                own.fail()
-            if not having or (having < size and self.filling is None):
-                break
-            filled = filled or having < size
-            if filled and not steps:
-                self._lend(own)
-            batch, said = self._next(own)
-            steps += 1
-            yield batch
-        if filled:
-            _tell_filled(own, steps)
-        elif having:
-            _tell_left(own, steps, having, size)
-        elif not steps:
-            log.warning("no rank has a batch: there is nothing to train on in this epoch")
-
-    def _next(self, own: _Own) -> Tuple[Any, PendingSum]:
-        """The batch of this step; what ranks are about to say of the next one."""
-        batch = own.batch
-        if batch is _NOTHING:
-            assert self.filling is not None
-            return self.filling.batch(), own.ahead()
-        if self.filling is not None:
-            self.filling.keep(batch)
-        own.trained += 1
-        return batch, own.ahead()
-
-    def _lend(self, own: _Own) -> None:
-        """A rank that has no batch at all gets one of another rank, as its filler."""
-        batches = _by_rank(int(own.batch is not _NOTHING), self.group)
-        empty = [rank for rank, number in enumerate(batches) if not number]
-        lent = [own.batch if own.batch is not _NOTHING else None]
-        distributed.broadcast_object_list(lent, src=batches.index(1), group=self.group)
-        if own.batch is _NOTHING and self.filling is not None:
-            self.filling.keep(lent[0])
-        log.warning(f"ranks {empty} have no batch at all in this epoch: there is less data than ranks; use fewer ranks")
+        yield from _Epoch(self.loader, self.filling, self.group).batches()
 
 
-class _Own:
-    """This rank's batches, one ahead."""
+class _Epoch(lookahead.Epoch):
+    """This rank's batches, and what it trains on when they have come to their end."""
 
-    def __init__(self, loader: Any, group: Any) -> None:
-        self.loader = loader
-        self.group = group
-        self.trained = 0
-        self.batch: Any = _NOTHING
+    def __init__(self, loader: Any, filling: Optional[Filler], group: Any) -> None:
+        super().__init__(loader, group)
+        self.filling = filling
+        # Batches of its own that this rank has trained on, how many ranks have a next one, and whether some have none.
+        self.trained, self.having, self.filled = 0, 0, False
         self.error: Optional[Exception] = None
         self.iterator: Optional[Iterator[Any]] = None
-        self.ended = False
-
-    def ahead(self) -> PendingSum:
-        """Fetch the next batch; returns what ranks are about to say of theirs."""
-        self.batch = self.fetch() if self.error is None else _NOTHING
-        return PendingSum([int(self.batch is not _NOTHING), int(self.error is not None)], self.group)
+        self.at_end = False
 
     def fetch(self) -> Any:
         """The next batch with an utterance in it: stock passes over the others, but counts them, on one rank alone."""
+        if self.error is not None:
+            return lookahead.NOTHING
         try:
             return self._fetch()
         except Exception as error:
             self.error = error
             failure_watch.announce(error)
-            return _NOTHING
+            return lookahead.NOTHING
 
     def _fetch(self) -> Any:
         if self.iterator is None:
             # Every rank has to begin, because from 3.0.1 on that is a collective.
             self.iterator = iter(self.loader)
-        if not self.ended:
+        if not self.at_end:
             for batch in self.iterator:
                 if not without_utterances(batch):
                     return batch
         # Not every iterator can be asked again after its end.
-        self.ended = True
-        return _NOTHING
+        self.at_end = True
+        return lookahead.NOTHING
 
-    def fail(self) -> None:
+    def numbers(self) -> Sequence[int]:
+        return [int(self.batch is not lookahead.NOTHING), int(self.error is not None)]
+
+    def goes_on(self, sums: List[int]) -> bool:
+        self.having, failed = sums
+        if failed:
+            self._fail()
+        if not self.having or (self.having < self.size and self.filling is None):
+            return False
+        self.filled = self.filled or self.having < self.size
+        if self.filled and not self.steps:
+            self._lend()
+        return True
+
+    def _fail(self) -> None:
         """Raise what this rank's loader raised, or the cause that another rank left."""
         if self.error is not None:
             raise self.error
         cause = failure_watch.cause() or "the data loader of another rank failed, see that rank's own message"
         raise failure_watch.PeerFailedError(cause)
 
+    def _lend(self) -> None:
+        """A rank that has no batch at all gets one of another rank, as its filler."""
+        has = self.batch is not lookahead.NOTHING
+        batches = _by_rank(int(has), self.group)
+        empty = [rank for rank, number in enumerate(batches) if not number]
+        lent = [self.batch if has else None]
+        distributed.broadcast_object_list(lent, src=batches.index(1), group=self.group)
+        if not has and self.filling is not None:
+            self.filling.keep(lent[0])
+        log.warning(f"ranks {empty} have no batch at all in this epoch: there is less data than ranks; use fewer ranks")
+
+    def take(self) -> Any:
+        if self.batch is lookahead.NOTHING:
+            assert self.filling is not None
+            return self.filling.batch()
+        if self.filling is not None:
+            self.filling.keep(self.batch)
+        self.trained += 1
+        return self.batch
+
+    def ended(self) -> None:
+        if self.filled:
+            _tell_filled(self)
+        elif self.having:
+            _tell_left(self)
+        elif not self.steps:
+            log.warning("no rank has a batch: there is nothing to train on in this epoch")
+
     def left(self) -> Tuple[int, bool]:
         """How many batches are left out here, and whether there may be more of them."""
-        number, end = int(self.batch is not _NOTHING), time.monotonic() + _COUNTING
+        number, end = int(self.batch is not lookahead.NOTHING), time.monotonic() + _COUNTING
         # What goes wrong in batches that nobody trains on does not end the job.
         with contextlib.suppress(Exception):
             while number and time.monotonic() < end:
-                if self._fetch() is _NOTHING:
+                if self._fetch() is lookahead.NOTHING:
                     return number, False
                 number += 1
         return number, number > 0
@@ -165,33 +160,32 @@ def without_utterances(batch: Any) -> bool:
 
 def _by_rank(number: int, group: Any) -> List[int]:
     """Every rank's number; once in an uneven epoch, so ranks wait for each other."""
-    table = [0] * distributed.get_world_size()
-    table[distributed.get_rank()] = number
-    return PendingSum(table, group).result()
+    return [row[0] for row in gather_rows.gathered([number], group=group)]
 
 
-def _tell_filled(own: _Own, steps: int) -> None:
-    trained = _by_rank(own.trained, own.group)
+def _tell_filled(epoch: _Epoch) -> None:
+    trained = _by_rank(epoch.trained, epoch.group)
     log.info(
-        f"ranks had {min(trained)} to {max(trained)} batches in this epoch: each took {steps} steps, with zero"
+        f"ranks had {min(trained)} to {max(trained)} batches in this epoch: each took {epoch.steps} steps, with zero"
         " gradients from those that were done (DDPFIX_UNEVEN=stop ends at the shortest instead)"
     )
 
 
-def _tell_left(own: _Own, steps: int, having: int, size: int) -> None:
+def _tell_left(epoch: _Epoch) -> None:
     """How much is left out in this epoch.
 
     Raises:
         RuntimeError: on all ranks, where they stop at once, because some have nothing.
     """
+    steps, having, size = epoch.steps, epoch.having, epoch.size
     if not steps:
         raise RuntimeError(
             f"ddpfix: {size - having} of {size} ranks have no batch at all: there is less data than ranks, and"
             " DDPFIX_UNEVEN=stop ends at the shortest. Use fewer ranks (under DDP, DDPFIX_UNEVEN=join trains the rest)."
         )
-    number, more = own.left()
-    left = _by_rank(number, own.group)
-    least = "at least " if any(_by_rank(int(more), own.group)) else ""
+    number, more = epoch.left()
+    left = _by_rank(number, epoch.group)
+    least = "at least " if any(_by_rank(int(more), epoch.group)) else ""
     log.info(
         f"ranks stopped after {steps} steps, when the first one had no more batches; {least}{sum(left)} batches of"
         f" {having} ranks are left out in this epoch (under DDP, DDPFIX_UNEVEN=join trains them)"

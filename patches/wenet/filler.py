@@ -6,10 +6,13 @@ ranks. What the others get is the sum of their gradients over the number of all 
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Tuple
+import contextlib
+from typing import Any, Iterable, Optional
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+
+from ddpfix.patching import temporary
 
 
 class Filler:
@@ -19,8 +22,8 @@ class Filler:
         self.model = model
         self.size = -1
         self.kept: Any = None
-        self.hooks: List[Any] = []
-        self.momenta: List[Tuple[Any, Any]] = []
+        # What is in force while this rank's gradients are zero.
+        self.silence: Optional[contextlib.ExitStack] = None
 
     def keep(self, batch: Any) -> None:
         """Called with each batch that is trained on; the smallest one costs least."""
@@ -30,28 +33,26 @@ class Filler:
 
     def batch(self) -> Any:
         """The batch; from the first one on until :meth:`end`, this rank's gradients are zero."""
-        if not self.hooks:
-            self._begin()
+        if self.silence is None:
+            self.silence = contextlib.ExitStack()
+            self._begin(self.silence)
         return dict(self.kept) if isinstance(self.kept, dict) else self.kept
 
-    def _begin(self) -> None:
+    def _begin(self, stack: contextlib.ExitStack) -> None:
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 # Before DDP sees it, and also where a loss is not finite (zero times infinity would not be zero).
-                self.hooks.append(parameter.register_hook(torch.zeros_like))
+                stack.enter_context(parameter.register_hook(torch.zeros_like))
         for module in self.model.modules():
             if isinstance(module, _NormBase) and module.track_running_stats:
                 # Rank 0's statistics become those of the others: they are not to become those of this one batch.
-                self.momenta.append((module, module.momentum))
-                module.momentum = 0.0
+                stack.enter_context(temporary.replaced(module, "momentum", 0.0))
 
     def end(self) -> None:
         """The rank has gradients again, from the next epoch on."""
-        for hook in self.hooks:
-            hook.remove()
-        for module, momentum in self.momenta:
-            module.momentum = momentum
-        self.hooks, self.momenta, self.kept = [], [], None
+        if self.silence is not None:
+            self.silence.close()
+        self.silence = self.kept = None
 
 
 def _elements(batch: Any) -> int:

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from contextvars import ContextVar
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, ContextManager, Dict, Optional, Tuple
 
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
+from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import async_sum
 from ddpfix.ranks.uneven import policy
@@ -37,8 +39,8 @@ _LOADERS = ("data_loader", "train_data_loader")
 _TIMEOUT = timedelta(hours=24)
 _SHARDED = ("deepspeed", "torch_fsdp")
 
-# One entry for each epoch that runs here under an agreement of ours.
-RUNNING: List[batches.Agreed] = []
+# Whether an epoch runs here under an agreement of ours.
+RUNNING: ContextVar[bool] = ContextVar("ddpfix_wenet_running", default=False)
 
 
 def join(site: Site, module: ModuleType, owner: Any) -> None:
@@ -67,7 +69,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         if kind != "torch_ddp" and not stop and "uneven" in site.settings.sources:
             log.info(f"{kind} has no uneven={site.settings['uneven']}: it does the nearest to it, uneven=stop")
         given[loader] = batches.Agreed(given[loader], filling, group)
-        with _in_charge(given[loader]), _without_join(model):
+        with temporary.assigned(RUNNING, True), contextlib.closing(given[loader]), _without_join(model):
             return wrapped(**given)
 
     site.wrap(owner, "train", train)
@@ -86,29 +88,13 @@ def engine(given: Dict[str, Any]) -> Optional[str]:
 def _joined(stock: Any) -> Any:
     def wenet_join(group_join: Any, info_dict: Any) -> Any:
         # Every rank that gets here has a batch, and so have the others.
-        return False if RUNNING else stock(group_join, info_dict)
+        return False if RUNNING.get() else stock(group_join, info_dict)
 
     return wenet_join
 
 
-@contextlib.contextmanager
-def _in_charge(loader: batches.Agreed) -> Iterator[None]:
-    RUNNING.append(loader)
-    try:
-        yield
-    finally:
-        RUNNING.remove(loader)
-        loader.close()
-
-
-@contextlib.contextmanager
-def _without_join(model: Any) -> Iterator[None]:
+def _without_join(model: Any) -> ContextManager[None]:
     """``model.join`` does nothing: no rank is done before the others, and its collectives in each step are saved."""
     if not isinstance(model, DistributedDataParallel) or "join" in vars(model):
-        yield
-        return
-    model.join = contextlib.nullcontext
-    try:
-        yield
-    finally:
-        del model.join
+        return contextlib.nullcontext()
+    return temporary.replaced(model, "join", contextlib.nullcontext)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.utils.checkpoint
 
+from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import wrap_hooks
 
@@ -36,7 +37,8 @@ def both(site: Site, module: ModuleType, owner: Any) -> None:
     if "use_reentrant" not in inspect.signature(stock.checkpoint).parameters:
         raise PatchError("this torch has the reentrant checkpoint only, which the flag excludes")
     # Set by hand: other modules hold torch's own module under a name of theirs, and keep it.
-    vars(module)["ckpt"] = _NonReentrant()
+    kind = functools.partial(stock.checkpoint, use_reentrant=False)
+    vars(module)["ckpt"] = temporary.LookAlike(stock, {"checkpoint": kind})
     site.at_undo(functools.partial(vars(module).__setitem__, "ckpt", stock))
 
 
@@ -45,25 +47,11 @@ def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     encoder = getattr(given["model"], "encoder", None)
     if not getattr(encoder, "gradient_checkpointing", False):
         return wrapped(*args, **kwargs)
-    token = _SWITCHED_OFF.set(True)
-    try:
-        with wrap_hooks.user_chose(None):
-            return wrapped(*args, **kwargs)
-    finally:
-        _SWITCHED_OFF.reset(token)
+    with temporary.assigned(_SWITCHED_OFF, True), wrap_hooks.user_chose(None):
+        return wrapped(*args, **kwargs)
 
 
 def _why(model: Any) -> str:
     if not _SWITCHED_OFF.get():
         return ""
     return "with gradient checkpointing WeNet switches it off, and a part that the loss does not use would be an error"
-
-
-class _NonReentrant:
-    """torch.utils.checkpoint, whose ``checkpoint`` is of the kind that works with unused parameters."""
-
-    def __init__(self) -> None:
-        self.checkpoint = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.utils.checkpoint, name)

@@ -1,17 +1,24 @@
-"""Writes what README and docs take from the matrix, the settings and the code: ``python -m tests.support.readme``."""
+"""What README and docs take from the matrix, the settings and the code.
+
+``python -m tests.support.readme`` runs cog over them, which calls the functions that the pages name.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, List, Sequence, Tuple
+
+from cogapp import Cog
 
 from ddpfix.matrix import loader, settings
 from ddpfix.matrix.model import Patch
-from tests.support import rooms
 
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
 DOCS = README.parent / "docs"
-VERSIONS = DOCS / "versions.md"
+# What a generated part begins with, and what its code may use.
+MARK = "[[[cog"
+PROLOGUE = "from tests.support import readme, rooms"
 
 
 def pages() -> Dict[str, List[Patch]]:
@@ -46,11 +53,11 @@ def _opening(folder: str) -> Tuple[str, str]:
     return f"[{title[2:]}](docs/{folder}.md)", about
 
 
-def cures(patches: List[Patch]) -> str:
-    """One line a fix: which releases it is for."""
+def cures(folder: str) -> str:
+    """One line a fix of a folder of patches: which releases it is for."""
     whole = loader.load()
     lines = ["| fix | fixed in | tested on |", "|---|---|---|"]
-    for patch in patches:
+    for patch in pages()[folder]:
         rows = [row for row in whole.rows_of(patch.id) if row.status == "cured"]
         if not rows:
             # Told by the plan only; its reasons are in docs/versions.md.
@@ -70,7 +77,7 @@ def _readable(specifier: str) -> str:
 def versions() -> str:
     """One section a cure, one line a row of the matrix."""
     whole = loader.load()
-    parts = ["# Versions", "Made from `compat_matrix.yaml`, by `python -m tests.support.readme`."]
+    parts = []
     for patch in whole.patches.values():
         parts.append(f"## {patch.id}\n\n{patch.problem}")
         lines = ["| versions | | tested on | why |", "|---|---|---|---|"]
@@ -78,7 +85,7 @@ def versions() -> str:
             tested = ", ".join(map(str, row.tested)) or "-"
             lines.append(f"| `{_readable(str(row.versions))}` | {row.status} | {tested} | {row.why} |")
         parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def values() -> str:
@@ -89,27 +96,23 @@ def values() -> str:
     return "\n".join(lines)
 
 
-def generated() -> Iterator[Tuple[Path, Dict[str, str]]]:
-    """Files with generated parts, and these parts by their names."""
-    for folder, patches in pages().items():
-        if (DOCS / f"{folder}.md").exists():
-            yield DOCS / f"{folder}.md", {"cures": cures(patches)}
-    yield DOCS / "usage.md", {"settings": values()}
-    yield DOCS / "architecture.md", {"rooms": rooms.picture()}
-    yield README, {"toolkits": toolkits()}
+def cog(*options: str, pages: Sequence[Path] = ()) -> int:
+    """Have cog make the generated parts of pages; returns its exit code, which with ``--check`` is not 0 for old ones.
+
+    Args:
+        options: of cog, as on its command line.
+        pages: those with generated parts; none means all.
+    """
+    words = ["cog", "--verbosity=0", "-n", "utf-8", "-p", PROLOGUE, *options]
+    code: int = Cog().main([*words, *map(str, pages or generated())])
+    return code
 
 
-def filled(text: str, parts: Dict[str, str]) -> str:
-    """A text with its generated parts made anew."""
-    for name, made in parts.items():
-        begin, end = f"<!-- {name}: generated -->", f"<!-- {name}: end -->"
-        before, found, rest = text.partition(begin)
-        assert found and end in rest, f"no generated part {name}"
-        text = f"{before}{begin}\n{made}\n{end}{rest.partition(end)[2]}"
-    return text
+def generated() -> List[Path]:
+    """README and docs, as far as they have parts that cog makes."""
+    pages = [README, *sorted(DOCS.glob("*.md"))]
+    return [page for page in pages if MARK in page.read_text(encoding="utf-8")]
 
 
 if __name__ == "__main__":
-    for path, parts in generated():
-        path.write_text(filled(path.read_text(encoding="utf-8"), parts), encoding="utf-8")
-    VERSIONS.write_text(versions(), encoding="utf-8")
+    sys.exit(cog("-r"))

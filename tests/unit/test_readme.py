@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Dict
 
 import pytest
 
@@ -14,14 +13,27 @@ ROOT = readme.README.parent
 PAGES = [readme.README, ROOT / "CONTRIBUTING.md", *sorted(readme.DOCS.glob("*.md"))]
 
 
-@pytest.mark.parametrize("path, parts", list(readme.generated()), ids=lambda found: getattr(found, "name", ""))
-def test_generated_parts_are_up_to_date(path: Path, parts: Dict[str, str]) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert readme.filled(text, parts) == text, "run: python -m tests.support.readme"
+@pytest.mark.parametrize("page", readme.generated(), ids=lambda page: page.name)
+def test_generated_parts_are_up_to_date(page: Path) -> None:
+    assert readme.cog("--check", pages=[page]) == 0, "run: python -m tests.support.readme"
 
 
-def test_the_versions_are_up_to_date() -> None:
-    assert readme.VERSIONS.read_text(encoding="utf-8") == readme.versions(), "run: python -m tests.support.readme"
+def test_an_old_part_is_found_and_made_anew(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = readme.README.read_text(encoding="utf-8")
+    page.write_text(text.replace("| [WeNet]", "| [Old name]"), encoding="utf-8")
+    assert readme.cog("--check", pages=[page]) != 0
+    assert readme.cog("-r", pages=[page]) == 0
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_every_page_has_its_generated_part() -> None:
+    """A page without it would be up to date for ever."""
+    named = {page.name: page.read_text(encoding="utf-8") for page in readme.generated()}
+    calls = {"README.md": "toolkits()", "usage.md": "values()", "architecture.md": "picture()"}
+    calls["versions.md"] = "versions()"
+    calls.update((f"{name}.md", f'cures("{name}")') for name in readme.pages() if (readme.DOCS / f"{name}.md").exists())
+    assert {page: text.count(calls[page]) for page, text in named.items()} == dict.fromkeys(calls, 1)
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:

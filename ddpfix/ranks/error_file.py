@@ -1,0 +1,53 @@
+"""The file in which torch elastic looks for the error of a rank: its summary then has the traceback.
+
+A program with ``@record`` writes it; for any other, torchrun's summary says ``error_file: <N/A>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Iterator
+
+from ddpfix import log
+
+
+def write(error: BaseException) -> bool:
+    """Write the error that is being handled, unless there is a file already; returns whether it was written.
+
+    Args:
+        error: the one that this rank ends by.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return False
+    try:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)
+    except Exception as problem:
+        log.debug(f"torch elastic is not told of {error!r}: {problem!r}")
+        return False
+    return True
+
+
+def next_second() -> None:
+    """Wait until what is written is of a later second: elastic counts whole ones, and the first failure is the cause.
+
+    Of those in the same second it takes the lowest rank.
+    """
+    time.sleep(1.05 - time.time() % 1)
+
+
+@contextlib.contextmanager
+def written_last() -> Iterator[None]:
+    """What raises in here because of another rank is written after that rank's own error."""
+    try:
+        yield
+    except Exception as error:
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path and not os.path.exists(path):
+            next_second()
+            write(error)
+        raise

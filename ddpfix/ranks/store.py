@@ -1,0 +1,135 @@
+"""Keys of ours in the process group's store, and how a rank waits for what others put there.
+
+A rank looks again and again. The store's own ``wait`` holds the connection until the key is there or its time is up: in
+torch 2.13 another thread of the same rank waits 2.7 of 3 seconds for its turn, so that nobody could tell or read why a
+rank has failed; no signal comes through, and it knows nothing of ranks that have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from typing import Any, Callable, Dict, Tuple
+
+from ddpfix import log
+
+
+class _Session:
+    """What this process counts while one default process group lives; the next group begins anew.
+
+    Args:
+        generation: how often this rank has announced itself to the server behind the store, this time included. A
+            server may outlive a group (a user's own, that of torch elastic), and nothing of that group may be read.
+    """
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.counts: Dict[str, int] = {}
+
+
+# By the store object of the default group, and weak: a store that is kept alive keeps its port, which the next group
+# may want.
+_SESSIONS: weakref.WeakKeyDictionary[Any, _Session] = weakref.WeakKeyDictionary()
+
+
+def default_store() -> Any:
+    """The store that torch elastic's rendezvous gave the default process group, or None where there is none."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        return distributed_c10d._get_default_store()
+    except (RuntimeError, ValueError, AttributeError, KeyError):
+        return None
+
+
+def enter(store: Any) -> None:
+    """Count this rank in, once a store object."""
+    generation(store)
+
+
+def generation(store: Any) -> int:
+    """How often this rank has announced itself to the server behind the store."""
+    return _session(store).generation
+
+
+def _session(store: Any) -> _Session:
+    found = _SESSIONS.get(store)
+    if found is None:
+        from torch import distributed
+
+        found = _SESSIONS[store] = _Session(_marks(store).add(str(distributed.get_rank()), 1))
+    return found
+
+
+def is_here(store: Any, rank: int) -> bool:
+    """Whether a rank has left its mark for the group of this store: then ddpfix is at work there."""
+    return bool(_marks(store).add(str(rank), 0) >= generation(store))
+
+
+def _marks(store: Any) -> Any:
+    return _below(store, "here")
+
+
+def keys(store: Any, name: str) -> Any:
+    """A part of the store for one purpose of ours, which no other group of the same server reads.
+
+    It keeps the store alive, and with it perhaps a port: for the length of a call only.
+    """
+    return _below(store, f"{generation(store)}/{name}")
+
+
+def _below(store: Any, name: str) -> Any:
+    from torch import distributed
+
+    # A restarted job may find the store of the one before, and must not read in it.
+    return distributed.PrefixStore(f"ddpfix/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", store)
+
+
+def count(store: Any, name: str) -> int:
+    """How often this was asked before, for this name and the group of this store; where there is none, 0."""
+    if store is None:
+        return 0
+    counts = _session(store).counts
+    counts[name] = counts.get(name, -1) + 1
+    return counts[name]
+
+
+def put(store: Any, key: str, value: str) -> None:
+    store.set(key, value)
+    if not hasattr(store, "check"):
+        store.add(key + "/set", 1)
+
+
+def has(store: Any, key: str) -> bool:
+    """Whether a key is there, without waiting for it; before torch 2.1 a counter beside it tells."""
+    return bool(store.check([key]) if hasattr(store, "check") else store.add(key + "/set", 0))
+
+
+def look_until(
+    found: Callable[[], bool],
+    give_up: Callable[[float], bool],
+    pauses: Tuple[float, float],
+    late: float = float("inf"),
+    line: str = "",
+) -> bool:
+    """Look until something is found; returns whether it was.
+
+    Args:
+        found: looks once.
+        give_up: asked with the seconds that this has taken so far, as long as nothing is found.
+        pauses: seconds between two looks: short at first, because ranks mostly come together, and at most.
+        late: seconds after which the line is said.
+        line: for the user, once.
+    """
+    begun, pause = time.monotonic(), pauses[0]
+    while not found():
+        waited = time.monotonic() - begun
+        if give_up(waited):
+            return found()
+        if waited > late:
+            late = float("inf")
+            log.info(line)
+        time.sleep(pause)
+        pause = min(pause * 1.5, pauses[1])
+    return True

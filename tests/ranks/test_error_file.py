@@ -1,0 +1,90 @@
+"""torchrun's summary has the traceback of the rank that failed first, for programs without ``@record``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpfix.ranks import error_file
+from tests.ranks import launch
+
+SCRIPT = """
+import sys, time
+import torch
+from torch import distributed
+from ddpfix.ranks import failure_watch
+
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+
+def broken_batch():
+    raise ValueError("the data of this rank is broken")
+
+def train():
+    for step in range(3):
+        if rank == int(sys.argv[1]) and step == 1:
+            broken_batch()
+        distributed.all_reduce(torch.ones(1))
+
+if sys.argv[2] == "stock":
+    train()
+with failure_watch.propagate_failure():
+    train()
+"""
+
+
+def summary(path: Path, failing: int, how: str = "ddpfix") -> str:
+    """What torchrun prints when it has ended, without what the ranks printed."""
+    (path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*command, str(path / "train.py"), str(failing), how],
+        env=launch.environment({"DDPFIX": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0, done.stderr
+    return done.stderr[done.stderr.index("ChildFailedError") :]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_summary_has_the_traceback_of_the_first_failure(tmp_path: Path, failing: int) -> None:
+    text = summary(tmp_path, failing)
+    cause = text[text.index("Root Cause") :]
+    assert f"(local_rank: {failing})" in cause, text
+    assert "error_file: <N/A>" not in cause and "in broken_batch" in cause, text
+    assert "ValueError: the data of this rank is broken" in cause, text
+    # The other one, if it was not ended before, tells of whom it is the victim.
+    assert "PeerFailedError" not in cause, text
+
+
+@pytest.mark.ranks
+def test_stock_has_none(tmp_path: Path) -> None:
+    text = summary(tmp_path, 1, "stock")
+    assert "error_file: <N/A>" in text and "in broken_batch" not in text, text
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    with pytest.raises(KeyError), error_file.written_last():
+        raise KeyError("first")
+    written = path.read_text()
+    assert "KeyError: 'first'" in json.loads(written)["message"]["message"]
+    with pytest.raises(ValueError), error_file.written_last():
+        raise ValueError("second")
+    assert not error_file.write(ValueError("third"))
+    assert path.read_text() == written
+
+
+def test_without_elastic_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    assert not error_file.write(ValueError("alone"))
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
+    assert not error_file.write(ValueError("no such folder"))

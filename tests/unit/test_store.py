@@ -1,0 +1,89 @@
+"""Keys in the process group's store, and how a rank waits for what others put there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any, List, Tuple
+
+import pytest
+from torch import distributed
+
+from ddpfix.ranks import store as ours
+
+
+class Old:
+    """A store as torch had it before 2.1: it cannot be asked whether a key is there."""
+
+    def __init__(self) -> None:
+        self._store = distributed.HashStore()
+        self.set, self.add, self.get = self._store.set, self._store.add, self._store.get
+
+
+@pytest.mark.parametrize("make", [distributed.HashStore, Old], ids=["check", "before 2.1"])
+def test_what_was_put_is_there(make: Any) -> None:
+    store = make()
+    assert not ours.has(store, "key")
+    ours.put(store, "key", "value")
+    assert ours.has(store, "key") and not ours.has(store, "other")
+    assert bytes(store.get("key")) == b"value"
+
+
+def test_groups_and_restarts_do_not_read_each_others_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = distributed.HashStore()
+    monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
+    for restart in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
+        for _ in range(2):
+            # Each group has a store object of its own, for the same server.
+            group = distributed.PrefixStore("", server)
+            assert not ours.has(ours.keys(group, "name"), "key")
+            ours.put(ours.keys(group, "name"), "key", "value")
+            assert ours.has(ours.keys(group, "name"), "key")
+            assert [ours.count(group, "a"), ours.count(group, "a"), ours.count(group, "b")] == [0, 1, 0]
+            assert ours.is_here(group, 0) and not ours.is_here(group, 1)
+    assert ours.count(None, "a") == 0
+
+
+def test_it_looks_until_something_is_found_or_given_up() -> None:
+    answers = iter((False, False, True))
+    assert ours.look_until(lambda: next(answers), lambda waited: False, (0.001, 0.002))
+    asked: List[float] = []
+
+    def give_up(waited: float) -> bool:
+        asked.append(waited)
+        return waited > 0.1
+
+    assert not ours.look_until(lambda: False, give_up, (0.01, 0.02))
+    assert asked == sorted(asked) and len(asked) < 15
+    # What comes at the last moment counts.
+    last = iter((False, True))
+    assert ours.look_until(lambda: next(last), lambda waited: True, (0.001, 0.002))
+
+
+def test_a_wait_of_the_store_itself_keeps_other_threads_from_it() -> None:
+    """Why a rank looks again and again: what is told in the store has to reach a rank that waits, and come from it."""
+    server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = distributed.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+
+    def blocked(wait: Any) -> Tuple[float, bool]:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.2)
+        begun = time.monotonic()
+        client.add("cause", 1)
+        taken, still = time.monotonic() - begun, thread.is_alive()
+        thread.join()
+        return taken, still
+
+    def theirs() -> None:
+        with pytest.raises(RuntimeError):
+            client.wait(["never"], timedelta(seconds=2))
+
+    def mine() -> None:
+        ours.look_until(lambda: ours.has(client, "never"), lambda waited: waited > 2, (0.001, 0.05))
+
+    assert blocked(theirs)[0] > 1
+    taken, still = blocked(mine)
+    assert taken < 1 and still
