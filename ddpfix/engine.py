@@ -21,6 +21,7 @@ from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
 from ddpfix.patching.report import PatchReport, Report
 from ddpfix.patching.site import PatchError, Site
+from ddpfix.state import State
 
 _LOCK = threading.RLock()
 _SEEING = threading.Lock()
@@ -150,16 +151,17 @@ class Engine:
         self.waiting.clear()
         return problems
 
-    def state(self, decision: Decision) -> str:
+    def state(self, decision: Decision) -> State:
         if decision.patch in self.failed:
-            return "failed"
-        if decision.action != resolve.APPLY:
+            return State.FAILED
+        if decision.action != State.APPLY:
             return decision.action
         if decision.patch in self.places:
-            return "applied"
+            return State.APPLIED
         if decision.patch in self.registered:
-            return "registered"
-        return "armed" if any(armed.decision.patch == decision.patch for armed in self.waiting) else "nothing to do"
+            return State.REGISTERED
+        waits = any(armed.decision.patch == decision.patch for armed in self.waiting)
+        return State.ARMED if waits else State.NOTHING_TO_DO
 
     def report(self) -> Report:
         decisions = self.decisions
@@ -189,7 +191,7 @@ class Engine:
         found.update({f"{name} version": str(version) for name, version in self.toolkits.items()})
         skipped = ("log", "timeout")
         found.update({f"DDPFIX_{n.upper()}": v for n, v in self.settings.values.items() if n not in skipped})
-        found.update({d.patch: "failed" if d.patch in self.failed else d.action for d in decisions})
+        found.update({d.patch: State.FAILED if d.patch in self.failed else d.action for d in decisions})
         return found
 
 
@@ -202,7 +204,7 @@ class _Armed:
 
 def _armed(decision: Decision) -> List[_Armed]:
     """What a decision makes wait, one for each target."""
-    if decision.action != resolve.APPLY or decision.row is None:
+    if decision.action != State.APPLY or decision.row is None:
         return []
     return [_Armed(decision, target, _pattern(target.module)) for target in decision.row.targets]
 

@@ -22,6 +22,7 @@ from ddpfix import engine
 from ddpfix.layerdrop import training
 from ddpfix.matrix import resolve
 from ddpfix.patching.site import Site
+from ddpfix.state import State
 
 STAGES = [
     "torch.steps",
@@ -193,5 +194,5 @@ def test_the_stages_of_the_matrix_are_those_of_the_pipeline() -> None:
     current = engine.current()
     assert current is not None
     running.update((decision.patch, decision) for decision in current.decisions)
-    assert {name for name in STAGES if running[name].action == resolve.APPLY} == set(STAGES)
+    assert {name for name in STAGES if running[name].action == State.APPLY} == set(STAGES)
     assert len(ddp._STAGES) == len(STAGES)

@@ -13,9 +13,10 @@ from typing import Any, Dict
 import pytest
 
 from ddpfix.cli import plan
-from ddpfix.matrix import detect, loader, resolve
+from ddpfix.matrix import detect, loader
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 from ddpfix.patching.report import PatchReport, Report
+from ddpfix.state import DECISIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,8 +134,7 @@ def test_a_skipped_patch_says_how_to_force_it(versions: Dict[str, Any], capsys: 
 
 
 def test_no_style_is_missing() -> None:
-    actions = {resolve.APPLY, resolve.SKIP, resolve.OFF, resolve.ABSENT, resolve.NOT_AFFECTED, resolve.NOT_CURED}
-    assert set(plan._STYLES) == actions
+    assert set(plan._STYLES) == set(DECISIONS)
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
