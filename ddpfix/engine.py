@@ -117,11 +117,11 @@ class Engine:
 
     def _apply(self, armed: _Armed, module: ModuleType) -> None:
         patch = armed.decision.patch
-        site = self.sites.setdefault(patch, Site(patch, self.settings, self))
+        site = self.sites.setdefault(patch, Site(patch, self.settings, self, self.matrix.patches[patch].instead))
         before, registered = len(site.records), site.registered
         try:
             owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
-            done = _code(self.matrix.patches[patch].code)(site, module, owner)
+            done = _code(self.matrix.patches[patch].code_at(armed.target))(site, module, owner)
         except Exception as error:
             self.notes.extend(site.undo())
             self.failed[patch] = f"{armed.target}: {error if isinstance(error, PatchError) else repr(error)}"

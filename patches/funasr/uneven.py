@@ -25,7 +25,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     found = [owner] if owner is not None else _samplers(module)
     if not found:
         raise PatchError(f"{module.__name__} has no samplers any more")
-    stop = policy(site, "FunASR", {"join": "pad"}) == "stop"
+    stop = policy(site, "FunASR") == "stop"
     for kind in found:
         site.wrap_hot(kind, "__iter__", _evened(stop))
 

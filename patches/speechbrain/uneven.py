@@ -36,7 +36,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     names = ("_fit_train", "_fit_valid") if hasattr(owner, "_fit_train") else ("fit",)
     for name in names:
         checks.needs_names(owner, name, "tqdm")
-    stop = policy(site, "SpeechBrain", {"join": "pad"}) == "stop"
+    stop = policy(site, "SpeechBrain") == "stop"
     loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
 
     def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:

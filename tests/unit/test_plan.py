@@ -55,9 +55,14 @@ def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]
 
 def test_the_line_is_where_the_row_is(versions: Dict[str, Any]) -> None:
     lines = loader.default_path().read_text(encoding="utf-8").splitlines()
+    headings = {number: line.strip()[:-1] for number, line in enumerate(lines) if re.match(r"  \w+\.\w+:$", line)}
+    rows = {row.line: row for row in loader.load().rows}
     for entry in entries().values():
-        if entry["matrix_line"] is not None:
-            assert lines[entry["matrix_line"] - 1].strip() == f"- patch: {entry['id']}"
+        number = entry["matrix_line"]
+        if number is not None:
+            begins = [clause.version for clause in rows[number].versions if clause.operator == ">="]
+            assert lines[number - 1] == f'      - from: "{begins[0]}"'
+            assert headings[max(found for found in headings if found < number)] == entry["id"]
 
 
 def test_settings_and_where_they_come_from(versions: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
