@@ -21,6 +21,7 @@ from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
 from ddpfix.patching.report import PatchReport, Report
 from ddpfix.patching.site import PatchError, Site
+from ddpfix.state import State
 
 _LOCK = threading.RLock()
 _SEEING = threading.Lock()
@@ -115,11 +116,11 @@ class Engine:
 
     def _apply(self, armed: _Armed, module: ModuleType) -> None:
         patch = armed.decision.patch
-        site = self.sites.setdefault(patch, Site(patch, self.settings, self))
+        site = self.sites.setdefault(patch, Site(patch, self.settings, self, self.matrix.patches[patch].instead))
         before = site.changes()
         try:
             owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
-            _code(self.matrix.patches[patch].function(armed.target))(site, module, owner)
+            _code(self.matrix.patches[patch].code_at(armed.target))(site, module, owner)
         except Exception as error:
             self.notes.extend(site.undo())
             self.failed[patch] = f"{armed.target}: {error if isinstance(error, PatchError) else repr(error)}"
@@ -147,16 +148,17 @@ class Engine:
         self.waiting.clear()
         return problems
 
-    def state(self, decision: Decision) -> str:
+    def state(self, decision: Decision) -> State:
         if decision.patch in self.failed:
-            return "failed"
-        if decision.action != resolve.APPLY:
+            return State.FAILED
+        if decision.action != State.APPLY:
             return decision.action
         if decision.patch in self.places:
-            return "applied"
+            return State.APPLIED
         if decision.patch in self.sites and self.sites[decision.patch].registered:
-            return "registered"
-        return "armed" if any(armed.decision.patch == decision.patch for armed in self.waiting) else "nothing to do"
+            return State.REGISTERED
+        waits = any(armed.decision.patch == decision.patch for armed in self.waiting)
+        return State.ARMED if waits else State.NOTHING_TO_DO
 
     def report(self) -> Report:
         decisions = self.decisions
@@ -192,7 +194,7 @@ class Engine:
         found.update({f"{name} version": str(version) for name, version in self.toolkits.items()})
         skipped = ("log", "timeout")
         found.update({f"DDPFIX_{n.upper()}": v for n, v in self.settings.values.items() if n not in skipped})
-        found.update({d.patch: "failed" if d.patch in self.failed else d.action for d in decisions})
+        found.update({d.patch: State.FAILED if d.patch in self.failed else d.action for d in decisions})
         return found
 
 
@@ -205,7 +207,7 @@ class _Armed:
 
 def _armed(decision: Decision) -> List[_Armed]:
     """What a decision makes wait, one for each target."""
-    if decision.action != resolve.APPLY or decision.row is None:
+    if decision.action != State.APPLY or decision.row is None:
         return []
     return [_Armed(decision, target, _pattern(target.module)) for target in decision.row.targets]
 

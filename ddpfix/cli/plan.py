@@ -12,14 +12,15 @@ from rich.text import Text
 
 from ddpfix import __version__
 from ddpfix.matrix import detect, loader, model, resolve, settings
+from ddpfix.state import State
 
 _STYLES = {
-    resolve.APPLY: "green",
-    resolve.SKIP: "yellow",
-    resolve.NOT_CURED: "yellow",
-    resolve.OFF: "dim",
-    resolve.ABSENT: "dim",
-    resolve.NOT_AFFECTED: "dim",
+    State.APPLY: "green",
+    State.SKIP: "yellow",
+    State.NOT_CURED: "yellow",
+    State.OFF: "dim",
+    State.ABSENT: "dim",
+    State.NOT_AFFECTED: "dim",
 }
 
 
@@ -79,7 +80,7 @@ def _groups(entries: List[Dict[str, Any]]) -> Table:
     table = Table(show_lines=False)
     for heading, keep in (("toolkit", True), ("action", True), ("patches", False)):
         table.add_column(heading, no_wrap=keep, overflow="fold")
-    groups: Dict[Tuple[str, str, bool], List[Dict[str, Any]]] = {}
+    groups: Dict[Tuple[str, State, bool], List[Dict[str, Any]]] = {}
     for entry in entries:
         groups.setdefault((entry["toolkit"], entry["action"], entry["tested"]), []).append(entry)
     toolkits = list(dict.fromkeys(entry["toolkit"] for entry in entries))
@@ -92,11 +93,11 @@ def _groups(entries: List[Dict[str, Any]]) -> Table:
     return table
 
 
-def _in_short(action: str, entries: List[Dict[str, Any]]) -> str:
+def _in_short(action: State, entries: List[Dict[str, Any]]) -> str:
     names = ", ".join(entry["id"] for entry in entries)
-    if action in (resolve.ABSENT, resolve.NOT_AFFECTED):
+    if action in (State.ABSENT, State.NOT_AFFECTED):
         return f"{len(entries)} patches" if len(entries) > 1 else names
-    if action == resolve.SKIP:
+    if action == State.SKIP:
         # The reasons differ in the variable that forces each one.
         reasons = dict.fromkeys(entry["reason"].partition(";")[0] for entry in entries)
         return f"{names}: {'; '.join(reasons)}"

@@ -21,8 +21,8 @@ class MatrixError(ValueError):
 class Target:
     """What a patch is put on: a module (``*`` stands for one name), an attribute in it, and its expected parameters.
 
-    ``before``: the patch is called when the module is about to be executed, and not when it has been. ``call``: the
-    function of the patch's file that is called for this target, where it is not the patch's own.
+    ``before``: the patch is called when the module is about to be executed, and not when it has been. ``call``: another
+    function of the patch's file, which is called here in place of the patch's own.
     """
 
     module: str
@@ -37,7 +37,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Patch:
-    """One cure: which code does it, what it is for, and the setting (with its values) that calls for it."""
+    """One cure: which code does it, what it is for, and the setting (with its values) that calls for it.
+
+    ``code`` is empty where no row cures anything. ``instead`` has the values of the setting that the toolkit does not
+    have, and what is done in their place.
+    """
 
     id: str
     toolkit: str
@@ -52,15 +56,20 @@ class Patch:
     needs: Tuple[str, ...] = ()
     # What it changes beside its targets: places written like those, and in words what is no attribute of a toolkit.
     also: Tuple[str, ...] = ()
+    instead: Mapping[str, str] = field(default_factory=dict)
 
-    def function(self, target: Target) -> str:
-        """The code that is called for a target, as ``toolkit.file:function``."""
-        return self.code if target.call is None else f"{self.code.partition(':')[0]}:{target.call}"
+    def code_at(self, target: Target) -> str:
+        """The function that is called at a target: ``file:function`` below patches/."""
+        file, _, function = self.code.partition(":")
+        return f"{file}:{target.call or function}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the matrix: for these versions, this is done (or not done) for this reason."""
+    """One row of a patch: for these versions, this is done (or not done) for this reason.
+
+    ``tested`` has the versions of its range on which the patch's tests have passed, which results say.
+    """
 
     patch: str
     versions: SpecifierSet
@@ -92,7 +101,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The whole file: distribution names by toolkit, patches by id, and the rows in the file's order.
+    """The whole file: distribution names by toolkit, patches by id, and the rows of all patches.
 
     ``version_files`` has, for toolkits that ship one, the file in the package that tells its version: a clone in front
     of the installed wheel is what is imported, and the metadata is the wheel's. ``marks`` are those of toolkits without

@@ -14,8 +14,7 @@ from ddpfix.matrix.detect import UNRECOGNISED
 from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.settings import Settings, switch_name
 from ddpfix.matrix.specifiers import holds
-
-APPLY, SKIP, OFF, ABSENT, NOT_AFFECTED, NOT_CURED = "apply", "skip", "off", "absent", "not-affected", "not-cured"
+from ddpfix.state import State
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Decision:
     patch: str
     toolkit: str
     version: Optional[str]
-    action: str
+    action: State
     reason: str
     row: Optional[Row] = None
     tested: bool = True
@@ -54,13 +53,13 @@ def settled(matrix: Matrix, decision: Decision, others: Mapping[str, Decision]) 
     Args:
         others: decisions by patch, at least those about what this one needs.
     """
-    if decision.action != APPLY:
+    if decision.action != State.APPLY:
         return decision
     for need in matrix.patches[decision.patch].needs:
         other = others[need]
-        if other.action != APPLY:
+        if other.action != State.APPLY:
             reason = f"needs {need}, which is not applied here ({other.reason})"
-            return replace(decision, action=OFF, reason=reason, row=None, tested=True, forced=False)
+            return replace(decision, action=State.OFF, reason=reason, row=None, tested=True, forced=False)
     return decision
 
 
@@ -68,44 +67,46 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
     """What is to be done about one patch (see :func:`resolve`)."""
     text = installed.get(patch.toolkit)
 
-    def decision(action: str, reason: str, **more: object) -> Decision:
+    def decision(action: State, reason: str, **more: object) -> Decision:
         return Decision(patch.id, patch.toolkit, text, action, reason, **more)  # type: ignore[arg-type]
 
     switched = settings.switched(patch.id)
     if text is None:
-        return decision(ABSENT, f"{patch.toolkit} is not installed")
+        return decision(State.ABSENT, f"{patch.toolkit} is not installed")
     if switched == "0":
-        return decision(OFF, f"switched off by {settings.sources.get(patch.id, switch_name(patch.id))}")
+        return decision(State.OFF, f"switched off by {settings.sources.get(patch.id, switch_name(patch.id))}")
     if not patch.default and switched is None:
-        return decision(OFF, f"not asked for; {switch_name(patch.id)}=1 switches it on")
+        return decision(State.OFF, f"not asked for; {switch_name(patch.id)}=1 switches it on")
     if patch.setting is not None and patch.when and settings[patch.setting] not in patch.when:
-        return decision(OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
+        return decision(State.OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
     if text.startswith(UNRECOGNISED):
         what = text[len(UNRECOGNISED) :]
         known = f"{patch.toolkit}{what} is no release that ddpfix knows: a fork, or another package so called"
-        return decision(SKIP, known)
+        return decision(State.SKIP, known)
     try:
         version = Version(text)
     except InvalidVersion:
-        return decision(SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
+        return decision(State.SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
     rows = matrix.rows_of(patch.id)
     row = next((row for row in rows if holds(row.versions, version)), None)
     if row is None:
         return _outside(decision, patch, rows, version, switched == "force")
     if row.status != "cured":
-        return decision(NOT_AFFECTED if row.status == "not-affected" else NOT_CURED, row.why, row=row)
-    return decision(APPLY, row.why, row=row, tested=_is_tested(row, version))
+        return decision(State.NOT_AFFECTED if row.status == "not-affected" else State.NOT_CURED, row.why, row=row)
+    return decision(State.APPLY, row.why, row=row, tested=_is_tested(row, version))
 
 
 def _outside(decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, forced: bool) -> Decision:
     here = f"{patch.toolkit} {version}"
     tested = [(tested, row) for row in rows if row.status == "cured" for tested in row.tested]
     if not tested:
-        return decision(SKIP, f"{here} is in no row of the matrix")
+        return decision(State.SKIP, f"{here} is in no row of the matrix")
     nearest, row = _nearest(tested, version)
     if forced:
-        return decision(APPLY, f"forced for {here}; nearest tested is {nearest}", row=row, tested=False, forced=True)
-    return decision(SKIP, f"{here}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it")
+        return decision(
+            State.APPLY, f"forced for {here}; nearest tested is {nearest}", row=row, tested=False, forced=True
+        )
+    return decision(State.SKIP, f"{here}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it")
 
 
 def _is_tested(row: Row, version: Version) -> bool:

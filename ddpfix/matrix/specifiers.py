@@ -15,6 +15,20 @@ def holds(specifier: SpecifierSet, version: Version) -> bool:
     return specifier.contains(version, prereleases=True)
 
 
+def within(specifier: SpecifierSet, versions: Sequence[Version]) -> List[Version]:
+    """Those of the versions that satisfy a specifier, pre-releases included."""
+    bounds = _range(specifier)
+    if bounds is None:
+        return [version for version in versions if holds(specifier, version)]
+    first, end = bounds
+    # A range between releases, compared with a release, is what packaging would make of it, a hundred times as fast.
+    return [
+        version
+        for version in versions
+        if (holds(specifier, version) if version.is_prerelease or version.local else first <= version < end)
+    ]
+
+
 def probes(specifiers: Sequence[SpecifierSet]) -> List[Version]:
     """Versions of which at least one is in all the specifiers, unless no version is.
 
@@ -59,7 +73,7 @@ def meet(one: SpecifierSet, other: SpecifierSet) -> Optional[Version]:
     """A version that satisfies both specifiers, or None if there is none."""
     mine, theirs = _range(one), _range(other)
     if mine is not None and theirs is not None:
-        # Nearly all specifiers are of this kind, and asking packaging about every probe is most of reading the matrix.
+        # Nearly all ranges are of this kind, and asking packaging about every probe is most of reading the matrix.
         first, end = max(mine[0], theirs[0]), min(mine[1], theirs[1])
         return first if first < end else None
     return next((v for v in probes([one, other]) if holds(one, v) and holds(other, v)), None)

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Dict, List, NoReturn, Optional, Sequence, Tuple
 
 import yaml
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ddpfix.matrix.model import MatrixError
-from ddpfix.matrix.specifiers import meet
 
 # libyaml's loader, where PyYAML was built with it, takes a tenth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -78,18 +76,6 @@ class Node:
             self.fail(f"{what} {word!r} is not known; accepted are {', '.join(accepted)}")
         return word
 
-    def specifier(self) -> SpecifierSet:
-        text = self.text()
-        try:
-            specifier = SpecifierSet(text)
-        except InvalidSpecifier:
-            self.fail(f"{text!r} is not a version specifier; write it like '>=4.21,<5.24'")
-        if any(clause.operator == "===" for clause in specifier):
-            self.fail(f"{text!r} compares texts; write == instead of ===")
-        if meet(specifier, specifier) is None:
-            self.fail(f"no version can satisfy {text!r}")
-        return specifier
-
     def version(self) -> Version:
         try:
             return Version(self.text())
@@ -121,7 +107,7 @@ def root(path: Path, thorough: bool = True) -> Node:
             raise
         raise MatrixError(f"{path}:1: cannot be read as YAML in UTF-8: {error}") from None
     if found is None:
-        raise MatrixError(f"{path}:1: the file is empty; expected are schema, toolkits, patches, rows")
+        raise MatrixError(f"{path}:1: the file is empty; expected are schema, toolkits, patches, tested")
     return Node(found, path)
 
 
@@ -135,4 +121,4 @@ def _refuse_hostile(text: str, path: Path) -> None:
         if isinstance(token, (yaml.AliasToken, yaml.AnchorToken, yaml.TagToken)):
             raise MatrixError(f"{path}:{line}: anchors, aliases and tags are not accepted here")
         if depth > 20:
-            raise MatrixError(f"{path}:{line}: nested too deeply; the schema needs five levels")
+            raise MatrixError(f"{path}:{line}: nested too deeply; the schema needs eight levels")

@@ -6,13 +6,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Dict, List, Optional
 
+from ddpfix.state import State
+
 
 @dataclass
 class PatchReport:
     """One patch.
 
-    ``state`` is applied, registered (it acts later, when a model is wrapped, say), armed (its target is not imported
-    yet), nothing to do (its targets have been imported, and none needed it), failed, or the decision's action.
+    ``state`` is what has become of a decision to apply it, or the decision: see :class:`~ddpfix.state.State`.
     """
 
     id: str
@@ -50,17 +51,17 @@ class Report:
 
     def summary(self) -> str:
         """The one line: counts, and for what was left out, why."""
-        parts = [f"{self.count('applied')} applied", f"{self.count('armed')} armed"]
-        if self.count("registered"):
-            parts.insert(1, f"{self.count('registered')} registered")
-        skipped = [p for p in self.patches if p.state == "skip"]
+        parts = [f"{self.count(State.APPLIED)} applied", f"{self.count(State.ARMED)} armed"]
+        if self.count(State.REGISTERED):
+            parts.insert(1, f"{self.count(State.REGISTERED)} registered")
+        skipped = [p for p in self.patches if p.state == State.SKIP]
         if skipped:
             reasons = "; ".join(sorted({p.reason.split(";")[0] for p in skipped}))
             parts.append(f"{len(skipped)} skipped ({reasons})")
-        failed = [p for p in self.patches if p.state == "failed"]
+        failed = [p for p in self.patches if p.state == State.FAILED]
         if failed:
             parts.append(f"{len(failed)} failed ({'; '.join(f'{p.id}: {p.reason}' for p in failed)})")
-        untested = [p for p in self.patches if p.state == "applied" and not p.tested]
+        untested = [p for p in self.patches if p.state == State.APPLIED and not p.tested]
         if untested:
             parts.append("untested: " + ", ".join(sorted({f"{p.toolkit} {p.version}" for p in untested})))
         return f"ddpfix {self.version}: " + ", ".join(parts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from importlib import import_module
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
 import wrapt
 
@@ -110,11 +110,19 @@ class Site:
         settings: those in force.
         activation: see :class:`Activation`.
         active: whether it has not been undone.
+        instead: values of its setting that the toolkit does not have, and what is done in their place.
     """
 
-    def __init__(self, patch: str, settings: Any = None, activation: Optional[Activation] = None) -> None:
+    def __init__(
+        self,
+        patch: str,
+        settings: Any = None,
+        activation: Optional[Activation] = None,
+        instead: Optional[Mapping[str, str]] = None,
+    ) -> None:
         self.patch = patch
         self.settings = settings
+        self.instead: Mapping[str, str] = instead or {}
         # What this patch may know of all others; None where it was put in place by itself.
         self.activation = activation
         self.active = True

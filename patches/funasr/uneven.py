@@ -36,7 +36,7 @@ def trainer(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _even(site: Site, samplers: List[Any]) -> None:
-    stop = policy(site, "FunASR", {"join": "pad"}) == "stop"
+    stop = policy(site, "FunASR") == "stop"
     for kind in samplers:
         site.wrap_hot(kind, "__iter__", _evened(stop))
 

@@ -46,7 +46,7 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
     """The loops go over ``tqdm(loader, ...)``."""
     for name in names:
         checks.needs_names(owner, name, "tqdm")
-    stop = policy(site, "SpeechBrain", {"join": "pad"}) == "stop"
+    stop = policy(site, "SpeechBrain") == "stop"
     loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
 
     def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:

@@ -45,8 +45,3 @@ def _put(site: Site, home: ModuleType, name: str, value: Any) -> None:
 def _take(home: ModuleType, name: str, value: Any) -> None:
     if vars(home).get(name) is value:
         delattr(home, name)
-
-
-def reported(site: Site, module: ModuleType, owner: Any) -> None:
-    """What is not mended here, and stands in the matrix to be told by ``ddpfix plan``."""
-    raise PatchError("nothing is changed here: the matrix says why")

@@ -54,7 +54,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     if len(names) <= _LOADER or names[0] != "model" or names[_LOADER] not in _LOADERS:
         raise PatchError(f"Executor.train takes {', '.join(names)}: its loader is not where it was in any release")
     loader = names[_LOADER]
-    stop = policy(site, "WeNet", {"pad": "join"}) == "stop"
+    stop = policy(site, "WeNet") == "stop"
 
     def train(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments

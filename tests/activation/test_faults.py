@@ -44,6 +44,16 @@ def append(text: str) -> Break:
     return act
 
 
+def replace(text: str, instead: str) -> Break:
+    def act(package: Path) -> None:
+        path = package / "compat_matrix.yaml"
+        stock = path.read_text(encoding="utf-8")
+        assert text in stock
+        path.write_text(stock.replace(text, instead, 1), encoding="utf-8")
+
+    return act
+
+
 LAUGHS = "schema: &a 1\nx: &b [*a, *a]\ntoolkits: [*b, *b]\n"
 HOSTILE = "schema: !!python/object/apply:os.system ['touch was_executed']\n"
 # What breaks the switch itself is noticed in every process, the rest when the first toolkit is imported.
@@ -68,13 +78,14 @@ AT_TORCH: Dict[str, Break] = {
     "comments only": matrix("# nothing\n"),
     "no YAML": matrix("{[}"),
     "binary": lambda package: (package / "compat_matrix.yaml").write_bytes(b"\xff\xfe\0\0" * 100),
-    "a list": matrix("- schema: 1\n"),
+    "a list": matrix("- schema: 2\n"),
     "a word": matrix("schema"),
     "deep": matrix("[" * 600),
     "code": matrix(HOSTILE),
     "laughs": matrix(LAUGHS),
-    "code that is not ours": append("\n  - {patch: torch.steps, versions: '>=0', code: 'os:system', why: no}\n"),
-    "two documents": append("\n---\nschema: 1\n"),
+    "code that is not ours": replace("\n    rows:\n", "\n    rows:\n      - {from: '0', code: 'os:system', why: no}\n"),
+    "schema 1": replace("\nschema: 2\n", "\nschema: 1\n"),
+    "two documents": append("\n---\nschema: 2\n"),
     "an unknown key": append("\nmore: 1\n"),
 }
 
@@ -154,7 +165,7 @@ def test_the_line_names_the_remedy(place: Place) -> None:
 
 
 def test_the_line_names_file_and_line_of_the_matrix(place: Place) -> None:
-    matrix("schema: 1\ntoolkits: [torch]\n")(place.packages / "ddpfix")
+    matrix("schema: 2\ntoolkits: [torch]\n")(place.packages / "ddpfix")
     assert "compat_matrix.yaml:" in one_line(place.run("-c", "import torch", DDPFIX="1"))
 
 

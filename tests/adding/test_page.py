@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -29,7 +30,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in COPIED:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, here / name)  # type: ignore[operator]
-    for name in ("__init__.py", "support", "ranks"):
+    for name in ("__init__.py", "support", "ranks", "results"):
         copy = shutil.copytree if (ROOT / "tests" / name).is_dir() else shutil.copy
         (here / "tests").mkdir(exist_ok=True)
         copy(ROOT / "tests" / name, here / "tests" / name)  # type: ignore[operator]
@@ -86,7 +87,9 @@ def run(checkout: Path, words: List[str]) -> str:
 
 @pytest.mark.ranks
 def test_the_page_leads_to_a_toolkit_that_works(checkout: Path) -> None:
-    plan, explained, tested, generated = [run(checkout, words) for words in commands()]
+    tested, plan, explained, generated = [run(checkout, words) for words in commands()]
+    noted = json.loads((checkout / "tests" / "results" / "toykit-1.0.json").read_text(encoding="utf-8"))
+    assert noted["patches"] == ["toykit.layerdrop", "toykit.options"] and (noted["passed"], noted["failed"]) == (2, 0)
     (line,) = [line for line in plan.splitlines() if "toykit 1.0" in line]
     assert "apply" in line and "toykit.layerdrop, toykit.options" in line
     assert "ranks skip different layers" in explained
@@ -98,7 +101,9 @@ def test_the_test_of_the_page_fails_without_the_patches(checkout: Path) -> None:
     """What the page's own tests show is the patches' work."""
     matrix = checkout / "compat_matrix.yaml"
     text = matrix.read_text(encoding="utf-8")
-    matrix.write_text(text.replace('versions: ">=1.0,<2.0"', 'versions: ">=3.0,<4.0"'), encoding="utf-8")
+    away = text.replace('from: "1.0"\n        to: "2.0"', 'from: "3.0"\n        to: "4.0"')
+    assert away.count('to: "4.0"') == text.count('to: "4.0"') + 2
+    matrix.write_text(away, encoding="utf-8")
     try:
         with pytest.raises(AssertionError, match="1 failed"):
             run(checkout, ["python", "-m", "pytest", "tests/toykit", "-k", "in_step"])

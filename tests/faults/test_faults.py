@@ -82,12 +82,13 @@ def method(site, module, owner):
 """
 
 HEAD = """\
-schema: 1
+schema: 2
 toolkits:
   torch: torch
   kit: kit
 patches:
 """
+TESTED = 'tested:\n  kit:\n    versions: ["1.0"]\n'
 
 # Prints what the process found, as JSON.
 SCRIPT = """\
@@ -121,7 +122,7 @@ class Bench:
 
     def __init__(self, folder: Path, kit: str = KIT, version: str = "1.0", cures: str = PATCHES) -> None:
         self.folder = folder
-        self.entries, self.rows = "", ""
+        self.entries = ""
         shutil.copytree(str(ROOT / "ddpfix"), str(folder / "ddpfix"), ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "patches" / "kit").mkdir(parents=True)
         (folder / "patches" / "__init__.py").write_text("")
@@ -137,14 +138,12 @@ class Bench:
         metadata.mkdir(exist_ok=True)
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kit\nVersion: {version}\n")
 
-    def patch(self, function: str, *targets: str, versions: str = ">=1,<2") -> Bench:
-        targets = targets or ("kit:one",)
+    def patch(self, function: str, *targets: str) -> Bench:
+        listed = "".join(f"          - {target}\n" for target in targets or ("kit:one",))
         self.entries += (
             f"  kit.{function}:\n    toolkit: kit\n    code: kit.cures:{function}\n    problem: p\n    evidence: [e]\n"
+            f'    rows:\n      - from: "1"\n        to: "2"\n        targets:\n{listed}        why: w\n'
         )
-        listed = "".join(f"      - {target}\n" for target in targets)
-        self.rows += f'  - patch: kit.{function}\n    versions: "{versions}"\n    targets:\n{listed}'
-        self.rows += '    tested: ["1.0"]\n    why: w\n'
         return self
 
     def python(self, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -154,7 +153,7 @@ class Bench:
         return subprocess.run(command, env=kept, cwd=str(self.folder), capture_output=True, text=True)
 
     def write(self) -> None:
-        (self.folder / "compat_matrix.yaml").write_text(HEAD + self.entries + "rows:\n" + self.rows)
+        (self.folder / "compat_matrix.yaml").write_text(HEAD + self.entries + TESTED)
 
     def run(self, more: str = "", **environ: str) -> Result:
         self.write()
@@ -200,6 +199,18 @@ def test_the_bench_itself(folder: Path) -> None:
     assert result.untouched("one", "two") and result.said == []
     assert result.found["states"] == {"kit.good": "applied", "kit.one": "applied"}
     assert result.given_back()
+
+
+def test_a_target_may_have_a_function_of_its_own(folder: Path) -> None:
+    """The others have the patch's; both are one patch, which is undone as a whole."""
+    result = Bench(folder).patch("one", "kit:one", '{at: "kit:Thing.method", call: method}').run()
+    assert result.untouched("one", "method") and result.said == []
+    assert result.found["states"] == {"kit.one": "applied"} and result.given_back()
+
+
+def test_a_function_of_a_target_that_raises_takes_the_whole_patch_back(folder: Path) -> None:
+    result = Bench(folder).patch("one", "kit:one", '{at: "kit:two", call: refuses}').patch("good").run()
+    check_failure(result, "kit.one", "kit:two: the release looks odd")
 
 
 @pytest.mark.parametrize("order", [("half", "good"), ("good", "half")])
@@ -297,7 +308,7 @@ def test_a_toolkit_that_fails_by_itself_fails_as_ever(folder: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("damage", ["schema: 2", "schema: [", "", None])
+@pytest.mark.parametrize("damage", ["schema: 1", "schema: [", "", None])
 def test_a_broken_matrix_does_not_break_the_import(folder: Path, damage: Optional[str]) -> None:
     bench = Bench(folder).patch("one")
     bench.write()
@@ -305,7 +316,7 @@ def test_a_broken_matrix_does_not_break_the_import(folder: Path, damage: Optiona
     if damage is None:
         file.unlink()
     else:
-        file.write_text(file.read_text().replace("schema: 1", damage))
+        file.write_text(file.read_text().replace("schema: 2", damage))
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text("")
     code = "from ddpfix import _boot; _boot.start(); import torch, kit; print(kit.one(1))"

@@ -22,6 +22,7 @@ from ddpfix import engine
 from ddpfix.layerdrop import training
 from ddpfix.matrix import resolve
 from ddpfix.patching.site import Site
+from ddpfix.state import State
 
 STAGES = [
     "torch.steps",
@@ -58,8 +59,8 @@ def put(order: List[str]) -> List[Site]:
     sites = []
     for name in order:
         site = Site(name, running.settings)
-        done = engine._code(running.matrix.patches[name].code)(site, ddp_module(), DistributedDataParallel)
-        assert done, name
+        engine._code(running.matrix.patches[name].code)(site, ddp_module(), DistributedDataParallel)
+        assert site.changes(), name
         sites.append(site)
     return sites
 
@@ -193,5 +194,5 @@ def test_the_stages_of_the_matrix_are_those_of_the_pipeline() -> None:
     current = engine.current()
     assert current is not None
     running.update((decision.patch, decision) for decision in current.decisions)
-    assert {name for name in STAGES if running[name].action == resolve.APPLY} == set(STAGES)
+    assert {name for name in STAGES if running[name].action == State.APPLY} == set(STAGES)
     assert len(ddp._STAGES) == len(STAGES)

@@ -22,10 +22,13 @@ PROLOGUE = "from tests.support import readme, rooms"
 
 
 def pages() -> Dict[str, List[Patch]]:
-    """The patches by the folder that holds their code, which is also the name of a page in docs/."""
+    """The patches by the folder that holds their code, which is also the name of a page in docs/.
+
+    One that cures nothing has no code, and goes by its id.
+    """
     found: Dict[str, List[Patch]] = {}
     for patch in loader.load().patches.values():
-        found.setdefault(patch.code.partition(".")[0], []).append(patch)
+        found.setdefault((patch.code or patch.id).partition(".")[0], []).append(patch)
     return found
 
 
@@ -75,7 +78,7 @@ def _readable(specifier: str) -> str:
 
 
 def versions() -> str:
-    """One section a cure, one line a row of the matrix."""
+    """One section a patch, one line a row of it."""
     whole = loader.load()
     parts = []
     for patch in whole.patches.values():

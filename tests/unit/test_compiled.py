@@ -31,6 +31,7 @@ def test_nothing_is_lost(both: Any) -> None:
     assert isinstance(found, Matrix)
     assert (found.toolkits, found.patches, found.version_files) == (whole.toolkits, whole.patches, whole.version_files)
     assert list(found.rows) == list(whole.rows) and len(found.rows) == len(whole.rows) > 200
+    assert any(patch.instead for patch in found.patches.values())
     assert found.marks == whole.marks
     for patch in whole.patches:
         assert found.rows_of(patch) == whole.rows_of(patch)
@@ -41,7 +42,7 @@ def test_rows_are_made_when_they_are_asked_for(both: Any) -> None:
     _, path, yaml = both
     rows: Any = compiled.load(path, yaml).rows  # type: ignore[union-attr]
     assert not rows._made
-    assert rows.of("torch.unused") and len(rows._made) == len(rows.of("torch.unused"))
+    assert rows.of("torch.late") and list(rows._made) == ["torch.late"] and len(rows._made["torch.late"]) == 2
     assert rows.of("torch.unused")[0] is rows.of("torch.unused")[0] and rows.of("no.such") == []
 
 

@@ -13,9 +13,10 @@ from typing import Any, Dict
 import pytest
 
 from ddpfix.cli import plan
-from ddpfix.matrix import detect, loader, resolve
+from ddpfix.matrix import detect, loader
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 from ddpfix.patching.report import PatchReport, Report
+from ddpfix.state import DECISIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,9 +55,14 @@ def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]
 
 def test_the_line_is_where_the_row_is(versions: Dict[str, Any]) -> None:
     lines = loader.default_path().read_text(encoding="utf-8").splitlines()
+    headings = {number: line.strip()[:-1] for number, line in enumerate(lines) if re.match(r"  \w+\.\w+:$", line)}
+    rows = {row.line: row for row in loader.load().rows}
     for entry in entries().values():
-        if entry["matrix_line"] is not None:
-            assert lines[entry["matrix_line"] - 1].strip() == f"- patch: {entry['id']}"
+        number = entry["matrix_line"]
+        if number is not None:
+            begins = [clause.version for clause in rows[number].versions if clause.operator == ">="]
+            assert lines[number - 1] == f'      - from: "{begins[0]}"'
+            assert headings[max(found for found in headings if found < number)] == entry["id"]
 
 
 def test_settings_and_where_they_come_from(versions: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +139,7 @@ def test_a_skipped_patch_says_how_to_force_it(versions: Dict[str, Any], capsys: 
 
 
 def test_no_style_is_missing() -> None:
-    actions = {resolve.APPLY, resolve.SKIP, resolve.OFF, resolve.ABSENT, resolve.NOT_AFFECTED, resolve.NOT_CURED}
-    assert set(plan._STYLES) == actions
+    assert set(plan._STYLES) == set(DECISIONS)
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix.matrix import detect, loader, reader, resolve
+from ddpfix.matrix import detect, loader, resolve
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
-from ddpfix.matrix.resolve import ABSENT, APPLY, NOT_AFFECTED, NOT_CURED, OFF, SKIP, Decision
+from ddpfix.matrix.resolve import Decision
 from ddpfix.matrix.settings import Settings, read, switch_name
+from ddpfix.matrix.specifiers import meet
+from ddpfix.state import State
 
 TARGET = (Target("kit.module", "function"),)
 
@@ -53,7 +55,7 @@ CURE = matrix_of(
 
 def test_a_tested_version_is_applied() -> None:
     decision = decide(CURE, "1.4.0")
-    assert (decision.action, decision.tested, decision.forced) == (APPLY, True, False)
+    assert (decision.action, decision.tested, decision.forced) == (State.APPLY, True, False)
     assert decision.row is CURE.rows[0]
     assert decision.reason == "why >=1.0,<1.5"
 
@@ -73,17 +75,17 @@ def test_a_tested_version_is_applied() -> None:
 )
 def test_tested_means_that_this_release_was_run(version: str, tested: bool) -> None:
     decision = decide(CURE, version)
-    assert (decision.action, decision.tested) == (APPLY, tested)
+    assert (decision.action, decision.tested) == (State.APPLY, tested)
 
 
 def test_a_release_candidate_at_a_boundary_is_in_no_row() -> None:
     """It is before 1.5, and "<1.5" leaves it out as well: nobody decided about it."""
-    assert decide(CURE, "1.5.0rc1").action == SKIP
+    assert decide(CURE, "1.5.0rc1").action == State.SKIP
 
 
 def test_an_untested_version_outside_is_skipped_with_the_way_to_force_it() -> None:
     decision = decide(CURE, "2.0.1")
-    assert (decision.action, decision.row) == (SKIP, None)
+    assert (decision.action, decision.row) == (State.SKIP, None)
     assert decision.reason == "kit 2.0.1: untested, nearest 1.9.3; DDPFIX_KIT_CURE=force applies it"
 
 
@@ -104,19 +106,19 @@ def test_the_nearest_in_a_gap_is_on_the_closer_side() -> None:
 
 def test_force_applies_the_row_of_the_neighbour() -> None:
     decision = decide(CURE, "2.0.1", DDPFIX_KIT_CURE="force")
-    assert (decision.action, decision.forced, decision.tested) == (APPLY, True, False)
+    assert (decision.action, decision.forced, decision.tested) == (State.APPLY, True, False)
     assert decision.row is CURE.rows[1]
     assert "2.0.1" in decision.reason and "1.9.3" in decision.reason
 
 
 def test_force_changes_nothing_inside() -> None:
     assert decide(CURE, "1.4.0", DDPFIX_KIT_CURE="force") == decide(CURE, "1.4.0")
-    assert decide(CURE, "0.9.1", DDPFIX_KIT_CURE="force").action == NOT_AFFECTED
+    assert decide(CURE, "0.9.1", DDPFIX_KIT_CURE="force").action == State.NOT_AFFECTED
 
 
 def test_rows_without_a_cure() -> None:
-    assert decide(CURE, "0.9.1").action == NOT_AFFECTED
-    assert decide(CURE, "0.5").action == NOT_CURED
+    assert decide(CURE, "0.9.1").action == State.NOT_AFFECTED
+    assert decide(CURE, "0.5").action == State.NOT_CURED
     assert decide(CURE, "0.5").reason == "why <0.9"
 
 
@@ -124,7 +126,7 @@ def test_outside_of_rows_without_any_cure() -> None:
     never = matrix_of(row("<1", status="not-affected"))
     for force in ("1", "force"):
         decision = decide(never, "1.0", DDPFIX_KIT_CURE=force)
-        assert (decision.action, decision.reason) == (SKIP, "kit 1.0 is in no row of the matrix")
+        assert (decision.action, decision.reason) == (State.SKIP, "kit 1.0 is in no row of the matrix")
 
 
 def test_a_patch_whose_need_is_off_is_off_and_says_so() -> None:
@@ -142,7 +144,7 @@ def test_a_patch_whose_need_is_off_is_off_and_says_so() -> None:
     assert len(needing) == 6 and changed == {"funasr.entry", *needing}
     for patch in needing:
         action, reason = without[patch]
-        assert with_it[patch][0] == APPLY and action == OFF
+        assert with_it[patch][0] == State.APPLY and action == State.OFF
         assert reason.startswith("needs funasr.entry, which is not applied here (") and "DDPFIX_FUNASR_ENTRY" in reason
 
 
@@ -162,27 +164,27 @@ def test_switching_one_patch_off_changes_no_other_but_what_needs_it(patch: str) 
     before, after = decided({}), decided({switch_name(patch): "0"})
     changed = {name for name in before if before[name] != after[name]}
     needing = {other.id for other in whole.patches.values() if patch in other.needs}
-    assert changed <= {patch, *needing} and after[patch] in (OFF, ABSENT)
+    assert changed <= {patch, *needing} and after[patch] in (State.OFF, State.ABSENT)
 
 
 def test_an_absent_toolkit() -> None:
     for environ in ({}, {"DDPFIX_KIT_CURE": "force"}, {"DDPFIX_KIT_CURE": "0"}):
         decision = decide(CURE, None, **environ)
-        assert (decision.action, decision.version, decision.reason) == (ABSENT, None, "kit is not installed")
+        assert (decision.action, decision.version, decision.reason) == (State.ABSENT, None, "kit is not installed")
     (decision,) = resolve.resolve(CURE, {}, settings_of())
-    assert decision.action == ABSENT
+    assert decision.action == State.ABSENT
 
 
 def test_a_package_that_no_mark_holds_for() -> None:
     for environ in ({}, {"DDPFIX_KIT_CURE": "force"}):
         decision = decide(CURE, detect.UNRECOGNISED, **environ)
-        assert (decision.action, decision.row) == (SKIP, None)
+        assert (decision.action, decision.row) == (State.SKIP, None)
         assert decision.reason == "kit is no release that ddpfix knows: a fork, or another package so called"
 
 
 def test_a_version_that_is_none() -> None:
     decision = decide(CURE, "unknown")
-    assert decision.action == SKIP and "'unknown'" in decision.reason
+    assert decision.action == State.SKIP and "'unknown'" in decision.reason
 
 
 def test_a_switch_wins_over_arguments() -> None:
@@ -191,14 +193,14 @@ def test_a_switch_wins_over_arguments() -> None:
         (decision,) = resolve.resolve(
             CURE, {"kit": "1.4.0", "torch": "2.13.0"}, settings_of({"kit_cure": argument}, **environ)
         )
-        assert (decision.action, decision.reason) == (OFF, "switched off by DDPFIX_KIT_CURE")
+        assert (decision.action, decision.reason) == (State.OFF, "switched off by DDPFIX_KIT_CURE")
 
 
 def test_a_setting_calls_for_the_patch_or_not() -> None:
     wanted = matrix_of(row(">=1", "1.0"), setting="layerdrop", when=("sync", "off"))
-    assert decide(wanted, "1.0").action == APPLY
+    assert decide(wanted, "1.0").action == State.APPLY
     decision = decide(wanted, "1.0", DDPFIX_LAYERDROP="stock")
-    assert (decision.action, decision.reason) == (OFF, "layerdrop is 'stock', not sync or off")
+    assert (decision.action, decision.reason) == (State.OFF, "layerdrop is 'stock', not sync or off")
 
 
 def test_resolution_is_pure() -> None:
@@ -274,15 +276,17 @@ def test_every_version_gets_exactly_one_decision_a_patch(whole: Matrix, version:
 
 def _check(decision: Decision, holding: List[Row], rows: List[Row], version: Version, force: bool) -> None:
     if holding:
-        expected = {"cured": APPLY, "not-cured": NOT_CURED, "not-affected": NOT_AFFECTED}[holding[0].status]
+        expected = {"cured": State.APPLY, "not-cured": State.NOT_CURED, "not-affected": State.NOT_AFFECTED}[
+            holding[0].status
+        ]
         assert (decision.action, decision.row, decision.forced) == (expected, holding[0], False)
-        if expected == APPLY:
+        if expected == State.APPLY:
             assert decision.tested == (Version(version.public) in holding[0].tested)
         return
     cured = any(r.status == "cured" for r in rows)
-    assert decision.action == (APPLY if force and cured else SKIP)
+    assert decision.action == (State.APPLY if force and cured else State.SKIP)
     assert decision.forced == (force and cured)
-    if decision.action == APPLY:
+    if decision.action == State.APPLY:
         assert decision.row in rows and not decision.tested
 
 
@@ -292,8 +296,8 @@ def test_generated_rows_do_not_overlap(whole: Matrix) -> None:
     """The detector accepts what was made without overlaps, and refuses every row that stands twice."""
     for patch in whole.patches:
         rows = whole.rows_of(patch)
-        assert all(reader.clash(one, other) is None for one, other in combinations(rows, 2))
-        assert all(reader.clash(one, one) is not None for one in rows)
+        assert all(meet(one.versions, other.versions) is None for one, other in combinations(rows, 2))
+        assert all(meet(one.versions, one.versions) is not None for one in rows)
 
 
 FUNASR = (
@@ -322,13 +326,13 @@ def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: s
     for decision in resolve.resolve(whole, installed, values):
         patch = whole.patches[decision.patch]
         if decision.toolkit not in installed:
-            assert decision.action == ABSENT
+            assert decision.action == State.ABSENT
             continue
         wanted = patch.default and (not patch.when or values[str(patch.setting)] in patch.when)
         if decision.toolkit == toolkit == "transformers":
-            assert decision.action in (APPLY, NOT_AFFECTED, OFF)
-        assert (decision.action == OFF) == (not wanted)
-        assert decision.action != SKIP
+            assert decision.action in (State.APPLY, State.NOT_AFFECTED, State.OFF)
+        assert (decision.action == State.OFF) == (not wanted)
+        assert decision.action != State.SKIP
 
 
 def test_a_release_that_nobody_knows_is_left_alone() -> None:
@@ -336,7 +340,7 @@ def test_a_release_that_nobody_knows_is_left_alone() -> None:
     values = read({}, whole.patches, {}, folder=loader.default_path().parent / "nowhere")
     installed = {"torch": "3.0.0", "transformers": "6.0.0", "accelerate": "2.0.0", "funasr": "2.0.0"}
     for decision in resolve.resolve(whole, installed, values):
-        assert decision.action in ((SKIP, OFF) if decision.toolkit in installed else (ABSENT,))
+        assert decision.action in ((State.SKIP, State.OFF) if decision.toolkit in installed else (State.ABSENT,))
         if decision.patch == "transformers.intent":
             # The neighbour of 6.0 is the last release of 5, not 5.0 with the nearest number.
             assert "nearest 5.23.0" in decision.reason
@@ -345,11 +349,11 @@ def test_a_release_that_nobody_knows_is_left_alone() -> None:
 def test_a_patch_that_is_off_by_default_waits_to_be_asked_for() -> None:
     (one,) = matrix_of(row(">=1,<2", "1.0")).patches.values()
     whole = Matrix({"kit": "kit"}, {one.id: replace(one, default=False)}, CURE.rows)
-    assert decide(whole, "1.0.2").action == OFF
+    assert decide(whole, "1.0.2").action == State.OFF
     assert decide(whole, "1.0.2").reason == "not asked for; DDPFIX_KIT_CURE=1 switches it on"
-    assert decide(whole, "1.0.2", DDPFIX_KIT_CURE="1").action == APPLY
-    assert decide(whole, "7.0", DDPFIX_KIT_CURE="1").action == SKIP
-    assert decide(whole, "7.0", DDPFIX_KIT_CURE="force").action == APPLY
+    assert decide(whole, "1.0.2", DDPFIX_KIT_CURE="1").action == State.APPLY
+    assert decide(whole, "7.0", DDPFIX_KIT_CURE="1").action == State.SKIP
+    assert decide(whole, "7.0", DDPFIX_KIT_CURE="force").action == State.APPLY
 
 
 def test_a_clone_in_front_of_the_installed_release_tells_its_own_version(tmp_path: Path) -> None:

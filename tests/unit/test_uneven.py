@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 import pytest
 
 from ddpfix import log
-from ddpfix.matrix import settings
+from ddpfix.matrix import loader, settings
 from ddpfix.patching.site import Site
 from ddpfix.ranks.uneven import policy
 
@@ -22,6 +22,18 @@ def test_the_nearest_value_is_taken_and_said(
 ) -> None:
     lines: List[str] = []
     monkeypatch.setattr(log, "info", lines.append)
-    site = Site("wenet.uneven", settings.read(asked, [], environ={}))
-    assert policy(site, "WeNet", {"pad": "join"}) == taken
+    site = Site("wenet.uneven", settings.read(asked, [], environ={}), instead={"pad": "join"})
+    assert policy(site, "WeNet") == taken
     assert lines == (["WeNet has no uneven=pad: it does the nearest to it, uneven=join"] if said else [])
+
+
+def test_the_matrix_says_which_values_a_toolkit_does_not_have() -> None:
+    """Each value of the setting is a toolkit's own, or stands for one that is; what is off is not asked for."""
+    patches = [patch for patch in loader.load().patches.values() if patch.setting == "uneven"]
+    assert {patch.id: dict(patch.instead) for patch in patches} == {
+        "funasr.uneven": {"join": "pad"},
+        "speechbrain.uneven": {"join": "pad"},
+        "wenet.uneven": {"pad": "join"},
+    }
+    (setting,) = [setting for setting in settings.SETTINGS if setting.name == "uneven"]
+    assert all(set(patch.when) == set(setting.values) - {"off"} for patch in patches)

@@ -1,0 +1,76 @@
+"""The order of the matrix's toolkits, patches and keys decides nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddpfix.matrix import compiled, loader, resolve
+from ddpfix.matrix.model import Matrix
+from ddpfix.matrix.reader import Reader
+from ddpfix.matrix.settings import SETTINGS, read, switch_name
+from tests.support import tested
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+PLAIN: Any = yaml.load(loader.default_path().read_text(encoding="utf-8"), Loader=_LOADER)
+# A tested release, one between two tested ones, one in no row, and none.
+INSTALLED: List[Dict[str, Optional[str]]] = [
+    {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0", "funasr": "1.4.16", "speechbrain": "1.1.2"},
+    {"torch": "2.0.1+cu118", "transformers": "4.40.1", "funasr": "1.0.18", "speechbrain": "0.5.11", "fastNLP": "1.0.1"},
+    {"torch": "1.13.1", "transformers": "9.0", "funasr": "1.0.5", "speechbrain": "1.0.2", "wenet": "3.1.0"},
+    {"torch": "2.4.0", "wenet": "2.2.1", "fastNLP": "0.7.0", "accelerate": "0.1", "hydra": "1.3.2"},
+]
+
+
+def shuffled(data: Any, chance: random.Random) -> Any:
+    """The same data, each mapping in another order; rows and other lists stay as they are."""
+    if isinstance(data, dict):
+        names = list(data)
+        chance.shuffle(names)
+        return {name: shuffled(data[name], chance) for name in names}
+    return [shuffled(item, chance) for item in data] if isinstance(data, list) else data
+
+
+def decided(whole: Matrix, installed: Dict[str, Optional[str]], chosen: Dict[str, object]) -> Dict[str, Any]:
+    found = resolve.resolve(whole, installed, read(chosen, whole.patches, {}, Path("/nowhere")))
+    # Where a row stands in the file is told, and decides nothing.
+    rows = {
+        d.patch: None if d.row is None else (d.row.versions, d.row.status, d.row.targets, d.row.tested) for d in found
+    }
+    return {d.patch: (d.version, d.action, d.reason, d.tested, d.forced, rows[d.patch]) for d in found}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_shuffling_the_matrix_changes_no_decision(tmp_path: Path, seed: int, data: Any) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(yaml.dump(shuffled(PLAIN, random.Random(seed)), Dumper=_DUMPER, sort_keys=False), encoding="utf-8")
+    stock, whole = loader.load(), Reader(path).matrix()
+    setting = data.draw(st.sampled_from([s for s in SETTINGS if s.values]))
+    chosen: Dict[str, object] = {setting.name: data.draw(st.sampled_from(setting.values))}
+    for patch in data.draw(st.lists(st.sampled_from(sorted(stock.patches)), max_size=4)):
+        chosen[switch_name(patch)[len("DDPFIX_") :].lower()] = data.draw(st.sampled_from(["0", "1", "force"]))
+    for installed in INSTALLED:
+        assert decided(whole, installed, chosen) == decided(stock, installed, chosen)
+    assert (whole.toolkits, whole.version_files, whole.marks) == (stock.toolkits, stock.version_files, stock.marks)
+    assert whole.patches == stock.patches
+    # What is generated from the matrix does not follow its order either.
+    assert tested.block(tested.read(), whole) == tested.block(tested.read(), stock)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_shuffled_matrix_is_compiled_to_the_same_decisions(tmp_path: Path, seed: int) -> None:
+    path, made = tmp_path / "matrix.yaml", tmp_path / compiled.NAME
+    path.write_text(yaml.dump(shuffled(PLAIN, random.Random(seed)), Dumper=_DUMPER, sort_keys=False), encoding="utf-8")
+    made.write_text(compiled.dump(Reader(path).matrix(), path.read_bytes()), encoding="utf-8")
+    whole = compiled.load(made, path)
+    assert whole is not None
+    for installed in INSTALLED:
+        assert decided(whole, installed, {}) == decided(loader.load(), installed, {})

@@ -1,0 +1,105 @@
+"""What the matrix calls tested is what the results of cells say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+from packaging.version import Version
+
+from ddpfix.matrix import loader
+from ddpfix.matrix.reader import Reader
+from ddpfix.matrix.specifiers import holds
+from tests import cells
+from tests.support import tested
+
+RESULTS = tested.read()
+
+
+def result(**changed: Any) -> Dict[str, Any]:
+    plain = {"cell": "funasr-1.0.19", "toolkit": "funasr", "version": "1.0.19", "torch": "2.13.0", "packages": {}}
+    return {**plain, "patches": ["funasr.layerdrop"], **changed}
+
+
+def test_the_matrix_is_up_to_date() -> None:
+    text = loader.default_path().read_text(encoding="utf-8")
+    made = tested.written(text, tested.block(RESULTS, Reader(loader.default_path()).untested()))
+    assert text == made, "run: python -m tests.support.tested"
+
+
+def test_the_command_checks() -> None:
+    command = [sys.executable, "-m", "tests.support.tested", "--check"]
+    assert subprocess.run(command, cwd=str(tested.ROOT)).returncode == 0
+
+
+@pytest.mark.parametrize("path", sorted(tested.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_result_has_what_it_should(path: Path) -> None:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert path.stem == found["cell"] and Version(found["version"])
+    assert found["toolkit"] in loader.load().toolkits
+    assert found["patches"] and set(found["patches"]) <= set(loader.load().patches)
+    numbers = [found[name] for name in ("passed", "failed", "skipped", "seconds")]
+    if found["recorded"] is None:
+        assert numbers == [None] * 4 and "before results were kept" in found["note"]
+    else:
+        assert found["passed"] > 0 and found["failed"] == 0 and None not in numbers
+
+
+def test_no_tested_version_is_lost_on_the_way() -> None:
+    """Each (patch, version) of a result that a row cures is in that row, and nothing else is."""
+    whole = loader.load()
+    passed = tested.by_version(RESULTS, whole)
+    said = {(patch, version) for found in passed.values() for version, names in found.items() for patch in names}
+    cured = [row for row in whole.rows if row.status == "cured"]
+    said = {(patch, v) for patch, v in said if any(row.patch == patch and holds(row.versions, v) for row in cured)}
+    kept = {(row.patch, version) for row in whole.rows for version in row.tested}
+    assert kept == said and len(kept) > 500
+
+
+def test_a_patch_is_tested_on_the_version_of_its_own_toolkit() -> None:
+    whole = loader.load()
+    patches = ["funasr.layerdrop", "torch.late", "accelerate.intent"]
+    found = tested.by_version([result(patches=patches, torch="2.8.0+cpu", packages={"accelerate": "1.2.1"})], whole)
+    assert found == {
+        "funasr": {Version("1.0.19"): {"funasr.layerdrop"}},
+        "torch": {Version("2.8.0"): {"torch.late"}},
+        "accelerate": {Version("1.2.1"): {"accelerate.intent"}},
+    }
+    with pytest.raises(ValueError, match="funasr-1.0.19 names 'accelerate.intent', and no version of accelerate"):
+        tested.by_version([result(patches=["accelerate.intent"])], whole)
+    with pytest.raises(ValueError, match="names 'funasr.nothing', which the matrix does not have"):
+        tested.by_version([result(patches=["funasr.nothing"])], whole)
+
+
+def test_versions_of_several_results_come_together() -> None:
+    """Two cells of one release, one of which ran more; a patch that is not cured there is no exception."""
+    results = [
+        result(),
+        result(cell="funasr-1.0.19-torch2.0.1", patches=["funasr.layerdrop", "funasr.memory"]),
+        result(cell="funasr-1.0.0", version="1.0.0"),
+    ]
+    made = tested.block(results, loader.load())
+    assert '  funasr:\n    versions: ["1.0.0", "1.0.19"]\n    except:\n' in made
+    assert '      funasr.cpu: ["1.0.0", "1.0.19"]\n' in made
+    # memory cures from 1.0.18 on.
+    assert "funasr.layerdrop:" not in made and "funasr.memory:" not in made
+
+
+def test_results_of_nothing_but_other_rows_are_left_out() -> None:
+    made = tested.block([result(patches=["funasr.memory"], version="1.0.5")], loader.load())
+    assert "1.0.5" not in made
+
+
+def test_long_lists_are_broken() -> None:
+    made = tested.block(RESULTS, loader.load())
+    assert max(map(len, made.splitlines())) <= 120
+
+
+def test_a_seeded_result_has_the_name_of_its_cell() -> None:
+    names = {cell.name for cell in cells.CELLS}
+    toolkits = {cell.toolkit for cell in cells.CELLS}
+    assert {found["cell"] for found in RESULTS if found["toolkit"] in toolkits} <= names
