@@ -9,10 +9,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix.layerdrop import code_copy, cover, everywhere
+from ddpfix.layerdrop import code_copy, everywhere
 from ddpfix.patching.site import Site
 
 _TRAITS = code_copy.Traits(skipped_output=(None, None))
+_share, _silence = everywhere.sharing(_TRAITS), everywhere.silencing(_TRAITS)
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> bool:
@@ -23,11 +24,3 @@ def sync(site: Site, module: ModuleType, owner: Any) -> bool:
 def off(site: Site, module: ModuleType, owner: Any) -> bool:
     """No layer is skipped, whatever rate a config or a module holds."""
     return everywhere.cover_all(site, module, owner, _silence)
-
-
-def _share(site: Site, owner: type) -> None:
-    cover.cover(site, owner, cover.shared_call, traits=_TRAITS)
-
-
-def _silence(site: Site, owner: type) -> None:
-    cover.cover(site, owner, cover.no_call, never=True, traits=_TRAITS)
