@@ -45,7 +45,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(words: List[str]) -> Tuple[List[str], List[str]]:
-    """The words for us, and the command that ``run`` starts: argparse would look for our options in that too."""
+    """The words for us, and the command that ``run`` starts: argparse would look for our options in that too.
+
+    ``argparse.REMAINDER`` begins with a positional, so that ``-m module`` would be refused; with ``-m`` as an option of
+    ours, ``-mmodule --unused x`` would take what is the module's for ours.
+    """
     if words[:1] != ["run"]:
         return words, []
     place = 1

@@ -7,12 +7,26 @@ from types import ModuleType
 from typing import Any, Callable, Iterable
 
 from ddpfix import log
-from ddpfix.layerdrop import cover
+from ddpfix.layerdrop import code_copy, cover
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import wrap_hooks
 
 # Changes one class; raises PatchError, and leaves it as it was, where it is not what is expected.
 How = Callable[[Site, type], Any]
+
+
+def sharing(traits: code_copy.Traits) -> How:
+    """Has all ranks skip the same layers in the training forwards of wrapped models.
+
+    Args:
+        traits: what is particular to the toolkit's code.
+    """
+    return lambda site, owner: cover.cover(site, owner, cover.shared_call, traits=traits)
+
+
+def silencing(traits: code_copy.Traits) -> How:
+    """Has no layer skipped, whatever rate a config or a module holds; see :func:`sharing`."""
+    return lambda site, owner: cover.cover(site, owner, cover.no_call, never=True, traits=traits)
 
 
 def put(site: Site, owner: type, how: How) -> None:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ddpfix import log
-from ddpfix.ranks.store import count, default_store, enter, has, is_here, keys, look_until, put
+from ddpfix.ranks.store import count, default_store, enter, has, is_here, keys, look_until, put, remember, remembered
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0005, 0.5)
@@ -78,16 +78,32 @@ def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit
     Raises:
         AgreementError: on every rank, if a rank lacks ddpfix or differs.
     """
-    if len(ranks) == 1:
-        return seed
     store = default_store()
-    if store is None:
+    if len(ranks) > 1 and store is not None:
+        seed = _Meeting(store, ranks, rank, facts, limit).hold(seed)
+    elif len(ranks) > 1:
         log.warning(
             "the process group has no store, so ranks can agree on nothing: LayerDrop stays as shipped. A group that is"
             " started by torchrun has one."
         )
         return None
-    return _Meeting(store, ranks, rank, facts, limit).hold(seed)
+    if store is not None:
+        remember(store, _seed_of(ranks), seed)
+    return seed
+
+
+def agreed(ranks: List[int]) -> Optional[int]:
+    """The seed on which a group has agreed last (:func:`meet`), or None.
+
+    Args:
+        ranks: the global ranks of the group, in the group's order.
+    """
+    store = default_store()
+    return None if store is None else remembered(store, _seed_of(ranks))
+
+
+def _seed_of(ranks: List[int]) -> str:
+    return f"seed/{','.join(map(str, ranks))}"
 
 
 class _Meeting:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from ddpfix import log
 
@@ -26,6 +26,7 @@ class _Session:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.counts: Dict[str, int] = {}
+        self.remembered: Dict[str, int] = {}
 
 
 # By the store object of the default group, and weak: a store that is kept alive keeps its port, which the next group
@@ -44,8 +45,8 @@ def default_store() -> Any:
 
 
 def enter(store: Any) -> None:
-    """Count this rank in, once a store object."""
-    generation(store)
+    """A group has come up: this rank is counted in, once a store object, and remembers nothing of the group before."""
+    _session(store).remembered.clear()
 
 
 def generation(store: Any) -> int:
@@ -93,6 +94,15 @@ def count(store: Any, name: str) -> int:
     counts = _session(store).counts
     counts[name] = counts.get(name, -1) + 1
     return counts[name]
+
+
+def remember(store: Any, name: str, number: int) -> None:
+    """Keep a number in this process for as long as the group of this store lives."""
+    _session(store).remembered[name] = number
+
+
+def remembered(store: Any, name: str) -> Optional[int]:
+    return _session(store).remembered.get(name)
 
 
 def put(store: Any, key: str, value: str) -> None:

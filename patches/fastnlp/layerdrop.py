@@ -9,10 +9,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix.layerdrop import code_copy, cover, everywhere
+from ddpfix.layerdrop import code_copy, everywhere
 from ddpfix.patching.site import Site
 
 _TRAITS = code_copy.Traits(skipped_output=(None, None))
+_share, _silence = everywhere.sharing(_TRAITS), everywhere.silencing(_TRAITS)
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:
@@ -33,11 +34,3 @@ def off(site: Site, module: ModuleType, owner: Any) -> None:
 def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
     everywhere.in_models(site, _silence)
-
-
-def _share(site: Site, owner: type) -> None:
-    cover.cover(site, owner, cover.shared_call, traits=_TRAITS)
-
-
-def _silence(site: Site, owner: type) -> None:
-    cover.cover(site, owner, cover.no_call, never=True, traits=_TRAITS)

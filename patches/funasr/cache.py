@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from types import ModuleType
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, MutableMapping, Optional, Tuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,9 +19,8 @@ from . import trainers
 # From 1.0.26 to 1.0.28 ``reset_gpu_cache`` released above this many bytes, meant for a GPU of 80 GB.
 _LIMIT = 70 * 2**30
 _SHARE = 7 / 8
-
-# Optimizer steps by trainer: an epoch or a data slice may be shorter than the interval.
-_STEPS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+# Optimizer steps by trainer.
+Steps = MutableMapping[Any, int]
 
 
 def release(site: Site, module: ModuleType, owner: Any) -> None:
@@ -32,6 +31,8 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
     """
     every = site.settings.number("cache")
     name = trainers.method(owner, "train_epoch")
+    # An epoch or a data slice may be shorter than the interval.
+    steps: Steps = WeakKeyDictionary()
     # Read before anything is wrapped: these say what the release itself uses.
     names = checks.code_names(owner, name)
 
@@ -50,7 +51,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
         device = next(given.model.parameters()).device
         if (every is None and not reset) or device.type != "cuda":
             return wrapped(*args, **kwargs)
-        with _released(given, device, every, reset):
+        with _released(given, device, every, reset, steps):
             return wrapped(*args, **kwargs)
 
     site.wrap(owner, "__init__", built)
@@ -58,14 +59,14 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 @contextlib.contextmanager
-def _released(given: trainers.Given, device: Any, every: Optional[int], reset: bool) -> Iterator[None]:
+def _released(given: trainers.Given, device: Any, every: Optional[int], reset: bool, steps: Steps) -> Iterator[None]:
     limit = _limit(device) if reset else None
     if reset:
         _empty(device)
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        steps = _STEPS[given.trainer] = _STEPS.get(given.trainer, 0) + 1
-        due = every is not None and steps % every == 0
+        number = steps[given.trainer] = steps.get(given.trainer, 0) + 1
+        due = every is not None and number % every == 0
         if due or (limit is not None and torch.cuda.memory_reserved(device) > limit):
             _empty(device)
 

@@ -29,12 +29,14 @@ class Run:
         typed: what the user typed on the command line, by dotted key, as raw text.
         cfg: what hydra composed from file and command line, as a nested dict; may be changed before the download.
         kwargs: what ``main`` is about to get; may be changed before ``main``.
+        held: what was taken out of ``cfg`` before the download, and goes back before ``main``.
     """
 
     namespace: Dict[str, Any]
     typed: Dict[str, str] = field(default_factory=dict)
     cfg: Dict[str, Any] = field(default_factory=dict)
     kwargs: Dict[str, Any] = field(default_factory=dict)
+    held: Dict[str, Any] = field(default_factory=dict)
 
     @property
     def ds(self) -> bool:

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from types import ModuleType
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator, List
 
 from ddpfix import log
 from ddpfix.patching import temporary
@@ -23,8 +23,6 @@ from .config import leaves, merged, plain, section
 
 CONF = "model_conf"
 WEIGHTS = "init_param"
-# By identity of the run: what was taken out before the download and goes back after it.
-_HELD: Dict[int, Dict[str, Any]] = {}
 
 
 def conf(site: Site, module: ModuleType, owner: Any) -> None:
@@ -35,12 +33,11 @@ def conf(site: Site, module: ModuleType, owner: Any) -> None:
 
 def take_out(run: entry.Run) -> None:
     """Without ``model_conf`` the release fetches the model's configuration as ever."""
-    _HELD.clear()
     if not isinstance(run.cfg.get(CONF), dict) or described(run):
         return
     from omegaconf import OmegaConf
 
-    _HELD[id(run)] = section(OmegaConf.create(run.cfg), CONF)
+    run.held[CONF] = section(OmegaConf.create(run.cfg), CONF)
     del run.cfg[CONF]
 
 
@@ -58,7 +55,7 @@ def described(run: entry.Run) -> bool:
 
 def put_back(run: entry.Run) -> None:
     """The user's ``model_conf`` over the model's own."""
-    held = _HELD.pop(id(run), None)
+    held = run.held.pop(CONF, None)
     if held is not None:
         run.kwargs[CONF] = merged(section(run.kwargs, CONF), held)
         log.info(f"model_conf: {', '.join(key for key, _ in leaves(held))} set in the model's own configuration")
@@ -67,7 +64,7 @@ def put_back(run: entry.Run) -> None:
 def weights(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the entry's ``main``."""
     entry.before_main(site, look_for_weights)
-    entry.around_main(site, lambda run: _several(site, run))
+    entry.around_main(site, _several)
 
 
 def look_for_weights(run: entry.Run) -> None:
@@ -91,7 +88,7 @@ def _listed(value: Any) -> List[str]:
 
 
 @contextlib.contextmanager
-def _several(parent: Site, run: entry.Run) -> Iterator[None]:
+def _several(run: entry.Run) -> Iterator[None]:
     """1.0.18 and later load one checkpoint: of several, the others are loaded right after the first."""
     paths = _listed(plain(run.kwargs.get(WEIGHTS)))
     builder = sys.modules.get("funasr.auto.auto_model")

@@ -16,11 +16,11 @@ from .config import plain, section
 # Sections whose keys cannot be set at the top level: those of the model can (its configuration is merged flat).
 _SECTIONS = ("train_conf", "dataset_conf", "optim_conf", "scheduler_conf")
 # Read by the trainers of 1.0.18 and 1.0.19, and used by none of their functions.
-_READ_IN_VAIN = {"disable_gpu_cache"}
+_READ_IN_VAIN = frozenset(("disable_gpu_cache",))
 # Names of a model and of the places that it is fetched from become others by design.
-_RESOLVED = {"model", "hub", "model_hub", "model_revision", "freeze_param", "init_param", "device"}
+_RESOLVED = frozenset(("model", "hub", "model_hub", "model_revision", "freeze_param", "init_param", "device"))
 # The name of a setting of the trainer's that something else reads at the top level.
-_ELSEWHERE = {"excludes", "self", "kwargs"}
+_ELSEWHERE = frozenset(("excludes", "self", "kwargs"))
 _MISSING = object()
 
 

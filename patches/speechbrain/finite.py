@@ -15,6 +15,7 @@ with a ``fit_batch`` of their own are covered, as far as their loss is one numbe
 
 from __future__ import annotations
 
+import functools
 import inspect
 from types import ModuleType
 from typing import Any, Callable, List, MutableMapping
@@ -28,39 +29,40 @@ from ddpfix.patching.site import Site
 
 from . import brains
 
-# Hooks on the parameters of a Brain whose last training loss was not finite.
-_MUTED: MutableMapping[Any, List[Any]] = WeakKeyDictionary()
+# Brains whose last training loss was not finite, with the hooks on their parameters.
+Muted = MutableMapping[Any, List[Any]]
 
 
 def contribute_nothing(site: Site, module: ModuleType, owner: Any) -> None:
     """Watch ``compute_objectives`` of every class that is trained under DDP, and ``check_gradients`` of Brain."""
     checks.needs_names(owner, "check_gradients", "isfinite", "nonfinite_count")
     done: List[Any] = []
+    muted: Muted = WeakKeyDictionary()
 
     def wrap(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
         kind = _defines(type(brain), "compute_objectives")
         if kind is not owner and kind not in done and inspect.isfunction(vars(kind)["compute_objectives"]):
             done.append(kind)
-            site.wrap_hot(kind, "compute_objectives", _compute_objectives)
+            site.wrap_hot(kind, "compute_objectives", functools.partial(_compute_objectives, muted))
         return wrapped(*args, **kwargs)
 
     # Nothing trains under DDP without coming past this.
     site.wrap(owner, "_wrap_distributed", wrap)
-    site.wrap_hot(owner, "check_gradients", _check_gradients)
-    site.at_undo(_all_heard)
+    site.wrap_hot(owner, "check_gradients", functools.partial(_check_gradients, muted))
+    site.at_undo(functools.partial(_all_heard, muted))
 
 
 def _defines(kind: Any, name: str) -> Any:
     return next(level for level in kind.__mro__ if name in vars(level))
 
 
-def _compute_objectives(stock: Any) -> Callable[..., Any]:
+def _compute_objectives(muted: Muted, stock: Any) -> Callable[..., Any]:
     def compute_objectives(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = stock(self, *args, **kwargs)
         if torch.is_grad_enabled() and brains.together(self):
-            _heard(self)
+            _heard(muted, self)
             if _one_number(loss) and not bool(torch.isfinite(loss)):
-                _mute(self)
+                _mute(muted, self)
         return loss
 
     return compute_objectives
@@ -70,27 +72,27 @@ def _one_number(loss: Any) -> bool:
     return isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad
 
 
-def _mute(brain: Any) -> None:
+def _mute(muted: Muted, brain: Any) -> None:
     """Until the next loss, every gradient that reaches a parameter is zero when it is added, and when DDP gets it."""
     trained = [parameter for parameter in brain.modules.parameters() if parameter.requires_grad]
-    _MUTED[brain] = [parameter.register_hook(torch.zeros_like) for parameter in trained]
+    muted[brain] = [parameter.register_hook(torch.zeros_like) for parameter in trained]
     log.debug("the loss is not finite: this rank contributes gradients of zero")
 
 
-def _all_heard() -> None:
-    for brain in list(_MUTED):
-        _heard(brain)
+def _all_heard(muted: Muted) -> None:
+    for brain in list(muted):
+        _heard(muted, brain)
 
 
-def _heard(brain: Any) -> None:
-    for hook in _MUTED.pop(brain, ()):
+def _heard(muted: Muted, brain: Any) -> None:
+    for hook in muted.pop(brain, ()):
         hook.remove()
 
 
-def _check_gradients(stock: Any) -> Callable[..., Any]:
+def _check_gradients(muted: Muted, stock: Any) -> Callable[..., Any]:
     def check_gradients(self: Any, loss: Any) -> Any:
         result = stock(self, loss)
-        if result or self not in _MUTED or bool(torch.isfinite(loss)):
+        if result or self not in muted or bool(torch.isfinite(loss)):
             return result
         # Counted, warned of, patience not at an end: now as for any other loss, so that this rank clips and steps, too.
         return stock(self, torch.zeros_like(loss))

@@ -7,20 +7,21 @@ Before 0.5.11 its parameters also stay trainable, and DDP wraps what no backward
 
 from __future__ import annotations
 
-import weakref
+import functools
 from types import ModuleType
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, List, MutableMapping, Tuple
+from weakref import WeakKeyDictionary
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 
-_HOOKED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
     """Look for frozen extractors when a Brain wraps its modules; nothing of them is changed but their mode."""
-    site.wrap(owner, "_wrap_distributed", _wrapped)
-    site.at_undo(_let_go)
+    # The hook of each extractor.
+    hooked: MutableMapping[Any, Any] = WeakKeyDictionary()
+    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, hooked))
+    site.at_undo(functools.partial(_let_go, hooked))
 
 
 def parameters(site: Site, module: ModuleType, owner: Any) -> None:
@@ -34,11 +35,11 @@ def _frozen_first(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return wrapped(*args, **kwargs)
 
 
-def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+def _wrapped(hooked: MutableMapping[Any, Any], wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     for name, extractor in _extractors(instance.modules):
         parts = [part for part in extractor.children() if _left_in_eval(part)]
-        if parts and extractor not in _HOOKED:
-            _HOOKED[extractor] = extractor.register_forward_pre_hook(_Eval(parts))
+        if parts and extractor not in hooked:
+            hooked[extractor] = extractor.register_forward_pre_hook(_Eval(parts))
             log.info(f"{name} is frozen and stays in eval mode (no LayerDrop, no dropout), as its constructor sets it")
     return wrapped(*args, **kwargs)
 
@@ -69,7 +70,7 @@ class _Eval:
                 part.eval()
 
 
-def _let_go() -> None:
-    for handle in list(_HOOKED.values()):
+def _let_go(hooked: MutableMapping[Any, Any]) -> None:
+    for handle in list(hooked.values()):
         handle.remove()
-    _HOOKED.clear()
+    hooked.clear()

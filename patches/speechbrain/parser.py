@@ -13,7 +13,7 @@ from ddpfix.patching.site import PatchError
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 ACCEPTED = "true and false (also yes, no, on, off, 1, 0)"
 # They take any number of words, but the release passes on a single value where torch.compile wants no list.
-_SINGLE = {"compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"}
+_SINGLE = frozenset(("compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, field
-from typing import Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 
 from . import parser
 from .parser import Option
@@ -132,8 +132,3 @@ def _spare(item: Item) -> List[str]:
     count = 0 if item.value is not None else 1
     rest, item.words = item.words[count:], item.words[:count]
     return rest
-
-
-def last_of_each(found: Sequence[Item]) -> Dict[str, Item]:
-    """The last item of each run option."""
-    return {item.option.name: item for item in found if item.option is not None}

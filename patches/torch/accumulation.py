@@ -8,7 +8,7 @@ what one of them used counts as used.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 import torch
 
@@ -76,10 +76,6 @@ class Window:
     def number(self, parameter: Any) -> int:
         """DDP's number of a parameter, -1 if it has none."""
         return self._numbers.get(id(parameter), -1)
-
-    def shared(self, numbers: Sequence[int]) -> List[int]:
-        """Those of ``numbers`` that no rank has used."""
-        return [number for number in numbers if number in self.unused]
 
     def _skipped(self, step: training.Step) -> FrozenSet[int]:
         if not step.skipped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import distributed
@@ -33,8 +33,6 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    # A process that lived before knows seeds of groups that the others have never seen.
-    _AGREED.clear()
     agreement.announce()
     return result
 
@@ -129,18 +127,12 @@ def agree_on(site: Site, model: Any, members: List[int], failure: Optional[Excep
         facts["failure"] = repr(failure)
     seed = agreement.meet(members, distributed.get_rank(), facts, _seed(site), site.settings.seconds())
     _tell(site)
-    if seed is not None:
-        _AGREED[tuple(members)] = seed
     return seed
-
-
-# The seed on which each group has agreed last.
-_AGREED: Dict[Tuple[int, ...], int] = {}
 
 
 def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
     """A copy may be trained on some ranks only, so nobody is waited for: all know the seed of its original."""
-    seed = _AGREED.get(tuple(sharding.ranks_of(wrapper.process_group)))
+    seed = agreement.agreed(sharding.ranks_of(wrapper.process_group))
     return None if seed is None else schedule.fold(seed, schedule.text_key("copy"))
 
 

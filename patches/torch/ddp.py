@@ -77,7 +77,6 @@ class Wrapped:
     Attributes:
         parameters: those that DDP reduces, in the order of the reducer's own numbers, as they were at construction.
         names: theirs.
-        copied: whether this is a copy (deep copy, pickle) of a model that was wrapped before.
         holds: whether all micro-batches of an accumulation window skip the same layers.
         flag_is_ours: whether ddpfix has set find_unused_parameters, and nobody else.
         finalizer: what completes its reductions, if they are to be completed after backward.
@@ -93,7 +92,6 @@ class Wrapped:
         self.parameters: List[Any] = list(wrapper._build_params_for_reducer()[0])
         named = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
         self.names: List[str] = [named.get(id(parameter), "?") for parameter in self.parameters]
-        self.copied = copied
         # What the members of its group call it among themselves.
         self.number = roll_call.name_of_next(sharding.ranks_of(wrapper.process_group), "copy" if copied else "model")
         self.holds = False
@@ -155,9 +153,8 @@ class Stage:
         """This stage is taken away from a model (undo)."""
 
 
-MODELS: weakref.WeakKeyDictionary[Any, Wrapped] = weakref.WeakKeyDictionary()
-# Models that were wrapped before us: they agreed on nothing, and are left as they are.
-_BEFORE_US: weakref.WeakSet[Any] = weakref.WeakSet()
+# None for those that were wrapped before us: they agreed on nothing, and are left as they are.
+MODELS: weakref.WeakKeyDictionary[Any, Optional[Wrapped]] = weakref.WeakKeyDictionary()
 _STAGES: List[Stage] = []
 # The wrappers themselves, while there are stages.
 _SITE: List[Site] = []
@@ -166,6 +163,11 @@ _SITE: List[Site] = []
 def of(wrapper: Any) -> Optional[Wrapped]:
     """What is known of a model under DDP; None if it was wrapped without us."""
     return MODELS.get(wrapper)
+
+
+def known() -> List[Wrapped]:
+    """The models under DDP of which something is known."""
+    return [model for model in list(MODELS.values()) if model is not None]
 
 
 def put(site: Site, owner: Any, stage: Stage) -> None:
@@ -182,7 +184,7 @@ def put(site: Site, owner: Any, stage: Stage) -> None:
     site.parts.append(_SITE[0])
     _STAGES.append(stage)
     skip_module(sys.modules[type(stage).__module__])
-    _STAGES.sort(key=lambda known: ORDER.index(known.place))
+    _STAGES.sort(key=lambda each: ORDER.index(each.place))
     site.at_undo(lambda: _take_out(stage))
 
 
@@ -211,13 +213,12 @@ def _untrace() -> None:
 
 def _take_out(stage: Stage) -> List[str]:
     _STAGES.remove(stage)
-    for model in list(MODELS.values()):
+    for model in known():
         stage.ended(model)
         model.detach(stage.place)
     if _STAGES:
         return []
     MODELS.clear()
-    _BEFORE_US.clear()
     return _SITE.pop().undo()
 
 
@@ -225,7 +226,7 @@ def _name_those_before(owner: Any) -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     for found in [found for found in gc.get_objects() if issubclass(type(found), owner)]:
-        _BEFORE_US.add(found)
+        MODELS[found] = None
         log.warning(
             f"a {type(found.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated: it is"
             " not covered. Activate ddpfix first (import ddpfix.auto as the first line)."
@@ -250,7 +251,7 @@ def _meet(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
     try:
         model = MODELS[wrapper] = Wrapped(wrapper, copied=call is None)
     except Exception as error:
-        _BEFORE_US.add(wrapper)
+        MODELS[wrapper] = None
         log.warning(f"a {type(wrapper.module).__name__} under DDP is left as it is: {error!r}")
         return None
     for stage in _STAGES:
@@ -272,8 +273,8 @@ def build_again(model: Wrapped) -> None:
 
 def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
     # All of it is C, so that torch.compile finds no frame of Python here.
-    known: Any = MODELS
-    find, ref, enabled = known.data.get, weakref.ref, torch.is_grad_enabled
+    models: Any = MODELS
+    find, ref, enabled = models.data.get, weakref.ref, torch.is_grad_enabled
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if not enabled():
@@ -297,7 +298,7 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _copy(wrapper: Any) -> Optional[Wrapped]:
     """A model that nobody was seen to wrap: a copy of one, or one from before us."""
-    return None if wrapper in _BEFORE_US else _meet(wrapper, None)
+    return None if wrapper in MODELS else _meet(wrapper, None)
 
 
 def _has_failed(model: Wrapped, error: BaseException) -> None:

@@ -90,7 +90,8 @@ class _Undefined(torch.autograd.Function):  # type: ignore[misc]
 
 def _run_backward(parameters: List[Any]) -> None:
     """Before torch 2.1 the reducer's hook can be run by autograd only."""
-    # A user's hooks on parameters expect a gradient.
+    # A user's hooks on parameters expect a gradient. They are no attribute of the tensor's own dictionary, so they are
+    # put back by hand.
     held: List[Tuple[Any, Any]] = [(p, p._backward_hooks) for p in parameters if p._backward_hooks]
     for parameter, _ in held:
         parameter._backward_hooks = None

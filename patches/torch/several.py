@@ -11,7 +11,6 @@ fewer backwards than the one before begins, or ends, with a roll-call; the other
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
@@ -45,6 +44,8 @@ class Backwards:
         self._pending: Optional[Gradients] = None
         # Whether gradients of this step were used between two of its backwards.
         self.used_between = False
+        # Whether a step of this model may wait for a further backward: only then optimizers are listened to.
+        self.may_wait = False
 
     @property
     def usual(self) -> bool:
@@ -124,7 +125,7 @@ class Backwards:
     def wait(self, finalizer: Finalizer) -> None:
         """More backwards are to come before the reduction; a step may have fewer all the same."""
         self._pending = Gradients(self._model.parameters)
-        _WAITING[finalizer] = None
+        self.may_wait = True
         _listen()
 
     def use(self, finalizer: Finalizer) -> None:
@@ -152,7 +153,9 @@ class Backwards:
         )
 
     def end(self) -> None:
-        _stop()
+        self.may_wait = False
+        if not _waiting():
+            _stop()
 
 
 class Gradients:
@@ -173,8 +176,11 @@ def _version(gradient: Any) -> Tuple[Any, int]:
     return gradient, 0 if gradient is None else gradient._version
 
 
-# Finalizers that may wait for a further backward: only then optimizers are listened to.
-_WAITING: weakref.WeakKeyDictionary[Finalizer, None] = weakref.WeakKeyDictionary()
+def _waiting() -> List[Finalizer]:
+    found = (model.finalizer for model in ddp.known())
+    return [finalizer for finalizer in found if finalizer is not None and finalizer.backwards.may_wait]
+
+
 _HANDLES: List[Any] = []
 
 
@@ -186,13 +192,12 @@ def _listen() -> None:
 
 
 def _stop() -> None:
-    _WAITING.clear()
     while _HANDLES:
         _HANDLES.pop().remove()
 
 
 def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    concerned = [finalizer for finalizer in _WAITING if _holds(optimizer, finalizer)]
+    concerned = [finalizer for finalizer in _waiting() if _holds(optimizer, finalizer)]
     if not concerned:
         return None
     _complete(concerned)

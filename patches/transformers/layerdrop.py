@@ -9,12 +9,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix.layerdrop import code_copy, cover, everywhere
+from ddpfix.layerdrop import code_copy, everywhere
 from ddpfix.patching.site import Site
 
 # From 4.46 on all layers of a sharded model run, because ranks might disagree. Up to 4.36 a skipped layer leaves
 # ``(None, None)``, and WavLM with ``output_attentions`` asks for a third entry.
 TRAITS = code_copy.Traits(checks=("is_fsdp_managed_module",), skipped_output=(None, None))
+_share, _silence = everywhere.sharing(TRAITS), everywhere.silencing(TRAITS)
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:
@@ -35,11 +36,3 @@ def off(site: Site, module: ModuleType, owner: Any) -> None:
 def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
     everywhere.in_models(site, _silence)
-
-
-def _share(site: Site, owner: type) -> None:
-    cover.cover(site, owner, cover.shared_call, traits=TRAITS)
-
-
-def _silence(site: Site, owner: type) -> None:
-    cover.cover(site, owner, cover.no_call, never=True, traits=TRAITS)
