@@ -84,7 +84,6 @@ def run(checkout: Path, words: List[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.ranks
 def test_the_page_leads_to_a_toolkit_that_works(checkout: Path) -> None:
     plan, explained, tested, generated = [run(checkout, words) for words in commands()]
     (line,) = [line for line in plan.splitlines() if "toykit 1.0" in line]

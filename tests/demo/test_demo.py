@@ -10,8 +10,6 @@ import pytest
 from ddpfix.cli.demo import story, verdict
 from tests.demo import support
 
-pytestmark = pytest.mark.ranks
-
 
 @pytest.mark.parametrize(
     ("model", "loop"), [("wavlm", "plain"), ("bart", "plain"), ("wavlm", "accelerate"), ("bart", "trainer")]

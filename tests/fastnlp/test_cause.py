@@ -10,6 +10,7 @@ from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import Result, Scenario
 
 pytestmark = [
+    pytest.mark.patches("fastnlp.cause"),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not releases.has_drivers(), reason="DistTrainer ends no other process"),
 ]

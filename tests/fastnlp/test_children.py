@@ -11,6 +11,7 @@ from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import FAILURE, JOB, Scenario
 
 pytestmark = [
+    pytest.mark.patches("fastnlp.unused"),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not releases.has_drivers(), reason="torchrun starts the ranks of these releases"),
 ]

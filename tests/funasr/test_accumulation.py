@@ -15,6 +15,8 @@ import pytest
 
 from tests.funasr import launch, toy, trained
 
+pytestmark = pytest.mark.patches("funasr.accumulation", "funasr.validation")
+
 Runs = Dict[str, List[launch.Result]]
 
 # From 1.4.2 on trainer_ds is right.

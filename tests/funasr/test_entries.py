@@ -17,6 +17,8 @@ from tests.funasr import launch, recipes
 from tests.funasr.launch import Scenario
 from tests.ranks import launch as ranks
 
+pytestmark = pytest.mark.patches("funasr.entry", "funasr.cpu")
+
 VERSION = launch.version()
 RELEASE = tuple(int(part) for part in VERSION.split("."))
 # SeacoParaformer is the reported model; before 1.0.18 it cannot be trained by any means.
@@ -104,7 +106,6 @@ def reference(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[st
     return {name: results[0].parameters for name, results in found.items() if results[0].parameters is not None}
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(("way", "entry"), CASES)
 def test_every_way_trains_what_the_flag_by_hand_trains(
     way: str, entry: str, config: Path, reference: Dict[str, Path], tmp_path: Path
@@ -120,7 +121,6 @@ def test_every_way_trains_what_the_flag_by_hand_trains(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.ranks
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stock FunASR fails of the missing CUDA, which is here")
 def test_stock_fails_before_its_first_step_on_a_cpu(config: Path, tmp_path: Path) -> None:
     command, environ = WAYS["shell"](tmp_path, ENTRIES[-1])

@@ -47,6 +47,7 @@ def fp16(entry: str, folder: Path, scale: float, slope: float) -> toy.Run:
     return toy.Run(entry, folder, scaler=scaler(scale), slope=slope, use_fp16=True, grad_clip=5.0)
 
 
+@pytest.mark.patches("funasr.scaler")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_clipping_before_unscaling(entry: str, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_clipping_before_unscaling(entry: str, tmp_path: Path) -> None:
     assert steps == pytest.approx([-5.0 * n for n in range(1, 7)], rel=1e-5)
 
 
+@pytest.mark.patches("funasr.scaler")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_scale_backs_off(entry: str, tmp_path: Path) -> None:
@@ -71,6 +73,7 @@ def test_the_scale_backs_off(entry: str, tmp_path: Path) -> None:
     assert steps == pytest.approx([-5.0, -10.0], rel=1e-5)
 
 
+@pytest.mark.patches("funasr.scaler")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) -> None:
@@ -89,6 +92,9 @@ def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) 
         assert torch.nn.utils.clip_grad_norm_ is before is not during[0]
 
 
+@pytest.mark.patches(
+    "funasr.scaler", "funasr.bf16", "funasr.autocast", "funasr.bf16_scaler", "funasr.validation_precision"
+)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_full_precision_is_left_alone(entry: str, tmp_path: Path) -> None:
     names = ("scaler", "bf16", "autocast", "bf16_scaler", "validation_precision")
@@ -101,6 +107,7 @@ def test_full_precision_is_left_alone(entry: str, tmp_path: Path) -> None:
     assert "forward" not in vars(run.model)
 
 
+@pytest.mark.patches("funasr.bf16")
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry != "train_ds"])
 def test_train_runs_in_bfloat16(entry: str, tmp_path: Path, cpu: None) -> None:
     run = toy.Run(entry, tmp_path, use_bf16=True)
@@ -112,6 +119,7 @@ def test_train_runs_in_bfloat16(entry: str, tmp_path: Path, cpu: None) -> None:
     assert set(run.model.seen) == {torch.bfloat16} and steps == [-1.0 * n for n in range(1, 7)]
 
 
+@pytest.mark.patches("funasr.bf16")
 @pytest.mark.skipif(RELEASE >= OLD_SCALER, reason="use_fp16 is read from 1.0.11 on")
 def test_fp16_where_there_is_none_is_named(tmp_path: Path, said: List[str]) -> None:
     with cured("funasr.bf16"):
@@ -119,6 +127,7 @@ def test_fp16_where_there_is_none_is_named(tmp_path: Path, said: List[str]) -> N
     assert any("use_fp16 does nothing before FunASR 1.0.11" in line for line in said)
 
 
+@pytest.mark.patches("funasr.autocast")
 @pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
 @pytest.mark.parametrize("flag, dtype", [("use_fp16", torch.float16), ("use_bf16", torch.bfloat16)])
 def test_train_ds_runs_in_half_precision(tmp_path: Path, cpu: None, flag: str, dtype: torch.dtype) -> None:
@@ -133,6 +142,7 @@ def test_train_ds_runs_in_half_precision(tmp_path: Path, cpu: None, flag: str, d
         assert set(run().model.seen) == {dtype}
 
 
+@pytest.mark.patches("funasr.bf16_scaler")
 @pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
 def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
     def run() -> toy.Run:
@@ -150,6 +160,7 @@ def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
         assert made.scaler.is_enabled() and made.scaler.state_dict()["scale"] == 65536.0
 
 
+@pytest.mark.patches("funasr.validation_precision")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no mixed precision before 1.0.11")
 def test_train_validates_as_it_trains(tmp_path: Path, cpu: None) -> None:
     def validated() -> List[torch.dtype]:
@@ -163,6 +174,7 @@ def test_train_validates_as_it_trains(tmp_path: Path, cpu: None) -> None:
         assert set(validated()) == {torch.float16 if RELEASE >= (1, 3, 4) else torch.bfloat16}
 
 
+@pytest.mark.patches("funasr.validation_precision")
 def test_train_validates_in_bfloat16(tmp_path: Path, cpu: None) -> None:
     def validated() -> List[torch.dtype]:
         run = toy.Run("train", tmp_path, use_bf16=True)
@@ -228,6 +240,7 @@ RELEASES_ITSELF = (1, 0, 6) <= RELEASE < (1, 0, 11)
 QUIET: Dict[str, Any] = {"disable_gpu_cache": False} if (1, 0, 11) <= RELEASE < (1, 0, 18) else {}
 
 
+@pytest.mark.patches("funasr.cache")
 @pytest.mark.skipif(RELEASES_ITSELF, reason="the release releases after every forward")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_memory_is_released_every_so_many_steps(
@@ -242,6 +255,7 @@ def test_memory_is_released_every_so_many_steps(
         assert gpu.train(toy.Run(entry, tmp_path, **QUIET), monkeypatch) == 0
 
 
+@pytest.mark.patches("funasr.cache")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_without_a_gpu_nothing_is_released(entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: List[int] = []
@@ -253,6 +267,7 @@ def test_without_a_gpu_nothing_is_released(entry: str, tmp_path: Path, monkeypat
     assert len(calls) == 2 * stock and (stock == 0 or RELEASES_ITSELF)
 
 
+@pytest.mark.patches("funasr.cache")
 @pytest.mark.skipif(RELEASE < (1, 0, 26), reason="there is no reset_gpu_cache before 1.0.26")
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("reserved, times", [(69, 1), (71, 7)])
@@ -273,6 +288,7 @@ def test_reset_gpu_cache(
         assert gpu.train(toy.Run(entry, tmp_path, reset_gpu_cache=True), monkeypatch) == expected
 
 
+@pytest.mark.patches("funasr.cache")
 def test_disable_gpu_cache_is_named_where_it_does_nothing(tmp_path: Path, said: List[str]) -> None:
     with cured("funasr.cache"):
         toy.Run("train", tmp_path, disable_gpu_cache=True)
@@ -280,6 +296,7 @@ def test_disable_gpu_cache_is_named_where_it_does_nothing(tmp_path: Path, said: 
     assert any("disable_gpu_cache is not used by this release" in line for line in said) == (not used)
 
 
+@pytest.mark.patches("funasr.resume")
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry != "train_ds"])
 def test_a_checkpoint_is_loaded_by_way_of_the_cpu(entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = toy.Run(entry, tmp_path)

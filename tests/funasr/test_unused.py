@@ -14,6 +14,8 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
 from tests.funasr import launch, recipes, tiny, trained
 
+pytestmark = pytest.mark.patches("funasr.unused")
+
 RELEASE = trained.release()
 HOTWORDS = pytest.mark.skipif(RELEASE < (1, 0, 15), reason="no data set with hotwords")
 # Before, every SeacoParaformer dies of "too many values to unpack", and with train_decoder until 1.0.23.

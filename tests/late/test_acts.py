@@ -12,7 +12,7 @@ from tests.late import launch
 from tests.late.launch import Scenario
 from tests.late.test_exact import FAILURE, Ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.patches("torch.late", "torch.advice")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 STOCK = (
     "two_backwards_of_two",

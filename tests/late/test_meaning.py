@@ -12,7 +12,9 @@ from tests.late import launch
 from tests.late.launch import Scenario, both, twin
 from tests.late.test_exact import Ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = [
+    pytest.mark.patches("torch.unsent", "torch.aligned", "torch.accumulation", "torch.late"),
+]
 PLANS: Dict[str, Dict[str, Any]] = {
     "sgd": twin(),
     "adamw": twin(optimizer="adamw"),

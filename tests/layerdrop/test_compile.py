@@ -14,9 +14,12 @@ from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
-pytestmark = pytest.mark.skipif(
-    Version(torch.__version__) < Version("2.1"), reason="torch.compile of 2.0 does not trace these models"
-)
+pytestmark = [
+    pytest.mark.patches("transformers.layerdrop"),
+    pytest.mark.skipif(
+        Version(torch.__version__) < Version("2.1"), reason="torch.compile of 2.0 does not trace these models"
+    ),
+]
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def seed_everything() -> None:
     random.seed(7)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_every_class_that_draws_is_covered(site: Site) -> None:
     missed = []
     for module_name, classes in zoo.drawing_classes().items():
@@ -76,6 +77,7 @@ def test_every_class_that_draws_is_covered(site: Site) -> None:
     assert not missed, f"these classes skip layers and are not covered: {missed}"
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
 def test_equals_stock_with_the_same_decisions(entry: zoo.Tiny, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     model = covered(site, entry)
@@ -119,6 +121,7 @@ def reference(entry: zoo.Tiny, site: Site, decisions: List[bool]) -> Tuple[torch
         layerdrop.sync(site, importlib.import_module(entry.module()), None)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
 def test_generators_advance_as_in_stock(entry: zoo.Tiny, site: Site) -> None:
     model = entry.build()
@@ -134,6 +137,7 @@ def test_generators_advance_as_in_stock(entry: zoo.Tiny, site: Site) -> None:
     assert states() == stock
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
 def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.Tiny, site: Site) -> None:
     model = entry.build()
@@ -145,6 +149,7 @@ def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.Tiny, site: Site) -
     assert torch.equal(entry.loss(model(**batch)), stock)
 
 
+@pytest.mark.patches("transformers.layerdrop_off")
 @named(ENTRIES)
 def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
     model = covered(site, entry, layerdrop.off)
@@ -157,6 +162,7 @@ def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
     assert all(torch.equal(loss, kept) for loss in losses)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(ENTRIES)
 def test_the_rate_is_found(entry: zoo.Tiny, site: Site) -> None:
     model = covered(site, entry)
@@ -166,6 +172,7 @@ def test_the_rate_is_found(entry: zoo.Tiny, site: Site) -> None:
     assert cover.active(model) == []
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(ENTRIES)
 def test_undo_leaves_the_original_forward(entry: zoo.Tiny, site: Site) -> None:
     module = importlib.import_module(entry.module())

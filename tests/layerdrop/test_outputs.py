@@ -15,6 +15,8 @@ from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
+pytestmark = pytest.mark.patches("transformers.recording", "transformers.outputs")
+
 RELEASE = Version(transformers.__version__)
 LAYERS = 4
 

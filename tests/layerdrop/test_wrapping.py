@@ -86,6 +86,7 @@ def patterns(model: nn.Module, seed: int, count: int = 12) -> List[Any]:
     return found
 
 
+@pytest.mark.patches("torch.unused")
 def test_a_users_own_class_is_found_when_it_is_wrapped(site: Site) -> None:
     model = nn.Sequential(OwnStack(0.5), OwnStack(0.3)).train()
     wrapped(site, model)
@@ -101,6 +102,7 @@ def test_a_users_own_class_is_found_when_it_is_wrapped(site: Site) -> None:
     assert OwnStack not in cover.COVERED
 
 
+@pytest.mark.patches("torch.unused")
 def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
     base = type(zoo.tiny("wav2vec2").build().encoder)
 
@@ -117,6 +119,7 @@ def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
     assert step.calls
 
 
+@pytest.mark.patches("torch.unused")
 def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -> None:
     model = LocalSource().train()
     wrapped(site, model)
@@ -126,6 +129,7 @@ def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -
     assert [rate for _, _, rate in cover.active(model)] == [0.5]
 
 
+@pytest.mark.patches("transformers.overrides")
 @pytest.mark.parametrize("name", ("bart", "opt"))
 def test_a_rate_that_nobody_reads_is_named(site: Site, lines: List[str], name: str) -> None:
     model = zoo.tiny(name).build(rate=0.5)
@@ -144,6 +148,7 @@ def test_a_rate_that_nobody_reads_is_named(site: Site, lines: List[str], name: s
     assert all("=0 in the config" in line and "uses 0.5" in line for line in named)
 
 
+@pytest.mark.patches("transformers.overrides")
 def test_a_rate_that_is_read_is_not_named(site: Site, lines: List[str]) -> None:
     model = zoo.tiny("wav2vec2").build(rate=0.5)
     model.config.layerdrop = 0.2
@@ -154,6 +159,7 @@ def test_a_rate_that_is_read_is_not_named(site: Site, lines: List[str]) -> None:
     assert cover.rate_of(model.encoder) == 0.2
 
 
+@pytest.mark.patches("torch.unused")
 def test_a_config_inside_a_composite_model(site: Site, lines: List[str]) -> None:
     """model.config.encoder is not the object that the drawing module holds."""
     import copy
@@ -165,6 +171,7 @@ def test_a_config_inside_a_composite_model(site: Site, lines: List[str]) -> None
     assert [d[0] for d in overrides.differences(model)] == ["encoder"]
 
 
+@pytest.mark.patches("transformers.checkpointing")
 @pytest.mark.skipif(Version("4.35") > RELEASE, reason="modules keep their checkpoint function from 4.35 on")
 def test_what_becomes_of_reentrant_checkpointing(site: Site, lines: List[str]) -> None:
     checkpointing.reentrant(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
@@ -201,6 +208,7 @@ timer.cancel()
 """
 
 
+@pytest.mark.patches("transformers.checkpointing")
 @pytest.mark.skipif(Version("4.57") > RELEASE, reason="stock ends its backward on releases before 4.57")
 def test_wavlm_with_reentrant_checkpointing_ends() -> None:
     from tests.ranks.launch import ROOT, environment

@@ -16,6 +16,8 @@ from torch import distributed
 from ddpfix.ranks import agreement
 from tests.ranks import launch
 
+pytestmark = pytest.mark.patches("torch.steps")
+
 SCRIPT = """
 import os, sys, time
 import torch
@@ -49,7 +51,6 @@ def outcome(failing: int, size: int = 3) -> List[str]:
             started.kill()
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("failing", [0, 1])
 def test_it_is_named_and_nobody_waits(failing: int) -> None:
     begun = time.monotonic()

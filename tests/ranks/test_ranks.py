@@ -16,8 +16,6 @@ from packaging.version import Version
 from tests.ranks.launch import Outcome, ranks
 from tests.support import zoo
 
-pytestmark = pytest.mark.ranks
-
 REDUCTION = "Expected to have finished reduction in the prior iteration"
 TWICE = "Expected to mark a variable ready only once"
 RELEASE = Version(transformers.__version__)
@@ -93,6 +91,7 @@ def test_stock_trainer_asks_for_unused_parameters_but_ranks_skip_differently() -
 # Then the cure.
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", BASIC)
 def test_plain_loops(name: str) -> None:
     found = outcome(BASIC).found(name)
@@ -100,6 +99,7 @@ def test_plain_loops(name: str) -> None:
     assert len(found[0]["errors"]) == len(found[0]["skipped"])
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", PLAIN)
 def test_skip_rate_is_the_configured_rate(name: str) -> None:
     found = outcome(BASIC).found(name)[0]
@@ -118,15 +118,18 @@ def binomial_interval(trials: int, rate: float, confidence: float) -> Tuple[int,
     return low, next(k for k in range(trials, -1, -1) if sum(mass[k:]) > tail)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", ("accumulation", "resumed"))
 def test_longer_loops(name: str) -> None:
     check_skips(outcome(LOOPS).found(name))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_forked_and_spawned_loaders() -> None:
     check_skips(ranks(["loaders"], ON).found("loaders"))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_two_models_have_streams_of_their_own() -> None:
     found = outcome(LOOPS).found("two_models")
     check_skips(found)
@@ -134,6 +137,7 @@ def test_two_models_have_streams_of_their_own() -> None:
     assert found[0]["other"] != found[0]["skipped"]
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("model", ("wavlm", "bart"))
 def test_checkpointed_layers(model: str) -> None:
     found = outcome(LOOPS).found("checkpointed_layers")
@@ -141,24 +145,29 @@ def test_checkpointed_layers(model: str) -> None:
     check_skips([one[model] for one in found])
 
 
+@pytest.mark.patches("torch.unused")
 def test_the_flag_is_set_only_where_it_is_needed() -> None:
     assert outcome(LOOPS).found("flag") == [{"told": [True, False]}] * 2
 
 
+@pytest.mark.patches("accelerate.intent", "transformers.intent", "transformers.layerdrop")
 @pytest.mark.parametrize("name", TOOLS)
 def test_who_else_wraps(name: str) -> None:
     check_skips(outcome(TOOLS).found(name))
 
 
+@pytest.mark.patches("transformers.intent")
 def test_trainer_told_ddp() -> None:
     assert all(one["told"] for name in TOOLS[1:] for one in outcome(TOOLS).found(name))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
 def test_lightning() -> None:
     check_skips(ranks(["lightning_loop"], ON).found("lightning_loop"))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("way", ("import", "run"))
 @pytest.mark.parametrize("name", ("plain_wavlm", "plain_bart", *TOOLS))
 def test_every_way_to_switch_on(way: str, name: str) -> None:
@@ -168,6 +177,7 @@ def test_every_way_to_switch_on(way: str, name: str) -> None:
 # What the user said stays.
 
 
+@pytest.mark.patches("torch.diagnosis")
 def test_explicit_false_stays_and_the_error_names_the_parameters() -> None:
     done = ranks(["explicit_false"], {**ON, "TEST_STOCK": "1"})
     assert "find_unused_parameters=False is your own setting" in done.output
@@ -178,17 +188,20 @@ def test_explicit_false_stays_and_the_error_names_the_parameters() -> None:
         assert "find_unused_parameters=True)" in found["error"]
 
 
+@pytest.mark.patches("accelerate.intent", "transformers.intent")
 def test_explicit_false_through_accelerate_and_trainer() -> None:
     done = ranks(["accelerate_said_false", "trainer_said_false"], ON)
     assert all(one["told"] == [False, True] for one in done.found("accelerate_said_false"))
     assert all(one["told"] is False for one in done.found("trainer_said_false"))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_switched_off_patches_leave_stock() -> None:
     done = ranks(["plain_wavlm"], {**ON, "TEST_STOCK": "1", "DDPFIX_UNUSED": "off", "DDPFIX_LAYERDROP": "stock"})
     assert raised(done.found("plain_wavlm"), REDUCTION)
 
 
+@pytest.mark.patches("torch.late")
 @pytest.mark.parametrize("name", ["own_draws_wavlm", "own_draws_bart"])
 def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
     """What fails in stock (see the first test here) trains without the flag; tests/late compares the gradients."""
@@ -199,6 +212,7 @@ def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
     assert "DDP's reduction is finalized after each backward" in done.output
 
 
+@pytest.mark.patches("transformers.layerdrop_off")
 def test_layerdrop_off_needs_no_flag() -> None:
     done = ranks(["plain_bart", "flag"], {**ON, "DDPFIX_LAYERDROP": "off"})
     for one in done.found("plain_bart"):
@@ -210,6 +224,7 @@ def test_layerdrop_off_needs_no_flag() -> None:
 # Sharded models.
 
 
+@pytest.mark.patches("torch.fsdp")
 @pytest.mark.skipif(Version("2.6") > TORCH, reason="the row for FSDP begins with torch 2.6")
 @pytest.mark.parametrize("name", SHARDED)
 def test_sharded(name: str) -> None:
@@ -229,16 +244,19 @@ def test_stock_sharded_bart_dies() -> None:
 # Rank agreement.
 
 
+@pytest.mark.patches("torch.steps")
 def test_a_rank_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "5", "TEST_RANK_1": "DDPFIX=0"})
     assert "ddpfix is active on rank 0 but not on rank 1" in done.found("plain_wavlm")[0]["error"]
 
 
+@pytest.mark.patches("torch.steps")
 def test_rank_0_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "5", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
     assert "ddpfix is active on rank 1 but not on rank 0" in done.found("plain_wavlm")[1]["error"]
 
 
+@pytest.mark.patches("torch.steps")
 def test_ranks_that_differ_are_named_with_the_difference() -> None:
     done = ranks(["plain_wavlm"], {**ON, "TEST_RANK_1": "DDPFIX_LAYERDROP=off"})
     assert done.code == 0, "the worker writes the error down, nothing hangs"
@@ -246,6 +264,7 @@ def test_ranks_that_differ_are_named_with_the_difference() -> None:
         assert "Rank 1: DDPFIX_LAYERDROP is 'off' there and 'sync' on rank 0" in one["error"]
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_one_summary_line_per_process_group() -> None:
     output = outcome(LOOPS).output
     assert output.count("applied") == 1, output

@@ -16,6 +16,8 @@ from torch import distributed
 
 from tests.ranks import launch
 
+pytestmark = pytest.mark.patches("torch.steps")
+
 SCRIPT = Path(__file__).with_name("regroup.py")
 # Seconds; an agreement that does not come about takes longer than any of these tests.
 LIMIT = 150
@@ -60,7 +62,6 @@ def at(ports: List[int], plan: List[Stage]) -> List[Stage]:
     return [{**stage, "port": port} for stage, port in zip(plan, ports)]
 
 
-@pytest.mark.ranks
 def test_ranks_that_swap() -> None:
     """Only two of three wrap models, and they are not the same two in the second group."""
     ports = [free_port(), free_port()]
@@ -69,7 +70,6 @@ def test_ranks_that_swap() -> None:
     assert found == [[seeds(0), seeds(1)], [seeds(0), []], [[], seeds(1)]]
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("replaced", [0, 1])
 def test_a_new_process_beside_one_that_lived_before(replaced: int) -> None:
     ports = [free_port(), free_port()]
@@ -88,7 +88,6 @@ def server() -> Iterator[int]:
     del kept
 
 
-@pytest.mark.ranks
 @pytest.mark.skipif(not hasattr(distributed.Store, "list_keys"), reason="this torch cannot empty a store of its keys")
 @pytest.mark.parametrize("replaced", [(), (0,)], ids=str)
 def test_a_group_on_the_server_of_the_one_before(replaced: List[int]) -> None:
@@ -120,7 +119,6 @@ for _ in range(2):
 """
 
 
-@pytest.mark.ranks
 def test_a_destroyed_group_frees_its_port() -> None:
     command = [sys.executable, "-c", ONE, str(free_port())]
     environ = launch.environment({"DDPFIX": "1"})

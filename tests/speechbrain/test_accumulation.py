@@ -64,6 +64,7 @@ def test_stock_counts_the_last_micro_batch_only_under_mixed_precision(stock: Tup
         assert wrong > MIXED_ERROR and error(where, "mixed", by_hand(WHOLE)) < MIXED_ERROR
 
 
+@pytest.mark.patches("speechbrain.accumulation")
 @pytest.mark.skipif(not MIXED, reason="no auto_mix_prec with accumulation")
 def test_every_micro_batch_counts_under_mixed_precision(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
@@ -82,6 +83,7 @@ def test_stock_clips_nothing_where_it_clips_before_backward(stock: Tuple[Path, R
         assert error(where, "clip", clipped) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.clipping")
 def test_clipping_acts_on_the_gradients_of_the_step(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
     assert toys.alike(runs["clip"])
@@ -94,6 +96,7 @@ def test_clipping_acts_on_the_gradients_of_the_step(cured: Tuple[Path, Runs]) ->
         assert error(where, "clip_mixed", by_hand(ONE_BY_ONE, 1.0, 0.001)) < 1e-3 * MIXED_ERROR + 1e-6
 
 
+@pytest.mark.patches("speechbrain.clip_groups")
 @pytest.mark.skipif(not since("1.0.0"), reason="clips the parameters of all modules")
 def test_every_group_of_an_optimizer_is_clipped(stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]) -> None:
     expected = by_hand(ONE_BY_ONE, 1.0, 0.001)
@@ -101,6 +104,7 @@ def test_every_group_of_an_optimizer_is_clipped(stock: Tuple[Path, Runs], cured:
     assert toys.alike(cured[1]["groups"]) and error(cured[0], "groups", expected) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not since("1.0.0"), reason="forward is outside of no_sync, or there is none")
 def test_skipping_a_micro_batch_on_one_rank_keeps_ranks_equal(
     stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]
@@ -122,6 +126,7 @@ def brain() -> Iterator[Any]:
     assert dict(vars(Brain)) == had
 
 
+@pytest.mark.patches("speechbrain.no_sync")
 @pytest.mark.skipif(not since("0.5.13"), reason="there is no no_sync")
 def test_no_sync_restores_what_was_there_after_an_exception(brain: Any) -> None:
     import speechbrain.core

@@ -80,6 +80,7 @@ def test_stock_anneals_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
         assert second.lr == first.lr and second.steps == first.steps
 
 
+@pytest.mark.patches("speechbrain.stages")
 def test_every_rank_anneals_alike(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
     assert toys.alike(runs["anneal"])
@@ -88,6 +89,7 @@ def test_every_rank_anneals_alike(cured: Tuple[Path, Runs]) -> None:
     assert max(error(where, "anneal", expected, rank) for rank in (0, 1)) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.stages")
 def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(cured: Tuple[Path, Runs]) -> None:
     where, _ = cured
     assert (where / "anneal" / "ends0").read_text().split() == ["1", "2", "3"]
@@ -95,6 +97,7 @@ def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(cu
     assert len((where / "anneal" / "train_log.txt").read_text().splitlines()) == 3
 
 
+@pytest.mark.patches("speechbrain.checkpoints")
 @pytest.mark.skipif(not RACES, reason="rank 0 alone saves checkpoints, or there are barriers")
 def test_old_checkpoints_are_deleted_while_nobody_reads_them(
     stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]
@@ -116,12 +119,14 @@ def test_stock_stops_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
         assert toys.alike([first, second]) and len(first.steps) == 2
 
 
+@pytest.mark.patches("speechbrain.stages")
 def test_every_rank_stops(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
     assert toys.alike(runs["stop"]) and len(runs["stop"][0].steps) == 2
     assert [toys.end(where, "stop", rank)["current"] for rank in (0, 1)] == [3, 3]
 
 
+@pytest.mark.patches("speechbrain.stages")
 @pytest.mark.skipif(not MAIN_ONLY, reason="on_stage_end runs on every rank")
 def test_an_ordinary_recipe_anneals_alike(folder: Path) -> None:
     home = folder / "recipe"
@@ -148,6 +153,7 @@ def test_stock_parts_a_rank_whose_loss_is_not_finite(stock: Tuple[Path, Runs]) -
         assert all(toys.end(where, "nan", rank)["weight"].isnan().all() for rank in (0, 1))
 
 
+@pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not BEFORE_1, reason="a NaN reaches all ranks alike")
 def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
@@ -156,6 +162,7 @@ def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(cured: Tu
     assert max(error(where, "nan", expected, rank) for rank in (0, 1)) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not (BEFORE_1 and HAS_FACTOR), reason="no accumulation, or a NaN reaches all ranks alike")
 def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
@@ -175,6 +182,7 @@ def test_stock_cannot_log_on_the_main_process_only(stock: Tuple[Path, Runs]) -> 
         assert toys.alike(results)
 
 
+@pytest.mark.patches("speechbrain.loggers")
 def test_logging_on_the_main_process_only_is_no_collective(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
     assert toys.alike(runs["alone"])

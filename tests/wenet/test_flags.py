@@ -9,6 +9,8 @@ import pytest
 
 from tests.wenet import acts, trees
 
+pytestmark = pytest.mark.patches("wenet.flags")
+
 WORDS = ["True", "true", "1", "yes", "False", "false", "0", "no", "OFF", "", "maybe"]
 MEANT = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word != "maybe"}
 

@@ -97,6 +97,7 @@ def test_stock_skips_other_layers_on_each_rank(tree: Path, found: Dict[str, List
         assert one != other, name
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_the_cause_is_a_generator_that_one_rank_has_used_more(found: Dict[str, List[Any]]) -> None:
     """With batches of one length ranks agree by luck, until one of them skips a batch."""
     one, other = ran(found["stock_level"])
@@ -105,6 +106,7 @@ def test_the_cause_is_a_generator_that_one_rank_has_used_more(found: Dict[str, L
     assert one[:1] == other[:1] and one != other
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_all_ranks_skip_the_same_layers(tree: Path, found: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
         one, other = ran(found[f"ours_{name}"])
@@ -112,6 +114,7 @@ def test_all_ranks_skip_the_same_layers(tree: Path, found: Dict[str, List[Any]])
         assert len({str(step) for step in one}) > 1, "every step skipped the same layers"
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_training_equals_stock_with_these_decisions(tree: Path, found: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
         assert ran(found[f"by_hand_{name}"]) == ran(found[f"ours_{name}"])
@@ -119,6 +122,7 @@ def test_training_equals_stock_with_these_decisions(tree: Path, found: Dict[str,
             assert found[f"ours_{name}"][rank]["weights"] == found[f"by_hand_{name}"][0]["weights"], name
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_recomputed_layers_get_the_decisions_of_their_forward(tree: Path, found: Dict[str, List[Any]]) -> None:
     if not recomputes(tree):
         pytest.skip("these encoders do not checkpoint their layers")
@@ -127,6 +131,7 @@ def test_recomputed_layers_get_the_decisions_of_their_forward(tree: Path, found:
     assert found["ours_again"][0]["weights"] == found["ours_both"][0]["weights"]
 
 
+@pytest.mark.patches("wenet.layerdrop_off")
 def test_off_is_rate_0(tree: Path, found: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
         assert ran(found[f"off_{name}"]) == ran(found[f"none_{name}"]), name
@@ -134,6 +139,7 @@ def test_off_is_rate_0(tree: Path, found: Dict[str, List[Any]]) -> None:
         assert found[f"off_{name}"][0]["weights"] == found[f"none_{name}"][0]["weights"], name
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_the_encoder_is_compiled_as_in_stock(tree: Path, found: Dict[str, List[Any]]) -> None:
     """Up to 2.2.1 train.py compiles the model on rank 0 in every run, later with --jit."""
     for name in kinds(tree):
@@ -144,6 +150,7 @@ def test_the_encoder_is_compiled_as_in_stock(tree: Path, found: Dict[str, List[A
             assert found[ours][0]["out"] == stock["out"]
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_undo_leaves_everything_as_it_was(found: Dict[str, List[Any]]) -> None:
     for setting, patch in (("sync", "wenet.layerdrop"), ("off", "wenet.layerdrop_off")):
         for rank in found[f"undone_{setting}"]:

@@ -48,6 +48,7 @@ def test_stock_fails(found: Dict[str, List[Any]]) -> None:
     assert found["stock"][0]["flag"] is False
 
 
+@pytest.mark.patches("wenet.unused", "wenet.checkpointing")
 def test_the_flag_alone_is_no_cure_for_reentrant_checkpoints(tree: Path, found: Dict[str, List[Any]]) -> None:
     if trees.version(tree) == "3.0.0":
         assert all(error.startswith(TWICE) for error in errors(found["flag_alone"]))
@@ -55,6 +56,7 @@ def test_the_flag_alone_is_no_cure_for_reentrant_checkpoints(tree: Path, found: 
         assert errors(found["flag_alone"]) == [None, None]
 
 
+@pytest.mark.patches("wenet.unused", "wenet.checkpointing")
 def test_it_trains_as_edited_by_hand(found: Dict[str, List[Any]]) -> None:
     for ours, reference in (("ours", "by_hand"), ("ours_used", "by_hand_used")):
         assert errors(found[ours]) == [None, None], found[ours][0]["log"]
@@ -64,20 +66,24 @@ def test_it_trains_as_edited_by_hand(found: Dict[str, List[Any]]) -> None:
     assert found["ours"][0]["none"] == ["decoder"]
 
 
+@pytest.mark.patches("wenet.unused")
 def test_where_all_is_used_nothing_changes_but_the_flag(found: Dict[str, List[Any]]) -> None:
     assert found["stock_used"][0]["weights"] == found["ours_used"][0]["weights"]
     assert found["ours_used"][0]["none"] == []
 
 
+@pytest.mark.patches("wenet.unused")
 def test_the_reason_is_said(found: Dict[str, List[Any]]) -> None:
     said = "find_unused_parameters=True: with gradient checkpointing WeNet switches it off"
     assert said in found["ours"][0]["log"] and said not in found["stock"][0]["log"]
 
 
+@pytest.mark.patches("wenet.unused")
 def test_it_can_be_switched_off(found: Dict[str, List[Any]]) -> None:
     assert all(error.startswith(REDUCTION) for error in errors(found["off"]))
 
 
+@pytest.mark.patches("wenet.unused")
 def test_undo_leaves_everything_as_it_was(tree: Path, found: Dict[str, List[Any]]) -> None:
     patch = "wenet.checkpointing" if trees.version(tree) == "3.0.0" else "wenet.unused"
     for rank in found["undone"]:
