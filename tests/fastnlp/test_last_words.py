@@ -89,7 +89,7 @@ for rank in (1, 2):
 
 
 def environment(more: Dict[str, str]) -> Dict[str, str]:
-    from tests.ranks import launch as ranks
+    from tests.support import ranks
 
     whole = ranks.environment(more)
     whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])

@@ -15,7 +15,7 @@ import torch
 
 from tests.funasr import launch, recipes
 from tests.funasr.launch import Scenario
-from tests.ranks import launch as ranks
+from tests.support import ranks
 
 pytestmark = pytest.mark.patches("funasr.entry", "funasr.cpu")
 
@@ -81,7 +81,7 @@ def run(command: List[str], environ: Dict[str, str], folder: Path, config: Path)
     whole = ranks.environment(environ)
     whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], str(launch.package().parent)])
     arguments = [f"--config-path={config.parent}", f"--config-name={config.name}", f"++output_dir={folder / 'exp'}"]
-    return ranks._run([*command, *arguments, f"hydra.run.dir={folder}"], whole, str(folder), 150)
+    return ranks.run([*command, *arguments, f"hydra.run.dir={folder}"], whole, folder, 150)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def reference(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[st
     for results in found.values():
         assert all(result.error is None for result in results), results[0].log[-3000:]
         assert results[0].steps == results[1].steps and len(results[0].steps) > 1
-    return {name: results[0].parameters for name, results in found.items() if results[0].parameters is not None}
+    return {name: results[0].kept for name, results in found.items() if results[0].kept is not None}
 
 
 @pytest.mark.parametrize(("way", "entry"), CASES)

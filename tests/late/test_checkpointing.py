@@ -10,7 +10,7 @@ import transformers
 from packaging.version import Version
 
 from tests.late import launch
-from tests.late.launch import Scenario, both, twin
+from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
 
 pytestmark = pytest.mark.patches("torch.reentrant", "torch.late")
@@ -28,7 +28,7 @@ MODES = ("auto", "find", "late")
 
 
 def scenario(name: str, kind: str, **others: Any) -> Scenario:
-    return Scenario(name, twin=twin(MODEL, checkpointing=kind), **{"steps": STEPS, **others})
+    return Scenario(name, comparison=comparison(MODEL, checkpointing=kind), **{"steps": STEPS, **others})
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
-ENTRY = zoo.tiny("wav2vec2-stable")
+ENTRY = zoo.tiny_model("wav2vec2-stable")
 KINDS = pytest.mark.parametrize("reentrant", (True, False), ids=("reentrant", "non-reentrant"))
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 Whole = Callable[[nn.Module], torch.Tensor]
@@ -216,7 +216,7 @@ def test_an_ambiguous_recomputation_is_refused() -> None:
 @pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_layers_checkpointed_by_transformers(reentrant: bool) -> None:
-    entry = zoo.tiny("bart")
+    entry = zoo.tiny_model("bart")
     site = Site("test")
     layerdrop.sync(site, importlib.import_module(entry.module()), None)
     try:

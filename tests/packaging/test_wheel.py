@@ -88,7 +88,7 @@ NO_PATCHES = (
 
 @pytest.mark.parametrize("version", support.VERSIONS)
 def test_install_use_and_uninstall(version: str, wheel: Path, tmp_path: Path, torch_folder: Path) -> None:
-    """A user's whole life with ddpfix, on each Python, with the real requirements and a toy torch."""
+    """A user's whole life with ddpfix, on each Python, with the real requirements and a stub torch."""
     if version not in PYTHONS:
         pytest.skip(f"NOT TRIED: CPython {version} is not on this machine (TEST_PYTHONS can name its path)")
     place = support.new_place(tmp_path / "place", PYTHONS[version])

@@ -39,7 +39,7 @@ def main() -> None:
 
     # Names of transformers are imported when they are asked for: before the fork, once for all.
     assert transformers.Wav2Vec2Model and torch.distributed.fsdp and training
-    assert zoo.tiny("wav2vec2").build() is not None
+    assert zoo.tiny_model("wav2vec2").build() is not None
 
     serving.serve(Path(sys.argv[1]), run)
 

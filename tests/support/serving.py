@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ def serve(home: Path, run: Callable[[Dict[str, Any], Path], Any]) -> None:
     """Serve requests until a file ``stop`` appears in ``home``.
 
     Args:
-        home: where :class:`tests.support.waiting.Waiting` puts its requests.
+        home: where :class:`tests.support.pool.Pool` puts its requests.
         run: ``run(scenario, folder)`` runs one scenario in a forked child, whose output goes to the scenario's log, and
             fills ``scenario["found"]``, which is recorded with the error, if one was raised.
     """
@@ -33,6 +34,11 @@ def serve(home: Path, run: Callable[[Dict[str, Any], Path], Any]) -> None:
             (home / f"done.{number}.{RANK}").touch()
             number += 1
         time.sleep(0.02)
+
+
+def listen() -> None:
+    """Print the stacks of all threads on SIGUSR1, which a rank gets when its time is up."""
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
 def _ended(*_: Any) -> None:
@@ -61,6 +67,7 @@ def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Callable[[
     screen = os.open(folder / f"{scenario['name']}.{RANK}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(screen, 1)
     os.dup2(screen, 2)
+    listen()
     found: Dict[str, Any] = {"error": None}
     scenario["found"] = found
     try:
@@ -102,6 +109,9 @@ def _wait(child: int, seconds: float) -> None:
     end = time.monotonic() + seconds
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > end:
+            # It prints where it waits; then it has to go.
+            os.kill(child, signal.SIGUSR1)
+            time.sleep(0.1)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             break

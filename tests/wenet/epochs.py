@@ -16,7 +16,7 @@ from typing import Any, Dict, Optional, Union
 import torch
 from torch import distributed
 
-from tests.wenet.uneven_tiny import Batches, Piped, Tiny, era
+from tests.wenet.uneven_tiny_model import Batches, Piped, Tiny, era
 
 RANK = int(os.environ.get("RANK", "0"))
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.wenet import acts, trees
+from tests.wenet import launch, trees
 
 TREES = trees.every(("v2", "v30", "v3"), ("v2.2.1", "v3.0.0", "v3.1.0", "main"))
 ON = {"layerdrop": "sync"}
@@ -41,35 +41,37 @@ def tree(request: Any) -> Any:
 @pytest.fixture(scope="module")
 def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
     folder = tmp_path_factory.mktemp("layerdrop")
-    scenes = []
+    scenarios = []
     for name in kinds(tree):
         plan = {**KINDS[name], "steps": STEPS}
         none = {**plan, "rate": 0.0, **({"branch": 0.0} if "branch" in plan else {})}
-        scenes += [
-            acts.scene(f"stock_{name}", "depth", **plan),
-            acts.scene(f"ours_{name}", "depth", ON, spied=True, moved=True, **plan),
-            acts.scene(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
-            acts.scene(f"none_{name}", "depth", **none),
-            acts.scene(f"stock_script_{name}", "scripted", **plan),
-            acts.scene(f"ours_script_{name}", "scripted", ON, **plan),
-            acts.scene(f"off_script_{name}", "scripted", {"layerdrop": "off"}, **plan),
+        scenarios += [
+            launch.scenario(f"stock_{name}", "depth", **plan),
+            launch.scenario(f"ours_{name}", "depth", ON, spied=True, moved=True, **plan),
+            launch.scenario(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
+            launch.scenario(f"none_{name}", "depth", **none),
+            launch.scenario(f"stock_script_{name}", "scripted", **plan),
+            launch.scenario(f"ours_script_{name}", "scripted", ON, **plan),
+            launch.scenario(f"off_script_{name}", "scripted", {"layerdrop": "off"}, **plan),
         ]
     alone = {**KINDS["branchformer"], "steps": STEPS}
-    scenes.append(acts.scene("stock_moved", "depth", moved=True, **{**alone, "same_length": True}))
-    scenes.append(acts.scene("stock_level", "depth", **{**alone, "same_length": True}))
+    scenarios.append(launch.scenario("stock_moved", "depth", moved=True, **{**alone, "same_length": True}))
+    scenarios.append(launch.scenario("stock_level", "depth", **{**alone, "same_length": True}))
     if recomputes(tree):
         again = {**KINDS["both"], "steps": STEPS, "checkpointing": True}
-        scenes.append(acts.scene("ours_again", "depth", ON, moved=True, **again))
+        scenarios.append(launch.scenario("ours_again", "depth", ON, moved=True, **again))
     for setting in ("sync", "off"):
         modules = [f"wenet.{part}" for part in _modules(tree)]
-        scenes.append(acts.scene(f"undone_{setting}", "undone", arguments={"layerdrop": setting}, modules=modules))
-    first = acts.run(tree, scenes, folder)
+        scenarios.append(
+            launch.scenario(f"undone_{setting}", "undone", arguments={"layerdrop": setting}, modules=modules)
+        )
+    first = launch.run(tree, scenarios, folder)
     scripts = []
     for name in kinds(tree):
         decisions = _decisions(first[f"ours_{name}"])
         plan = {**KINDS[name], "steps": STEPS, "moved": True, "decisions": decisions}
-        scripts.append(acts.scene(f"by_hand_{name}", "depth", **plan))
-    return {**first, **acts.run(tree, scripts, folder)}
+        scripts.append(launch.scenario(f"by_hand_{name}", "depth", **plan))
+    return {**first, **launch.run(tree, scripts, folder)}
 
 
 def _modules(tree: Path) -> List[str]:

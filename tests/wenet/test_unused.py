@@ -10,22 +10,22 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.wenet import acts, trees
+from tests.wenet import launch, trees
 
 TREES = trees.every(("v30", "v3"), ("v3.0.0", "v3.1.0", "main"))
 REDUCTION = "RuntimeError: Expected to have finished reduction in the prior iteration"
 TWICE = "RuntimeError: Expected to mark a variable ready only once"
 ON = {"unused": "auto"}
 SCENES = [
-    acts.scene("stock", "idle", all_used=False),
-    acts.scene("stock_used", "idle", all_used=True),
-    acts.scene("flag_alone", "idle", all_used=False, forced=True),
-    acts.scene("by_hand", "idle", all_used=False, by_hand=True),
-    acts.scene("by_hand_used", "idle", all_used=True, by_hand=True),
-    acts.scene("ours", "idle", ON, all_used=False),
-    acts.scene("ours_used", "idle", ON, all_used=True),
-    acts.scene("off", "idle", {"unused": "off"}, all_used=False),
-    acts.scene("undone", "undone", arguments=ON, modules=["wenet.utils.train_utils"]),
+    launch.scenario("stock", "idle", all_used=False),
+    launch.scenario("stock_used", "idle", all_used=True),
+    launch.scenario("flag_alone", "idle", all_used=False, forced=True),
+    launch.scenario("by_hand", "idle", all_used=False, by_hand=True),
+    launch.scenario("by_hand_used", "idle", all_used=True, by_hand=True),
+    launch.scenario("ours", "idle", ON, all_used=False),
+    launch.scenario("ours_used", "idle", ON, all_used=True),
+    launch.scenario("off", "idle", {"unused": "off"}, all_used=False),
+    launch.scenario("undone", "undone", arguments=ON, modules=["wenet.utils.train_utils"]),
 ]
 
 
@@ -36,7 +36,7 @@ def tree(request: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
-    return acts.run(tree, SCENES, tmp_path_factory.mktemp("unused"))
+    return launch.run(tree, SCENES, tmp_path_factory.mktemp("unused"))
 
 
 def errors(ranks: List[Any]) -> List[Any]:

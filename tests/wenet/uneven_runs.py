@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from tests.support import waiting
+from tests.support import pool
 
 RANK = Path(__file__).with_name("uneven_rank.py")
 SIZE = 3
@@ -101,10 +101,10 @@ class Outcome:
 
 def train(tree: Path, scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Outcome]:
     """Run scenarios one after the other on a tree's ranks, which stay for the next ones."""
-    waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, SIZE, {"TREE": str(tree)})
+    pool.train(RANK, [asdict(scenario) for scenario in scenarios], folder, SIZE, {"TREE": str(tree)})
     found = {}
     for scenario in scenarios:
-        pairs = waiting.records(folder, scenario.name, scenario.size)
+        pairs = pool.records(folder, scenario.name, scenario.size)
         found[scenario.name] = Outcome(
             [record for _, record in pairs], [log for log, _ in pairs], scenario.engine != "torch_ddp"
         )
