@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports torch once, then trains each case in a forked child.
+"""One rank, forked from a process that imports torch once, then trains each case in a forked child.
 
 Cases for fewer ranks than there are leave the last ones out.
 """

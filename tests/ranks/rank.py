@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports torch and the tools once, then runs scenarios in forked children."""
+"""One rank, forked from a process that imports torch and the tools once, then runs scenarios in forked children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports torch and transformers once, then runs scenarios in forked children.
+"""One rank, forked from a process that imports torch and transformers once, then runs scenarios in forked children.
 
 Scenarios for fewer ranks than there are leave the last ones out.
 """

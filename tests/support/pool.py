@@ -1,7 +1,7 @@
 """Ranks that have imported a toolkit once and run scenarios on request: the side of the tests.
 
-Importing a toolkit takes longer than training a tiny model with it. So ranks of one kind are started once, by torch
-elastic, and each scenario runs in a forked child of every rank (:mod:`tests.support.serving`).
+Importing a toolkit takes longer than training a tiny model with it. So ranks of one kind are forked once from a
+process that has imported all, and each scenario runs in a forked child of every rank (:mod:`tests.support.serving`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import atexit
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,8 +33,8 @@ class Pool:
         self.folder = Path(tempfile.mkdtemp(prefix="ddpfix-ranks-"))
         self.screen = (self.folder / "screen").open("w")
         self.process = subprocess.Popen(
-            [*ranks.elastic(size), str(script), str(self.folder)],
-            env=ranks.with_release(dict(environ)),
+            [sys.executable, str(script), str(self.folder)],
+            env=ranks.with_release({**dict(environ), "WORLD_SIZE": str(size)}),
             stdout=self.screen,
             stderr=subprocess.STDOUT,
         )
@@ -58,7 +59,6 @@ class Pool:
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
-            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
             self.process.terminate()
             self.process.wait(40)
         self.screen.close()

@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports the models of a tree once, then runs each scenario in a forked child."""
+"""One rank, forked from a process that imports the models of a tree once, then runs each scenario in a forked child."""
 
 from __future__ import annotations
 
