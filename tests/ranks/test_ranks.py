@@ -252,13 +252,13 @@ def test_stock_sharded_bart_dies() -> None:
 
 @pytest.mark.patches("torch.steps")
 def test_a_rank_without_ddpfix_is_named() -> None:
-    done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "5", "TEST_RANK_1": "DDPFIX=0"})
+    done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "3", "TEST_RANK_1": "DDPFIX=0"})
     assert "ddpfix is active on rank 0 but not on rank 1" in done.found("plain_wavlm")[0]["error"]
 
 
 @pytest.mark.patches("torch.steps")
 def test_rank_0_without_ddpfix_is_named() -> None:
-    done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "5", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
+    done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "3", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
     assert "ddpfix is active on rank 1 but not on rank 0" in done.found("plain_wavlm")[1]["error"]
 
 
