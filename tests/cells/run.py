@@ -28,6 +28,7 @@ def run(cell: Cell, folder: Path, only: Sequence[str] = ()) -> int:
     Raises:
         NothingToRunError: the release cannot be had here.
     """
+    folder = folder.resolve()
     python = environment.made(cell, folder)
     environ = {**os.environ, **environment.variables(cell, folder)}
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "-p", "tests.cells.record"]
