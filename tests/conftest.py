@@ -1,22 +1,117 @@
-"""Tests of a toolkit that is not installed are skipped one by one, with the command that runs them."""
+"""Tiers, told by folder; sweeps, of which a sample is run; and tests that cannot be run here, one by one."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
-# A folder of tests -> the package that it needs, and the command that runs it where that is installed.
+from tests.support import alone
+
+HERE = Path(__file__).parent
+# fast: no ranks. ranks: two real ones or more. cells: another environment, which `nox -s cells` makes.
+TIERS: Dict[str, str] = {
+    "unit": "fast",
+    "cells": "fast",
+    "activation": "fast",
+    "orderings": "fast",
+    "faults": "fast",
+    "packaging": "fast",
+    "benchmarks": "fast",
+    "layerdrop": "fast",
+    "adding": "ranks",
+    "demo": "ranks",
+    "late": "ranks",
+    "ranks": "ranks",
+    "sharded": "ranks",
+    "upstream": "ranks",
+    "gpu": "ranks",
+    "wenet": "ranks",
+    "funasr": "cells",
+    "speechbrain": "cells",
+    "fastnlp": "cells",
+}
+# Files that are in another tier than their folder.
+FILES: Dict[str, str] = {
+    "activation/test_real_torch": "ranks",
+    "demo/test_verdict": "fast",
+    "late/test_bucket_cost": "fast",
+    "late/test_undo": "fast",
+    "sharded/test_shards": "fast",
+    "gpu/test_judge": "fast",
+}
+# A folder of tests -> the package that it needs.
 NEEDS: Dict[str, str] = {"funasr": "funasr", "speechbrain": "speechbrain", "fastnlp": "fastNLP"}
-HOW = "{0} is not installed: python -m tests.cells {0} runs this on each release"
+HOW = "{0} is not installed here: nox -s cell -- {0}"
+
+
+def folder_of(path: Path) -> str:
+    """The folder of tests that a file is in; "" for one elsewhere."""
+    inside = HERE in path.parents
+    return path.relative_to(HERE).parts[0] if inside else ""
+
+
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption("--whole", action="store_true", help="run sweeps whole, and not the sample of them")
+
+
+def tier(path: Path) -> str:
+    """The tier of a file; the folder of a new toolkit has ranks."""
+    folder = folder_of(path)
+    return FILES.get(f"{folder}/{path.stem}", TIERS.get(folder, "ranks") if folder else "fast")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(tier(item.path))
+        # With several workers, ranks that wait for requests serve all tests of a folder.
+        item.add_marker(pytest.mark.xdist_group(str(item.path.parent)))
+    if not config.getoption("--whole"):
+        left = [item for item in items if _left_out(item)]
+        if left:
+            config.hook.pytest_deselected(items=left)
+            config.stash[LEFT] = Counter(folder_of(item.path) for item in left)
+            items[:] = [item for item in items if not _left_out(item)]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with alone.turn(item.get_closest_marker("alone") is not None):
+        yield
+
+
+LEFT = pytest.StashKey[Dict[str, int]]()
+
+
+def _left_out(item: pytest.Item) -> bool:
+    """Whether a test belongs to a sweep, and not to its sample."""
+    mark = item.get_closest_marker("sampled")
+    return mark is not None and not mark.kwargs["inside"]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+    """One line a toolkit that is not here, and one for what sweeps left out."""
+    skipped: Dict[str, int] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        toolkit = NEEDS.get(folder_of(config.rootpath / report.nodeid.partition("::")[0]))
+        if toolkit is not None and find_spec(toolkit) is None:
+            skipped[toolkit] += 1
+    for toolkit, count in skipped.items():
+        terminalreporter.write_line(f"NOT RUN: {count} tests; {HOW.format(toolkit)}", yellow=True, bold=True)
+    for folder, count in config.stash.get(LEFT, {}).items():
+        terminalreporter.write_line(
+            f"A SAMPLE of tests/{folder}: {count} tests more run under nox -s whole", yellow=True
+        )
 
 
 def missing(path: Path) -> Optional[str]:
     """Why the tests of a file cannot be run here; None if they can."""
-    toolkit = NEEDS.get(path.parent.name) if path.parent.parent == Path(__file__).parent else None
+    toolkit = NEEDS.get(folder_of(path))
     return HOW.format(toolkit) if toolkit is not None and find_spec(toolkit) is None else None
 
 

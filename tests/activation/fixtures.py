@@ -28,12 +28,12 @@ def requirements(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return support.toy_torch(tmp_path_factory.mktemp("toy"))
+    return support.stub_torch(tmp_path_factory.mktemp("stub"))
 
 
 @pytest.fixture(scope="session")
 def stock(tmp_path_factory: pytest.TempPathFactory, requirements: Path, torch_folder: Path) -> Place:
-    """An environment with a toy torch and without ddpfix."""
+    """An environment with a stub torch and without ddpfix."""
     place = support.new_place(tmp_path_factory.mktemp("stock"))
     place.link(requirements, torch_folder)
     return place
@@ -41,7 +41,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory, requirements: Path, torch_fo
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path, requirements: Path, torch_folder: Path) -> Place:
-    """An environment with a toy torch in which the wheel is installed."""
+    """An environment with a stub torch in which the wheel is installed."""
     place = support.new_place(tmp_path_factory.mktemp("installed"))
     support.install_wheel(place, wheel)
     place.link(requirements, torch_folder)

@@ -1,4 +1,4 @@
-"""Places to start real interpreters in: fresh, with the wheel or without, beside a toy torch or the real one."""
+"""Places to start real interpreters in: fresh, with the wheel or without, beside a stub torch or the real one."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _version(python: str) -> str:
 TORCH_METADATA = "Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
 
 
-def toy_torch(folder: Path, version: str = "0.1.0") -> Path:
+def stub_torch(folder: Path, version: str = "0.1.0") -> Path:
     """A package that is called torch and does nothing; no row of the matrix is for version 0.1.0."""
     package = folder / "torch"
     metadata = folder / f"torch-{version}.dist-info"

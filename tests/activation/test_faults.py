@@ -191,7 +191,7 @@ def test_a_patch_that_raises_leaves_the_import_fine(
     name, text = BROKEN_PATCH[kind]
     file = place.packages / "ddpfix" / "patches" / name
     file.write_text(file.read_text(encoding="utf-8") + text, encoding="utf-8")
-    place.link(requirements, support.toy_torch(tmp_path / "newer", "2.13.0"))
+    place.link(requirements, support.stub_torch(tmp_path / "newer", "2.13.0"))
     code = "import torch.nn.parallel.distributed as d, ddpfix; print(d.Other, ddpfix.report().count('failed') > 2)"
     done = place.run("-c", code, DDPFIX="1")
     assert (done.returncode, done.stdout) == (0, "<class 'torch.nn.parallel.distributed.Other'> True\n"), done.stderr

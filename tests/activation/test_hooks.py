@@ -7,29 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.activation.support import Place, toy_torch
+from tests.activation.support import Place, stub_torch
 
 SETUP = """
 import sys, importlib
 from ddpfix import import_hook
 seen = []
-hook = import_hook.install(frozenset(("toy", "spaces", "broken", "zipped", "zip_more")))
+hook = import_hook.install(frozenset(("stub", "spaces", "broken", "zipped", "zip_more")))
 hook.wake, hook.wanted, hook.imported = None, lambda name: True, lambda module: seen.append(module.__name__)
 """
 
 
 @pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Packages to be imported: a plain one, a namespace, one whose import fails at first, and two modules in a zip."""
     import zipfile
 
-    folder = tmp_path_factory.mktemp("toys")
+    folder = tmp_path_factory.mktemp("stubs")
     files = {
-        "toy/__init__.py": "from toy import part\nVALUE = 1\n",
-        "toy/part.py": "def function(x):\n    'Text.'\n    return x + 1\n\n\nclass Kind:\n    pass\n",
-        "toy/late.py": "import toy.part\n",
-        "toy/data.txt": "data",
-        "toy/run.py": "import sys\nprint(__name__, __spec__.name, sys.argv[1:])\n",
+        "stub/__init__.py": "from stub import part\nVALUE = 1\n",
+        "stub/part.py": "def function(x):\n    'Text.'\n    return x + 1\n\n\nclass Kind:\n    pass\n",
+        "stub/late.py": "import stub.part\n",
+        "stub/data.txt": "data",
+        "stub/run.py": "import sys\nprint(__name__, __spec__.name, sys.argv[1:])\n",
         "spaces/inside.py": "VALUE = 2\n",
         "broken.py": "import os\nif not os.environ.get('WHOLE'):\n    raise ValueError('the module itself')\n",
     }
@@ -44,63 +44,64 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def check(installed: Place, toys: Path) -> Checker:
-    return Checker(installed, toys)
+def check(installed: Place, stubs: Path) -> Checker:
+    return Checker(installed, stubs)
 
 
 class Checker:
-    def __init__(self, place: Place, toys: Path) -> None:
-        self.place, self.toys = place, toys
+    def __init__(self, place: Place, stubs: Path) -> None:
+        self.place, self.stubs = place, stubs
 
     def __call__(self, code: str, path: str = "") -> None:
         """Run code after the set-up; it fails by an assertion, and prints nothing."""
         text = SETUP + textwrap.dedent(code)
-        done = self.place.run("-c", text, cwd=self.toys, PYTHONPATH=path or str(self.toys))
+        done = self.place.run("-c", text, cwd=self.stubs, PYTHONPATH=path or str(self.stubs))
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 
 def test_each_module_is_told_once_and_when_it_is_complete(check: Checker) -> None:
     check("""
         hook.imported = lambda module: seen.append((module.__name__, bool({"VALUE", "Kind"} & set(vars(module)))))
-        import toy, toy.part, toy
-        assert seen == [("toy.part", True), ("toy", True)], seen
+        import stub, stub.part, stub
+        assert seen == [("stub.part", True), ("stub", True)], seen
     """)
 
 
 def test_spec_and_loader_are_the_stock_ones(check: Checker) -> None:
     check("""
-        import toy.part, pickle, copy
+        import stub.part, pickle, copy
         from importlib.machinery import ModuleSpec, SourceFileLoader
-        spec = toy.part.__spec__
+        spec = stub.part.__spec__
         assert type(spec) is ModuleSpec and type(spec.loader) is SourceFileLoader
-        assert spec.loader is toy.part.__loader__ and sorted(vars(spec.loader)) == ["name", "path"]
-        assert spec.loader == SourceFileLoader("toy.part", spec.origin)
-        assert pickle.loads(pickle.dumps(toy.part.function)) is toy.part.function
+        assert spec.loader is stub.part.__loader__ and sorted(vars(spec.loader)) == ["name", "path"]
+        assert spec.loader == SourceFileLoader("stub.part", spec.origin)
+        assert pickle.loads(pickle.dumps(stub.part.function)) is stub.part.function
         copy.copy(spec)
     """)
 
 
 def test_inspect_pkgutil_and_resources(check: Checker) -> None:
     check("""
-        import inspect, pkgutil, toy, linecache
-        assert "return x + 1" in inspect.getsource(toy.part.function)
-        assert inspect.getsource(toy.part).startswith("def function") and inspect.getmodule(toy.part.Kind) is toy.part
-        names = [m.name for m in pkgutil.walk_packages(toy.__path__, "toy.")]
-        assert names == ["toy.late", "toy.part", "toy.run"], names
-        assert pkgutil.get_data("toy", "data.txt") == b"data"
+        import inspect, pkgutil, stub, linecache
+        assert "return x + 1" in inspect.getsource(stub.part.function)
+        assert inspect.getsource(stub.part).startswith("def function")
+        assert inspect.getmodule(stub.part.Kind) is stub.part
+        names = [m.name for m in pkgutil.walk_packages(stub.__path__, "stub.")]
+        assert names == ["stub.late", "stub.part", "stub.run"], names
+        assert pkgutil.get_data("stub", "data.txt") == b"data"
         assert hook in list(pkgutil.iter_importers())
         linecache.checkcache()
         if sys.version_info >= (3, 9):
             from importlib.resources import files
-            assert files("toy").joinpath("data.txt").read_text() == "data"
+            assert files("stub").joinpath("data.txt").read_text() == "data"
         importlib.invalidate_caches()
         from importlib import metadata
         assert metadata.version("torch") == "0.1.0"
     """)
 
 
-def test_runpy_of_a_watched_module(installed: Place, toys: Path) -> None:
-    """``python -m toy.run``: the code runs as __main__, which is nobody's import, and its package's is."""
+def test_runpy_of_a_watched_module(installed: Place, stubs: Path) -> None:
+    """``python -m stub.run``: the code runs as __main__, which is nobody's import, and its package's is."""
     stock = installed.run("-m", "torch.tool", "a")
     assert stock.stdout == "__main__ torch.tool ['a']\n"
     done = installed.run("-m", "torch.tool", "a", DDPFIX="1")
@@ -112,42 +113,42 @@ def test_runpy_inside_a_process(check: Checker) -> None:
         import runpy, io, contextlib
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            runpy.run_module("toy.run", run_name="__main__", alter_sys=True)
-            runpy.run_path("toy/part.py")
-        assert out.getvalue().startswith("__main__ toy.run"), out.getvalue()
-        assert seen == ["toy.part", "toy"] and "toy.run" not in sys.modules, seen
+            runpy.run_module("stub.run", run_name="__main__", alter_sys=True)
+            runpy.run_path("stub/part.py")
+        assert out.getvalue().startswith("__main__ stub.run"), out.getvalue()
+        assert seen == ["stub.part", "stub"] and "stub.run" not in sys.modules, seen
     """)
 
 
 def test_looking_for_a_module_changes_nothing(check: Checker) -> None:
     check("""
         from importlib.util import find_spec, module_from_spec
-        first = find_spec("toy")
+        first = find_spec("stub")
         for _ in range(3):
-            assert find_spec("toy").origin == first.origin
-        assert find_spec("toy.nowhere") is None
-        assert find_spec("toy.late") is not None and "toy.late" not in sys.modules
-        assert seen == ["toy.part", "toy"]
-        import toy.late
-        assert seen == ["toy.part", "toy", "toy.late"]
-        twin = module_from_spec(find_spec("toy.late"))
-        twin.__spec__.loader.exec_module(twin)
-        assert twin is not toy.late
+            assert find_spec("stub").origin == first.origin
+        assert find_spec("stub.nowhere") is None
+        assert find_spec("stub.late") is not None and "stub.late" not in sys.modules
+        assert seen == ["stub.part", "stub"]
+        import stub.late
+        assert seen == ["stub.part", "stub", "stub.late"]
+        again = module_from_spec(find_spec("stub.late"))
+        again.__spec__.loader.exec_module(again)
+        assert again is not stub.late
     """)
 
 
 def test_reload(check: Checker) -> None:
     check("""
-        import toy.part
-        before = toy.part.function
-        again = importlib.reload(toy.part)
-        assert again is toy.part and toy.part.function is not before and toy.part.function(1) == 2
-        assert seen == ["toy.part", "toy", "toy.part"]
+        import stub.part
+        before = stub.part.function
+        again = importlib.reload(stub.part)
+        assert again is stub.part and stub.part.function is not before and stub.part.function(1) == 2
+        assert seen == ["stub.part", "stub", "stub.part"]
         del seen[:]
-        import toy.late
-        del sys.modules["toy.late"]
-        import toy.late
-        assert seen == ["toy.late", "toy.late"], seen
+        import stub.late
+        del sys.modules["stub.late"]
+        import stub.late
+        assert seen == ["stub.late", "stub.late"], seen
     """)
 
 
@@ -159,7 +160,7 @@ def test_a_namespace_package(check: Checker) -> None:
     """)
 
 
-def test_modules_in_a_zip_file(check: Checker, toys: Path) -> None:
+def test_modules_in_a_zip_file(check: Checker, stubs: Path) -> None:
     """A zip file has one loader for all its modules, and that of Python 3.8 and 3.9 knows the older protocol only."""
     check(
         """
@@ -178,7 +179,7 @@ def test_modules_in_a_zip_file(check: Checker, toys: Path) -> None:
         assert seen == ["zip_more", "zipped", "zipped.one"], seen
         assert inspect.getsource(zip_more) == "TWO = 2\\n"
         """,
-        path=str(toys / "archive.zip"),
+        path=str(stubs / "archive.zip"),
     )
 
 
@@ -195,9 +196,9 @@ def test_a_module_that_fails_by_itself(check: Checker) -> None:
         import broken
         assert seen == ["broken"]
         try:
-            import toy.nowhere
+            import stub.nowhere
         except ModuleNotFoundError as error:
-            assert error.name == "toy.nowhere"
+            assert error.name == "stub.nowhere"
     """)
 
 
@@ -210,17 +211,17 @@ def test_other_finders(check: Checker) -> None:
         class Before:
             def find_spec(self, name, path=None, target=None):
                 asked.append(name)
-                if asked.count(name) < 3 and name == "toy.late":
+                if asked.count(name) < 3 and name == "stub.late":
                     return find_spec(name)
         class Old:
             def find_module(self, name, path=None):
                 return None
-        wrapt.when_imported("toy.part")(lambda module: order.append("wrapt"))
+        wrapt.when_imported("stub.part")(lambda module: order.append("wrapt"))
         sys.meta_path.insert(0, Before())
         sys.meta_path.append(Old())
-        import toy.late
-        assert asked.count("toy") == 1, asked
-        assert order == ["wrapt"] and seen == ["toy.part", "toy", "toy.late"], (order, seen)
+        import stub.late
+        assert asked.count("stub") == 1, asked
+        assert order == ["wrapt"] and seen == ["stub.part", "stub", "stub.late"], (order, seen)
     """)
 
 
@@ -228,11 +229,11 @@ def test_wrapt_behind_us(check: Checker) -> None:
     check("""
         import wrapt
         order = []
-        wrapt.when_imported("toy.part")(lambda module: order.append("wrapt"))
+        wrapt.when_imported("stub.part")(lambda module: order.append("wrapt"))
         sys.meta_path.remove(hook)
         sys.meta_path.insert(0, hook)
-        import toy.part
-        assert order == ["wrapt"] and "toy.part" in seen and toy.part.function(1) == 2
+        import stub.part
+        assert order == ["wrapt"] and "stub.part" in seen and stub.part.function(1) == 2
     """)
 
 
@@ -263,12 +264,12 @@ def test_loaders_that_cannot_be_hooked(check: Checker) -> None:
 def test_lazy_loading(check: Checker) -> None:
     check("""
         from importlib.util import LazyLoader, find_spec, module_from_spec
-        spec = find_spec("toy")
+        spec = find_spec("stub")
         spec.loader = LazyLoader(spec.loader)
-        module = sys.modules["toy"] = module_from_spec(spec)
+        module = sys.modules["stub"] = module_from_spec(spec)
         spec.loader.exec_module(module)
         assert seen == []
-        assert module.VALUE == 1 and seen == ["toy.part", "toy"]
+        assert module.VALUE == 1 and seen == ["stub.part", "stub"]
     """)
 
 
@@ -283,12 +284,12 @@ def test_threads_wait_until_the_patches_are_armed(check: Checker) -> None:
             time.sleep(0.3)
             hook.wanted = wanted
         hook.wake = wake
-        names = ["toy.part", "broken", "spaces.inside"]
+        names = ["stub.part", "broken", "spaces.inside"]
         import os
         os.environ["WHOLE"] = "1"
         # One thread looks by itself, as a tool may do; import statements are kept apart by the import lock already.
         def look():
-            spec = hook.find_spec("toy")
+            spec = hook.find_spec("stub")
             assert "exec_module" in vars(spec.loader), "the hook is missing"
             looked.append(spec)
         looked = []
@@ -298,7 +299,7 @@ def test_threads_wait_until_the_patches_are_armed(check: Checker) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert {"broken", "toy", "toy.part", "spaces.inside"} <= set(seen) and woken == [1] and looked
+        assert {"broken", "stub", "stub.part", "spaces.inside"} <= set(seen) and woken == [1] and looked
     """)
 
 
@@ -310,7 +311,7 @@ def test_installing_twice_and_removing(check: Checker) -> None:
         import_hook.remove()
         import_hook.remove()
         assert hook not in sys.meta_path
-        import toy
+        import stub
         assert seen == []
     """)
 
@@ -331,7 +332,7 @@ def test_a_file_of_the_user_that_is_called_like_a_toolkit(installed: Place, tmp_
 
 
 def test_a_toolkit_whose_metadata_is_gone(installed: Place, stock: Place, tmp_path: Path) -> None:
-    folder = toy_torch(tmp_path)
+    folder = stub_torch(tmp_path)
     for path in folder.glob("*.dist-info/*"):
         path.unlink()
     done = installed.run(

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Dict, List, Sequence
 
 from tests.benchmarks.unused import spread
-from tests.ranks import launch
+from tests.support import ranks
 
 CHILD = Path(__file__).with_name("settings_child.py")
 # Megabytes a second; 0 is the loopback itself.
@@ -40,7 +40,7 @@ def run(wanted: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "plans.json").write_text(json.dumps(list(wanted)))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        code, output = launch._run([*command, str(CHILD), folder], launch.environment(), folder, 1200)
+        code, output = ranks.run([*command, str(CHILD), folder], ranks.environment(), Path(folder), 1200)
         assert code == 0, output
         found: List[Dict[str, Any]] = json.loads(Path(folder, "settings.json").read_text())
     return found

@@ -38,7 +38,7 @@ class Stack:
     around: Tuple[str, ...] = ()
 
     def build(self, rate: float, depth: int) -> nn.Module:
-        encoder = zoo.tiny(self.name).build(rate).get_submodule("encoder")
+        encoder = zoo.tiny_model(self.name).build(rate).get_submodule("encoder")
         for name in self.around:
             setattr(encoder, name, nn.Identity())
         free = _Free(_in_tuple(encoder, self.arguments()))

@@ -79,9 +79,9 @@ class Saved:
 
 
 def _model(device: str) -> Any:
-    from tests.funasr import tiny
+    from tests.funasr import tiny_model
 
-    return tiny.build("Paraformer", encoder_conf={"num_blocks": 2}).to(device).train()
+    return tiny_model.build("Paraformer", encoder_conf={"num_blocks": 2}).to(device).train()
 
 
 def _batch(corpus: Corpus, batch: Sequence[int], device: str) -> Dict[str, Any]:

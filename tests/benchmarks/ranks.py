@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from tests.benchmarks.measure import extra, middle_half
 from tests.benchmarks.report import Figure
-from tests.ranks import launch
+from tests.support import ranks
 
 _CHILD = Path(__file__).with_name("rank_child.py")
 
@@ -21,7 +21,7 @@ def _found(folder: Path, quick: bool) -> Dict[str, Any]:
     """What the ranks found; they are started once for both sections."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(_CHILD)]
     command += [str(folder), *(["--quick"] if quick else [])]
-    code, output = launch._run(command, launch.environment(), str(folder), 240)
+    code, output = ranks.run(command, ranks.environment(), folder, 240)
     assert code == 0, output
     return dict(json.loads((folder / "found.json").read_text()))
 

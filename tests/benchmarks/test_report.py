@@ -11,14 +11,12 @@ from typing import List
 
 from tests.benchmarks.__main__ import SECTIONS
 from tests.benchmarks.report import Figure
-from tests.ranks import launch
+from tests.support import ranks
 
 
 def _report(*words: str) -> subprocess.CompletedProcess[str]:
     command: List[str] = [sys.executable, "-m", "tests.benchmarks", *words]
-    return subprocess.run(
-        command, cwd=launch.ROOT, env=launch.environment(), capture_output=True, text=True, timeout=240
-    )
+    return subprocess.run(command, cwd=ranks.ROOT, env=ranks.environment(), capture_output=True, text=True, timeout=240)
 
 
 def test_every_section_reports_figures(tmp_path: Path) -> None:

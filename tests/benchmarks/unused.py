@@ -16,7 +16,7 @@ from statistics import median, quantiles
 from typing import Any, Dict, List, Sequence
 
 from tests.benchmarks import straggler
-from tests.ranks import launch
+from tests.support import ranks
 
 CHILD = Path(__file__).with_name("mode_child.py")
 PAGE = Path(__file__).parents[2] / "docs" / "unused-parameters.md"
@@ -52,7 +52,7 @@ def run(wanted: Sequence[Dict[str, Any]], size: int) -> List[Dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "plans.json").write_text(json.dumps(list(wanted)))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
-        code, output = launch._run([*command, str(CHILD), folder], launch.environment(), folder, 900)
+        code, output = ranks.run([*command, str(CHILD), folder], ranks.environment(), Path(folder), 900)
         assert code == 0, output
         found: List[Dict[str, Any]] = json.loads(Path(folder, "modes.json").read_text())
     return found

@@ -14,7 +14,7 @@ import pytest
 from tests.demo import support
 from tests.support import signals
 
-pytestmark = [pytest.mark.ranks, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks in /proc")]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks in /proc")
 
 
 def until(true: Callable[[], bool], seconds: float) -> bool:

@@ -5,20 +5,14 @@ Most scenarios run in forked ranks, as torchrun starts them; :func:`alone` has f
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tests.fastnlp.releases import RAISED
-from tests.ranks import launch as ranks
-from tests.support import waiting
+from tests.support import pool, ranks, results, scenario
 
 RANK = Path(__file__).with_name("rank.py")
 JOB = Path(__file__).with_name("job.py")
@@ -26,11 +20,10 @@ FAILURE = "Expected to have finished reduction in the prior iteration"
 
 
 @dataclass
-class Scenario:
+class Scenario(scenario.Scenario):
     """One training run.
 
     Attributes:
-        name: how its outcome is asked for.
         model: a key of :data:`tests.fastnlp.models.MODELS`.
         kwargs: keywords of ``Trainer`` or ``DistTrainer``.
         fail: which rank (every one if left out) fails, and where: train or evaluate; and how.
@@ -42,7 +35,6 @@ class Scenario:
         timeout: seconds after which a hanging run is ended.
     """
 
-    name: str
     model: str = "spare"
     kwargs: Dict[str, Any] = field(default_factory=dict)
     fail: Optional[Dict[str, Any]] = None
@@ -55,8 +47,8 @@ class Scenario:
 
 
 @dataclass
-class Result:
-    """What one rank saw; ``ended`` if it was killed, and so recorded nothing.
+class Result(results.Result):
+    """What one rank saw.
 
     Attributes:
         steps: a digest of all parameters after each optimizer step.
@@ -67,9 +59,6 @@ class Result:
         random: a digest of the state of Python's global generator at the end.
     """
 
-    log: str
-    ended: bool = False
-    error: Optional[str] = None
     steps: List[str] = field(default_factory=list)
     ddp: List[Dict[str, Any]] = field(default_factory=list)
     ran: List[List[str]] = field(default_factory=list)
@@ -85,22 +74,16 @@ class Result:
 
 def train(scenarios: Sequence[Scenario], folder: Path, ddpfix: bool, size: int = 2) -> Dict[str, List[Result]]:
     """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
-    waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, size, {"DDPFIX": "1"} if ddpfix else {})
-    return {scenario.name: _results(folder, scenario.name, size) for scenario in scenarios}
-
-
-def _results(folder: Path, name: str, size: int) -> List[Result]:
-    found = waiting.records(folder, name, size)
-    return [Result(log, ended=True) if record is None else Result(log, **record) for log, record in found]
+    return pool.results(RANK, scenarios, folder, size, {"DDPFIX": "1"} if ddpfix else {}, Result)
 
 
 def alone(
-    scenario: Scenario, folder: Path, words: Sequence[str] = (str(JOB),), environ: Optional[Dict[str, str]] = None
+    one: Scenario, folder: Path, words: Sequence[str] = (str(JOB),), environ: Optional[Dict[str, str]] = None
 ) -> Tuple[int, str, List[Result]]:
     """Start one process; fastNLP starts the others.
 
     Args:
-        scenario: what is trained.
+        one: what is trained.
         folder: where the ranks leave their records.
         words: the command line in front of the options: a script or ``-m module``, perhaps behind ``-m ddpfix run``.
         environ: further environment variables.
@@ -108,34 +91,9 @@ def alone(
     Returns:
         exit code (negative: the signal), everything that appeared on the screen, and each rank's record.
     """
-    options = folder / f"{scenario.name}.options.json"
-    options.write_text(json.dumps({**asdict(scenario), "folder": str(folder)}))
-    whole = ranks.environment(environ)
-    whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
-    code, screen = _run([sys.executable, *words, str(options)], whole, folder, scenario.timeout)
-    results = []
-    for rank in range(2):
-        file = folder / f"{scenario.name}.{rank}.json"
-        results.append(Result(screen, **json.loads(file.read_text())) if file.exists() else Result(screen, ended=True))
-    return code, screen, results
-
-
-def _run(command: List[str], environ: Dict[str, str], folder: Path, timeout: float) -> Tuple[int, str]:
-    """Exit code and screen; every process of the launch has ended when it returns."""
-    with tempfile.TemporaryFile("w+") as screen:
-        child = subprocess.Popen(
-            command, env=environ, stdout=screen, stderr=subprocess.STDOUT, cwd=str(folder), start_new_session=True
-        )
-        try:
-            code = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(40)
-            code = 124
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        screen.seek(0)
-        return code, screen.read()
+    options = folder / f"{one.name}.options.json"
+    options.write_text(json.dumps({**asdict(one), "folder": str(folder)}))
+    command = [sys.executable, *words, str(options)]
+    code, screen = ranks.run(command, ranks.with_release(environ), folder, one.timeout)
+    left = [record for _, record in pool.records(folder, one.name, 2)]
+    return code, screen, [Result.of(screen, record) for record in left]

@@ -29,6 +29,7 @@ torch.distributed.barrier()
 """
 
 
+@pytest.mark.patches("fastnlp.cause")
 def test_silent_ranks_are_heard(tmp_path: Path) -> None:
     quiet = {"output_from_new_proc": "ignore"}
     code, screen, _ = launch.alone(Scenario("stock", "whole", quiet, FAILING), tmp_path)
@@ -40,6 +41,7 @@ def test_silent_ranks_are_heard(tmp_path: Path) -> None:
     assert screen.rstrip().endswith(CAUSE)
 
 
+@pytest.mark.patches("fastnlp.cause")
 def test_torchrun_names_the_rank_that_failed(tmp_path: Path) -> None:
     root = "Root Cause (first observed failure):"
     code, screen, _ = launch.alone(Scenario("stock", "whole", fail=FAILING), tmp_path, TORCHRUN)
@@ -52,6 +54,7 @@ def test_torchrun_names_the_rank_that_failed(tmp_path: Path) -> None:
     assert CAUSE in last
 
 
+@pytest.mark.patches("fastnlp.cause")
 def test_a_failure_outside_of_a_run_is_read_last(tmp_path: Path) -> None:
     code, screen, _ = launch.alone(Scenario("stock", "whole", after=OUTSIDE), tmp_path)
     assert code != 0
@@ -62,6 +65,7 @@ def test_a_failure_outside_of_a_run_is_read_last(tmp_path: Path) -> None:
     assert screen.rstrip().endswith(CAUSE)
 
 
+@pytest.mark.patches("fastnlp.logs")
 def test_each_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "logs.py"
     script.write_text(
@@ -85,7 +89,7 @@ for rank in (1, 2):
 
 
 def environment(more: Dict[str, str]) -> Dict[str, str]:
-    from tests.ranks import launch as ranks
+    from tests.support import ranks
 
     whole = ranks.environment(more)
     whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])

@@ -90,7 +90,7 @@ def finished(results: List[Result]) -> List[str]:
 
 def errors(results: List[Result]) -> str:
     """The errors of the ranks that could say one: the failing rank ends the other."""
-    found = [result.failure() for result in results if not result.ended or result.failure()]
+    found = [result.failure() for result in results if not result.hung or result.failure()]
     assert found
     assert all(found)
     return str(found[0])
@@ -101,11 +101,12 @@ def said(result: Result) -> str:
     return " ".join(result.log.split())
 
 
+@pytest.mark.patches("fastnlp.overrides")
 @pytest.mark.parametrize("name", MISPLACED)
 def test_what_was_dropped_arrives(stock: Results, ours: Results, name: str) -> None:
     assert FAILURE in errors(stock[name])
     for result in stock[name]:
-        assert result.ended or not (result.ddp[0]["find_unused_parameters"] or result.ddp[0]["static_graph"])
+        assert result.hung or not (result.ddp[0]["find_unused_parameters"] or result.ddp[0]["static_graph"])
     static = "static" in name
     reference = stock["told static" if static else "told"]
     assert finished(ours[name]) == finished(reference)
@@ -115,10 +116,12 @@ def test_what_was_dropped_arrives(stock: Results, ours: Results, name: str) -> N
     assert f"is used as torch_kwargs={{'ddp_kwargs': {{'{word}': True}}}}" in said(ours[name][0])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_only_the_cure_does_it(ours: Results) -> None:
     assert FAILURE in errors(ours["off"])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 @pytest.mark.parametrize("name", ["none", "none at the top"])
 def test_none_is_nothing(stock: Results, ours: Results, name: str) -> None:
     if name == "none":
@@ -126,12 +129,14 @@ def test_none_is_nothing(stock: Results, ours: Results, name: str) -> None:
     assert finished(ours[name]) == finished(stock["whole"])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_the_right_place_wins(stock: Results, ours: Results) -> None:
     assert finished(ours["both"]) == finished(stock["told"])
     expected = "ddp_kwargs: find_unused_parameters=False is not used: find_unused_parameters=True is given as well"
     assert expected in said(ours["both"][0])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_a_misspelled_name_is_still_an_error(stock: Results, ours: Results) -> None:
     refused = "unexpected keyword argument 'find_unused_parameter'"
     assert refused in errors(stock["misspelled"])
@@ -141,6 +146,7 @@ def test_a_misspelled_name_is_still_an_error(stock: Results, ours: Results) -> N
     assert refused in errors(ours["misspelled at the top"])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_what_is_not_clear_is_named(stock: Results, ours: Results) -> None:
     assert finished(ours["unclear"]) == finished(stock["unclear"]) == finished(stock["whole"])
     found = said(ours["unclear"][0])
@@ -149,6 +155,7 @@ def test_what_is_not_clear_is_named(stock: Results, ours: Results) -> None:
     assert "mixed_precision" not in said(stock["unclear"][0])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_fsdp_under_torchrun_is_ddp_and_says_so(stock: Results, ours: Results) -> None:
     assert len(stock["sharded"][0].ddp) == 1
     assert finished(ours["sharded"]) == finished(stock["sharded"]) == finished(stock["whole"])
@@ -157,6 +164,7 @@ def test_fsdp_under_torchrun_is_ddp_and_says_so(stock: Results, ours: Results) -
     assert words not in said(ours["whole"][0])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_what_another_driver_drops_is_named(stock: Results, ours: Results) -> None:
     # Without fairscale both end here; the warning comes before.
     assert errors(stock["of fairscale"]) == errors(ours["of fairscale"]) == "AssertionError: fairscale is not imported."
@@ -164,16 +172,19 @@ def test_what_another_driver_drops_is_named(stock: Results, ours: Results) -> No
     assert words in said(ours["of fairscale"][0])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_what_a_driver_of_the_users_does_not_get_is_named(stock: Results, ours: Results) -> None:
     assert finished(ours["driver"]) == finished(stock["driver"]) == finished(stock["whole"])
     assert "ddp_kwargs has no effect beside a driver of your own: give it to that driver" in said(ours["driver"][0])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_model_wo_auto_param_call_keeps_its_meaning(stock: Results, ours: Results) -> None:
     # The published advice couples it with the flag; they have nothing to do with each other.
     assert finished(ours["batched"]) == finished(stock["batched"]) == finished(stock["told"])
 
 
+@pytest.mark.patches("fastnlp.overrides")
 def test_its_other_spelling_is_named(stock: Results, ours: Results) -> None:
     assert "The parameters:`['batch']` needed" in errors(stock["batched, misspelled"])
     assert errors(ours["batched, misspelled"]) == errors(stock["batched, misspelled"])
@@ -182,6 +193,7 @@ def test_its_other_spelling_is_named(stock: Results, ours: Results) -> None:
     assert words not in said(ours["batched"][0])
 
 
+@pytest.mark.patches("fastnlp.hint")
 def test_the_advice_comes_with_every_driver(stock: Results, ours: Results) -> None:
     def advised(results: List[Result]) -> bool:
         return any(HINT in said(result) for result in results)

@@ -10,7 +10,7 @@ from packaging.version import Version
 from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import FAILURE, Result, Scenario
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.patches("fastnlp.unused"), pytest.mark.filterwarnings("ignore")
 affected = pytest.mark.skipif(releases.release() < Version("0.7.0"), reason="the flag is this release's own default")
 drivers = pytest.mark.skipif(not releases.has_drivers(), reason="no drivers before 1.0.0")
 Results = Dict[str, List[Result]]
@@ -74,7 +74,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def failures(results: List[Result]) -> List[str]:
     """The errors of the ranks that could say one; from 1.0.0 on the failing rank ends the other."""
-    found = [result.failure() for result in results if not result.ended or result.failure()]
+    found = [result.failure() for result in results if not result.hung or result.failure()]
     assert found, results[0].log
     return found
 
@@ -82,7 +82,7 @@ def failures(results: List[Result]) -> List[str]:
 def finished(results: List[Result]) -> List[str]:
     """The steps of a run that came to its end, the same on both ranks."""
     assert [result.error for result in results] == [None, None], results[0].log + results[1].log
-    assert [result.ended for result in results] == [False, False]
+    assert [result.hung for result in results] == [False, False]
     assert results[0].steps == results[1].steps
     assert len(results[0].steps) == 4
     return results[0].steps
@@ -121,7 +121,7 @@ def test_older_releases_are_not_affected(stock: Results, ours: Results) -> None:
 @affected
 def test_the_users_own_false_stays_and_is_reported(ours: Results) -> None:
     assert all(FAILURE in error for error in failures(ours["refused"]))
-    assert all(result.ddp[0]["find_unused_parameters"] is False for result in ours["refused"] if not result.ended)
+    assert all(result.ddp[0]["find_unused_parameters"] is False for result in ours["refused"] if not result.hung)
     assert SAID in ours["refused"][0].log
     assert SAID not in ours["plain"][0].log
 

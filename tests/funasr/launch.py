@@ -6,29 +6,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from tests.support import waiting
+from tests.support import pool, results, scenario
 
 RANK = Path(__file__).with_name("rank.py")
 
 
 @dataclass
-class Scenario:
+class Scenario(scenario.Scenario):
     """One training run.
 
     Attributes:
-        name: how its outcome is asked for.
         config: path of the configuration (see :mod:`tests.funasr.recipes`).
         entry: ``train`` or ``train_ds``.
         overrides: hydra overrides, as on a user's command line.
         settings: arguments of ``ddpfix.activate`` in the child; in a stock launch they switch ddpfix on, late.
         before: Python code run just before the entry (the maintainers' edits, for reference runs).
         timeout: seconds after which a hanging run is ended.
-        keep: whether the final parameters are kept (``Result.parameters``).
+        keep: whether the final parameters are kept (``Result.kept``).
         script: another path of the entry than that of the installed release.
         environ: environment variables.
     """
 
-    name: str
     config: Path
     entry: str = "train"
     overrides: Sequence[str] = ()
@@ -39,8 +37,8 @@ class Scenario:
     script: Optional[Path] = None
     environ: Dict[str, str] = field(default_factory=dict)
 
-    def plan(self, package: Path, folder: Path) -> Dict[str, Any]:
-        script = self.script or package / "bin" / f"{self.entry}.py"
+    def plan(self, folder: Path) -> Dict[str, Any]:
+        script = self.script or package() / "bin" / f"{self.entry}.py"
         arguments = [f"--config-path={self.config.parent}", f"--config-name={self.config.name}"]
         arguments += [f"++output_dir={folder / self.name}", f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
         found = {name: getattr(self, name) for name in ("name", "settings", "before", "timeout", "keep", "environ")}
@@ -48,18 +46,13 @@ class Scenario:
 
 
 @dataclass
-class Result:
-    """What one rank saw of one scenario; ``hung`` if it had to be killed (nothing was recorded then)."""
+class Result(results.Result):
+    """What one rank saw of one scenario; ``kept`` has the final parameters."""
 
-    log: str
-    hung: bool
-    error: Optional[str] = None
     ddp: List[Dict[str, Any]] = field(default_factory=list)
     batches: List[Dict[str, Any]] = field(default_factory=list)
     steps: List[str] = field(default_factory=list)
     lr: List[float] = field(default_factory=list)
-    parameters: Optional[Path] = None
-    notes: Dict[str, Any] = field(default_factory=dict)
 
     @property
     def training(self) -> List[Dict[str, Any]]:
@@ -91,17 +84,4 @@ def train(
     """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
     faked = not ddpfix if stand_in is None else stand_in
     whole = {**({"DDPFIX": "1"} if ddpfix else {}), **(environ or {}), "TEST_STAND_IN": str(int(faked))}
-    waiting.train(RANK, [scenario.plan(package(), folder) for scenario in scenarios], folder, size, whole)
-    return {scenario.name: _results(folder, scenario.name, size) for scenario in scenarios}
-
-
-def _results(folder: Path, name: str, size: int) -> List[Result]:
-    results = []
-    for rank, (log, found) in enumerate(waiting.records(folder, name, size)):
-        if found is None:
-            results.append(Result(log, hung=True))
-            continue
-        known = {key: found.pop(key) for key in ("error", "ddp", "batches", "steps", "lr") if key in found}
-        kept = folder / f"{name}.{rank}.pt"
-        results.append(Result(log, False, parameters=kept if kept.exists() else None, notes=found, **known))
-    return results
+    return pool.results(RANK, scenarios, folder, size, whole, Result)

@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports FunASR once, then runs each scenario in a forked child of its own.
+"""One rank, forked from a process that imports FunASR once, then runs each scenario in a forked child of its own.
 
 A scenario is one run of FunASR's own entry, as the script that ``finetune.sh`` starts, from the first line to the last.
 Importing FunASR takes ten seconds, training a tiny model one: so the import is shared, and nothing else is.

@@ -13,7 +13,9 @@ from typing import Dict, List
 
 import pytest
 
-from tests.funasr import launch, toy, trained
+from tests.funasr import launch, tiny_training, trained
+
+pytestmark = pytest.mark.patches("funasr.accumulation", "funasr.validation")
 
 Runs = Dict[str, List[launch.Result]]
 
@@ -176,10 +178,10 @@ def test_without_accumulation_nothing_is_touched(stock: Runs, cured: Runs) -> No
     assert "accum_grad" not in cured["train1"][0].log.split("ddpfix 0", 1)[1]
 
 
-@pytest.mark.parametrize("entry", toy.entries())
+@pytest.mark.parametrize("entry", tiny_training.entries())
 def test_which_micro_batches_synchronise(entry: str, tmp_path: Path) -> None:
     def windows() -> List[bool]:
-        run = toy.Run(entry, tmp_path, use_ddp=True, accum_grad=4)
+        run = tiny_training.Run(entry, tmp_path, use_ddp=True, accum_grad=4)
         found: List[bool] = []
         run.model.register_forward_hook(lambda *_: found.append(run.wrapper.require_backward_grad_sync))
         run.train()
@@ -195,10 +197,10 @@ def test_which_micro_batches_synchronise(entry: str, tmp_path: Path) -> None:
             assert windows() == [False, False, False, True, False, last]
 
 
-@pytest.mark.parametrize("entry", toy.entries())
+@pytest.mark.parametrize("entry", tiny_training.entries())
 def test_an_epoch_that_fails_leaves_nothing_behind(entry: str, tmp_path: Path) -> None:
     with trained.alone(tmp_path), trained.active("funasr.accumulation"):
-        run = toy.Run(entry, tmp_path, use_ddp=True, accum_grad=4)
+        run = tiny_training.Run(entry, tmp_path, use_ddp=True, accum_grad=4)
         run.model.register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.train()

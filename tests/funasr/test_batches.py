@@ -98,6 +98,7 @@ new = pytest.mark.skipif(OLD, reason="other samplers before 1.0.18")
 buffered = pytest.mark.skipif(not BUFFERED, reason="no sort_size before 1.0.20")
 
 
+@pytest.mark.patches("funasr.memory")
 @new
 def test_token_batches_keep_their_limits() -> None:
     lengths = [3000, 500, 700, 2500, 900, 600, 400, 2300]
@@ -115,6 +116,7 @@ def test_token_batches_keep_their_limits() -> None:
     assert max(frames(batches, lengths)) <= 2400
 
 
+@pytest.mark.patches("funasr.memory")
 @new
 def test_no_empty_batch_and_none_over_its_size() -> None:
     name, conf = (BUFFER, {"sort_size": 4}) if BUFFERED else (DYNAMIC, {})
@@ -132,6 +134,7 @@ def test_no_empty_batch_and_none_over_its_size() -> None:
     assert sorted(index for batch in batches for index in batch) == sorted(lengths.index(n) for n in (900, 950))
 
 
+@pytest.mark.patches("funasr.memory")
 @buffered
 def test_lengths_do_not_climb() -> None:
     lengths = tailed(600)
@@ -149,6 +152,7 @@ def test_lengths_do_not_climb() -> None:
     assert order != tops(other, lengths)
 
 
+@pytest.mark.patches("funasr.memory")
 @buffered
 def test_ranks_stay_in_step() -> None:
     """All ranks permute in the same way: each step has batches of similar length, and every batch is given once."""
@@ -170,6 +174,7 @@ def test_ranks_stay_in_step() -> None:
     assert spread(ranks) <= spread(stock) + 20
 
 
+@pytest.mark.patches("funasr.memory")
 @buffered
 @pytest.mark.parametrize("name", [BUFFER, ESPNET])
 def test_resume_goes_on_where_it_stopped(name: str) -> None:
@@ -185,6 +190,7 @@ def test_resume_goes_on_where_it_stopped(name: str) -> None:
             assert len(resumed) == len(whole) - 5
 
 
+@pytest.mark.patches("funasr.memory")
 @buffered
 def test_validation_keeps_its_order() -> None:
     lengths = tailed(200)
@@ -195,6 +201,7 @@ def test_validation_keeps_its_order() -> None:
             assert plain(sampler(name, lengths, **conf)) == stock
 
 
+@pytest.mark.patches("funasr.memory")
 @buffered
 def test_espnet_keeps_its_length_limit() -> None:
     lengths = [500, 3000, 700, 2500, 900, 600, 400, 2300]
@@ -207,6 +214,7 @@ def test_espnet_keeps_its_length_limit() -> None:
     assert sorted(index for batch in batches for index in batch) == [0, 2, 4, 5, 6]
 
 
+@pytest.mark.patches("funasr.memory")
 @new
 def test_what_keeps_to_all_limits_stays_as_it_is() -> None:
     """Nothing is changed without need: the batch that needs most memory comes first, the others keep their order, and
@@ -237,6 +245,7 @@ def test_what_keeps_to_all_limits_stays_as_it_is() -> None:
             assert found[0] == found[1], name
 
 
+@pytest.mark.patches("funasr.memory")
 @new
 def test_a_cap_on_attention() -> None:
     lengths = tailed(300)
@@ -261,6 +270,7 @@ def _index(path: str, **conf: Any) -> Any:
     return tables.index_ds_classes.get("IndexDSJsonl")(path, **conf)
 
 
+@pytest.mark.patches("funasr.lengths")
 @pytest.mark.skipif(Version("1.0.6") > HERE, reason="a KeyError names source_len before 1.0.6")
 def test_a_list_without_lengths_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / "train.jsonl", [{"source_len": 500, "target_len": 4}, *({} for _ in range(299))])
@@ -277,6 +287,7 @@ def test_a_list_without_lengths_is_refused(tmp_path: Path, capfd: pytest.Capture
         assert len(_index(path, batch_type="token")) == 300
 
 
+@pytest.mark.patches("funasr.memory")
 @pytest.mark.skipif(Version("1.0.24") > HERE, reason="the index has no limits before 1.0.24")
 def test_what_the_index_leaves_out_is_counted(tmp_path: Path) -> None:
     lengths = [500, 2500, 3000, 900, 2100, 2000]
@@ -295,6 +306,7 @@ def test_what_the_index_leaves_out_is_counted(tmp_path: Path) -> None:
 old = pytest.mark.skipif(not OLD, reason="these samplers are gone from 1.0.18 on")
 
 
+@pytest.mark.patches("funasr.samplers")
 @old
 def test_old_samplers_give_what_they_measure() -> None:
     import numpy
@@ -319,6 +331,7 @@ def test_old_samplers_give_what_they_measure() -> None:
     assert order != sorted(order)
 
 
+@pytest.mark.patches("funasr.samplers")
 @old
 def test_old_samplers_split_among_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     import funasr.datasets.audio_datasets.samplers as module
@@ -341,6 +354,7 @@ def test_old_samplers_split_among_ranks(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(seen[0] & seen[1]) <= 8, "no more than one batch, to fill the last step"
 
 
+@pytest.mark.patches("funasr.limits")
 def test_limits_in_plain_lists() -> None:
     from ddpfix.patches.funasr.batches import Counts, Limits, evened, filled, hold, mixed, whole_steps
 

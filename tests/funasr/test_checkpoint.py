@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpfix
 from tests.funasr import recipes, trained
 
+pytestmark = pytest.mark.patches("funasr.checkpoint")
+
 RELEASE = trained.release()
 # The wheel of 1.1.17 lacks a part of this model, which can then not be imported.
 SENSE_VOICE = RELEASE >= (1, 0, 30) and RELEASE != (1, 1, 17)

@@ -15,6 +15,8 @@ from typing import Any, Dict, Tuple
 
 import pytest
 
+pytestmark = pytest.mark.patches("funasr.entry")
+
 ROOT = Path(__file__).parents[2]
 ENTRY = """\
 import json, sys

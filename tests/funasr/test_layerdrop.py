@@ -132,6 +132,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> List[cover.Draw]:
     return made
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @NAMES
 def test_equals_stock_with_the_same_decisions(name: str, site: Site, decided: List[cover.Draw]) -> None:
     put(site)
@@ -156,6 +157,7 @@ def test_equals_stock_with_the_same_decisions(name: str, site: Site, decided: Li
         assert same(grads, gradients(encoder))
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @NAMES
 def test_skips_are_named_by_list_index_and_branch(name: str, site: Site) -> None:
     put(site)
@@ -169,6 +171,7 @@ def test_skips_are_named_by_list_index_and_branch(name: str, site: Site) -> None
     assert skips == {("encoders", layer, part) for layer in range(4) for part in parts}
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @pytest.mark.parametrize("name", ("conformer", "branchformer", "attention", "e_branchformer"))
 def test_generators_advance_as_in_stock(name: str, site: Site) -> None:
     encoder = build(name)
@@ -183,6 +186,7 @@ def test_generators_advance_as_in_stock(name: str, site: Site) -> None:
     assert torch.equal(torch.get_rng_state(), stock)
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @NAMES
 def test_decisions_do_not_depend_on_the_generator(name: str, site: Site) -> None:
     put(site)
@@ -196,6 +200,7 @@ def test_decisions_do_not_depend_on_the_generator(name: str, site: Site) -> None
     assert found[0][1] == found[1][1] != []
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @NAMES
 def test_outside_of_a_wrapped_model_and_in_evaluation_stock_decides(name: str, site: Site) -> None:
     evaluated = loss(build(name).eval())
@@ -210,6 +215,7 @@ def test_outside_of_a_wrapped_model_and_in_evaluation_stock_decides(name: str, s
     assert step.skipped == []
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @NAMES
 def test_the_rate_in_force_is_found(name: str, site: Site) -> None:
     for covered in (False, True):
@@ -220,11 +226,13 @@ def test_the_rate_in_force_is_found(name: str, site: Site) -> None:
         assert rates == dict.fromkeys(layers, RATE)
 
 
+@pytest.mark.patches("funasr.layerdrop")
 def test_a_branch_that_is_never_dropped_is_not_counted(site: Site) -> None:
     put(site)
     assert cover.active(build("attention", merge_method="concat")) == []
 
 
+@pytest.mark.patches("funasr.layerdrop_off")
 @NAMES
 def test_off_is_rate_0(name: str, site: Site) -> None:
     expected = loss(build(name, **{key: 0.0 for key in ENCODERS[name][1] if "rate" in key}))
@@ -237,6 +245,7 @@ def test_off_is_rate_0(name: str, site: Site) -> None:
     assert step.skipped == []
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @pytest.mark.parametrize("function", (layerdrop.sync, layerdrop.off))
 def test_undo_leaves_everything_as_it_was(function: Any, site: Site) -> None:
     places = [home(name) for name in ENCODERS]
@@ -250,6 +259,7 @@ def test_undo_leaves_everything_as_it_was(function: Any, site: Site) -> None:
     assert not {owner for _, owner in places} & set(cover.COVERED)
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @NAMES
 def test_the_drop_rate_is_the_configured_rate(name: str, site: Site) -> None:
     put(site)
@@ -291,6 +301,7 @@ def around(what: Any, reentrant: bool) -> None:
     what.forward = forward
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @pytest.mark.parametrize("reentrant", (False, True), ids=("non-reentrant", "reentrant"))
 @pytest.mark.parametrize("where", ("layer", "stack", "encoder"))
 @NAMES
@@ -321,6 +332,7 @@ def test_recomputation_repeats_the_decisions(name: str, where: str, reentrant: b
     assert same(found[0][1], found[1][1])
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @pytest.mark.parametrize("first", (layerdrop.sync, checkpoint.layers))
 def test_together_with_our_checkpointed_layers(first: Any, site: Site) -> None:
     module, owner = home("branchformer")
@@ -339,6 +351,7 @@ def test_together_with_our_checkpointed_layers(first: Any, site: Site) -> None:
     assert same(found[0][1], found[1][1])
 
 
+@pytest.mark.patches("funasr.layerdrop")
 def test_other_layers_are_covered_when_a_model_is_wrapped(site: Site) -> None:
     from funasr.models.transformer.encoder import EncoderLayer
 
@@ -472,6 +485,7 @@ def test_stock_ranks_that_skip_different_layers_wait_for_each_other(stock: Dict[
     assert any(result.hung or "mismatch" in str(result.error) for result in stock["apart"]), stock["apart"]
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @TWO_RANKS
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_skip_the_same_layers_and_stay_identical(name: str, cured: Dict[str, List[launch.Result]]) -> None:
@@ -485,12 +499,14 @@ def test_ranks_skip_the_same_layers_and_stay_identical(name: str, cured: Dict[st
     assert len({json.dumps(step) for step in skips[0]}) > 1
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @TWO_RANKS
 def test_it_trains_as_stock_edited_by_hand_with_the_same_decisions(cured: Any, stock: Any) -> None:
     assert [result.error for result in stock["edited"]] == [None, None]
     assert trained.same_steps([*cured["conformer"], *stock["edited"]])
 
 
+@pytest.mark.patches("funasr.layerdrop")
 @TWO_RANKS
 @pytest.mark.skipif(RELEASE == (1, 0, 24), reason="find_unused_parameters is True there")
 @pytest.mark.parametrize("name", OWN_DRAWS)

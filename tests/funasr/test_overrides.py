@@ -281,6 +281,7 @@ def frozen(result: Result) -> List[str]:
     return modules
 
 
+@pytest.mark.patches("funasr.flag")
 class TestFlag:
     @pytest.mark.parametrize("entry", ENTRIES)
     def test_arrives(self, ran: Ran, entry: str) -> None:
@@ -326,6 +327,7 @@ class TestFlag:
         assert ran.cured("top").notes["asked"] == [True, True]
 
 
+@pytest.mark.patches("funasr.freeze")
 class TestFreeze:
     @pytest.mark.parametrize("spelling", SPELLINGS)
     def test_spelling(self, ran: Ran, spelling: str) -> None:
@@ -368,6 +370,7 @@ def release_freezes(spelling: str) -> Any:
     return ["encoder"] if spelling == "blank" else ["decoder", "encoder"]
 
 
+@pytest.mark.patches("funasr.parallel")
 class TestParallel:
     @pytest.mark.parametrize("entry", ENTRIES)
     def test_fsdp_stops(self, ran: Ran, entry: str) -> None:
@@ -411,6 +414,7 @@ class TestParallel:
         assert "pip install deepspeed" in str(ran.cured("none").error)
 
 
+@pytest.mark.patches("funasr.hub")
 class TestHub:
     def test_files_are_kept(self, ran: Ran, folder: Path) -> None:
         stock, cured = ran.stock("fetch").notes["fetched"], ran.cured("fetch").notes["fetched"]
@@ -460,6 +464,7 @@ def saved(folder: Path, result: Result, name: str) -> Dict[str, Any]:
 
 
 class TestModel:
+    @pytest.mark.patches("funasr.model_conf")
     def test_model_conf_changes_the_models_own(self, ran: Ran, folder: Path) -> None:
         assert ran.stock("model_conf").error is not None
         cured = saved(folder, ran.cured("model_conf"), "cured-model_conf")
@@ -467,12 +472,14 @@ class TestModel:
         assert cured["model_conf"] == edited["model_conf"] and cured["model_conf"]["lsm_weight"] == 0.7
         assert ran.cured("model_conf").notes["sums"] == ran.stock("edited").notes["sums"]
 
+    @pytest.mark.patches("funasr.model_conf")
     def test_a_described_model_is_left_alone(self, ran: Ran, folder: Path) -> None:
         cured, stock = (
             saved(folder, ran.results[f"{kind}-described"][0], f"{kind}-described") for kind in ("cured", "stock")
         )
         assert {**cured, "output_dir": ""} == {**stock, "output_dir": ""}
 
+    @pytest.mark.patches("funasr.init_param")
     def test_weights_that_are_not_there_stop(self, ran: Ran) -> None:
         if RELEASE < (1, 0, 10):
             assert "FileNotFoundError" in str(ran.stock("missing").error)
@@ -480,6 +487,7 @@ class TestModel:
             assert ran.stock("missing").error is None and ran.stock("missing").ddp
             assert "nowhere.pt does not exist" in str(ran.cured("missing").error)
 
+    @pytest.mark.patches("funasr.init_param")
     @pytest.mark.skipif(RELEASE < (1, 0, 10), reason="not affected")
     def test_list_of_weights(self, ran: Ran) -> None:
         assert "path should be string" in str(ran.stock("two").error)
@@ -487,6 +495,7 @@ class TestModel:
         assert (sums["encoder.after_norm.weight"], sums["decoder.after_norm.weight"]) == (4.0, 12.0)
 
 
+@pytest.mark.patches("funasr.overrides")
 class TestTable:
     def test_what_did_not_arrive(self, ran: Ran) -> None:
         log = ran.cured("typos").log

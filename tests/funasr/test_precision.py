@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import ddpfix.log
-from tests.funasr import toy, trained
+from tests.funasr import tiny_training, trained
 from tests.funasr.trained import active as cured
 
 RELEASE = trained.release()
-ENTRIES = toy.entries()
+ENTRIES = tiny_training.entries()
 OLD_SCALER = (1, 0, 11)
 
 
@@ -40,13 +40,14 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=enabled)
 
     for entry in ENTRIES:
-        monkeypatch.setattr(toy.module(entry), "autocast", autocast, raising=False)
+        monkeypatch.setattr(tiny_training.module(entry), "autocast", autocast, raising=False)
 
 
-def fp16(entry: str, folder: Path, scale: float, slope: float) -> toy.Run:
-    return toy.Run(entry, folder, scaler=scaler(scale), slope=slope, use_fp16=True, grad_clip=5.0)
+def fp16(entry: str, folder: Path, scale: float, slope: float) -> tiny_training.Run:
+    return tiny_training.Run(entry, folder, scaler=scaler(scale), slope=slope, use_fp16=True, grad_clip=5.0)
 
 
+@pytest.mark.patches("funasr.scaler")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_clipping_before_unscaling(entry: str, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_clipping_before_unscaling(entry: str, tmp_path: Path) -> None:
     assert steps == pytest.approx([-5.0 * n for n in range(1, 7)], rel=1e-5)
 
 
+@pytest.mark.patches("funasr.scaler")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_scale_backs_off(entry: str, tmp_path: Path) -> None:
@@ -71,6 +73,7 @@ def test_the_scale_backs_off(entry: str, tmp_path: Path) -> None:
     assert steps == pytest.approx([-5.0, -10.0], rel=1e-5)
 
 
+@pytest.mark.patches("funasr.scaler")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) -> None:
@@ -89,41 +92,47 @@ def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) 
         assert torch.nn.utils.clip_grad_norm_ is before is not during[0]
 
 
+@pytest.mark.patches(
+    "funasr.scaler", "funasr.bf16", "funasr.autocast", "funasr.bf16_scaler", "funasr.validation_precision"
+)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_full_precision_is_left_alone(entry: str, tmp_path: Path) -> None:
     names = ("scaler", "bf16", "autocast", "bf16_scaler", "validation_precision")
-    stock = toy.Run(entry, tmp_path, slope=100.0, grad_clip=5.0).train()
+    stock = tiny_training.Run(entry, tmp_path, slope=100.0, grad_clip=5.0).train()
     with cured(*("funasr." + name for name in names)):
-        run = toy.Run(entry, tmp_path, slope=100.0, grad_clip=5.0)
+        run = tiny_training.Run(entry, tmp_path, slope=100.0, grad_clip=5.0)
         assert run.train() == stock
         run.validate()
     assert set(run.model.seen) == {torch.float32}
     assert "forward" not in vars(run.model)
 
 
+@pytest.mark.patches("funasr.bf16")
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry != "train_ds"])
 def test_train_runs_in_bfloat16(entry: str, tmp_path: Path, cpu: None) -> None:
-    run = toy.Run(entry, tmp_path, use_bf16=True)
+    run = tiny_training.Run(entry, tmp_path, use_bf16=True)
     run.train()
     assert set(run.model.seen) == {torch.bfloat16 if RELEASE >= (1, 3, 4) else torch.float32}
     with cured("funasr.bf16"):
-        run = toy.Run(entry, tmp_path, use_bf16=True)
+        run = tiny_training.Run(entry, tmp_path, use_bf16=True)
         steps = run.train()
     assert set(run.model.seen) == {torch.bfloat16} and steps == [-1.0 * n for n in range(1, 7)]
 
 
+@pytest.mark.patches("funasr.bf16")
 @pytest.mark.skipif(RELEASE >= OLD_SCALER, reason="use_fp16 is read from 1.0.11 on")
 def test_fp16_where_there_is_none_is_named(tmp_path: Path, said: List[str]) -> None:
     with cured("funasr.bf16"):
-        toy.Run("train", tmp_path, use_fp16=True)
+        tiny_training.Run("train", tmp_path, use_fp16=True)
     assert any("use_fp16 does nothing before FunASR 1.0.11" in line for line in said)
 
 
+@pytest.mark.patches("funasr.autocast")
 @pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
 @pytest.mark.parametrize("flag, dtype", [("use_fp16", torch.float16), ("use_bf16", torch.bfloat16)])
 def test_train_ds_runs_in_half_precision(tmp_path: Path, cpu: None, flag: str, dtype: torch.dtype) -> None:
-    def run() -> toy.Run:
-        made = toy.Run("train_ds", tmp_path, scaler=scaler(1024.0), **{flag: True})
+    def run() -> tiny_training.Run:
+        made = tiny_training.Run("train_ds", tmp_path, scaler=scaler(1024.0), **{flag: True})
         made.train()
         return made
 
@@ -133,12 +142,13 @@ def test_train_ds_runs_in_half_precision(tmp_path: Path, cpu: None, flag: str, d
         assert set(run().model.seen) == {dtype}
 
 
+@pytest.mark.patches("funasr.bf16_scaler")
 @pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
 def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
-    def run() -> toy.Run:
+    def run() -> tiny_training.Run:
         # The entry makes a scaler for bfloat16 before 1.2.7, and none after that.
         given = scaler(65536.0) if RELEASE < (1, 2, 7) else None
-        return toy.Run("train_ds", tmp_path, scaler=given, use_bf16=True, slope=100.0, grad_clip=5.0)
+        return tiny_training.Run("train_ds", tmp_path, scaler=given, use_bf16=True, slope=100.0, grad_clip=5.0)
 
     first = run().train()[0]
     assert first == pytest.approx(-5 / 65536 if RELEASE < (1, 2, 7) else -5.0, rel=1e-3)
@@ -150,10 +160,11 @@ def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
         assert made.scaler.is_enabled() and made.scaler.state_dict()["scale"] == 65536.0
 
 
+@pytest.mark.patches("funasr.validation_precision")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no mixed precision before 1.0.11")
 def test_train_validates_as_it_trains(tmp_path: Path, cpu: None) -> None:
     def validated() -> List[torch.dtype]:
-        run = toy.Run("train", tmp_path, scaler=scaler(1024.0), use_fp16=True)
+        run = tiny_training.Run("train", tmp_path, scaler=scaler(1024.0), use_fp16=True)
         run.validate()
         return run.model.seen
 
@@ -163,9 +174,10 @@ def test_train_validates_as_it_trains(tmp_path: Path, cpu: None) -> None:
         assert set(validated()) == {torch.float16 if RELEASE >= (1, 3, 4) else torch.bfloat16}
 
 
+@pytest.mark.patches("funasr.validation_precision")
 def test_train_validates_in_bfloat16(tmp_path: Path, cpu: None) -> None:
     def validated() -> List[torch.dtype]:
-        run = toy.Run("train", tmp_path, use_bf16=True)
+        run = tiny_training.Run("train", tmp_path, use_bf16=True)
         run.validate()
         return run.model.seen
 
@@ -208,7 +220,7 @@ class Gpu:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
         self.parameter = Parameter()
 
-    def train(self, run: toy.Run, monkeypatch: pytest.MonkeyPatch) -> int:
+    def train(self, run: tiny_training.Run, monkeypatch: pytest.MonkeyPatch) -> int:
         """An epoch; returns how often memory was released. The first parameter that is asked for is on the GPU."""
         stock = run.model.parameters
         answers = [iter([self.parameter])]
@@ -228,31 +240,34 @@ RELEASES_ITSELF = (1, 0, 6) <= RELEASE < (1, 0, 11)
 QUIET: Dict[str, Any] = {"disable_gpu_cache": False} if (1, 0, 11) <= RELEASE < (1, 0, 18) else {}
 
 
+@pytest.mark.patches("funasr.cache")
 @pytest.mark.skipif(RELEASES_ITSELF, reason="the release releases after every forward")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_memory_is_released_every_so_many_steps(
     entry: str, tmp_path: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cured("funasr.cache", cache="4"):
-        run = toy.Run(entry, tmp_path, **QUIET)
+        run = tiny_training.Run(entry, tmp_path, **QUIET)
         # Six steps an epoch: the fourth, then the eighth and the twelfth.
         assert [gpu.train(run, monkeypatch) for _ in range(2)] == [1, 2]
         assert set(gpu.released) == {"cuda"}
     with cured("funasr.cache"):
-        assert gpu.train(toy.Run(entry, tmp_path, **QUIET), monkeypatch) == 0
+        assert gpu.train(tiny_training.Run(entry, tmp_path, **QUIET), monkeypatch) == 0
 
 
+@pytest.mark.patches("funasr.cache")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_without_a_gpu_nothing_is_released(entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: List[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
-    toy.Run(entry, tmp_path, **QUIET).train()
+    tiny_training.Run(entry, tmp_path, **QUIET).train()
     stock = len(calls)
     with cured("funasr.cache", cache="1"):
-        toy.Run(entry, tmp_path, **QUIET).train()
+        tiny_training.Run(entry, tmp_path, **QUIET).train()
     assert len(calls) == 2 * stock and (stock == 0 or RELEASES_ITSELF)
 
 
+@pytest.mark.patches("funasr.cache")
 @pytest.mark.skipif(RELEASE < (1, 0, 26), reason="there is no reset_gpu_cache before 1.0.26")
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("reserved, times", [(69, 1), (71, 7)])
@@ -261,7 +276,7 @@ def test_reset_gpu_cache(
 ) -> None:
     works = entry == "train" and RELEASE < (1, 0, 29)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: reserved * 2**30)
-    stock = toy.Run(entry, tmp_path, reset_gpu_cache=True)
+    stock = tiny_training.Run(entry, tmp_path, reset_gpu_cache=True)
     calls: List[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
     stock.train()
@@ -270,19 +285,21 @@ def test_reset_gpu_cache(
     gpu.current.append("the release's own")
     with cured("funasr.cache"):
         expected = len(calls) if works else times
-        assert gpu.train(toy.Run(entry, tmp_path, reset_gpu_cache=True), monkeypatch) == expected
+        assert gpu.train(tiny_training.Run(entry, tmp_path, reset_gpu_cache=True), monkeypatch) == expected
 
 
+@pytest.mark.patches("funasr.cache")
 def test_disable_gpu_cache_is_named_where_it_does_nothing(tmp_path: Path, said: List[str]) -> None:
     with cured("funasr.cache"):
-        toy.Run("train", tmp_path, disable_gpu_cache=True)
+        tiny_training.Run("train", tmp_path, disable_gpu_cache=True)
     used = (1, 0, 11) <= RELEASE < (1, 0, 18)
     assert any("disable_gpu_cache is not used by this release" in line for line in said) == (not used)
 
 
+@pytest.mark.patches("funasr.resume")
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry != "train_ds"])
 def test_a_checkpoint_is_loaded_by_way_of_the_cpu(entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = toy.Run(entry, tmp_path)
+    saved = tiny_training.Run(entry, tmp_path)
     torch.nn.init.ones_(saved.model.layer.weight)
     state = {"epoch": 3, "state_dict": saved.model.state_dict(), "optimizer": saved.optim.state_dict()}
     state.update(scheduler=saved.scheduler.state_dict(), acc=[0.5], step_or_epoch=0, saved_ckpts={}, train_acc_avg=0.5)
@@ -297,8 +314,8 @@ def test_a_checkpoint_is_loaded_by_way_of_the_cpu(entry: str, tmp_path: Path, mo
 
     monkeypatch.setattr(torch, "load", load)
 
-    def resumed() -> toy.Run:
-        run = toy.Run(entry, tmp_path, resume=True)
+    def resumed() -> tiny_training.Run:
+        run = tiny_training.Run(entry, tmp_path, resume=True)
         if run.holds:
             run.trainer._resume_checkpoint(str(tmp_path))
         else:
@@ -309,4 +326,4 @@ def test_a_checkpoint_is_loaded_by_way_of_the_cpu(entry: str, tmp_path: Path, mo
     with cured("funasr.resume"):
         assert resumed().weight == 1.0
     assert asked == ["cpu" if RELEASE >= (1, 0, 20) else None, "cpu"]
-    assert toy.module(entry).torch is torch
+    assert tiny_training.module(entry).torch is torch

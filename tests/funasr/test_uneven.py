@@ -10,6 +10,8 @@ from packaging.version import Version
 
 from tests.funasr import launch, recipes
 
+pytestmark = pytest.mark.patches("funasr.uneven")
+
 HERE = Version(launch.version())
 OLD = Version("1.0.18") > HERE
 # These have samplers that give all ranks as many batches, and the same ones.

@@ -12,7 +12,9 @@ from ddpfix.patches.funasr import unused
 
 from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
-from tests.funasr import launch, recipes, tiny, trained
+from tests.funasr import launch, recipes, tiny_model, trained
+
+pytestmark = pytest.mark.patches("funasr.unused")
 
 RELEASE = trained.release()
 HOTWORDS = pytest.mark.skipif(RELEASE < (1, 0, 15), reason="no data set with hotwords")
@@ -83,22 +85,22 @@ def wrap(model: Any, asked: Any = None) -> List[str]:
 
 @pytest.mark.parametrize("name, conf, dead", CASES, ids=lambda value: "" if isinstance(value, list) else str(value))
 def test_what_gets_no_gradient_is_frozen_and_nothing_else(name: str, conf: Any, dead: List[str], site: Site) -> None:
-    model = tiny.build(name, model_conf=conf)
-    assert tiny.idle(model, 6) == dict.fromkeys(dead, 6)
+    model = tiny_model.build(name, model_conf=conf)
+    assert tiny_model.idle(model, 6) == dict.fromkeys(dead, 6)
     assert bool(wrap_hooks.reasons(model)) == bool(dead)
     assert wrap(model) == sorted(dead)
     assert wrap_hooks.reasons(model) == []
-    assert tiny.idle(model, 2) == dict.fromkeys(dead, 2)
+    assert tiny_model.idle(model, 2) == dict.fromkeys(dead, 2)
     site.undo()
     assert frozen(model) == []
 
 
 # Models with configurations of their own: how many parameters are never used, and below which names they lie.
 MORE: Dict[str, Tuple[str, Dict[str, Any], int, List[str]]] = {
-    "streaming": ("ParaformerStreaming", tiny.chunked(), 0, []),
+    "streaming": ("ParaformerStreaming", tiny_model.chunked(), 0, []),
     "streaming, no sampler": (
         "ParaformerStreaming",
-        {**tiny.chunked(), "model_conf": {"sampling_ratio": 0.0}},
+        {**tiny_model.chunked(), "model_conf": {"sampling_ratio": 0.0}},
         1,
         ["decoder.embed"],
     ),
@@ -116,20 +118,20 @@ MORE: Dict[str, Tuple[str, Dict[str, Any], int, List[str]]] = {
         2,
         ["predictor.cif_output"],
     ),
-    "uniasr": ("UniASR", tiny.two_models(), 0, []),
+    "uniasr": ("UniASR", tiny_model.two_models(), 0, []),
     "uniasr, first": (
         "UniASR",
-        {**tiny.two_models(), "loss_weight_model1": 1.0},
+        {**tiny_model.two_models(), "loss_weight_model1": 1.0},
         82,
         ["encoder2", "decoder2", "predictor2", "stride_conv"],
     ),
     "uniasr, second": (
         "UniASR",
-        {**tiny.two_models(), "enable_maas_finetune": True},
+        {**tiny_model.two_models(), "enable_maas_finetune": True},
         80,
         ["encoder", "decoder", "predictor"],
     ),
-    "uniasr, frozen": ("UniASR", {**tiny.two_models(), "freeze_encoder2": True}, 30, ["encoder2", "stride_conv"]),
+    "uniasr, frozen": ("UniASR", {**tiny_model.two_models(), "freeze_encoder2": True}, 30, ["encoder2", "stride_conv"]),
 }
 
 
@@ -149,8 +151,8 @@ def test_other_classes(case: str, site: Site, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip(f"{name} cannot be trained in this release")
     # The sampler of ParaformerStreaming moves indices to CUDA, up to 1.3.14.
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    model = tiny.build(name, **changes)
-    found = tiny.idle(model, 4)
+    model = tiny_model.build(name, **changes)
+    found = tiny_model.idle(model, 4)
     assert set(found.values()) <= {4}
     assert len(found) == count
     assert {part for part in parts for name in found if name.startswith(f"{part}.")} == set(parts)
@@ -163,7 +165,7 @@ CONF = {"sampling_ratio": 0.0}
 
 
 def subject() -> Any:
-    return tiny.build(NAME, model_conf=CONF)
+    return tiny_model.build(NAME, model_conf=CONF)
 
 
 def test_parameters_frozen_by_the_user_stay(site: Site) -> None:
@@ -250,8 +252,8 @@ OTHERS = ["Transformer", "SANM", "Conformer", "Branchformer", "EBranchformer"] i
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_these_classes_use_all_they_have(name: str, site: Site) -> None:
-    model = tiny.build("Conformer" if name in ("Transformer", "SANM") else name, model=name)
-    assert tiny.idle(model, 3) == {}
+    model = tiny_model.build("Conformer" if name in ("Transformer", "SANM") else name, model=name)
+    assert tiny_model.idle(model, 3) == {}
     assert unused.freeze(model, weakref.WeakSet()) is None
     assert frozen(model) == []
 

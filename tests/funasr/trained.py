@@ -115,7 +115,7 @@ def difference(one: launch.Result, other: launch.Result) -> float:
     """The largest difference between the final parameters of two runs or ranks."""
     import torch
 
-    assert one.parameters is not None and other.parameters is not None
-    a: Dict[str, Any] = torch.load(one.parameters)
-    b: Dict[str, Any] = torch.load(other.parameters)
+    assert one.kept is not None and other.kept is not None
+    a: Dict[str, Any] = torch.load(one.kept)
+    b: Dict[str, Any] = torch.load(other.kept)
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)

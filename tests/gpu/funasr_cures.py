@@ -1,6 +1,6 @@
 """FunASR's real trainers on the card: cached memory is released when asked for, and half precision is what it says.
 
-The trainers and their toy model are those of ``tests/funasr``, moved to the card.
+The trainers and their tiny model are those of ``tests/funasr``, moved to the card.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _made(entry: str, folder: Path, scaler: Any = None, slope: float = 1.0, **conf: Any) -> Any:
-    """A run of ``tests.funasr.toy`` whose model and trainer are on the card."""
-    from tests.funasr import toy
+    """A run of ``tests.funasr.tiny_training`` whose model and trainer are on the card."""
+    from tests.funasr import tiny_training
 
-    made = toy.Run(entry, folder, scaler=scaler, slope=slope, **conf)
+    made = tiny_training.Run(entry, folder, scaler=scaler, slope=slope, **conf)
     made.model.to(world.device())
     made.trainer.device = world.device()
     return made

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 from tests.gpu.cells import GROUPS, Cell
+from tests.support import ranks
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RANK = Path(__file__).with_name("rank.py")
 # For the end of the processes, after the last cell.
 _MARGIN = 6.0
@@ -40,10 +40,7 @@ class Outcome:
 
 def environment() -> Dict[str, str]:
     """A clean environment in which the children find this checkout."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
-    environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    environ = ranks.with_release({"PYTHONUNBUFFERED": "1", "TRANSFORMERS_OFFLINE": "1"})
     # torch asks for it where results have to be the same bits each time.
     environ.update(CUBLAS_WORKSPACE_CONFIG=":4096:8")
     return environ
@@ -108,7 +105,7 @@ def _overdue(each: Outcome, late: bool) -> None:
 def _start(folder: Path, size: int, seconds: float) -> Tuple[str, bool]:
     """What torch elastic and the ranks print, and whether their time was over; nothing of theirs is left running."""
     over = False
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
+    command = ranks.elastic(size)
     with (folder / "screen").open("w+", errors="replace") as screen:
         child = subprocess.Popen(
             [*command, str(RANK), str(folder)],

@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 pytestmark = [
-    pytest.mark.ranks,
     pytest.mark.skipif(torch.cuda.is_available(), reason="what is left out here is for machines without a GPU"),
 ]
 

@@ -34,7 +34,7 @@ class Stack(nn.Module):
 
 def model_of(plan: Dict[str, Any]) -> Any:
     if plan["model"] == "wav2vec2":
-        from tests.late.twins import wav2vec2
+        from tests.late.compared import wav2vec2
 
         return wav2vec2(plan["rate"])
     return Stack(spare=plan["model"] == "spare")

@@ -2,57 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
-from tests.support import waiting
+from tests.support import pool, scenario
 
 RANK = Path(__file__).with_name("rank.py")
 RANKS = 3
 
 
-def twin(model: str = "wav2vec2", **others: Any) -> Dict[str, Any]:
-    """A plan for :mod:`tests.late.twins`."""
+def comparison(model: str = "wav2vec2", **others: Any) -> Dict[str, Any]:
+    """A plan for :mod:`tests.late.compared`."""
     plan = {"rate": 0.5, "optimizer": "sgd", "accum": 1, "checkpointing": "", "to_none": True, "cap": 0.01}
     return {"model": model, **plan, **others}
 
 
 @dataclass
-class Scenario:
+class Scenario(scenario.Scenario):
     """One training run.
 
     Attributes:
-        name: how its outcome is asked for.
         case: a key of :data:`tests.late.cases.CASES`.
-        act: a function of :mod:`tests.late.acts` instead.
+        function: a function of :mod:`tests.late.scenarios` instead.
         settings: arguments of ``ddpfix.activate``; None is stock.
         ddp: further keywords of DistributedDataParallel.
-        twin: what to train instead of a case (:func:`twin`).
+        comparison: what to train instead of a case (:func:`comparison`).
         environ: environment variables of the ranks.
         hook: a communication hook of torch's default_hooks, "powerSGD_hook", or "".
     """
 
-    name: str
     case: str = ""
-    act: str = ""
+    function: str = ""
     settings: Optional[Dict[str, str]] = None
     ddp: Dict[str, Any] = field(default_factory=dict)
     hook: str = ""
-    twin: Optional[Dict[str, Any]] = None
+    comparison: Optional[Dict[str, Any]] = None
     environ: Dict[str, str] = field(default_factory=dict)
     size: int = 2
     steps: int = 6
     timeout: float = 40
 
 
-def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[Tuple[str, Optional[Dict[str, Any]]]]]:
+def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[pool.Record]]:
     """(log, what was found) of each rank, by scenario; None for a rank that had to be killed."""
-    waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, RANKS, {})
-    return {scenario.name: waiting.records(folder, scenario.name, scenario.size) for scenario in scenarios}
+    pool.train(RANK, [each.plan(folder) for each in scenarios], folder, RANKS, {})
+    return {each.name: pool.records(folder, each.name, each.size) for each in scenarios}
 
 
-def both(outcomes: Dict[str, List[Tuple[str, Optional[Dict[str, Any]]]]], name: str) -> List[Dict[str, Any]]:
+def both(outcomes: Dict[str, List[pool.Record]], name: str) -> List[Dict[str, Any]]:
     """What the ranks of a scenario found; none failed, and all have the same parameters after each step."""
     found = []
     for log, record in outcomes[name]:

@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports torch once, then trains each case in a forked child.
+"""One rank, forked from a process that imports torch once, then trains each case in a forked child.
 
 Cases for fewer ranks than there are leave the last ones out.
 """
@@ -15,7 +15,7 @@ from tests.support import serving
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one case in this (forked) process."""
-    from tests.late import acts, training, twins
+    from tests.late import compared, scenarios, training
 
     if scenario["size"] <= serving.RANK:
         scenario["found"]["left_out"] = True
@@ -25,15 +25,15 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         import ddpfix
 
         ddpfix.activate(**scenario["settings"])
-    if scenario["twin"] is None:
-        (acts if scenario["act"] else training).run(scenario)
+    if scenario["comparison"] is None:
+        (scenarios if scenario["function"] else training).run(scenario)
         return
     if scenario["settings"] is not None:
         from ddpfix.patches.torch import bucket_cost
 
         # Layers of these models are small: each has a bucket of its own if collectives cost nothing.
         bucket_cost.measured = lambda group, device: bucket_cost.Costs(0.0, 1e-9, 0.0, 0.0)
-    twins.run(scenario)
+    compared.run(scenario)
 
 
 def main() -> None:

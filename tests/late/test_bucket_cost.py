@@ -11,6 +11,8 @@ from ddpfix.patches.torch.bucket_cost import Costs, Plan
 
 from tests.benchmarks.mode_child import Encoder
 
+pytestmark = pytest.mark.patches("torch.aligned")
+
 WIDTH, DEPTH = 64, 12
 # Bytes of one layer of the encoder.
 LAYER = 12 * WIDTH * WIDTH * 4

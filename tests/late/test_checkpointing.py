@@ -10,10 +10,10 @@ import transformers
 from packaging.version import Version
 
 from tests.late import launch
-from tests.late.launch import Scenario, both, twin
+from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.patches("torch.reentrant", "torch.late")
 # Gradients of wav2vec2's small convolutions are noise on the CPU before torch 2.1, in one process, too.
 MODEL = "wav2vec2" if Version(torch.__version__) >= Version("2.1") else "bart_encoder"
 # Before transformers 4.35 its layers cannot choose the kind.
@@ -28,7 +28,7 @@ MODES = ("auto", "find", "late")
 
 
 def scenario(name: str, kind: str, **others: Any) -> Scenario:
-    return Scenario(name, twin=twin(MODEL, checkpointing=kind), **{"steps": STEPS, **others})
+    return Scenario(name, comparison=comparison(MODEL, checkpointing=kind), **{"steps": STEPS, **others})
 
 
 @pytest.fixture(scope="module")

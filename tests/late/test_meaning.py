@@ -9,17 +9,19 @@ import torch
 from packaging.version import Version
 
 from tests.late import launch
-from tests.late.launch import Scenario, both, twin
+from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = [
+    pytest.mark.patches("torch.unsent", "torch.aligned", "torch.accumulation", "torch.late"),
+]
 PLANS: Dict[str, Dict[str, Any]] = {
-    "sgd": twin(),
-    "adamw": twin(optimizer="adamw"),
-    "accumulating": twin(optimizer="adamw", accum=3),
-    "zeros": twin(to_none=False),
-    "encoder": twin("bart_encoder", optimizer="adamw"),
-    "siamese": twin("siamese"),
+    "sgd": comparison(),
+    "adamw": comparison(optimizer="adamw"),
+    "accumulating": comparison(optimizer="adamw", accum=3),
+    "zeros": comparison(to_none=False),
+    "encoder": comparison("bart_encoder", optimizer="adamw"),
+    "siamese": comparison("siamese"),
 }
 OLD = Version(torch.__version__) < Version("2.1")
 if OLD:
@@ -44,7 +46,7 @@ def scenario(plan: str, mode: str, **others: Any) -> Scenario:
     environ = {} if unsent == "1" else {OFF: "0"}
     steps = 50 if plan in ("sgd", "adamw") else 12
     return Scenario(
-        f"{plan}-{mode}", twin=PLANS[plan], settings={"unused": unused}, environ=environ, steps=steps, **others
+        f"{plan}-{mode}", comparison=PLANS[plan], settings={"unused": unused}, environ=environ, steps=steps, **others
     )
 
 
@@ -52,24 +54,24 @@ def scenario(plan: str, mode: str, **others: Any) -> Scenario:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [scenario(plan, mode) for plan in PLANS for mode in MODES]
     plans += [
-        Scenario("views", twin=PLANS["sgd"], settings={"bucket_view": "1"}, steps=12),
-        Scenario("late_views", twin=PLANS["sgd"], settings={"bucket_view": "1", "unused": "late"}, steps=12),
-        Scenario("no_views", twin=PLANS["sgd"], settings={"bucket_view": "1"}, ddp={VIEWS: False}, steps=1),
+        Scenario("views", comparison=PLANS["sgd"], settings={"bucket_view": "1"}, steps=12),
+        Scenario("late_views", comparison=PLANS["sgd"], settings={"bucket_view": "1", "unused": "late"}, steps=12),
+        Scenario("no_views", comparison=PLANS["sgd"], settings={"bucket_view": "1"}, ddp={VIEWS: False}, steps=1),
         # Buckets of the size that torch chooses by itself, which all layers of this model share.
-        Scenario("whole", twin={**PLANS["sgd"], "cap": 25}, settings={"unused": "late"}, steps=12),
+        Scenario("whole", comparison={**PLANS["sgd"], "cap": 25}, settings={"unused": "late"}, steps=12),
         Scenario(
             "whole_plain",
-            twin={**PLANS["sgd"], "cap": 25},
+            comparison={**PLANS["sgd"], "cap": 25},
             settings={"unused": "late"},
             environ={ALIGNED: "0"},
             steps=12,
         ),
-        Scenario("stock", twin=PLANS["sgd"], steps=3, timeout=8),
-        Scenario("stock_flag", twin=PLANS["sgd"], ddp={"find_unused_parameters": True}, steps=12),
+        Scenario("stock", comparison=PLANS["sgd"], steps=3, timeout=8),
+        Scenario("stock_flag", comparison=PLANS["sgd"], ddp={"find_unused_parameters": True}, steps=12),
     ]
     for hook in HOOKS:
         # PowerSGD begins to compress after the steps that are run here: on gloo it may not end.
-        hooked: Dict[str, Any] = {"twin": PLANS["sgd"], "hook": hook, "settings": {}}
+        hooked: Dict[str, Any] = {"comparison": PLANS["sgd"], "hook": hook, "settings": {}}
         plans.append(Scenario(hook, steps=1 if hook == POWER else 8, **hooked))
         plans.append(Scenario(f"{hook}_off", steps=1 if hook == POWER else 8, environ={OFF: "0"}, **hooked))
     return launch.train(plans, tmp_path_factory.mktemp("meaning"))

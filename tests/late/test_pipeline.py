@@ -154,6 +154,7 @@ def test_a_model_leaves_nothing_behind() -> None:
     assert len(ddp.MODELS) == 0
 
 
+@pytest.mark.alone
 def test_steps_leave_nothing_behind_and_take_no_longer() -> None:
     """20,000 steps of a model in which nothing is unused."""
     ddpfix.activate(log="off")

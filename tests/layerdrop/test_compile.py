@@ -14,9 +14,12 @@ from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
-pytestmark = pytest.mark.skipif(
-    Version(torch.__version__) < Version("2.1"), reason="torch.compile of 2.0 does not trace these models"
-)
+pytestmark = [
+    pytest.mark.patches("transformers.layerdrop"),
+    pytest.mark.skipif(
+        Version(torch.__version__) < Version("2.1"), reason="torch.compile of 2.0 does not trace these models"
+    ),
+]
 
 
 @pytest.fixture
@@ -39,14 +42,14 @@ class Counting:
         return graph.forward
 
 
-def patched(site: Site, name: str) -> zoo.Tiny:
-    entry = zoo.tiny(name)
+def patched(site: Site, name: str) -> zoo.TinyModel:
+    entry = zoo.tiny_model(name)
     entry.build()
     layerdrop.sync(site, importlib.import_module(entry.module()), None)
     return entry
 
 
-def steps(entry: zoo.Tiny, model: torch.nn.Module, run: Any, count: int) -> Tuple[List[torch.Tensor], List[Any]]:
+def steps(entry: zoo.TinyModel, model: torch.nn.Module, run: Any, count: int) -> Tuple[List[torch.Tensor], List[Any]]:
     replica = training.Replica(model, 7)
     losses, skips = [], []
     for index in range(count):
@@ -61,7 +64,7 @@ def steps(entry: zoo.Tiny, model: torch.nn.Module, run: Any, count: int) -> Tupl
 
 @pytest.mark.parametrize("name", ("wav2vec2", "bart"))
 def test_whole_model(site: Site, name: str) -> None:
-    entry = zoo.tiny(name)
+    entry = zoo.tiny_model(name)
     stock = Counting()
     model = entry.build()
     steps(entry, model, torch.compile(model, backend=stock), 12)
@@ -98,7 +101,7 @@ def test_each_layer(site: Site, name: str) -> None:
 
 @pytest.mark.parametrize("name", ("wav2vec2", "bart"))
 def test_evaluation_is_one_graph_as_in_stock(site: Site, name: str) -> None:
-    entry = zoo.tiny(name)
+    entry = zoo.tiny_model(name)
     model = entry.build().eval()
     backend = Counting()
     try:

@@ -30,11 +30,11 @@ def site() -> Iterator[Site]:
     made.undo()
 
 
-def named(entries: List[zoo.Tiny]) -> Any:
+def named(entries: List[zoo.TinyModel]) -> Any:
     return pytest.mark.parametrize("entry", entries, ids=lambda entry: entry.name)
 
 
-def covered(site: Site, entry: zoo.Tiny, function: Any = layerdrop.sync) -> torch.nn.Module:
+def covered(site: Site, entry: zoo.TinyModel, function: Any = layerdrop.sync) -> torch.nn.Module:
     model = entry.build()
     function(site, importlib.import_module(entry.module()), None)
     return model
@@ -44,7 +44,7 @@ def gradients(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def run(entry: zoo.Tiny, model: torch.nn.Module) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
+def run(entry: zoo.TinyModel, model: torch.nn.Module) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
     loss = entry.loss(model(**entry.batch()))
     if loss.requires_grad:
         loss.backward()
@@ -63,6 +63,7 @@ def seed_everything() -> None:
     random.seed(7)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_every_class_that_draws_is_covered(site: Site) -> None:
     missed = []
     for module_name, classes in zoo.drawing_classes().items():
@@ -76,8 +77,11 @@ def test_every_class_that_draws_is_covered(site: Site) -> None:
     assert not missed, f"these classes skip layers and are not covered: {missed}"
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
-def test_equals_stock_with_the_same_decisions(entry: zoo.Tiny, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_stock_with_the_same_decisions(
+    entry: zoo.TinyModel, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = covered(site, entry)
     answered: List[cover.Draw] = []
     answer = cover.Call.answer
@@ -109,7 +113,7 @@ def assert_equal(grads: Dict[str, torch.Tensor], expected: Dict[str, torch.Tenso
         assert torch.equal(gradient, expected[name]) or (not trusted and "feature_extractor" in name), name
 
 
-def reference(entry: zoo.Tiny, site: Site, decisions: List[bool]) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
+def reference(entry: zoo.TinyModel, site: Site, decisions: List[bool]) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
     site.undo()
     try:
         model = entry.build()
@@ -119,8 +123,9 @@ def reference(entry: zoo.Tiny, site: Site, decisions: List[bool]) -> Tuple[torch
         layerdrop.sync(site, importlib.import_module(entry.module()), None)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
-def test_generators_advance_as_in_stock(entry: zoo.Tiny, site: Site) -> None:
+def test_generators_advance_as_in_stock(entry: zoo.TinyModel, site: Site) -> None:
     model = entry.build()
     batch = entry.batch()
     seed_everything()
@@ -134,8 +139,9 @@ def test_generators_advance_as_in_stock(entry: zoo.Tiny, site: Site) -> None:
     assert states() == stock
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
-def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.Tiny, site: Site) -> None:
+def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.TinyModel, site: Site) -> None:
     model = entry.build()
     batch = entry.batch()
     seed_everything()
@@ -145,8 +151,9 @@ def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.Tiny, site: Site) -
     assert torch.equal(entry.loss(model(**batch)), stock)
 
 
+@pytest.mark.patches("transformers.layerdrop_off")
 @named(ENTRIES)
-def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
+def test_off_never_skips(entry: zoo.TinyModel, site: Site) -> None:
     model = covered(site, entry, layerdrop.off)
     batch = entry.batch()
     assert cover.active(model) == [], "DDP would be told to look for unused parameters"
@@ -157,8 +164,9 @@ def test_off_never_skips(entry: zoo.Tiny, site: Site) -> None:
     assert all(torch.equal(loss, kept) for loss in losses)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(ENTRIES)
-def test_the_rate_is_found(entry: zoo.Tiny, site: Site) -> None:
+def test_the_rate_is_found(entry: zoo.TinyModel, site: Site) -> None:
     model = covered(site, entry)
     rates = {type(module).__name__: rate for _, module, rate in cover.active(model)}
     assert rates == dict.fromkeys(entry.drawing(), 0.5)
@@ -166,8 +174,9 @@ def test_the_rate_is_found(entry: zoo.Tiny, site: Site) -> None:
     assert cover.active(model) == []
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @named(ENTRIES)
-def test_undo_leaves_the_original_forward(entry: zoo.Tiny, site: Site) -> None:
+def test_undo_leaves_the_original_forward(entry: zoo.TinyModel, site: Site) -> None:
     module = importlib.import_module(entry.module())
     before = {name: vars(getattr(module, name)).get("forward") for name in entry.drawing()}
     names = set(vars(module))

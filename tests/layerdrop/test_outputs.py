@@ -15,6 +15,8 @@ from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
+pytestmark = pytest.mark.patches("transformers.recording", "transformers.outputs")
+
 RELEASE = Version(transformers.__version__)
 LAYERS = 4
 
@@ -26,14 +28,14 @@ def site() -> Iterator[Site]:
     made.undo()
 
 
-def patch(site: Site, entry: zoo.Tiny) -> None:
+def patch(site: Site, entry: zoo.TinyModel) -> None:
     layerdrop.sync(site, importlib.import_module(entry.module()), None)
     if Version("5.2") <= RELEASE:
         recording.skipped(site, transformers, None)
 
 
 def classifier(weighted: bool) -> torch.nn.Module:
-    config = zoo.tiny("wavlm").make_config(0.5)
+    config = zoo.tiny_model("wavlm").make_config(0.5)
     config.use_weighted_layer_sum = weighted
     torch.manual_seed(0)
     return transformers.WavLMForSequenceClassification(config).train()
@@ -50,7 +52,7 @@ def a_step_that_skips(model: torch.nn.Module, **inputs: Any) -> Any:
 
 
 def sound() -> torch.Tensor:
-    return zoo.tiny("wavlm").batch()["input_values"]
+    return zoo.tiny_model("wavlm").batch()["input_values"]
 
 
 @pytest.mark.skipif(Version("5.10") > RELEASE, reason="WavLM records with hooks from 5.10 on")
@@ -63,7 +65,7 @@ def test_weighted_layer_sum_dies_in_stock() -> None:
 
 
 def test_weighted_layer_sum(site: Site) -> None:
-    patch(site, zoo.tiny("wavlm"))
+    patch(site, zoo.tiny_model("wavlm"))
     model = classifier(weighted=True)
     output, _ = a_step_that_skips(model, input_values=sound())
     output.logits.sum().backward()
@@ -71,7 +73,7 @@ def test_weighted_layer_sum(site: Site) -> None:
 
 
 def test_weighted_layer_sum_on_one_process(site: Site) -> None:
-    patch(site, zoo.tiny("wavlm"))
+    patch(site, zoo.tiny_model("wavlm"))
     model = classifier(weighted=True)
     torch.manual_seed(0)
     for _ in range(20):
@@ -80,7 +82,7 @@ def test_weighted_layer_sum_on_one_process(site: Site) -> None:
 
 @pytest.mark.parametrize("name", ("wavlm", "wav2vec2", "bart", "opt", "whisper"))
 def test_a_skipped_layer_gives_its_input(site: Site, name: str) -> None:
-    entry = zoo.tiny(name)
+    entry = zoo.tiny_model(name)
     model = entry.build()
     patch(site, entry)
     for seed in range(20):
@@ -115,7 +117,7 @@ def check(entries: Any, left_out: Any) -> None:
 
 def test_attentions_of_wavlm(site: Site) -> None:
     """Up to 4.36 stock raises IndexError in the first step that skips a layer."""
-    patch(site, zoo.tiny("wavlm"))
+    patch(site, zoo.tiny_model("wavlm"))
     output, _ = a_step_that_skips(classifier(weighted=False), input_values=sound(), output_attentions=True)
     output.logits.sum().backward()
     assert any(attention is not None for attention in output.attentions)

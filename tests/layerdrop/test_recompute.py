@@ -19,7 +19,7 @@ from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
-ENTRY = zoo.tiny("wav2vec2-stable")
+ENTRY = zoo.tiny_model("wav2vec2-stable")
 KINDS = pytest.mark.parametrize("reentrant", (True, False), ids=("reentrant", "non-reentrant"))
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 Whole = Callable[[nn.Module], torch.Tensor]
@@ -97,6 +97,7 @@ def compare(plain: Whole, kept: Whole, steps: int = 6) -> None:
     assert len(patterns) > 1
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 @pytest.mark.parametrize("preserve", (True, False))
 def test_around_the_encoder(reentrant: bool, preserve: bool) -> None:
@@ -117,6 +118,7 @@ def test_around_the_encoder(reentrant: bool, preserve: bool) -> None:
     compare(plain, kept)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_encoder_called_twice(reentrant: bool) -> None:
     def twice(one: Body) -> Callable[[nn.Module], torch.Tensor]:
@@ -125,6 +127,7 @@ def test_encoder_called_twice(reentrant: bool) -> None:
     compare(twice(call), twice(lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant)))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_encoder_called_twice_with_the_same_input(reentrant: bool) -> None:
     def twice(one: Body) -> Callable[[nn.Module], torch.Tensor]:
@@ -137,6 +140,7 @@ def test_encoder_called_twice_with_the_same_input(reentrant: bool) -> None:
     compare(twice(call), twice(lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant)))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_region_that_begins_before_the_encoder(reentrant: bool) -> None:
     """What comes into the encoder is recomputed too, so its storage is another one."""
@@ -150,6 +154,7 @@ def test_region_that_begins_before_the_encoder(reentrant: bool) -> None:
     )
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
     def losses(run: Run, one: Body) -> Dict[str, torch.Tensor]:
@@ -170,6 +175,7 @@ def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_the_same_tensor_in_every_step(reentrant: bool) -> None:
     """A batch that is used again and again has the same storage in all steps."""
@@ -180,6 +186,7 @@ def test_the_same_tensor_in_every_step(reentrant: bool) -> None:
     )
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_recomputing_does_not_count(reentrant: bool) -> None:
     run = Run()
@@ -189,6 +196,7 @@ def test_recomputing_does_not_count(reentrant: bool) -> None:
     assert all(len({skip.call for skip in skips}) <= 1 for skips in run.skips)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_an_ambiguous_recomputation_is_refused() -> None:
     """Twice the same input, no generator state kept and no dropout: nothing tells the two calls apart."""
     run = Run()
@@ -205,9 +213,10 @@ def test_an_ambiguous_recomputation_is_refused() -> None:
         run.backward(run.forward(body))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_layers_checkpointed_by_transformers(reentrant: bool) -> None:
-    entry = zoo.tiny("bart")
+    entry = zoo.tiny_model("bart")
     site = Site("test")
     layerdrop.sync(site, importlib.import_module(entry.module()), None)
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ddpfix.layerdrop import cover
 from ddpfix.patching.site import Site
+
+pytestmark = pytest.mark.patches("transformers.layerdrop")
 
 
 class Layer(torch.nn.Module):

@@ -86,6 +86,7 @@ def patterns(model: nn.Module, seed: int, count: int = 12) -> List[Any]:
     return found
 
 
+@pytest.mark.patches("torch.unused")
 def test_a_users_own_class_is_found_when_it_is_wrapped(site: Site) -> None:
     model = nn.Sequential(OwnStack(0.5), OwnStack(0.3)).train()
     wrapped(site, model)
@@ -101,22 +102,24 @@ def test_a_users_own_class_is_found_when_it_is_wrapped(site: Site) -> None:
     assert OwnStack not in cover.COVERED
 
 
+@pytest.mark.patches("torch.unused")
 def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
-    base = type(zoo.tiny("wav2vec2").build().encoder)
+    base = type(zoo.tiny_model("wav2vec2").build().encoder)
 
     class Mine(base):  # type: ignore[misc, valid-type]
         def forward(self, hidden_states: Any, **kwargs: Any) -> Any:
             return super().forward(hidden_states * 1.0, **kwargs)
 
-    model = zoo.tiny("wav2vec2").build()
+    model = zoo.tiny_model("wav2vec2").build()
     model.encoder.__class__ = Mine
     wrapped(site, model)
     assert base in cover.COVERED or Mine in cover.COVERED
     with training.step(training.Replica(model, 3)) as step:
-        model(**zoo.tiny("wav2vec2").batch())
+        model(**zoo.tiny_model("wav2vec2").batch())
     assert step.calls
 
 
+@pytest.mark.patches("torch.unused")
 def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -> None:
     model = LocalSource().train()
     wrapped(site, model)
@@ -126,9 +129,10 @@ def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -
     assert [rate for _, _, rate in cover.active(model)] == [0.5]
 
 
+@pytest.mark.patches("transformers.overrides")
 @pytest.mark.parametrize("name", ("bart", "opt"))
 def test_a_rate_that_nobody_reads_is_named(site: Site, lines: List[str], name: str) -> None:
-    model = zoo.tiny(name).build(rate=0.5)
+    model = zoo.tiny_model(name).build(rate=0.5)
     for setting in ("encoder_layerdrop", "decoder_layerdrop", "layerdrop"):
         if hasattr(model.config, setting):
             setattr(model.config, setting, 0.0)
@@ -140,12 +144,13 @@ def test_a_rate_that_nobody_reads_is_named(site: Site, lines: List[str], name: s
     overrides.rates(site, importlib.import_module("torch.nn.parallel.distributed"), None)
     wrap_hooks.run_before_wrap(model)
     named = [line for line in lines if "has no effect" in line]
-    assert len(named) == len(zoo.tiny(name).drawing())
+    assert len(named) == len(zoo.tiny_model(name).drawing())
     assert all("=0 in the config" in line and "uses 0.5" in line for line in named)
 
 
+@pytest.mark.patches("transformers.overrides")
 def test_a_rate_that_is_read_is_not_named(site: Site, lines: List[str]) -> None:
-    model = zoo.tiny("wav2vec2").build(rate=0.5)
+    model = zoo.tiny_model("wav2vec2").build(rate=0.5)
     model.config.layerdrop = 0.2
     wrapped(site, model)
     overrides.rates(site, importlib.import_module("torch.nn.parallel.distributed"), None)
@@ -154,22 +159,24 @@ def test_a_rate_that_is_read_is_not_named(site: Site, lines: List[str]) -> None:
     assert cover.rate_of(model.encoder) == 0.2
 
 
+@pytest.mark.patches("torch.unused")
 def test_a_config_inside_a_composite_model(site: Site, lines: List[str]) -> None:
     """model.config.encoder is not the object that the drawing module holds."""
     import copy
 
-    model = zoo.tiny("wav2vec2").build(rate=0.5)
+    model = zoo.tiny_model("wav2vec2").build(rate=0.5)
     model.encoder.config = copy.deepcopy(model.config)
     model.config.layerdrop = 0.0
     wrapped(site, model)
     assert [d[0] for d in overrides.differences(model)] == ["encoder"]
 
 
+@pytest.mark.patches("transformers.checkpointing")
 @pytest.mark.skipif(Version("4.35") > RELEASE, reason="modules keep their checkpoint function from 4.35 on")
 def test_what_becomes_of_reentrant_checkpointing(site: Site, lines: List[str]) -> None:
     checkpointing.reentrant(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
     for name, told in (("bart", True), ("wavlm", False)):
-        model = zoo.tiny(name).build(rate=0.5)
+        model = zoo.tiny_model(name).build(rate=0.5)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
         # The flag is left out for its sake, but for WavLM, whose backward may never end with it.
         assert bool(wrap_hooks.excluded(model)) == told
@@ -190,7 +197,7 @@ def kinds(model: Any) -> Set[bool]:
 HANGING = """
 import sys, threading, os
 from tests.support import zoo
-entry = zoo.tiny("wavlm")
+entry = zoo.tiny_model("wavlm")
 model = entry.build(rate=0.0)
 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
 loss = entry.last_loss(model(**entry.batch()))
@@ -201,9 +208,10 @@ timer.cancel()
 """
 
 
+@pytest.mark.patches("transformers.checkpointing")
 @pytest.mark.skipif(Version("4.57") > RELEASE, reason="stock ends its backward on releases before 4.57")
 def test_wavlm_with_reentrant_checkpointing_ends() -> None:
-    from tests.ranks.launch import ROOT, environment
+    from tests.support.ranks import ROOT, environment
 
     def code(switch: str, limit: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "ignore", "-c", HANGING, limit]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -86,9 +87,16 @@ NO_PATCHES = (
 )
 
 
-@pytest.mark.parametrize("version", support.VERSIONS)
+# Both ends of the range, and the running one.
+SAMPLE = {support.VERSIONS[0], support.VERSIONS[-1], "{}.{}".format(*sys.version_info)}
+
+
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(each, marks=pytest.mark.sampled(inside=each in SAMPLE)) for each in support.VERSIONS],
+)
 def test_install_use_and_uninstall(version: str, wheel: Path, tmp_path: Path, torch_folder: Path) -> None:
-    """A user's whole life with ddpfix, on each Python, with the real requirements and a toy torch."""
+    """A user's whole life with ddpfix, on each Python, with the real requirements and a stub torch."""
     if version not in PYTHONS:
         pytest.skip(f"NOT TRIED: CPython {version} is not on this machine (TEST_PYTHONS can name its path)")
     place = support.new_place(tmp_path / "place", PYTHONS[version])

@@ -1,20 +1,36 @@
-"""Starts two real ranks under torch elastic and collects what each of them found."""
+"""Two real ranks under torch elastic, fresh or forked from waiting ones, and what each of them found."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.support import pool, results, scenario
+from tests.support import ranks as kit
+from tests.support.ranks import environment as environment
+
 WORKER = Path(__file__).with_name("worker.py")
+RANK = Path(__file__).with_name("rank.py")
+
+
+@dataclass
+class Scenario(scenario.Scenario):
+    """Scenarios of the worker that one process a rank runs.
+
+    Attributes:
+        names: of the worker's functions.
+        active: whether ddpfix is activated in the process, by a call.
+        environ: environment variables.
+        timeout: seconds after which a hanging run is ended.
+    """
+
+    names: Sequence[str] = ()
+    active: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 120
 
 
 @dataclass
@@ -33,19 +49,6 @@ class Outcome:
         return [found[scenario] for _, found in sorted(self.ranks.items())]
 
 
-def environment(more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
-    """A clean environment in which the children find this checkout, and ddpfix's way in if it is not installed."""
-    from ddpfix.cli import run
-
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
-    folders = [str(ROOT)] if run.installed() else [str(ROOT / "ddpfix" / "_site"), str(ROOT)]
-    environ["PYTHONPATH"] = os.pathsep.join(folders)
-    environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
-    environ.update(more or {})
-    return environ
-
-
 def ranks(
     scenarios: Sequence[str],
     environ: Optional[Mapping[str, str]] = None,
@@ -55,33 +58,17 @@ def ranks(
 ) -> Outcome:
     """Run scenarios of the worker on ``size`` ranks, with ``before`` in front of the command line."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(before or [sys.executable]),
-            *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)),
-            *(str(WORKER), folder, *scenarios),
-        ]
-        code, output = _run(command, environment(environ), folder, timeout)
+        command = [*kit.elastic(size, before), str(WORKER), folder, *scenarios]
+        code, output = kit.run(command, environment(environ), Path(folder), timeout)
         found = {int(file.stem): json.loads(file.read_text()) for file in Path(folder).glob("*.json")}
     return Outcome(code, output, found)
 
 
-def _run(command: List[str], environ: Dict[str, str], folder: str, timeout: float) -> Tuple[int, str]:
-    """Exit code and output; past the time limit every process of the launch is killed, and the code is 124."""
-    with tempfile.TemporaryFile("w+") as screen:
-        child = subprocess.Popen(
-            command, env=environ, stdout=screen, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True
-        )
-        try:
-            code = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(40)
-            code = 124
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        screen.seek(0)
-        return code, screen.read()
+def served(names: Sequence[str], active: bool, environ: Optional[Mapping[str, str]] = None) -> Outcome:
+    """The same where it does not matter how ddpfix is switched on: in children of ranks that have imported all."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Scenario("served", tuple(names), active, dict(environ or {}))
+        found = pool.results(RANK, [one], Path(folder), 2, {}, results.Result)["served"]
+    output = "".join(f"[{rank}] {line}\n" for rank, each in enumerate(found) for line in each.log.splitlines())
+    ended = {rank: each.notes for rank, each in enumerate(found) if not each.hung}
+    return Outcome(1 if any(each.hung or each.error for each in found) else 0, output, ended)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +13,9 @@ import pytest
 from torch import distributed
 
 from ddpfix.ranks import agreement
-from tests.ranks import launch
+from tests.support.ranks import environment, free_port
+
+pytestmark = pytest.mark.patches("torch.steps")
 
 SCRIPT = """
 import os, sys, time
@@ -33,13 +34,10 @@ DistributedDataParallel(torch.nn.Linear(2, 2))
 
 def outcome(failing: int, size: int = 3) -> List[str]:
     """What each rank printed, in the order of ranks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "DDPFIX": "1"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), "DDPFIX": "1"}
     ranks = []
     for rank in range(size):
-        environ: Dict[str, str] = launch.environment({**shared, "RANK": str(rank)})
+        environ: Dict[str, str] = environment({**shared, "RANK": str(rank)})
         command = [sys.executable, "-c", SCRIPT, str(failing)]
         ranks.append(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
     try:
@@ -49,7 +47,6 @@ def outcome(failing: int, size: int = 3) -> List[str]:
             started.kill()
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("failing", [0, 1])
 def test_it_is_named_and_nobody_waits(failing: int) -> None:
     begun = time.monotonic()

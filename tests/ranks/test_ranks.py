@@ -13,10 +13,8 @@ import torch
 import transformers
 from packaging.version import Version
 
-from tests.ranks.launch import Outcome, ranks
+from tests.ranks.launch import Outcome, ranks, served
 from tests.support import zoo
-
-pytestmark = pytest.mark.ranks
 
 REDUCTION = "Expected to have finished reduction in the prior iteration"
 TWICE = "Expected to mark a variable ready only once"
@@ -26,7 +24,7 @@ ON = {"DDPFIX": "1"}
 STOCK = {"DDPFIX": "0", "TEST_STOCK": "1"}
 
 # whisper came with 4.23.
-PLAIN = tuple("plain_" + name for name in ("wavlm", "wav2vec2", "bart", "whisper") if zoo.tiny(name).available())
+PLAIN = tuple("plain_" + name for name in ("wavlm", "wav2vec2", "bart", "whisper") if zoo.tiny_model(name).available())
 BASIC = (*PLAIN, "unequal_draws", "evaluation_on_rank_0")
 LOOPS = ("accumulation", "two_models", "resumed", "checkpointed_layers", "flag")
 TOOLS = ("accelerate_loop", "trainer_default", "trainer_checkpointing")
@@ -46,8 +44,14 @@ def outcome(scenarios: Tuple[str, ...], way: str = "environment") -> Outcome:
     return ranks(scenarios, environ, before)
 
 
+@lru_cache(maxsize=None)
+def called(*scenarios: str) -> Outcome:
+    """The same, switched on by a call."""
+    return served(scenarios, active=True)
+
+
 def stock(*scenarios: str) -> Outcome:
-    return ranks(scenarios, STOCK)
+    return served(scenarios, active=False, environ=STOCK)
 
 
 def check_skips(found: List[Dict[str, Any]]) -> None:
@@ -93,6 +97,7 @@ def test_stock_trainer_asks_for_unused_parameters_but_ranks_skip_differently() -
 # Then the cure.
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", BASIC)
 def test_plain_loops(name: str) -> None:
     found = outcome(BASIC).found(name)
@@ -100,6 +105,7 @@ def test_plain_loops(name: str) -> None:
     assert len(found[0]["errors"]) == len(found[0]["skipped"])
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", PLAIN)
 def test_skip_rate_is_the_configured_rate(name: str) -> None:
     found = outcome(BASIC).found(name)[0]
@@ -118,47 +124,56 @@ def binomial_interval(trials: int, rate: float, confidence: float) -> Tuple[int,
     return low, next(k for k in range(trials, -1, -1) if sum(mass[k:]) > tail)
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", ("accumulation", "resumed"))
 def test_longer_loops(name: str) -> None:
-    check_skips(outcome(LOOPS).found(name))
+    check_skips(called(*LOOPS).found(name))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_forked_and_spawned_loaders() -> None:
     check_skips(ranks(["loaders"], ON).found("loaders"))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_two_models_have_streams_of_their_own() -> None:
-    found = outcome(LOOPS).found("two_models")
+    found = called(*LOOPS).found("two_models")
     check_skips(found)
     assert found[0]["other"] == found[1]["other"]
     assert found[0]["other"] != found[0]["skipped"]
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("model", ("wavlm", "bart"))
 def test_checkpointed_layers(model: str) -> None:
-    found = outcome(LOOPS).found("checkpointed_layers")
+    found = called(*LOOPS).found("checkpointed_layers")
     assert "failed" not in found[0], found[0]["failed"]
     check_skips([one[model] for one in found])
 
 
+@pytest.mark.patches("torch.unused")
 def test_the_flag_is_set_only_where_it_is_needed() -> None:
-    assert outcome(LOOPS).found("flag") == [{"told": [True, False]}] * 2
+    assert called(*LOOPS).found("flag") == [{"told": [True, False]}] * 2
 
 
+@pytest.mark.patches("accelerate.intent", "transformers.intent", "transformers.layerdrop")
 @pytest.mark.parametrize("name", TOOLS)
 def test_who_else_wraps(name: str) -> None:
     check_skips(outcome(TOOLS).found(name))
 
 
+@pytest.mark.patches("transformers.intent")
 def test_trainer_told_ddp() -> None:
     assert all(one["told"] for name in TOOLS[1:] for one in outcome(TOOLS).found(name))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
 def test_lightning() -> None:
     check_skips(ranks(["lightning_loop"], ON).found("lightning_loop"))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("way", ("import", "run"))
 @pytest.mark.parametrize("name", ("plain_wavlm", "plain_bart", *TOOLS))
 def test_every_way_to_switch_on(way: str, name: str) -> None:
@@ -168,8 +183,9 @@ def test_every_way_to_switch_on(way: str, name: str) -> None:
 # What the user said stays.
 
 
+@pytest.mark.patches("torch.diagnosis")
 def test_explicit_false_stays_and_the_error_names_the_parameters() -> None:
-    done = ranks(["explicit_false"], {**ON, "TEST_STOCK": "1"})
+    done = served(["explicit_false"], True, {"TEST_STOCK": "1"})
     assert "find_unused_parameters=False is your own setting" in done.output
     for rank, found in enumerate(done.found("explicit_false")):
         assert REDUCTION in found["error"]
@@ -178,29 +194,33 @@ def test_explicit_false_stays_and_the_error_names_the_parameters() -> None:
         assert "find_unused_parameters=True)" in found["error"]
 
 
+@pytest.mark.patches("accelerate.intent", "transformers.intent")
 def test_explicit_false_through_accelerate_and_trainer() -> None:
-    done = ranks(["accelerate_said_false", "trainer_said_false"], ON)
+    done = served(["accelerate_said_false", "trainer_said_false"], True)
     assert all(one["told"] == [False, True] for one in done.found("accelerate_said_false"))
     assert all(one["told"] is False for one in done.found("trainer_said_false"))
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_switched_off_patches_leave_stock() -> None:
-    done = ranks(["plain_wavlm"], {**ON, "TEST_STOCK": "1", "DDPFIX_UNUSED": "off", "DDPFIX_LAYERDROP": "stock"})
+    done = served(["plain_wavlm"], True, {"TEST_STOCK": "1", "DDPFIX_UNUSED": "off", "DDPFIX_LAYERDROP": "stock"})
     assert raised(done.found("plain_wavlm"), REDUCTION)
 
 
+@pytest.mark.patches("torch.late")
 @pytest.mark.parametrize("name", ["own_draws_wavlm", "own_draws_bart"])
 def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
     """What fails in stock (see the first test here) trains without the flag; tests/late compares the gradients."""
-    done = ranks([name], {**ON, "DDPFIX_UNUSED": "late", "DDPFIX_LAYERDROP": "stock"})
+    done = served([name], True, {"DDPFIX_UNUSED": "late", "DDPFIX_LAYERDROP": "stock"})
     first, second = done.found(name)
     assert all(first["equal"]) and all(second["equal"]) and len(first["equal"]) == 12
     assert first["skipped"] != second["skipped"]
     assert "DDP's reduction is finalized after each backward" in done.output
 
 
+@pytest.mark.patches("transformers.layerdrop_off")
 def test_layerdrop_off_needs_no_flag() -> None:
-    done = ranks(["plain_bart", "flag"], {**ON, "DDPFIX_LAYERDROP": "off"})
+    done = served(["plain_bart", "flag"], True, {"DDPFIX_LAYERDROP": "off"})
     for one in done.found("plain_bart"):
         assert not any(one["skipped"])
         assert all(one["equal"])
@@ -210,10 +230,11 @@ def test_layerdrop_off_needs_no_flag() -> None:
 # Sharded models.
 
 
+@pytest.mark.patches("torch.fsdp")
 @pytest.mark.skipif(Version("2.6") > TORCH, reason="the row for FSDP begins with torch 2.6")
 @pytest.mark.parametrize("name", SHARDED)
 def test_sharded(name: str) -> None:
-    found = outcome(SHARDED).found(name)
+    found = called(*SHARDED).found(name)
     check_skips(found)
     assert any(found[0]["skipped"]), "no layer was skipped"
     for one in found:
@@ -222,23 +243,26 @@ def test_sharded(name: str) -> None:
 
 @pytest.mark.skipif(Version("2.6") > TORCH, reason="the row for FSDP begins with torch 2.6")
 def test_stock_sharded_bart_dies() -> None:
-    done = ranks(["fsdp2_bart"], {"DDPFIX": "0"})
+    done = served(["fsdp2_bart"], active=False)
     assert done.code != 0 or any("failed" in one["fsdp2_bart"] for one in done.ranks.values()), done.output
 
 
 # Rank agreement.
 
 
+@pytest.mark.patches("torch.steps")
 def test_a_rank_without_ddpfix_is_named() -> None:
-    done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "5", "TEST_RANK_1": "DDPFIX=0"})
+    done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "3", "TEST_RANK_1": "DDPFIX=0"})
     assert "ddpfix is active on rank 0 but not on rank 1" in done.found("plain_wavlm")[0]["error"]
 
 
+@pytest.mark.patches("torch.steps")
 def test_rank_0_without_ddpfix_is_named() -> None:
-    done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "5", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
+    done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "3", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
     assert "ddpfix is active on rank 1 but not on rank 0" in done.found("plain_wavlm")[1]["error"]
 
 
+@pytest.mark.patches("torch.steps")
 def test_ranks_that_differ_are_named_with_the_difference() -> None:
     done = ranks(["plain_wavlm"], {**ON, "TEST_RANK_1": "DDPFIX_LAYERDROP=off"})
     assert done.code == 0, "the worker writes the error down, nothing hangs"
@@ -246,7 +270,8 @@ def test_ranks_that_differ_are_named_with_the_difference() -> None:
         assert "Rank 1: DDPFIX_LAYERDROP is 'off' there and 'sync' on rank 0" in one["error"]
 
 
+@pytest.mark.patches("transformers.layerdrop")
 def test_one_summary_line_per_process_group() -> None:
-    output = outcome(LOOPS).output
+    output = called(*LOOPS).output
     assert output.count("applied") == 1, output
     assert "ddpfix 0.1.0: " in output

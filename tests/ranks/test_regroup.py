@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import Any, Dict, Iterator, List
 import pytest
 from torch import distributed
 
-from tests.ranks import launch
+from tests.support import ranks
+
+pytestmark = pytest.mark.patches("torch.steps")
 
 SCRIPT = Path(__file__).with_name("regroup.py")
 # Seconds; an agreement that does not come about takes longer than any of these tests.
@@ -22,15 +23,9 @@ LIMIT = 150
 Stage = Dict[str, Any]
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def joined(plans: List[List[Stage]]) -> List[List[List[int]]]:
     """What each process found in each of its groups; ``plans`` holds the groups of each."""
-    environ = launch.environment({"DDPFIX": "1"})
+    environ = ranks.environment({"DDPFIX": "1"})
     processes = []
     for groups in plans:
         command = [sys.executable, str(SCRIPT), json.dumps({"groups": groups, "found": []})]
@@ -60,19 +55,17 @@ def at(ports: List[int], plan: List[Stage]) -> List[Stage]:
     return [{**stage, "port": port} for stage, port in zip(plan, ports)]
 
 
-@pytest.mark.ranks
 def test_ranks_that_swap() -> None:
     """Only two of three wrap models, and they are not the same two in the second group."""
-    ports = [free_port(), free_port()]
+    ports = [ranks.free_port(), ranks.free_port()]
     common = {"size": 3, "members": [0, 1]}
     found = joined([at(ports, groups_of(ranks, **common)) for ranks in ([0, 1], [1, 2], [2, 0])])
     assert found == [[seeds(0), seeds(1)], [seeds(0), []], [[], seeds(1)]]
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("replaced", [0, 1])
 def test_a_new_process_beside_one_that_lived_before(replaced: int) -> None:
-    ports = [free_port(), free_port()]
+    ports = [ranks.free_port(), ranks.free_port()]
     plans = [at(ports, groups_of([rank, rank], size=2)) for rank in (0, 1)]
     plans[replaced][0]["replaced"] = True
     assert joined(plans) == [[seeds(0), seeds(1)]] * 2
@@ -82,13 +75,12 @@ def test_a_new_process_beside_one_that_lived_before(replaced: int) -> None:
 def server() -> Iterator[int]:
     """A store of the user's own that outlives the groups; its port."""
     timeout = datetime.timedelta(seconds=LIMIT)
-    port = free_port()
+    port = ranks.free_port()
     kept = distributed.TCPStore("127.0.0.1", port, None, True, timeout, False)
     yield port
     del kept
 
 
-@pytest.mark.ranks
 @pytest.mark.skipif(not hasattr(distributed.Store, "list_keys"), reason="this torch cannot empty a store of its keys")
 @pytest.mark.parametrize("replaced", [(), (0,)], ids=str)
 def test_a_group_on_the_server_of_the_one_before(replaced: List[int]) -> None:
@@ -120,9 +112,8 @@ for _ in range(2):
 """
 
 
-@pytest.mark.ranks
 def test_a_destroyed_group_frees_its_port() -> None:
-    command = [sys.executable, "-c", ONE, str(free_port())]
-    environ = launch.environment({"DDPFIX": "1"})
+    command = [sys.executable, "-c", ONE, str(ranks.free_port())]
+    environ = ranks.environment({"DDPFIX": "1"})
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr

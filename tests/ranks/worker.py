@@ -12,7 +12,7 @@ import sys
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 _OVERRIDE = os.environ.pop("TEST_RANK_1", None)
 if _OVERRIDE is not None and os.environ["RANK"] == "1":
@@ -101,7 +101,7 @@ def with_dropout(model: nn.Module, rate: float = 0.1) -> nn.Module:
     return model
 
 
-def batch(entry: zoo.Tiny, step: int) -> Dict[str, torch.Tensor]:
+def batch(entry: zoo.TinyModel, step: int) -> Dict[str, torch.Tensor]:
     """A batch of this rank: its own numbers, and its own length where the input is a sound."""
     made = entry.batch(1000 * rank() + step)
     if "input_values" in made:
@@ -128,7 +128,7 @@ def same_everywhere(tensor: torch.Tensor) -> bool:
 
 
 def mean_of_local(
-    entry: zoo.Tiny,
+    entry: zoo.TinyModel,
     model: nn.Module,
     inputs: Dict[str, torch.Tensor],
     generator: torch.Tensor,
@@ -167,7 +167,7 @@ def compare(model: nn.Module, expected: Dict[str, Optional[torch.Tensor]]) -> fl
 
 
 def train(
-    entry: zoo.Tiny,
+    entry: zoo.TinyModel,
     steps: int,
     rate: float = 0.5,
     between: Optional[Callable[[int, nn.Module, DistributedDataParallel], None]] = None,
@@ -201,7 +201,7 @@ def train(
 
 
 def plain(name: str) -> Dict[str, Any]:
-    return train(zoo.tiny(name), 20)
+    return train(zoo.tiny_model(name), 20)
 
 
 for _name in ("wavlm", "wav2vec2", "bart", "whisper"):
@@ -209,7 +209,7 @@ for _name in ("wavlm", "wav2vec2", "bart", "whisper"):
 
 
 for _name in ("wavlm", "bart"):
-    SCENARIOS["own_draws_" + _name] = lambda name=_name: train(zoo.tiny(name), 12, reference=False)  # type: ignore[misc]
+    SCENARIOS["own_draws_" + _name] = lambda name=_name: train(zoo.tiny_model(name), 12, reference=False)  # type: ignore[misc]
 
 
 @scenario
@@ -217,12 +217,12 @@ def unequal_draws() -> Dict[str, Any]:
     def between(step: int, model: nn.Module, wrapped: DistributedDataParallel) -> None:
         torch.rand(1 + 7 * rank() * step)
 
-    return train(zoo.tiny("wavlm"), 8, between=between)
+    return train(zoo.tiny_model("wavlm"), 8, between=between)
 
 
 @scenario
 def evaluation_on_rank_0() -> Dict[str, Any]:
-    entry = zoo.tiny("wavlm")
+    entry = zoo.tiny_model("wavlm")
 
     def between(step: int, model: nn.Module, wrapped: DistributedDataParallel) -> None:
         if rank() == 0:
@@ -240,7 +240,7 @@ def evaluation_on_rank_0() -> Dict[str, Any]:
 @scenario
 def accumulation() -> Dict[str, Any]:
     """Two micro-batches a step, the first under no_sync."""
-    entry = zoo.tiny("bart")
+    entry = zoo.tiny_model("bart")
     model = with_dropout(entry.build(seed=3))
     watch = Watch(model)
     wrapped = DistributedDataParallel(model)
@@ -277,7 +277,7 @@ def gradients(model: nn.Module) -> List[torch.Tensor]:
 @scenario
 def two_models() -> Dict[str, Any]:
     """Two wrapped models in a process: each is synchronous, and they do not skip alike."""
-    entry = zoo.tiny("wavlm")
+    entry = zoo.tiny_model("wavlm")
     watches, wrapped = [], []
     for _ in range(2):
         model = with_dropout(entry.build(seed=3))
@@ -295,7 +295,7 @@ def two_models() -> Dict[str, Any]:
 @scenario
 def resumed() -> Dict[str, Any]:
     """A model that is saved, built and wrapped again: ranks agree again."""
-    entry = zoo.tiny("wavlm")
+    entry = zoo.tiny_model("wavlm")
     first = train(entry, 3, reference=False)
     model = entry.build(seed=3)
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -310,7 +310,7 @@ def checkpointed_layers() -> Dict[str, Any]:
     """Per-layer checkpointing as transformers switches it on, with its own default kind."""
     found = {}
     for name in ("wavlm", "bart"):
-        entry = zoo.tiny(name)
+        entry = zoo.tiny_model(name)
         model = with_dropout(entry.build(seed=3))
         model.gradient_checkpointing_enable()
         watch = Watch(model)
@@ -335,7 +335,7 @@ def checkpointed_layers() -> Dict[str, Any]:
 def explicit_false() -> Dict[str, Any]:
     """A user's own False stays, and the error says which parameters and what to do."""
     try:
-        train(zoo.tiny("wavlm"), 4, reference=False, find_unused_parameters=False)
+        train(zoo.tiny_model("wavlm"), 4, reference=False, find_unused_parameters=False)
     except RuntimeError as error:
         return {"error": str(error)}
     return {"error": None}
@@ -346,14 +346,14 @@ def flag() -> Dict[str, Any]:
     """What DDP was told, for a model that skips layers and for one that does not."""
     told = []
     for rate in (0.5, 0.0):
-        told.append(DistributedDataParallel(zoo.tiny("bart").build(rate=rate)).find_unused_parameters)
+        told.append(DistributedDataParallel(zoo.tiny_model("bart").build(rate=rate)).find_unused_parameters)
     return {"told": told}
 
 
 @scenario
 def loaders() -> Dict[str, Any]:
     """Batches from forked and from spawned workers."""
-    entry = zoo.tiny("wavlm")
+    entry = zoo.tiny_model("wavlm")
     model = with_dropout(entry.build(seed=3))
     watch = Watch(model)
     wrapped = DistributedDataParallel(model)
@@ -374,7 +374,7 @@ def accelerate_loop() -> Dict[str, Any]:
     """accelerate wraps the model; nothing is said about unused parameters."""
     from accelerate import Accelerator
 
-    entry = zoo.tiny("wavlm")
+    entry = zoo.tiny_model("wavlm")
     accelerator = Accelerator(cpu=True)
     model = with_dropout(entry.build(seed=3))
     watch = Watch(model)
@@ -399,7 +399,7 @@ def accelerate_said_false() -> Dict[str, Any]:
     told = []
     for handlers in ([DistributedDataParallelKwargs(find_unused_parameters=False)], [DistributedDataParallelKwargs()]):
         accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
-        told.append(accelerator.prepare(zoo.tiny("wavlm").build()).find_unused_parameters)
+        told.append(accelerator.prepare(zoo.tiny_model("wavlm").build()).find_unused_parameters)
         accelerator.free_memory()
         Accelerator._shared_state.clear() if hasattr(Accelerator, "_shared_state") else None
     return {"told": told}
@@ -420,7 +420,7 @@ def trainer_run(**options: Any) -> Dict[str, Any]:
     import transformers
     from transformers import Trainer, TrainingArguments
 
-    entry = zoo.tiny("wavlm")
+    entry = zoo.tiny_model("wavlm")
     config = entry.make_config(0.5)
     config.num_labels = 2
     torch.manual_seed(0)
@@ -486,7 +486,7 @@ def lightning_loop() -> Dict[str, Any]:
     import lightning
     from lightning.pytorch.strategies import DDPStrategy
 
-    entry = zoo.tiny("wavlm")
+    entry = zoo.tiny_model("wavlm")
     found: Dict[str, Any] = {"skipped": []}
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -522,7 +522,7 @@ def lightning_loop() -> Dict[str, Any]:
 
 def sharded(name: str, wrap: Callable[[nn.Module], nn.Module]) -> Dict[str, Any]:
     """A sharded model beside a whole one that takes the same steps without FSDP and without ddpfix."""
-    entry = zoo.tiny(name)
+    entry = zoo.tiny_model(name)
     model = entry.build(seed=3)
     alone = entry.build(seed=3)
     watch = Watch(model)
@@ -546,7 +546,7 @@ def sharded(name: str, wrap: Callable[[nn.Module], nn.Module]) -> Dict[str, Any]
     return found
 
 
-def whole_step(entry: zoo.Tiny, model: nn.Module, inputs: Dict[str, torch.Tensor], decisions: List[bool]) -> float:
+def whole_step(entry: zoo.TinyModel, model: nn.Module, inputs: Dict[str, torch.Tensor], decisions: List[bool]) -> float:
     """One step of plain data parallel SGD by hand, with the stock forward."""
     model.zero_grad(set_to_none=True)
     with zoo.scripted_draws(decisions, [entry.module()]):
@@ -593,21 +593,25 @@ for _kind, _wrap in (("fsdp1", fsdp1), ("fsdp2", fsdp2)):
         SCENARIOS[f"{_kind}_{_name}"] = lambda n=_name, w=_wrap: sharded(n, w)  # type: ignore[misc]
 
 
+def run(names: Sequence[str], found: Dict[str, Any]) -> Iterator[None]:
+    """Run scenarios one after the other, and fill ``found`` by name; an error is a finding."""
+    note_answers()
+    for name in names:
+        try:
+            found[name] = SCENARIOS[name]()
+        except Exception as error:
+            found[name] = {"failed": traceback.format_exc(), "error": str(error)}
+            print(found[name]["failed"], flush=True)
+        yield
+
+
 def main() -> None:
     folder, *names = sys.argv[1:]
     if "lightning_loop" not in names:
         dist.init_process_group("gloo")
+    found: Dict[str, Any] = {}
     try:
-        import ddpfix.layerdrop.cover  # noqa: F401
-
-        note_answers()
-        found: Dict[str, Any] = {}
-        for name in names:
-            try:
-                found[name] = SCENARIOS[name]()
-            except Exception as error:
-                found[name] = {"failed": traceback.format_exc(), "error": str(error)}
-                print(found[name]["failed"], flush=True)
+        for _ in run(names, found):
             Path(folder, f"{rank()}.json").write_text(json.dumps(found))
     finally:
         sys.stdout.flush()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence
 
-from tests.support import waiting
+from tests.support import pool, scenario
 
 RANK = Path(__file__).with_name("rank.py")
 RANKS = 4
@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass
-class Scenario:
+class Scenario(scenario.Scenario):
     """Plans that are run one after the other by one process a rank.
 
     Attributes:
@@ -47,7 +47,6 @@ class Scenario:
         size: the world size.
     """
 
-    name: str
     plans: List[Plan]
     settings: Optional[Dict[str, str]] = None
     environ: Dict[str, str] = field(default_factory=dict)
@@ -55,7 +54,7 @@ class Scenario:
     timeout: float = 90
 
 
-def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[Tuple[str, Optional[Dict[str, Any]]]]]:
+def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[pool.Record]]:
     """(log, what was found by plan) of each rank, by scenario."""
-    waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, RANKS, {})
-    return {scenario.name: waiting.records(folder, scenario.name, scenario.size) for scenario in scenarios}
+    pool.train(RANK, [each.plan(folder) for each in scenarios], folder, RANKS, {})
+    return {each.name: pool.records(folder, each.name, each.size) for each in scenarios}

@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports torch and transformers once, then runs scenarios in forked children.
+"""One rank, forked from a process that imports torch and transformers once, then runs scenarios in forked children.
 
 Scenarios for fewer ranks than there are leave the last ones out.
 """
@@ -39,7 +39,7 @@ def main() -> None:
 
     # Names of transformers are imported when they are asked for: before the fork, once for all.
     assert transformers.Wav2Vec2Model and torch.distributed.fsdp and training
-    assert zoo.tiny("wav2vec2").build() is not None
+    assert zoo.tiny_model("wav2vec2").build() is not None
 
     serving.serve(Path(sys.argv[1]), run)
 

@@ -7,6 +7,8 @@ from typing import Any, List, Optional
 
 import pytest
 
+pytestmark = pytest.mark.patches("transformers.sharded")
+
 torch = pytest.importorskip("torch")
 
 from ddpfix.patches.torch import sharding  # noqa: E402

@@ -38,7 +38,7 @@ def run(scenario: Dict[str, Any]) -> None:
                 Run({**plan, "model": entry.name}, found[entry.name], sent).steps()
 
 
-def asking() -> List[zoo.Tiny]:
+def asking() -> List[zoo.TinyModel]:
     """The entries of the zoo that run every layer when they are sharded.
 
     Their adapters do not ask, and a forward without adapter layers is not what the reference here can do.
@@ -63,7 +63,7 @@ class Run:
 
     def __init__(self, plan: Dict[str, Any], found: Dict[str, Any], sent: wraps.Sent) -> None:
         self.plan, self.found, self.sent = plan, found, sent
-        self.entry = zoo.tiny(plan["model"])
+        self.entry = zoo.tiny_model(plan["model"])
         self.alone = self.entry.build(rate=0.0, seed=3)
         inner = self.entry.build(rate=plan["rate"], seed=3)
         self.names = [name for name, _ in wraps.layers_of(inner)]

@@ -9,17 +9,16 @@ from typing import Any, Dict, List, Optional, Sequence
 from packaging.version import Version
 
 from tests.speechbrain import recipes
-from tests.support import waiting
+from tests.support import pool, results, scenario
 
 RANK = Path(__file__).with_name("rank.py")
 
 
 @dataclass
-class Scenario:
+class Scenario(scenario.Scenario):
     """One training run.
 
     Attributes:
-        name: how its outcome is asked for.
         yaml: path of the hyperparameters (see :mod:`tests.speechbrain.recipes`).
         options: what a user types behind it. ``--device=cpu`` and gloo are added, and before 0.5.16 what makes a
             release train on several processes, unless ``bare``.
@@ -33,7 +32,6 @@ class Scenario:
         bare: whether nothing is added to the options.
     """
 
-    name: str
     yaml: Path
     options: Sequence[str] = ()
     settings: Dict[str, str] = field(default_factory=dict)
@@ -56,8 +54,8 @@ class Scenario:
 
 
 @dataclass
-class Result:
-    """What one rank saw of one scenario; ``hung`` if it had to be killed (nothing was recorded then).
+class Result(results.Result):
+    """What one rank saw of one scenario; ``kept`` has the first optimizer steps: weights before, gradients, batches.
 
     Attributes:
         ddp: for each wrapped module its class, the flag, and the names of its frozen parameters.
@@ -65,19 +63,13 @@ class Result:
         ran: for each training forward of each wrapped module, which of its layers ran.
         steps: a digest of all parameters after each optimizer step.
         lr: the learning rate of each optimizer step.
-        kept: file with the first optimizer steps: weights before, gradients, batches.
     """
 
-    log: str
-    hung: bool
-    error: Optional[str] = None
     ddp: List[Dict[str, Any]] = field(default_factory=list)
     batches: List[List[str]] = field(default_factory=list)
     ran: List[List[str]] = field(default_factory=list)
     steps: List[str] = field(default_factory=list)
     lr: List[float] = field(default_factory=list)
-    kept: Optional[Path] = None
-    notes: Dict[str, Any] = field(default_factory=dict)
 
 
 def train(
@@ -89,17 +81,4 @@ def train(
 ) -> Dict[str, List[Result]]:
     """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
     whole = {**({"DDPFIX": "1"} if ddpfix else {}), **(environ or {})}
-    waiting.train(RANK, [scenario.plan(folder) for scenario in scenarios], folder, size, whole)
-    return {scenario.name: _results(folder, scenario.name, size) for scenario in scenarios}
-
-
-def _results(folder: Path, name: str, size: int) -> List[Result]:
-    results = []
-    for rank, (log, found) in enumerate(waiting.records(folder, name, size)):
-        if found is None:
-            results.append(Result(log, hung=True))
-            continue
-        known = {key: found.pop(key) for key in ("error", "ddp", "batches", "ran", "steps", "lr") if key in found}
-        kept = folder / f"{name}.{rank}.pt"
-        results.append(Result(log, False, kept=kept if kept.exists() else None, notes=found, **known))
-    return results
+    return pool.results(RANK, scenarios, folder, size, whole, Result)

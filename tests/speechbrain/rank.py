@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports SpeechBrain once, then runs each scenario in a forked child."""
+"""One rank, forked from a process that imports SpeechBrain once, then runs each scenario in a forked child."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import torch
 from packaging.version import Version
 
 from ddpfix.patching.site import Site
-from tests.speechbrain import launch, toys
-from tests.speechbrain.toys import by_hand, error, run, since
+from tests.speechbrain import launch, tiny_runs
+from tests.speechbrain.tiny_runs import by_hand, error, run, since
 
 Runs = Dict[str, List[launch.Result]]
 MIXED = since("0.5.12", "1.0.0")
@@ -55,7 +55,7 @@ def cured(folder: Path) -> Tuple[Path, Runs]:
 @pytest.mark.skipif(not MIXED, reason="no auto_mix_prec with accumulation")
 def test_stock_counts_the_last_micro_batch_only_under_mixed_precision(stock: Tuple[Path, Runs]) -> None:
     where, runs = stock
-    assert toys.well(runs["mixed"])
+    assert tiny_runs.well(runs["mixed"])
     last_only = [[(None, None), (None, None), step[-1]] for step in WHOLE]
     wrong = error(where, "mixed", by_hand(last_only))
     if since("0.5.12", "0.5.14"):
@@ -64,50 +64,54 @@ def test_stock_counts_the_last_micro_batch_only_under_mixed_precision(stock: Tup
         assert wrong > MIXED_ERROR and error(where, "mixed", by_hand(WHOLE)) < MIXED_ERROR
 
 
+@pytest.mark.patches("speechbrain.accumulation")
 @pytest.mark.skipif(not MIXED, reason="no auto_mix_prec with accumulation")
 def test_every_micro_batch_counts_under_mixed_precision(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
-    assert toys.alike(runs["mixed"]) and len(runs["mixed"][0].steps) == 2
+    assert tiny_runs.alike(runs["mixed"]) and len(runs["mixed"][0].steps) == 2
     assert error(where, "mixed", by_hand(WHOLE)) < MIXED_ERROR
 
 
 def test_stock_clips_nothing_where_it_clips_before_backward(stock: Tuple[Path, Runs]) -> None:
     where, runs = stock
-    assert toys.well(runs["clip"])
+    assert tiny_runs.well(runs["clip"])
     clipped, free = by_hand(ONE_BY_ONE, 1.0, 0.001), by_hand(ONE_BY_ONE, 1.0, float("inf"))
     if CLIPS_TOO_EARLY:
-        moved = max(float((a - b).abs().max()) for a, b in zip(free, toys.weights()))
+        moved = max(float((a - b).abs().max()) for a, b in zip(free, tiny_runs.weights()))
         assert error(where, "clip", free) < 1e-5 * moved and error(where, "clip", clipped) > 1
     else:
         assert error(where, "clip", clipped) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.clipping")
 def test_clipping_acts_on_the_gradients_of_the_step(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
-    assert toys.alike(runs["clip"])
+    assert tiny_runs.alike(runs["clip"])
     assert error(where, "clip", by_hand(ONE_BY_ONE, 1.0, 0.001)) < 1e-6
     if HAS_FACTOR:
-        assert toys.alike(runs["clip_three"]) and len(runs["clip_three"][0].steps) == 2
+        assert tiny_runs.alike(runs["clip_three"]) and len(runs["clip_three"][0].steps) == 2
         assert error(where, "clip_three", by_hand(WHOLE, 1.0, 0.001)) < 1e-6
     if MIXED:
-        assert toys.alike(runs["clip_mixed"])
+        assert tiny_runs.alike(runs["clip_mixed"])
         assert error(where, "clip_mixed", by_hand(ONE_BY_ONE, 1.0, 0.001)) < 1e-3 * MIXED_ERROR + 1e-6
 
 
+@pytest.mark.patches("speechbrain.clip_groups")
 @pytest.mark.skipif(not since("1.0.0"), reason="clips the parameters of all modules")
 def test_every_group_of_an_optimizer_is_clipped(stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]) -> None:
     expected = by_hand(ONE_BY_ONE, 1.0, 0.001)
-    assert toys.well(stock[1]["groups"]) and error(stock[0], "groups", expected) > 0.1
-    assert toys.alike(cured[1]["groups"]) and error(cured[0], "groups", expected) < 1e-6
+    assert tiny_runs.well(stock[1]["groups"]) and error(stock[0], "groups", expected) > 0.1
+    assert tiny_runs.alike(cured[1]["groups"]) and error(cured[0], "groups", expected) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not since("1.0.0"), reason="forward is outside of no_sync, or there is none")
 def test_skipping_a_micro_batch_on_one_rank_keeps_ranks_equal(
     stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]
 ) -> None:
     first, second = stock[1]["skipped"]
     assert first.hung or first.steps != second.steps
-    assert toys.alike(cured[1]["skipped"])
+    assert tiny_runs.alike(cured[1]["skipped"])
     expected = by_hand([[(0, 100), (1, None), (2, 102)], WHOLE[1]])
     assert error(cured[0], "skipped", expected) < 1e-6
 
@@ -122,6 +126,7 @@ def brain() -> Iterator[Any]:
     assert dict(vars(Brain)) == had
 
 
+@pytest.mark.patches("speechbrain.no_sync")
 @pytest.mark.skipif(not since("0.5.13"), reason="there is no no_sync")
 def test_no_sync_restores_what_was_there_after_an_exception(brain: Any) -> None:
     import speechbrain.core
@@ -148,4 +153,4 @@ def test_no_sync_restores_what_was_there_after_an_exception(brain: Any) -> None:
 
 
 def test_the_release_is_one_of_those_that_are_covered() -> None:
-    assert Version("0.5.4") <= toys.RELEASE < Version("1.1.3")
+    assert Version("0.5.4") <= tiny_runs.RELEASE < Version("1.1.3")

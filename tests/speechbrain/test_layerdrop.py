@@ -107,6 +107,7 @@ def test_stock_fails_without_the_flag(stock: Results) -> None:
     assert any(FAILURE in str(result.error) for result in stock["transformer_plain"]), stock["transformer_plain"][0].log
 
 
+@pytest.mark.patches("speechbrain.layerdrop")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_ranks_skip_the_same_layers(name: str, stock: Results, cured: Results) -> None:
     passed(stock[name])
@@ -119,12 +120,14 @@ def test_ranks_skip_the_same_layers(name: str, stock: Results, cured: Results) -
     assert [wrapped["find_unused"] for wrapped in one.ddp] == [True, False]
 
 
+@pytest.mark.patches("speechbrain.layerdrop")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_gradients_are_those_of_one_process(name: str, cured: Results, errors: Dict[str, float]) -> None:
     passed(cured[f"{name}_silent"])
     assert errors[f"{name}_silent"] == 0.0
 
 
+@pytest.mark.patches("speechbrain.layerdrop")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_random_streams_advance_as_in_stock(name: str, stock: Results, cured: Results) -> None:
     # Recipes before 1.0.2 leave numpy without a seed.
@@ -137,6 +140,7 @@ def test_random_streams_advance_as_in_stock(name: str, stock: Results, cured: Re
     assert found[0] == found[1] and found[0][0] != found[0][1]
 
 
+@pytest.mark.patches("speechbrain.layerdrop_off")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_off_skips_nothing_and_needs_no_flag(name: str, cured: Results, errors: Dict[str, float]) -> None:
     results = cured[f"{name}_silent_off"]
@@ -146,12 +150,14 @@ def test_off_skips_nothing_and_needs_no_flag(name: str, cured: Results, errors: 
     assert errors[f"{name}_silent_off"] == 0.0
 
 
+@pytest.mark.patches("speechbrain.layerdrop")
 def test_the_seed_decides(cured: Results) -> None:
     assert cured["again"][0].ran == cured["transformer"][0].ran
     passed(cured["seeded"])
     assert cured["seeded"][0].ran != cured["transformer"][0].ran
 
 
+@pytest.mark.patches("speechbrain.layerdrop")
 def test_as_shipped_ranks_differ_and_gradients_are_right(cured: Results, errors: Dict[str, float]) -> None:
     """With the flag, a layer that ran on one rank only counts half: as in stock, and as one process has it."""
     one, other = cured["transformer_silent_shipped"]
@@ -160,6 +166,7 @@ def test_as_shipped_ranks_differ_and_gradients_are_right(cured: Results, errors:
     assert errors["transformer_silent_shipped"] == 0.0
 
 
+@pytest.mark.patches("speechbrain.layerdrop")
 def test_as_shipped_without_the_flag(cured: Results, errors: Dict[str, float]) -> None:
     """What fails in stock (the first test here) trains where DDP's reduction is finalized after each backward."""
     one, other = cured["transformer_silent_late"]

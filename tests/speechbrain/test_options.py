@@ -20,6 +20,8 @@ import ddpfix
 from tests.speechbrain import parsing
 from tests.speechbrain.parsing import RELEASE, STOCK, as_stock, cured, stock
 
+pytestmark = pytest.mark.patches("speechbrain.options")
+
 FLAG = "find_unused_parameters"
 HAS_FLAG = RELEASE >= (0, 5, 9)
 YAML = """

@@ -45,6 +45,7 @@ DEVICES = {
 }
 
 
+@pytest.mark.patches("speechbrain.device")
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_rank_has_its_own_gpu(device: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch)
@@ -53,6 +54,7 @@ def test_each_rank_has_its_own_gpu(device: str, train: Path, monkeypatch: pytest
     assert (outcome.get("device"), outcome.typed[-1 if RELEASE >= BY_ENVIRONMENT else 0]) == ("cuda:1", "device")
 
 
+@pytest.mark.patches("speechbrain.device")
 def test_the_cpu_stays(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch)
     for parse in (stock, cured):
@@ -60,6 +62,7 @@ def test_the_cpu_stays(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cured(train).get("device") == stock(train).get("device")
 
 
+@pytest.mark.patches("speechbrain.device")
 def test_without_a_launcher_the_device_stays(train: Path) -> None:
     assert cured(train, "--device=cuda:3").get("device") == "cuda:3"
     assert stock(train, "--device=cuda").get("device") == "cuda"
@@ -67,6 +70,7 @@ def test_without_a_launcher_the_device_stays(train: Path) -> None:
     assert cured(train, "--device=cuda").get("device") == ("cuda:0" if RELEASE < (0, 5, 11) else "cuda")
 
 
+@pytest.mark.patches("speechbrain.cuda", "speechbrain.device")
 def test_a_gpu_of_ones_own(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -79,6 +83,7 @@ def test_a_gpu_of_ones_own(train: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert cured(train, "--device=cuda:0").get("device") == "cuda:0"
 
 
+@pytest.mark.patches("speechbrain.device")
 def test_a_device_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ddpfix.patches.speechbrain import device
 
@@ -98,6 +103,7 @@ def test_a_device_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert device.with_device(None, hparams) is None
 
 
+@pytest.mark.patches("speechbrain.device")
 @pytest.mark.parametrize("spelling", ["--local-rank=1", "--local_rank=1"])
 @pytest.mark.parametrize("front", [False, True])
 def test_the_launchers_own_option(spelling: str, front: bool, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +117,7 @@ def test_the_launchers_own_option(spelling: str, front: bool, train: Path, monke
     assert outcome.get("local_rank") == (1 if RELEASE < BY_ENVIRONMENT else None)
 
 
+@pytest.mark.patches("speechbrain.device")
 def test_the_rank_that_only_an_old_launcher_tells(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "")
@@ -119,6 +126,7 @@ def test_the_rank_that_only_an_old_launcher_tells(train: Path, monkeypatch: pyte
     assert cured(train, "--local-rank=one").error == "exit 2"
 
 
+@pytest.mark.patches("speechbrain.device")
 @pytest.mark.parametrize("word", ["--distributed_launch", "--distributed_launch=True", "--distributed-launch"])
 def test_distributed_launch(word: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch)
@@ -135,6 +143,7 @@ def test_distributed_launch(word: str, train: Path, monkeypatch: pytest.MonkeyPa
         assert "distributed_launch" not in outcome.typed
 
 
+@pytest.mark.patches("speechbrain.device")
 def test_torchrun_alone(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, rank=0)
     before, now = stock(train), cured(train)
@@ -149,6 +158,7 @@ def test_torchrun_alone(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsing.as_stock(cured(train).options) == parsing.as_stock(stock(train).options)
 
 
+@pytest.mark.patches("speechbrain.device")
 def test_distributed_launch_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if RELEASE >= BY_ENVIRONMENT:
         pytest.skip("the environment decides")
@@ -180,6 +190,7 @@ def mixed(found: Any) -> Dict[str, Any]:
     return {name: getattr(found, name) for name in names if hasattr(found, name)}
 
 
+@pytest.mark.patches("speechbrain.precision")
 @pytest.mark.parametrize("value", ["fp16", "bf16", "fp32"])
 def test_precision(value: str, train: Path) -> None:
     before = stock(train, f"--precision={value}")
@@ -210,6 +221,7 @@ def test_precision(value: str, train: Path) -> None:
         assert mixed(brain(train, f"--precision={value}"))["precision"] == value
 
 
+@pytest.mark.patches("speechbrain.precision")
 @pytest.mark.parametrize("name", ["precision", "eval_precision"])
 def test_a_precision_that_nobody_knows(name: str, train: Path) -> None:
     assert stock(train, f"--{name}=half").error == ("exit 2" if RELEASE >= NEW else None)
@@ -218,6 +230,7 @@ def test_a_precision_that_nobody_knows(name: str, train: Path) -> None:
     assert f"error: --{name}=half: accepted are fp32, fp16, bf16" in outcome.printed
 
 
+@pytest.mark.patches("speechbrain.precision")
 def test_a_precision_in_the_yaml_that_nobody_knows(tmp_path: Path) -> None:
     file = parsing.write(tmp_path, BASE + "precision: half\n")
     outcome = cured(file)
@@ -226,6 +239,7 @@ def test_a_precision_in_the_yaml_that_nobody_knows(tmp_path: Path) -> None:
         assert "precision: half in the yaml: accepted are fp32, fp16, bf16" in outcome.printed
 
 
+@pytest.mark.patches("speechbrain.precision")
 def test_abbreviated_precision(train: Path) -> None:
     before = stock(train, "--prec=fp32")
     if RELEASE >= NEW:
@@ -235,6 +249,7 @@ def test_abbreviated_precision(train: Path) -> None:
     assert "precision" in found.typed
 
 
+@pytest.mark.patches("speechbrain.precision")
 def test_eval_precision(train: Path) -> None:
     outcome = cured(train, "--eval_precision=bf16")
     if RELEASE >= OLD:
@@ -249,6 +264,7 @@ def test_eval_precision(train: Path) -> None:
 BOTH = ("--precision=fp32", "--auto_mix_prec")
 
 
+@pytest.mark.patches("speechbrain.precision")
 def test_two_precisions(train: Path) -> None:
     with parsing.told() as lines:
         outcome = cured(train, *BOTH)
@@ -261,6 +277,7 @@ def test_two_precisions(train: Path) -> None:
     assert cured(train, "--precision=fp16", "--auto_mix_prec").error is None
 
 
+@pytest.mark.patches("speechbrain.precision")
 def test_the_yamls_precision(tmp_path: Path) -> None:
     file = parsing.write(tmp_path, BASE + "precision: fp32\n")
     before = stock(file, "--precision=fp16")
@@ -272,6 +289,7 @@ def test_the_yamls_precision(tmp_path: Path) -> None:
     assert outcome.get("auto_mix_prec" if RELEASE < OLD else "precision") in (True, "fp16")
 
 
+@pytest.mark.patches("speechbrain.precision")
 def test_a_yaml_for_1_0_on_an_older_release(tmp_path: Path) -> None:
     if RELEASE >= OLD:
         pytest.skip("the release has it")
@@ -286,6 +304,7 @@ def test_a_yaml_for_1_0_on_an_older_release(tmp_path: Path) -> None:
     assert parsing.load(found)["precision"] == 4
 
 
+@pytest.mark.patches("speechbrain.precision")
 def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
     file = parsing.write(tmp_path, BASE + "auto_mix_prec: True\n")
     found: List[Any] = []
@@ -302,6 +321,7 @@ def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
     assert RELEASE < OLD or found[0] != "fp32"
 
 
+@pytest.mark.patches("speechbrain.precision")
 @pytest.mark.parametrize("value", ["fp16", "bf16"])
 def test_the_named_precision_trains_on_the_cpu(value: str, train: Path) -> None:
     import torch

@@ -15,6 +15,8 @@ from ddpfix.patches.speechbrain import yaml_options
 from tests.speechbrain import parsing
 from tests.speechbrain.parsing import RELEASE, STOCK, cured, stock
 
+pytestmark = pytest.mark.patches("speechbrain.yaml_options")
+
 FLAG = "find_unused_parameters"
 BASE = """
 output_folder: OUT

@@ -12,12 +12,15 @@ from typing import Dict, List, Sequence
 import pytest
 from packaging.version import Version
 
-from tests.ranks import launch
 from tests.speechbrain import recipes
+from tests.support import ranks
 
 release = recipes.release()
 # Before 0.5.14 gloo needs a GPU for each rank, and no stand-in of the tests is in the way here.
-pytestmark = pytest.mark.skipif(release < Version("0.5.14"), reason="cannot train on the CPU as its users start it")
+pytestmark = [
+    pytest.mark.patches("speechbrain.options", "speechbrain.unused"),
+    pytest.mark.skipif(release < Version("0.5.14"), reason="cannot train on the CPU as its users start it"),
+]
 FAILURE = "Expected to have finished reduction in the prior iteration"
 ADVICE = "--find_unused_parameters=True"
 # The thread says fp16, which SpeechBrain refuses on a CPU from 1.0 on.
@@ -63,11 +66,11 @@ def start(folder: Path, options: Sequence[str], environ: Dict[str, str], before:
     typed = ["--distributed_backend=gloo", "--device=cpu", *options]
     if release < Version("0.5.16"):
         typed.append("--distributed_launch")
-    whole = launch.environment(environ)
+    whole = ranks.environment(environ)
     whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
     whole["TORCHELASTIC_ERROR_FILE"] = ""
     command = [*before, *launcher(), "train.py", "train.yaml", *typed]
-    code, output = launch._run(command, whole, str(folder), 120)
+    code, output = ranks.run(command, whole, folder, 120)
     return Run(code, output, results)
 
 
@@ -91,10 +94,10 @@ def test_it_trains_as_typed(folder: Path, options: List[str]) -> None:
 def test_one_process(folder: Path) -> None:
     """``python train.py``: there is nothing to find, and the option is no error."""
     shutil.rmtree(folder / "results", ignore_errors=True)
-    whole = launch.environment({"DDPFIX": "1"})
+    whole = ranks.environment({"DDPFIX": "1"})
     whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "train.py", "train.yaml", "--device=cpu", ADVICE, PRECISION]
-    code, output = launch._run(command, whole, str(folder), 120)
+    code, output = ranks.run(command, whole, folder, 120)
     assert code == 0, output[-4000:]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from ddpfix.matrix import loader, model
 from ddpfix.patching.site import Site
-from tests.speechbrain import launch, recipes, toys
-from tests.speechbrain.toys import by_hand, error, run, since
+from tests.speechbrain import launch, recipes, tiny_runs
+from tests.speechbrain.tiny_runs import by_hand, error, run, since
 
 Runs = Dict[str, List[launch.Result]]
 MAIN_ONLY = not since("0.5.16")
@@ -31,7 +31,7 @@ def found(self):
     return folders
 Checkpointer._list_checkpoint_dirs = found
 """
-EPOCH: List[List[toys.Micro]] = [[(0, 100)], [(1, 101)]]
+EPOCH: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, 101)]]
 
 
 def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
@@ -72,7 +72,7 @@ def cured(folder: Path) -> Tuple[Path, Runs]:
 
 def test_stock_anneals_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
     first, second = stock[1]["anneal"]
-    assert toys.well([first, second]) and first.lr == pytest.approx([0.1] * 4 + [0.001] * 2)
+    assert tiny_runs.well([first, second]) and first.lr == pytest.approx([0.1] * 4 + [0.001] * 2)
     if MAIN_ONLY:
         assert second.lr == [0.1] * 6
         assert first.steps[:4] == second.steps[:4] and first.steps[4] != second.steps[4]
@@ -80,14 +80,16 @@ def test_stock_anneals_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
         assert second.lr == first.lr and second.steps == first.steps
 
 
+@pytest.mark.patches("speechbrain.stages")
 def test_every_rank_anneals_alike(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
-    assert toys.alike(runs["anneal"])
+    assert tiny_runs.alike(runs["anneal"])
     assert runs["anneal"][1].lr == pytest.approx([0.1] * 4 + [0.001] * 2)
     expected = by_hand(EPOCH * 3, [0.1] * 4 + [0.001] * 2)
     assert max(error(where, "anneal", expected, rank) for rank in (0, 1)) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.stages")
 def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(cured: Tuple[Path, Runs]) -> None:
     where, _ = cured
     assert (where / "anneal" / "ends0").read_text().split() == ["1", "2", "3"]
@@ -95,13 +97,14 @@ def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(cu
     assert len((where / "anneal" / "train_log.txt").read_text().splitlines()) == 3
 
 
+@pytest.mark.patches("speechbrain.checkpoints")
 @pytest.mark.skipif(not RACES, reason="rank 0 alone saves checkpoints, or there are barriers")
 def test_old_checkpoints_are_deleted_while_nobody_reads_them(
     stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]
 ) -> None:
     assert "FileNotFoundError" in str(stock[1]["slow"][1].error)
     where, runs = cured
-    assert toys.alike(runs["slow"]) and len(runs["slow"][0].steps) == 3
+    assert tiny_runs.alike(runs["slow"]) and len(runs["slow"][0].steps) == 3
     # The latest and the best, which are the same.
     assert len(list((where / "slow" / "save").glob("CKPT*"))) in (1, 2)
 
@@ -113,15 +116,17 @@ def test_stock_stops_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
         assert (second.hung or second.error) and not first.hung
         assert len(first.steps) == 2
     else:
-        assert toys.alike([first, second]) and len(first.steps) == 2
+        assert tiny_runs.alike([first, second]) and len(first.steps) == 2
 
 
+@pytest.mark.patches("speechbrain.stages")
 def test_every_rank_stops(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
-    assert toys.alike(runs["stop"]) and len(runs["stop"][0].steps) == 2
-    assert [toys.end(where, "stop", rank)["current"] for rank in (0, 1)] == [3, 3]
+    assert tiny_runs.alike(runs["stop"]) and len(runs["stop"][0].steps) == 2
+    assert [tiny_runs.end(where, "stop", rank)["current"] for rank in (0, 1)] == [3, 3]
 
 
+@pytest.mark.patches("speechbrain.stages")
 @pytest.mark.skipif(not MAIN_ONLY, reason="on_stage_end runs on every rank")
 def test_an_ordinary_recipe_anneals_alike(folder: Path) -> None:
     home = folder / "recipe"
@@ -130,7 +135,7 @@ def test_an_ordinary_recipe_anneals_alike(folder: Path) -> None:
     yaml.write_text(yaml.read_text().replace("improvement_threshold: 0.5", "improvement_threshold: 1.0"))
     for ddpfix in (False, True):
         first, second = launch.train([launch.Scenario("asr", yaml)], home, ddpfix)["asr"]
-        assert toys.well([first, second]) and first.lr[0] == 0.05 and first.lr[-1] == 0.025
+        assert tiny_runs.well([first, second]) and first.lr[0] == 0.05 and first.lr[-1] == 0.025
         assert (second.lr == first.lr) is ddpfix
         assert (second.steps == first.steps) is ddpfix
 
@@ -144,25 +149,27 @@ def test_stock_parts_a_rank_whose_loss_is_not_finite(stock: Tuple[Path, Runs]) -
         assert first.hung or first.error
     else:
         # Rank 0 takes the step that rank 1 leaves out; its next loss is NaN, and rank 1 takes that step.
-        assert toys.well([first, second]) and [len(result.steps) for result in (first, second)] == [2, 2]
-        assert all(toys.end(where, "nan", rank)["weight"].isnan().all() for rank in (0, 1))
+        assert tiny_runs.well([first, second]) and [len(result.steps) for result in (first, second)] == [2, 2]
+        assert all(tiny_runs.end(where, "nan", rank)["weight"].isnan().all() for rank in (0, 1))
 
 
+@pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not BEFORE_1, reason="a NaN reaches all ranks alike")
 def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
-    assert toys.alike(runs["nan"]) and len(runs["nan"][0].steps) == 4
+    assert tiny_runs.alike(runs["nan"]) and len(runs["nan"][0].steps) == 4
     expected = by_hand([[(0, 100)], [(1, None)], [(2, 102)], [(3, 103)]])
     assert max(error(where, "nan", expected, rank) for rank in (0, 1)) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not (BEFORE_1 and HAS_FACTOR), reason="no accumulation, or a NaN reaches all ranks alike")
 def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
-    assert toys.alike(runs["nan_last"]) and len(runs["nan_last"][0].steps) == 2
-    windows: List[List[toys.Micro]] = [[(0, 100), (1, 101), (2, None)], [(3, 103), (4, 104), (5, 105)]]
+    assert tiny_runs.alike(runs["nan_last"]) and len(runs["nan_last"][0].steps) == 2
+    windows: List[List[tiny_runs.Micro]] = [[(0, 100), (1, 101), (2, None)], [(3, 103), (4, 104), (5, 105)]]
     assert max(error(where, "nan_last", by_hand(windows), rank) for rank in (0, 1)) < 1e-6
-    assert toys.alike(runs["nan_clipped"])
+    assert tiny_runs.alike(runs["nan_clipped"])
     expected = by_hand([[(0, 100)], [(1, None)], [(2, 102)], [(3, 103)]], 0.1, 0.01)
     assert max(error(where, "nan_clipped", expected, rank) for rank in (0, 1)) < 1e-6
 
@@ -172,12 +179,13 @@ def test_stock_cannot_log_on_the_main_process_only(stock: Tuple[Path, Runs]) -> 
     if BROADCASTS:
         assert any(result.hung or result.error for result in results)
     else:
-        assert toys.alike(results)
+        assert tiny_runs.alike(results)
 
 
+@pytest.mark.patches("speechbrain.loggers")
 def test_logging_on_the_main_process_only_is_no_collective(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
-    assert toys.alike(runs["alone"])
+    assert tiny_runs.alike(runs["alone"])
     assert error(where, "alone", by_hand([*EPOCH, [(2, 102)]])) < 1e-6
     # Three steps and one validation.
     assert len((where / "alone" / "train_log.txt").read_text().splitlines()) == 4
@@ -189,7 +197,7 @@ MINE += ["single_batch", "no_hparams", "checkpoints"]
 
 def targets(patch: str) -> List[model.Target]:
     """The places of a patch in this release; none where it is not affected."""
-    rows = [row for row in loader.load().rows_of(f"speechbrain.{patch}") if toys.RELEASE in row.versions]
+    rows = [row for row in loader.load().rows_of(f"speechbrain.{patch}") if tiny_runs.RELEASE in row.versions]
     assert len(rows) == 1
     return list(rows[0].targets)
 

@@ -9,11 +9,11 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from ddpfix.patching.site import Site
-from tests.speechbrain import launch, toy, toys
-from tests.speechbrain.toys import by_hand, error, run, since
+from tests.speechbrain import launch, tiny_recipe, tiny_runs
+from tests.speechbrain.tiny_runs import by_hand, error, run, since
 
 Runs = Dict[str, List[launch.Result]]
-# Collectives from Python: the toy has no other ones (DDP reduces gradients in C++).
+# Collectives from Python: the tiny recipe has no other ones (DDP reduces gradients in C++).
 COUNT = """
 import torch
 stock, watcher.found["reduced"] = torch.distributed.all_reduce, 0
@@ -68,32 +68,36 @@ def test_stock_hangs(stock: Tuple[Path, Runs]) -> None:
     assert any(result.hung for result in stock[1]["loader"])
 
 
+@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["loader", "iterable"])
 def test_the_shorter_rank_reads_some_again(cured: Tuple[Path, Runs], name: str) -> None:
     where, runs = cured
     first, second = runs[name]
-    assert toys.alike([first, second])
+    assert tiny_runs.alike([first, second])
     assert first.batches == [[str(number)] for number in [*range(5)] * 2]
     assert second.batches == [[str(100 + number)] for number in [0, 1, 2, 0, 1] * 2]
     assert max(error(where, name, by_hand(PADDED * 2), rank) for rank in (0, 1)) < 1e-6
     assert first.log.count("2 batches are read again" if name == "loader" else "2 batches were read again") == 2
 
 
+@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["stop", "stop_iterable"])
 def test_all_stop_at_the_shortest(cured: Tuple[Path, Runs], name: str) -> None:
     where, runs = cured
     epochs = 2 if name == "stop" else 1
-    assert toys.alike(runs[name]) and len(runs[name][0].steps) == 3 * epochs
+    assert tiny_runs.alike(runs[name]) and len(runs[name][0].steps) == 3 * epochs
     assert error(where, name, by_hand(PADDED[:3] * epochs)) < 1e-6
     assert runs[name][0].log.count("left out") == epochs
 
 
+@pytest.mark.patches("speechbrain.uneven")
 def test_ranks_ask_each_other_once_an_epoch(cured: Tuple[Path, Runs]) -> None:
     runs = cured[1]
     assert [result.notes["reduced"] for result in runs["equal"]] == [1, 1]
     assert [result.notes["reduced"] for result in runs["loader"]] == [2, 2]
 
 
+@pytest.mark.patches("speechbrain.uneven")
 def test_only_without_a_length_they_agree_ahead(cured: Tuple[Path, Runs]) -> None:
     runs = cured[1]
     # Once an epoch, once for each batch fetched ahead and for the end, once where the shorter rank begins again.
@@ -102,41 +106,46 @@ def test_only_without_a_length_they_agree_ahead(cured: Tuple[Path, Runs]) -> Non
     assert "batches" not in "".join(line for line in runs["iterable_equal"][0].log.splitlines() if "ddpfix" in line)
 
 
+@pytest.mark.patches("speechbrain.uneven")
 def test_a_stream_that_can_be_read_once_ends_the_epoch_on_all_ranks(cured: Tuple[Path, Runs]) -> None:
     where, runs = cured
-    assert toys.alike(runs["once"]) and len(runs["once"][0].steps) == 3
+    assert tiny_runs.alike(runs["once"]) and len(runs["once"][0].steps) == 3
     assert error(where, "once", by_hand(PADDED[:3])) < 1e-6
 
 
+@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["nothing", "nothing_iterable"])
 def test_a_rank_without_data_is_an_error_on_all_ranks(cured: Tuple[Path, Runs], name: str) -> None:
     for result in cured[1][name]:
         assert result.error is not None and "1 of 2 ranks have no batch at all" in result.error
 
 
+@pytest.mark.patches("speechbrain.uneven")
 def test_debug_and_step_limits_end_all_ranks(cured: Tuple[Path, Runs]) -> None:
     runs = cured[1]
-    assert toys.alike(runs["debug"]) and len(runs["debug"][0].steps) == 2
+    assert tiny_runs.alike(runs["debug"]) and len(runs["debug"][0].steps) == 2
     if since("0.5.12"):
-        assert toys.alike(runs["limit"]) and len(runs["limit"][0].steps) == 4
+        assert tiny_runs.alike(runs["limit"]) and len(runs["limit"][0].steps) == 4
 
 
+@pytest.mark.patches("speechbrain.no_hparams")
 def test_a_brain_without_hparams_trains(stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]) -> None:
     if since("0.5.14"):
         assert all("has no attribute 'hparams'" in str(result.error) for result in stock[1]["dataset"])
-    assert toys.alike(cured[1]["dataset"]) and len(cured[1]["dataset"][0].steps) == 2
+    assert tiny_runs.alike(cured[1]["dataset"]) and len(cured[1]["dataset"][0].steps) == 2
 
 
 def loaded(count: int, **arguments: Any) -> Any:
     from speechbrain.dataio.dataloader import SaveableDataLoader
 
-    return SaveableDataLoader(list(range(count)), batch_size=1, collate_fn=toy.Batch, **arguments)
+    return SaveableDataLoader(list(range(count)), batch_size=1, collate_fn=tiny_recipe.Batch, **arguments)
 
 
 def ids(loader: Any) -> List[str]:
     return [name for batch in loader for name in batch.id]
 
 
+@pytest.mark.patches("speechbrain.uneven")
 def test_a_resumed_loader_counts_what_is_left_and_keeps_its_position() -> None:
     from ddpfix.patches.speechbrain import uneven
 
@@ -150,6 +159,7 @@ def test_a_resumed_loader_counts_what_is_left_and_keeps_its_position() -> None:
     assert ids(uneven.Evened(loader, 2)) == ["0", "1"]
 
 
+@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.skipif(not since("0.5.10"), reason="there is no LoopedLoader")
 def test_a_looped_loader_goes_on_in_its_data_and_begins_epochs_anew() -> None:
     from ddpfix.patches.speechbrain import uneven
@@ -162,19 +172,21 @@ def test_a_looped_loader_goes_on_in_its_data_and_begins_epochs_anew() -> None:
     assert ids(uneven.Evened(loader, 2)) == ["5", "6"] and uneven.remaining(loader) == (3, 3)
 
 
+@pytest.mark.patches("speechbrain.uneven")
 def test_a_loader_with_a_guessed_length_or_none_is_asked_batch_by_batch() -> None:
     import torch
     from ddpfix.patches.speechbrain import uneven
 
-    class Guessed(toy.Shares):
+    class Guessed(tiny_recipe.Shares):
         def __len__(self) -> int:
             return 3
 
-    for data in (toy.Shares([1], False), Guessed([1], False)):
+    for data in (tiny_recipe.Shares([1], False), Guessed([1], False)):
         assert uneven.remaining(torch.utils.data.DataLoader(data)) == (uneven.UNKNOWN, uneven.UNKNOWN)
     assert uneven.remaining(iter([1])) == (uneven.UNKNOWN, uneven.UNKNOWN)
 
 
+@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("kind", ["sentence", "global"])
 def test_validation_is_touched_only_where_it_has_collectives(kind: str) -> None:
     import torch
@@ -190,6 +202,7 @@ def test_validation_is_touched_only_where_it_has_collectives(kind: str) -> None:
         assert uneven.evened(Brain(), loader, False) is loader
 
 
+@pytest.mark.patches("speechbrain.single_batch")
 def test_exactly_one_batch_a_rank_is_a_batch() -> None:
     import speechbrain.dataio.sampler
     from ddpfix.patches.speechbrain import sampler
@@ -213,6 +226,7 @@ def test_exactly_one_batch_a_rank_is_a_batch() -> None:
     assert given([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
 
 
+@pytest.mark.patches("speechbrain.uneven")
 def test_loops_within_the_loop_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe may evaluate on one rank at the end of a stage: that loop must not ask the other ranks."""
     from ddpfix.patches.speechbrain import brains, uneven

@@ -182,6 +182,7 @@ def test_stock_fails_in_the_second_step(stock: Results) -> None:
     assert flags(stock["plain"]) == [(False, False)] * 2
 
 
+@pytest.mark.patches("speechbrain.unused")
 def test_it_trains_as_one_process_would(cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["plain"])
     # The small layer behind the encoder uses all of its parameters, and is not searched.
@@ -189,18 +190,21 @@ def test_it_trains_as_one_process_would(cured: Results, errors: Dict[str, float]
     assert errors["plain"] == 0.0
 
 
+@pytest.mark.patches("speechbrain.unused")
 def test_every_rank_skips_the_same_layers(cured: Results) -> None:
     one, other = cured["plain"]
     assert one.ran == other.ran
     assert len({tuple(layers) for layers in one.ran}) > 1
 
 
+@pytest.mark.patches("speechbrain.unused")
 def test_what_the_user_asked_for_stays(cured: Results) -> None:
     passed(cured["flag"])
     assert flags(cured["flag"]) == [(True, HAS_FLAG)] * 2
     assert cured["flag"][0].steps == cured["plain"][0].steps
 
 
+@pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not HAS_MASK, reason="before 0.5.8 masked_spec_embed is used: spec_augment was left on")
 def test_without_layerdrop_masked_spec_embed_is_enough_to_fail(stock: Results, cured: Results) -> None:
     failed(stock["still"])
@@ -212,6 +216,7 @@ def test_without_layerdrop_masked_spec_embed_is_enough_to_fail(stock: Results, c
         assert cured["still"][0].steps == stock["flag"][0].steps
 
 
+@pytest.mark.patches("speechbrain.spec_augment", "speechbrain.layerdrop_off")
 def test_layerdrop_off_trains_without_the_flag(cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["off"])
     assert flags(cured["off"]) == [(False, False)] * 2
@@ -221,6 +226,7 @@ def test_layerdrop_off_trains_without_the_flag(cured: Results, errors: Dict[str,
     assert errors["off"] == 0.0
 
 
+@pytest.mark.patches("speechbrain.unused")
 def test_all_hidden_states(cured: Results, errors: Dict[str, float]) -> None:
     if not recipes.has_all_hiddens():
         pytest.skip("the wrapper returns the last hidden state only")
@@ -228,6 +234,7 @@ def test_all_hidden_states(cured: Results, errors: Dict[str, float]) -> None:
     assert errors["hiddens"] == 0.0
 
 
+@pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not ACCUMULATES, reason="no accumulation before 0.5.12")
 def test_accumulation(stock: Results, cured: Results, errors: Dict[str, float]) -> None:
     failed(stock["window"])
@@ -235,6 +242,7 @@ def test_accumulation(stock: Results, cured: Results, errors: Dict[str, float]) 
     assert errors["window"] <= 2e-7
 
 
+@pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not HAS_PRECISION, reason="no --precision before 1.0.0")
 def test_bfloat16(cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["bf16"])
@@ -243,6 +251,7 @@ def test_bfloat16(cured: Results, errors: Dict[str, float]) -> None:
     assert errors["bf16_window"] <= 2e-7
 
 
+@pytest.mark.patches("speechbrain.unused")
 @pytest.mark.parametrize("name", ["late", "late_unequal"])
 def test_ranks_that_skip_differently_need_no_flag(name: str, cured: Results, errors: Dict[str, float]) -> None:
     """Its stock failure is the first one here; the reference runs on each rank's batches the layers that ran there."""
@@ -255,6 +264,7 @@ def test_ranks_that_skip_differently_need_no_flag(name: str, cured: Results, err
     assert errors[name] == 0.0
 
 
+@pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not HAS_MASK, reason="before 0.5.8 masked_spec_embed is used: spec_augment was left on")
 def test_masked_spec_embed_needs_no_flag(stock: Results, cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["still_late"])
@@ -266,6 +276,7 @@ def test_masked_spec_embed_needs_no_flag(stock: Results, cured: Results, errors:
         assert cured["still_late"][0].steps == stock["flag"][0].steps
 
 
+@pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not HAS_FLAG, reason="no such flag before 0.5.9")
 def test_what_the_user_asked_for_stays_under_late(cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["late_flag"])
@@ -274,6 +285,7 @@ def test_what_the_user_asked_for_stays_under_late(cured: Results, errors: Dict[s
     assert errors["late_flag"] == 0.0
 
 
+@pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not ACCUMULATES, reason="no accumulation before 0.5.12")
 def test_accumulation_needs_no_flag(cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["late_window"])
@@ -281,18 +293,21 @@ def test_accumulation_needs_no_flag(cured: Results, errors: Dict[str, float]) ->
     assert errors["late_window"] <= 2e-7
 
 
+@pytest.mark.patches("speechbrain.unused")
 def test_an_explicit_no_stays_and_is_said(cured: Results) -> None:
     failed(cured["refused"])
     assert flags(cured["refused"]) == [(False, False)] * 2
     assert "find_unused_parameters=False is your own setting and stays" in cured["refused"][0].log
 
 
+@pytest.mark.patches("speechbrain.unused")
 def test_a_brain_that_rewrites_on_fit_start(cured: Results) -> None:
     passed(cured["rewritten"])
     assert flags(cured["rewritten"]) == [(True, False)] * 2
     assert cured["rewritten"][0].steps == cured["plain"][0].steps
 
 
+@pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(release < Version("1.1.0"), reason="there is one place")
 def test_the_old_place_of_the_wrappers(cured: Results, errors: Dict[str, float]) -> None:
     passed(cured["old_place"])
@@ -302,10 +317,12 @@ def test_the_old_place_of_the_wrappers(cured: Results, errors: Dict[str, float])
     assert set(cured["frozen_old_place"][0].notes["frozen_modes"]) == {False}
 
 
+@pytest.mark.patches("speechbrain.unused")
 def test_without_the_patch_it_fails_as_before(cured: Results) -> None:
     failed(cured["switched_off"])
 
 
+@pytest.mark.patches("speechbrain.frozen", "speechbrain.frozen_parameters")
 def test_a_frozen_extractor_keeps_all_of_its_layers(stock: Results, cured: Results) -> None:
     for results in (stock["frozen"], cured["frozen"], cured["frozen_stock"]):
         passed(results)

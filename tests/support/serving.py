@@ -1,9 +1,17 @@
-"""Ranks that have imported a toolkit once and run scenarios on request: the side of the ranks."""
+"""Ranks that have imported a toolkit once and run scenarios on request: the side of the ranks.
+
+One process imports, and forks the ranks: an import takes seconds, and there are many ranks. They have the environment
+that torch elastic gives to its own. What forking makes alike is made different again (the generators of Python and
+numpy), but for the order of sets of strings; tests of launchers start interpreters.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -12,19 +20,53 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-RANK = int(os.environ.get("RANK", "0"))
+# Of this process; none before it has become a rank.
+RANK = -1
 _CHILDREN: List[int] = []
 
 
-def serve(home: Path, run: Callable[[Dict[str, Any], Path], Any]) -> None:
-    """Serve requests until a file ``stop`` appears in ``home``.
+Run = Callable[[Dict[str, Any], Path], Any]
+
+
+def serve(home: Path, run: Run) -> None:
+    """Fork ``WORLD_SIZE`` ranks, which serve requests until a file ``stop`` appears in ``home``.
 
     Args:
-        home: where :class:`tests.support.waiting.Waiting` puts its requests.
+        home: where :class:`tests.support.pool.Pool` puts its requests.
         run: ``run(scenario, folder)`` runs one scenario in a forked child, whose output goes to the scenario's log, and
             fills ``scenario["found"]``, which is recorded with the error, if one was raised.
     """
     signal.signal(signal.SIGTERM, _ended)
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        child = os.fork()
+        if child == 0:
+            _CHILDREN.clear()
+            _become(rank, home)
+            _serve(home, run)
+            os._exit(0)
+        _CHILDREN.append(child)
+    while _CHILDREN:
+        child, status = os.wait()
+        _CHILDREN.remove(child)
+        if status != 0:
+            _ended()
+
+
+def _become(rank: int, home: Path) -> None:
+    """Have what torch elastic gives to a rank, and random numbers of one's own."""
+    global RANK
+    RANK = rank
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"])
+    os.environ.update(MASTER_ADDR="127.0.0.1", GROUP_RANK="0", GROUP_WORLD_SIZE="1", ROLE_RANK=str(rank))
+    os.environ.update(ROLE_WORLD_SIZE=os.environ["WORLD_SIZE"], ROLE_NAME="default")
+    os.environ.update(TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0", TORCHELASTIC_RUN_ID="pool")
+    os.environ.update(TORCHELASTIC_ERROR_FILE=str(home / f"error.{rank}.json"))
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _serve(home: Path, run: Run) -> None:
     number = 0
     while not (home / "stop").exists():
         request = home / f"request.{number}"
@@ -35,13 +77,20 @@ def serve(home: Path, run: Callable[[Dict[str, Any], Path], Any]) -> None:
         time.sleep(0.02)
 
 
+def listen() -> None:
+    """Print the stacks of all threads on SIGUSR1, which a rank gets when its time is up."""
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+
+
 def _ended(*_: Any) -> None:
-    for child in _CHILDREN:
-        os.kill(child, signal.SIGKILL)
+    # Of ranks that wait, each has a child of its own to end.
+    with contextlib.suppress(ProcessLookupError):
+        for child in _CHILDREN:
+            os.kill(child, signal.SIGTERM if RANK < 0 else signal.SIGKILL)
     os._exit(1)
 
 
-def _serve_one(request: Dict[str, Any], run: Callable[[Dict[str, Any], Path], Any]) -> None:
+def _serve_one(request: Dict[str, Any], run: Run) -> None:
     """Run the scenarios of one request, one after the other."""
     folder = Path(request["folder"])
     os.chdir(folder)
@@ -56,11 +105,12 @@ def _serve_one(request: Dict[str, Any], run: Callable[[Dict[str, Any], Path], An
         _CHILDREN.clear()
 
 
-def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Callable[[Dict[str, Any], Path], Any]) -> None:
+def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Run) -> None:
     """Run one scenario in this (forked) process; never returns."""
     screen = os.open(folder / f"{scenario['name']}.{RANK}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(screen, 1)
     os.dup2(screen, 2)
+    listen()
     found: Dict[str, Any] = {"error": None}
     scenario["found"] = found
     try:
@@ -102,6 +152,9 @@ def _wait(child: int, seconds: float) -> None:
     end = time.monotonic() + seconds
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > end:
+            # It prints where it waits; then it has to go.
+            os.kill(child, signal.SIGUSR1)
+            time.sleep(0.1)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             break

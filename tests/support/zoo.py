@@ -1,6 +1,6 @@
-"""Tiny random models for every transformers class that skips whole layers at random.
+"""TinyModel random models for every transformers class that skips whole layers at random.
 
-Each :class:`Tiny` is data: a public model class, a configuration and the shapes of a batch.
+Each :class:`TinyModel` is data: a public model class, a configuration and the shapes of a batch.
 ``drawing_classes`` finds, by reading the installed release, every class that such an entry has to
 cover, so a family that a new release adds makes the zoo's own test fail instead of going untested.
 """
@@ -63,7 +63,7 @@ def same(value: int, *shape: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Tiny:
+class TinyModel:
     """One tiny random model.
 
     ``model`` and ``config`` are names exported by transformers, or ``dotted.module:Name`` where the
@@ -146,7 +146,7 @@ class Tiny:
         return _weigh(list(_tensors(last))[:1])
 
 
-def tiny(name: str) -> Tiny:
+def tiny_model(name: str) -> TinyModel:
     for entry in ZOO:
         if entry.name == name:
             return entry
@@ -694,18 +694,18 @@ MASKS = {
 IMAGE = {"pixel_values": floats(2, 3, 32, 32)}
 
 
-def _speech(name: str, prefix: str, options: Mapping[str, Any], *draws: str) -> Tiny:
-    return Tiny(name, prefix + "Model", prefix + "Config", _with(SPEECH, **options), WAVE, draws)
+def _speech(name: str, prefix: str, options: Mapping[str, Any], *draws: str) -> TinyModel:
+    return TinyModel(name, prefix + "Model", prefix + "Config", _with(SPEECH, **options), WAVE, draws)
 
 
-def _seq2seq(name: str, prefix: str, *draws: str, **options: Any) -> Tiny:
+def _seq2seq(name: str, prefix: str, *draws: str, **options: Any) -> TinyModel:
     named = draws or (prefix + "Encoder", prefix + "Decoder")
-    return Tiny(name, prefix + "Model", prefix + "Config", _with(SEQ2SEQ, **options), PAIR, named)
+    return TinyModel(name, prefix + "Model", prefix + "Config", _with(SEQ2SEQ, **options), PAIR, named)
 
 
 STABLE = {"do_stable_layer_norm": True}
 
-ZOO: Tuple[Tiny, ...] = (
+ZOO: Tuple[TinyModel, ...] = (
     _speech("wav2vec2", "Wav2Vec2", {}, "Wav2Vec2Encoder"),
     _speech("wav2vec2-stable", "Wav2Vec2", STABLE, "Wav2Vec2EncoderStableLayerNorm"),
     _speech("wav2vec2-adapter", "Wav2Vec2", ADAPTER, "Wav2Vec2Encoder", "Wav2Vec2Adapter"),
@@ -750,7 +750,7 @@ ZOO: Tuple[Tiny, ...] = (
     _seq2seq("led", "LED", attention_window=4, max_encoder_position_embeddings=32, max_decoder_position_embeddings=32),
     # After 5.0.0 its encoder replaces the hidden states by None when it skips a layer. 5.9.0 has the
     # fault; releases between were not tried.
-    Tiny(
+    TinyModel(
         "pegasus_x",
         "PegasusXModel",
         "PegasusXConfig",
@@ -767,7 +767,7 @@ ZOO: Tuple[Tiny, ...] = (
         decoder_sparse_step=2,
         expert_capacity=16,
     ),
-    Tiny(
+    TinyModel(
         "whisper",
         "WhisperModel",
         "WhisperConfig",
@@ -775,7 +775,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 4, 20), "decoder_input_ids": ids(2, 5)},
         ("WhisperEncoder", "WhisperDecoder"),
     ),
-    Tiny(
+    TinyModel(
         "speech_to_text",
         "Speech2TextModel",
         "Speech2TextConfig",
@@ -791,7 +791,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 24, 4), "decoder_input_ids": ids(2, 5)},
         ("Speech2TextEncoder", "Speech2TextDecoder"),
     ),
-    Tiny(
+    TinyModel(
         "speech_to_text_2",
         "Speech2Text2ForCausalLM",
         "Speech2Text2Config",
@@ -801,7 +801,7 @@ ZOO: Tuple[Tiny, ...] = (
         # Its weights cannot be initialised in 4.57.6; 4.50.3 is well, releases between were not tried.
         broken_from="4.57",
     ),
-    Tiny(
+    TinyModel(
         "trocr",
         "TrOCRForCausalLM",
         "TrOCRConfig",
@@ -810,7 +810,7 @@ ZOO: Tuple[Tiny, ...] = (
         ("TrOCRDecoder",),
     ),
     # Without its prenets this model takes hidden states on both sides.
-    Tiny(
+    TinyModel(
         "speecht5",
         "SpeechT5Model",
         "SpeechT5Config",
@@ -827,7 +827,7 @@ ZOO: Tuple[Tiny, ...] = (
         ("SpeechT5Encoder", "SpeechT5Decoder"),
     ),
     # With a cache, 4.50.3 dies when every layer is skipped.
-    Tiny(
+    TinyModel(
         "opt",
         "OPTModel",
         "OPTConfig",
@@ -835,7 +835,7 @@ ZOO: Tuple[Tiny, ...] = (
         TEXT,
         ("OPTDecoder",),
     ),
-    Tiny(
+    TinyModel(
         "xglm",
         "XGLMModel",
         "XGLMConfig",
@@ -843,8 +843,10 @@ ZOO: Tuple[Tiny, ...] = (
         TEXT,
         ("XGLMModel",),
     ),
-    Tiny("biogpt", "BioGptModel", "BioGptConfig", _with(STACK, max_position_embeddings=32), TEXT, ("BioGptModel",)),
-    Tiny(
+    TinyModel(
+        "biogpt", "BioGptModel", "BioGptConfig", _with(STACK, max_position_embeddings=32), TEXT, ("BioGptModel",)
+    ),
+    TinyModel(
         "flaubert",
         "FlaubertModel",
         "FlaubertConfig",
@@ -852,7 +854,7 @@ ZOO: Tuple[Tiny, ...] = (
         TEXT,
         ("FlaubertModel",),
     ),
-    Tiny(
+    TinyModel(
         "kosmos2",
         "transformers.models.kosmos2.modeling_kosmos2:Kosmos2TextModel",
         "transformers.models.kosmos2.configuration_kosmos2:Kosmos2TextConfig",
@@ -860,7 +862,7 @@ ZOO: Tuple[Tiny, ...] = (
         TEXT,
         ("Kosmos2TextTransformer",),
     ),
-    Tiny(
+    TinyModel(
         "pp_formulanet",
         "transformers.models.pp_formulanet.modeling_pp_formulanet:PPFormulaNetTextModel",
         "transformers.models.pp_formulanet.configuration_pp_formulanet:PPFormulaNetTextConfig",
@@ -868,7 +870,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_ids": ids(2, 5), "encoder_hidden_states": floats(2, 7, 16)},
         ("PPFormulaNetTextModel",),
     ),
-    Tiny(
+    TinyModel(
         "mctct",
         "MCTCTModel",
         "MCTCTConfig",
@@ -883,7 +885,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 16, 4)},
         ("MCTCTEncoder",),
     ),
-    Tiny(
+    TinyModel(
         "wav2vec2_bert",
         "Wav2Vec2BertModel",
         "Wav2Vec2BertConfig",
@@ -891,7 +893,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 24, 8)},
         ("Wav2Vec2BertEncoder",),
     ),
-    Tiny(
+    TinyModel(
         "wav2vec2_bert-adapter",
         "Wav2Vec2BertModel",
         "Wav2Vec2BertConfig",
@@ -899,7 +901,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 24, 8)},
         ("Wav2Vec2BertEncoder", "Wav2Vec2BertAdapter"),
     ),
-    Tiny(
+    TinyModel(
         "parakeet",
         "ParakeetEncoder",
         "ParakeetEncoderConfig",
@@ -907,7 +909,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 32, 8)},
         ("ParakeetEncoder",),
     ),
-    Tiny(
+    TinyModel(
         "lasr",
         "LasrEncoder",
         "LasrEncoderConfig",
@@ -915,7 +917,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 64, 8)},
         ("LasrEncoder",),
     ),
-    Tiny(
+    TinyModel(
         "nemotron_asr_streaming",
         "NemotronAsrStreamingEncoder",
         "NemotronAsrStreamingEncoderConfig",
@@ -923,7 +925,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 32, 8)},
         ("NemotronAsrStreamingEncoder",),
     ),
-    Tiny(
+    TinyModel(
         "audioflamingo3",
         "AudioFlamingo3Encoder",
         "AudioFlamingo3EncoderConfig",
@@ -931,7 +933,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 4, 20), "input_features_mask": same(1, 2, 20)},
         ("AudioFlamingo3Encoder",),
     ),
-    Tiny(
+    TinyModel(
         "qwen2_audio",
         "Qwen2AudioEncoder",
         "Qwen2AudioEncoderConfig",
@@ -939,7 +941,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 4, 20)},
         ("Qwen2AudioEncoder",),
     ),
-    Tiny(
+    TinyModel(
         "vits",
         "transformers.models.vits.modeling_vits:VitsTextEncoder",
         "VitsConfig",
@@ -947,8 +949,8 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_ids": ids(2, 7), "padding_mask": same(1, 2, 7, 1)},
         ("VitsEncoder",),
     ),
-    Tiny("musicgen", "MusicgenForCausalLM", "MusicgenDecoderConfig", CODES, TEXT_OF_CODES, ("MusicgenDecoder",)),
-    Tiny(
+    TinyModel("musicgen", "MusicgenForCausalLM", "MusicgenDecoderConfig", CODES, TEXT_OF_CODES, ("MusicgenDecoder",)),
+    TinyModel(
         "musicgen_melody",
         "MusicgenMelodyForCausalLM",
         "MusicgenMelodyDecoderConfig",
@@ -956,7 +958,7 @@ ZOO: Tuple[Tiny, ...] = (
         TEXT_OF_CODES,
         ("MusicgenMelodyDecoder",),
     ),
-    Tiny(
+    TinyModel(
         "seamless_m4t-speech",
         "transformers.models.seamless_m4t.modeling_seamless_m4t:SeamlessM4TSpeechEncoder",
         "SeamlessM4TConfig",
@@ -964,7 +966,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 24, 8)},
         ("SeamlessM4TConformerEncoder",),
     ),
-    Tiny(
+    TinyModel(
         "seamless_m4t-text",
         "SeamlessM4TForTextToText",
         "SeamlessM4TConfig",
@@ -972,7 +974,7 @@ ZOO: Tuple[Tiny, ...] = (
         PAIR,
         ("SeamlessM4TEncoder", "SeamlessM4TDecoder"),
     ),
-    Tiny(
+    TinyModel(
         "seamless_m4t_v2-speech",
         "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2:SeamlessM4Tv2SpeechEncoder",
         "SeamlessM4Tv2Config",
@@ -980,7 +982,7 @@ ZOO: Tuple[Tiny, ...] = (
         {"input_features": floats(2, 24, 8)},
         ("SeamlessM4Tv2ConformerEncoder",),
     ),
-    Tiny(
+    TinyModel(
         "seamless_m4t_v2-text",
         "SeamlessM4Tv2ForTextToText",
         "SeamlessM4Tv2Config",
@@ -988,7 +990,7 @@ ZOO: Tuple[Tiny, ...] = (
         PAIR,
         ("SeamlessM4Tv2Encoder", "SeamlessM4Tv2Decoder"),
     ),
-    Tiny(
+    TinyModel(
         "seamless_m4t_v2-unit",
         "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2:SeamlessM4Tv2TextToUnitForConditionalGeneration",
         "SeamlessM4Tv2Config",
@@ -1000,7 +1002,7 @@ ZOO: Tuple[Tiny, ...] = (
         },
         ("SeamlessM4Tv2Encoder", "SeamlessM4Tv2TextToUnitDecoder"),
     ),
-    Tiny(
+    TinyModel(
         "time_series_transformer",
         "TimeSeriesTransformerModel",
         "TimeSeriesTransformerConfig",
@@ -1009,7 +1011,7 @@ ZOO: Tuple[Tiny, ...] = (
         ("TimeSeriesTransformerEncoder", "TimeSeriesTransformerDecoder"),
     ),
     # The sparse attention of the default picks random keys; the full one keeps the forward exact.
-    Tiny(
+    TinyModel(
         "informer",
         "InformerModel",
         "InformerConfig",
@@ -1017,7 +1019,7 @@ ZOO: Tuple[Tiny, ...] = (
         PAST_AND_FUTURE,
         ("InformerEncoder", "InformerDecoder"),
     ),
-    Tiny(
+    TinyModel(
         "autoformer",
         "AutoformerModel",
         "AutoformerConfig",
@@ -1025,10 +1027,10 @@ ZOO: Tuple[Tiny, ...] = (
         PAST_AND_FUTURE,
         ("AutoformerEncoder", "AutoformerDecoder"),
     ),
-    Tiny("detr", "DetrModel", "DetrConfig", DETECTION, IMAGE, ("DetrEncoder", "DetrDecoder")),
+    TinyModel("detr", "DetrModel", "DetrConfig", DETECTION, IMAGE, ("DetrEncoder", "DetrDecoder")),
     # The encoder draws up to 5.0 only. Up to 4.30 the position embeddings have 256 channels whatever
     # the configuration says.
-    Tiny(
+    TinyModel(
         "conditional_detr",
         "ConditionalDetrModel",
         "ConditionalDetrConfig",
@@ -1037,7 +1039,7 @@ ZOO: Tuple[Tiny, ...] = (
         ("ConditionalDetrEncoder", "ConditionalDetrDecoder"),
         older={"4.31": {"d_model": 256}},
     ),
-    Tiny(
+    TinyModel(
         "table_transformer",
         "TableTransformerModel",
         "TableTransformerConfig",
@@ -1045,7 +1047,7 @@ ZOO: Tuple[Tiny, ...] = (
         IMAGE,
         ("TableTransformerEncoder", "TableTransformerDecoder"),
     ),
-    Tiny(
+    TinyModel(
         "maskformer",
         "MaskFormerModel",
         "MaskFormerConfig",
@@ -1063,7 +1065,7 @@ ZOO: Tuple[Tiny, ...] = (
     ),
     # The rate of this one is the plain dropout of its configuration, and it has one layer less than
     # decoder_layers says. The image is so small that every feature level is one pixel.
-    Tiny(
+    TinyModel(
         "mask2former",
         "Mask2FormerModel",
         "Mask2FormerConfig",
@@ -1073,7 +1075,7 @@ ZOO: Tuple[Tiny, ...] = (
     ),
     # With levels of different sizes stock dies when a layer runs after a number of skipped ones that
     # is no multiple of three: the skip leaves the attention mask of another level behind.
-    Tiny(
+    TinyModel(
         "mask2former-levels",
         "Mask2FormerModel",
         "Mask2FormerConfig",

@@ -14,7 +14,7 @@ from packaging.version import Version
 from ddpfix.matrix import loader
 from ddpfix.matrix.reader import Reader
 from ddpfix.matrix.specifiers import holds
-from tests import cells
+from tests.cells import table
 from tests.support import tested
 
 RESULTS = tested.read()
@@ -100,6 +100,6 @@ def test_long_lists_are_broken() -> None:
 
 
 def test_a_seeded_result_has_the_name_of_its_cell() -> None:
-    names = {cell.name for cell in cells.CELLS}
-    toolkits = {cell.toolkit for cell in cells.CELLS}
+    names = {cell.name for cell in table.cells()}
+    toolkits = {cell.toolkit for cell in table.cells()}
     assert {found["cell"] for found in RESULTS if found["toolkit"] in toolkits} <= names

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.zoo import ZOO, Draw, Tiny, drawing_classes, drawing_classes_of, scripted_draws, tiny
+from tests.support.zoo import ZOO, Draw, TinyModel, drawing_classes, drawing_classes_of, scripted_draws, tiny_model
 
 AVAILABLE = [entry for entry in ZOO if entry.available()]
 every_entry = pytest.mark.parametrize("entry", AVAILABLE, ids=lambda entry: entry.name)
 
 
-def run(entry: Tiny, model: nn.Module, decisions: Iterable[bool]) -> Tuple[float, List[Draw]]:
+def run(entry: TinyModel, model: nn.Module, decisions: Iterable[bool]) -> Tuple[float, List[Draw]]:
     """One forward and backward; the loss and the draws taken."""
     with scripted_draws(decisions, [entry.module()]) as taken:
         loss = entry.loss(model(**entry.batch()))
@@ -36,7 +36,7 @@ def test_every_drawing_class_has_an_entry() -> None:
 
 
 @every_entry
-def test_draws_are_reached_and_decide(entry: Tiny) -> None:
+def test_draws_are_reached_and_decide(entry: TinyModel) -> None:
     model = entry.build()
     kept, taken = run(entry, model, repeat(False))
     assert {draw.owner for draw in taken} == set(entry.drawing())
@@ -51,7 +51,7 @@ def test_draws_are_reached_and_decide(entry: Tiny) -> None:
 
 
 @pytest.mark.parametrize("entry", [entry for entry in AVAILABLE if not entry.survives()], ids=lambda entry: entry.name)
-def test_stock_dies_where_the_zoo_says_so(entry: Tiny) -> None:
+def test_stock_dies_where_the_zoo_says_so(entry: TinyModel) -> None:
     model = entry.build()
     with pytest.raises((TypeError, RuntimeError)):
         run(entry, model, cycle([True, False]))
@@ -59,7 +59,7 @@ def test_stock_dies_where_the_zoo_says_so(entry: Tiny) -> None:
 
 @pytest.mark.parametrize("name", ["bart", "wavlm", "wav2vec2-adapter"])
 def test_every_parameter_of_a_kept_layer_gets_a_gradient(name: str) -> None:
-    entry = tiny(name)
+    entry = tiny_model(name)
     model = entry.build()
     run(entry, model, repeat(False))
     without = {key for key, value in model.named_parameters() if value.requires_grad and value.grad is None}
@@ -67,7 +67,7 @@ def test_every_parameter_of_a_kept_layer_gets_a_gradient(name: str) -> None:
 
 
 def test_decisions_fall_on_the_layers_in_order() -> None:
-    entry = tiny("bart")
+    entry = tiny_model("bart")
     model = entry.build()
     _, taken = run(entry, model, cycle([True, False]))
     owners = ["BartEncoder"] * 4 + ["BartDecoder"] * 4
@@ -78,7 +78,7 @@ def test_decisions_fall_on_the_layers_in_order() -> None:
 
 
 def test_too_few_decisions_are_an_error_and_the_names_come_back() -> None:
-    entry = tiny("bart")
+    entry = tiny_model("bart")
     model = entry.build()
     with pytest.raises(AssertionError, match="more layer draws than decisions: 3"):
         run(entry, model, [False] * 3)

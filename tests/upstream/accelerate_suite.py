@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from tests.ranks import launch
+from tests.support import ranks
 from tests.upstream.outcomes import Outcome
 
 SCRIPTS = ("test_sync", "test_script", "test_ops")
@@ -33,6 +33,6 @@ def _script(name: str, more: Dict[str, str], limit: float) -> Outcome:
     path = Path(spec.origin).with_name(f"{name}.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(path)]
     begun = time.monotonic()
-    code, output = launch._run(command, launch.environment({"ACCELERATE_USE_CPU": "1", **more}), str(Path.cwd()), limit)
+    code, output = ranks.run(command, ranks.environment({"ACCELERATE_USE_CPU": "1", **more}), Path.cwd(), limit)
     word = {0: "passed", 124: "hung"}.get(code, "failed")
     return Outcome(word, round(time.monotonic() - begun, 2), "" if code == 0 else output[-6000:])

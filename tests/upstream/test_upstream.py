@@ -14,7 +14,6 @@ from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, last_line, 
 pytest.importorskip("expecttest", reason="NOT RUN: torch's tests need expecttest, which the extra `test` brings")
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != STOCK])
 def test_torchs_own_tests_of_ddp(mode: str) -> None:
     """All of them pass in stock, which is not shown again here; the command does."""
@@ -26,7 +25,6 @@ def test_torchs_own_tests_of_ddp(mode: str) -> None:
     assert failed == [test for test in torch_suite.QUICK if test in EXPECTED] != []
 
 
-@pytest.mark.ranks
 def test_a_script_of_accelerate() -> None:
     for test, outcome in accelerate_suite.run(accelerate_suite.QUICK, MODES["auto"]).items():
         assert outcome.word == "passed", f"{test}\n{outcome.text}"

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from tests.ranks import launch
+from tests.support import ranks
 from tests.upstream.outcomes import Outcome
 
 # Tests by name: those of DDP, and those of what is built on it.
@@ -46,7 +46,7 @@ LIMIT = 90.0
 def names(pattern: str = "") -> List[str]:
     """The tests about DDP whose name contains ``pattern``, a regular expression."""
     script = "from tests.upstream import torch_child; print('\\n'.join(torch_child.names()))"
-    output = subprocess.check_output([sys.executable, "-c", script], env=environment({}), cwd=launch.ROOT, text=True)
+    output = subprocess.check_output([sys.executable, "-c", script], env=environment({}), cwd=ranks.ROOT, text=True)
     about = [name for name in output.split() if ABOUT.search(name) and name not in TOO_LONG]
     return [name for name in about if re.search(pattern, name)]
 
@@ -54,7 +54,7 @@ def names(pattern: str = "") -> List[str]:
 def environment(more: Dict[str, str]) -> Dict[str, str]:
     """torch's tests look for these when they are imported."""
     own = {"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": tempfile.gettempdir(), "CUDA_VISIBLE_DEVICES": ""}
-    return launch.environment({**own, **more})
+    return ranks.environment({**own, **more})
 
 
 def run(tests: Sequence[str], more: Dict[str, str], limit: float = LIMIT) -> Dict[str, Outcome]:
@@ -83,7 +83,7 @@ def _child(tests: Sequence[str], environ: Dict[str, str], folder: Path, limit: f
     record.write_text("")
     command = [sys.executable, "-m", "tests.upstream.torch_child", str(record), str(limit), *tests]
     with (folder / "screen").open("w") as screen:
-        child = subprocess.Popen(command, env=environ, cwd=launch.ROOT, stdout=screen, stderr=subprocess.STDOUT)
+        child = subprocess.Popen(command, env=environ, cwd=ranks.ROOT, stdout=screen, stderr=subprocess.STDOUT)
         try:
             _wait(child, record, limit)
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import os
 import time
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,9 +15,8 @@ from typing import Any, Dict, Optional, Union
 import torch
 from torch import distributed
 
-from tests.wenet.uneven_tiny import Batches, Piped, Tiny, era
-
-RANK = int(os.environ.get("RANK", "0"))
+from tests.support import serving
+from tests.wenet.uneven_tiny_model import Batches, Piped, Tiny, era
 
 
 def load() -> None:
@@ -50,8 +48,8 @@ def patched() -> Dict[str, Any]:
 def loader(scenario: Dict[str, Any]) -> Any:
     """This rank's training batches: numbered from 100 times its rank."""
     fails = scenario["fail"] or {}
-    own = fails if fails.get("rank") == RANK else None
-    data = Batches(100 * RANK, scenario["counts"][RANK], scenario["empty"], own)
+    own = fails if fails.get("rank") == serving.RANK else None
+    data = Batches(100 * serving.RANK, scenario["counts"][serving.RANK], scenario["empty"], own)
     if not scenario["workers"]:
         return data
 
@@ -65,7 +63,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     # Beyond the scenario's own limit: a rank that waits is to be seen as one that hangs.
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     tiny, fails = Tiny(), scenario["fail"] or {}
-    if fails.get("rank") == RANK and fails["where"] in ("step", "cv"):
+    if fails.get("rank") == serving.RANK and fails["where"] in ("step", "cv"):
         tiny.fail_at = fails["at"]
     found = scenario["found"]
     found.update(trained=tiny.trained, steps=[], lr=[], seconds=[])
@@ -130,7 +128,7 @@ def stepped(found: Dict[str, Any], model: Any, optimizer: Any) -> None:
 def configs(scenario: Dict[str, Any], epoch: int, folder: Path) -> Dict[str, Any]:
     own = {"accum_grad": scenario["accum"], "grad_clip": 50.0, "log_interval": 1000, "epoch": epoch}
     if era() < 3:
-        return {**own, "rank": RANK, "is_distributed": True, "use_amp": False}
+        return {**own, "rank": serving.RANK, "is_distributed": True, "use_amp": False}
     own.update(train_engine=scenario["engine"], model_dir=str(folder), save_states="model_only", dtype="fp32")
     return {**own, "save_interval": scenario["save_interval"]} if scenario["save_interval"] else own
 
@@ -148,7 +146,7 @@ def train(doer: Any, scenario: Dict[str, Any], data: Any, epoch: int, folder: Pa
 
 
 def validation(scenario: Dict[str, Any]) -> Batches:
-    return Batches(1000, scenario["cv"][RANK])
+    return Batches(1000, scenario["cv"][serving.RANK])
 
 
 def validate(doer: Any, scenario: Dict[str, Any], model: Any) -> None:

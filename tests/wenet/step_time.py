@@ -13,7 +13,7 @@ from torch import distributed
 from torch.distributed.algorithms.join import _JoinConfig
 
 from tests.wenet import epochs
-from tests.wenet.uneven_tiny import Tiny
+from tests.wenet.uneven_tiny_model import Tiny
 
 
 class Wide(Tiny):

@@ -7,7 +7,9 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.wenet import acts, trees
+from tests.wenet import launch, trees
+
+pytestmark = pytest.mark.patches("wenet.flags")
 
 WORDS = ["True", "true", "1", "yes", "False", "false", "0", "no", "OFF", "", "maybe"]
 MEANT = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word != "maybe"}
@@ -16,13 +18,13 @@ MEANT = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word !=
 @pytest.fixture(scope="module", params=trees.every(("v3",), ("v3.1.0", "main")))
 def found(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
     tree: Path = request.param
-    scenes = [
-        acts.scene("stock", "flags", words=WORDS),
-        acts.scene("ours", "flags", {"overrides": "apply"}, words=WORDS),
-        acts.scene("off", "flags", {"overrides": "off"}, words=WORDS),
-        acts.scene("undone", "undone", arguments={}, modules=["wenet.utils.train_utils", "wenet.utils.config"]),
+    scenarios = [
+        launch.scenario("stock", "flags", words=WORDS),
+        launch.scenario("ours", "flags", {"overrides": "apply"}, words=WORDS),
+        launch.scenario("off", "flags", {"overrides": "off"}, words=WORDS),
+        launch.scenario("undone", "undone", arguments={}, modules=["wenet.utils.train_utils", "wenet.utils.config"]),
     ]
-    return acts.run(tree, scenes, tmp_path_factory.mktemp("flags"))
+    return launch.run(tree, scenarios, tmp_path_factory.mktemp("flags"))
 
 
 def test_stock_takes_every_word_for_true(found: Dict[str, List[Any]]) -> None:

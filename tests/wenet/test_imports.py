@@ -51,6 +51,7 @@ def said(name: str, tree: Path, before: List[str], **environ: str) -> Any:
     return ran(["-W", "ignore", "-c", CODE.format(name=name, before=before)], tree, **environ)  # type: ignore[arg-type]
 
 
+@pytest.mark.patches("wenet.typing_names")
 @pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("main",)))
 def test_names_of_typing(tree: Path) -> None:
     if not missing("torch.nn.modules.conv", "Union"):
@@ -65,6 +66,7 @@ def test_names_of_typing(tree: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith("True"), done.stdout
 
 
+@pytest.mark.patches("wenet.sox_buffer")
 @pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("v2.2.1", "v3.0.0", "v3.1.0", "main")))
 def test_the_buffer_of_sox(tree: Path) -> None:
     if not missing("torchaudio.utils", "sox_utils"):

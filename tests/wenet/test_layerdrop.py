@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.wenet import acts, trees
+from tests.wenet import launch, trees
 
 TREES = trees.every(("v2", "v30", "v3"), ("v2.2.1", "v3.0.0", "v3.1.0", "main"))
 ON = {"layerdrop": "sync"}
@@ -41,35 +41,37 @@ def tree(request: Any) -> Any:
 @pytest.fixture(scope="module")
 def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
     folder = tmp_path_factory.mktemp("layerdrop")
-    scenes = []
+    scenarios = []
     for name in kinds(tree):
         plan = {**KINDS[name], "steps": STEPS}
         none = {**plan, "rate": 0.0, **({"branch": 0.0} if "branch" in plan else {})}
-        scenes += [
-            acts.scene(f"stock_{name}", "depth", **plan),
-            acts.scene(f"ours_{name}", "depth", ON, spied=True, moved=True, **plan),
-            acts.scene(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
-            acts.scene(f"none_{name}", "depth", **none),
-            acts.scene(f"stock_script_{name}", "scripted", **plan),
-            acts.scene(f"ours_script_{name}", "scripted", ON, **plan),
-            acts.scene(f"off_script_{name}", "scripted", {"layerdrop": "off"}, **plan),
+        scenarios += [
+            launch.scenario(f"stock_{name}", "depth", **plan),
+            launch.scenario(f"ours_{name}", "depth", ON, spied=True, moved=True, **plan),
+            launch.scenario(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
+            launch.scenario(f"none_{name}", "depth", **none),
+            launch.scenario(f"stock_script_{name}", "scripted", **plan),
+            launch.scenario(f"ours_script_{name}", "scripted", ON, **plan),
+            launch.scenario(f"off_script_{name}", "scripted", {"layerdrop": "off"}, **plan),
         ]
     alone = {**KINDS["branchformer"], "steps": STEPS}
-    scenes.append(acts.scene("stock_moved", "depth", moved=True, **{**alone, "same_length": True}))
-    scenes.append(acts.scene("stock_level", "depth", **{**alone, "same_length": True}))
+    scenarios.append(launch.scenario("stock_moved", "depth", moved=True, **{**alone, "same_length": True}))
+    scenarios.append(launch.scenario("stock_level", "depth", **{**alone, "same_length": True}))
     if recomputes(tree):
         again = {**KINDS["both"], "steps": STEPS, "checkpointing": True}
-        scenes.append(acts.scene("ours_again", "depth", ON, moved=True, **again))
+        scenarios.append(launch.scenario("ours_again", "depth", ON, moved=True, **again))
     for setting in ("sync", "off"):
         modules = [f"wenet.{part}" for part in _modules(tree)]
-        scenes.append(acts.scene(f"undone_{setting}", "undone", arguments={"layerdrop": setting}, modules=modules))
-    first = acts.run(tree, scenes, folder)
+        scenarios.append(
+            launch.scenario(f"undone_{setting}", "undone", arguments={"layerdrop": setting}, modules=modules)
+        )
+    first = launch.run(tree, scenarios, folder)
     scripts = []
     for name in kinds(tree):
         decisions = _decisions(first[f"ours_{name}"])
         plan = {**KINDS[name], "steps": STEPS, "moved": True, "decisions": decisions}
-        scripts.append(acts.scene(f"by_hand_{name}", "depth", **plan))
-    return {**first, **acts.run(tree, scripts, folder)}
+        scripts.append(launch.scenario(f"by_hand_{name}", "depth", **plan))
+    return {**first, **launch.run(tree, scripts, folder)}
 
 
 def _modules(tree: Path) -> List[str]:
@@ -97,6 +99,7 @@ def test_stock_skips_other_layers_on_each_rank(tree: Path, found: Dict[str, List
         assert one != other, name
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_the_cause_is_a_generator_that_one_rank_has_used_more(found: Dict[str, List[Any]]) -> None:
     """With batches of one length ranks agree by luck, until one of them skips a batch."""
     one, other = ran(found["stock_level"])
@@ -105,6 +108,7 @@ def test_the_cause_is_a_generator_that_one_rank_has_used_more(found: Dict[str, L
     assert one[:1] == other[:1] and one != other
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_all_ranks_skip_the_same_layers(tree: Path, found: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
         one, other = ran(found[f"ours_{name}"])
@@ -112,6 +116,7 @@ def test_all_ranks_skip_the_same_layers(tree: Path, found: Dict[str, List[Any]])
         assert len({str(step) for step in one}) > 1, "every step skipped the same layers"
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_training_equals_stock_with_these_decisions(tree: Path, found: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
         assert ran(found[f"by_hand_{name}"]) == ran(found[f"ours_{name}"])
@@ -119,6 +124,7 @@ def test_training_equals_stock_with_these_decisions(tree: Path, found: Dict[str,
             assert found[f"ours_{name}"][rank]["weights"] == found[f"by_hand_{name}"][0]["weights"], name
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_recomputed_layers_get_the_decisions_of_their_forward(tree: Path, found: Dict[str, List[Any]]) -> None:
     if not recomputes(tree):
         pytest.skip("these encoders do not checkpoint their layers")
@@ -127,6 +133,7 @@ def test_recomputed_layers_get_the_decisions_of_their_forward(tree: Path, found:
     assert found["ours_again"][0]["weights"] == found["ours_both"][0]["weights"]
 
 
+@pytest.mark.patches("wenet.layerdrop_off")
 def test_off_is_rate_0(tree: Path, found: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
         assert ran(found[f"off_{name}"]) == ran(found[f"none_{name}"]), name
@@ -134,6 +141,7 @@ def test_off_is_rate_0(tree: Path, found: Dict[str, List[Any]]) -> None:
         assert found[f"off_{name}"][0]["weights"] == found[f"none_{name}"][0]["weights"], name
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_the_encoder_is_compiled_as_in_stock(tree: Path, found: Dict[str, List[Any]]) -> None:
     """Up to 2.2.1 train.py compiles the model on rank 0 in every run, later with --jit."""
     for name in kinds(tree):
@@ -144,6 +152,7 @@ def test_the_encoder_is_compiled_as_in_stock(tree: Path, found: Dict[str, List[A
             assert found[ours][0]["out"] == stock["out"]
 
 
+@pytest.mark.patches("wenet.layerdrop")
 def test_undo_leaves_everything_as_it_was(found: Dict[str, List[Any]]) -> None:
     for setting, patch in (("sync", "wenet.layerdrop"), ("off", "wenet.layerdrop_off")):
         for rank in found[f"undone_{setting}"]:

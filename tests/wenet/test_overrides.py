@@ -16,6 +16,8 @@ from ddpfix.patches.wenet import overrides
 from ddpfix.patching.site import Site
 from tests.wenet import trees
 
+pytestmark = pytest.mark.patches("wenet.overrides")
+
 TREES = trees.every(("v2", "v30", "v3"), ("v2.0.0", "v2.2.1", "v3.0.0", "v3.1.0", "main"))
 CONFIG: Dict[str, Any] = {
     "accum_grad": 1,

@@ -68,6 +68,7 @@ def test_stock_goes_wrong(runs: Runs) -> None:
         assert all("has no attribute 'options'" in error for error in runs.stock["fsdp"].errors)
 
 
+@pytest.mark.patches("wenet.uneven")
 @pytest.mark.parametrize("name", ["uneven", "pipe"])
 def test_a_rank_that_is_done_adds_zeros_until_the_last_one_is(runs: Runs, name: str) -> None:
     assert runs.as_by_hand(name, trained((3, 5)), rounds=2)
@@ -78,17 +79,20 @@ def test_a_rank_that_is_done_adds_zeros_until_the_last_one_is(runs: Runs, name: 
     assert "ranks had 3 to 5 batches in this epoch: each took 5 steps" in runs[name].logs[0]
 
 
+@pytest.mark.patches("wenet.uneven")
 def test_three_ranks(runs: Runs) -> None:
     assert runs.as_by_hand("three", trained((2, 4, 3)))
     assert [len(batches) for batches in runs["three"].of("trained")] == [4, 4, 4]
 
 
+@pytest.mark.patches("wenet.uneven")
 def test_a_rank_without_a_batch_is_lent_one(runs: Runs) -> None:
     assert runs.as_by_hand("nothing", trained((0, 3)))
     assert runs["nothing"].of("trained") == [[100, 100, 100], [100, 101, 102]]
     assert "ranks [0] have no batch at all in this epoch" in runs["nothing"].logs[0]
 
 
+@pytest.mark.patches("wenet.uneven")
 @pytest.mark.parametrize("name", ["uneven_stop", "pipe_stop", "three_stop", "step_mode_stop"])
 def test_all_stop_at_the_shortest(runs: Runs, name: str) -> None:
     outcome = runs[name]
@@ -100,17 +104,20 @@ def test_all_stop_at_the_shortest(runs: Runs, name: str) -> None:
     assert f"ranks stopped after {shortest} steps" in outcome.logs[0] and outcome.logs[0].count(left) == rounds
 
 
+@pytest.mark.patches("wenet.uneven")
 @pytest.mark.parametrize("name", ["nothing_stop", "fsdp_nothing"])
 def test_to_stop_before_the_first_step_is_an_error_on_all_ranks(runs: Runs, name: str) -> None:
     assert all("1 of 2 ranks have no batch at all" in error for error in runs[name].errors)
     assert runs[name].of("trained") == [[], []]
 
 
+@pytest.mark.patches("wenet.uneven")
 def test_step_mode_validates_and_drops_nothing(runs: Runs) -> None:
     assert runs.as_by_hand("step_mode", trained((3, 5)))
     assert runs["step_mode"].of("trained")[1] == [100, 101, 102, 103, 104]
 
 
+@pytest.mark.patches("wenet.validation")
 @pytest.mark.parametrize("name", ["validation", "validation_off"])
 def test_validation_may_be_uneven(runs: Runs, name: str) -> None:
     assert runs.as_by_hand(name, trained((2, 2)))
@@ -120,12 +127,14 @@ def test_validation_may_be_uneven(runs: Runs, name: str) -> None:
     assert one == other
 
 
+@pytest.mark.patches("wenet.uneven")
 def test_batches_without_utterances_count_on_no_rank(runs: Runs) -> None:
     empty = [101] if runs.era == 3 else [102]
     assert runs.as_by_hand("empty", trained((4, 4), empty), accum=2)
     assert runs["empty"].of("trained")[1][:3] == trained((4, 4), empty)[1]
 
 
+@pytest.mark.patches("wenet.failures")
 @pytest.mark.parametrize(
     "name, cause",
     [
@@ -143,24 +152,28 @@ def test_a_rank_that_fails_ends_all_with_the_cause(runs: Runs, name: str, cause:
     assert (WAITING in outcome.logs[0]) is (name in ("step", "cv")) or name == "worker"
 
 
+@pytest.mark.patches("wenet.uneven")
 def test_sharded_models_stop_together_however_slow_a_rank_is(runs: Runs) -> None:
     assert runs.as_by_hand("fsdp", trained((3, 5)), stop=True)
     assert runs.as_by_hand("slow", trained((4, 4)))
     assert "torch_fsdp has no uneven=join: it does the nearest to it, uneven=stop" in runs["fsdp_join"].logs[0]
 
 
+@pytest.mark.patches("wenet.barrier")
 def test_without_agreement_the_barrier_works_as_on_older_torch(runs: Runs) -> None:
     assert runs.as_by_hand("fsdp_off", trained((3, 5)), stop=True)
     # It takes a slow rank for one that is done: two of four batches are trained.
     assert [len(batches) for batches in runs["slow_off"].of("trained")] == [2, 2]
 
 
+@pytest.mark.patches("wenet.uneven")
 def test_what_wenet_does_not_have_is_said(runs: Runs) -> None:
     assert runs["asked_pad"].well()
     assert runs["asked_pad"].logs[0].count("WeNet has no uneven=pad: it does the nearest to it, uneven=join") == 1
     assert "no uneven=" not in runs["uneven"].logs[0]
 
 
+@pytest.mark.patches("wenet.uneven")
 def test_all_is_as_it_was_after_undo(runs: Runs) -> None:
     outcome = runs["uneven"]
     names = ["train", "cv"] + (["wenet_join", "train_utils.wenet_join"] if runs.era == 3 else [])
@@ -170,6 +183,7 @@ def test_all_is_as_it_was_after_undo(runs: Runs) -> None:
     assert outcome.of("joins") == [False, False]
 
 
+@pytest.mark.patches("wenet.uneven")
 def test_the_agreement_is_asked_for_once_a_step(runs: Runs) -> None:
     found: Dict[str, List[int]] = {name: runs[name].of("agreed") for name in ("asked_pad", "uneven")}
     # Once for each batch and once for the end; where it was uneven, once more for the line that says so.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ddpfix.patches.wenet import batches, filler
 
-from tests.wenet.uneven_tiny import Tiny, features
+from tests.wenet.uneven_tiny_model import Tiny, features
 
 
 def gradients(model: Tiny, feats: torch.Tensor) -> Any:

@@ -10,22 +10,22 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.wenet import acts, trees
+from tests.wenet import launch, trees
 
 TREES = trees.every(("v30", "v3"), ("v3.0.0", "v3.1.0", "main"))
 REDUCTION = "RuntimeError: Expected to have finished reduction in the prior iteration"
 TWICE = "RuntimeError: Expected to mark a variable ready only once"
 ON = {"unused": "auto"}
 SCENES = [
-    acts.scene("stock", "idle", all_used=False),
-    acts.scene("stock_used", "idle", all_used=True),
-    acts.scene("flag_alone", "idle", all_used=False, forced=True),
-    acts.scene("by_hand", "idle", all_used=False, by_hand=True),
-    acts.scene("by_hand_used", "idle", all_used=True, by_hand=True),
-    acts.scene("ours", "idle", ON, all_used=False),
-    acts.scene("ours_used", "idle", ON, all_used=True),
-    acts.scene("off", "idle", {"unused": "off"}, all_used=False),
-    acts.scene("undone", "undone", arguments=ON, modules=["wenet.utils.train_utils"]),
+    launch.scenario("stock", "idle", all_used=False),
+    launch.scenario("stock_used", "idle", all_used=True),
+    launch.scenario("flag_alone", "idle", all_used=False, forced=True),
+    launch.scenario("by_hand", "idle", all_used=False, by_hand=True),
+    launch.scenario("by_hand_used", "idle", all_used=True, by_hand=True),
+    launch.scenario("ours", "idle", ON, all_used=False),
+    launch.scenario("ours_used", "idle", ON, all_used=True),
+    launch.scenario("off", "idle", {"unused": "off"}, all_used=False),
+    launch.scenario("undone", "undone", arguments=ON, modules=["wenet.utils.train_utils"]),
 ]
 
 
@@ -36,7 +36,7 @@ def tree(request: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
-    return acts.run(tree, SCENES, tmp_path_factory.mktemp("unused"))
+    return launch.run(tree, SCENES, tmp_path_factory.mktemp("unused"))
 
 
 def errors(ranks: List[Any]) -> List[Any]:
@@ -48,6 +48,7 @@ def test_stock_fails(found: Dict[str, List[Any]]) -> None:
     assert found["stock"][0]["flag"] is False
 
 
+@pytest.mark.patches("wenet.unused", "wenet.checkpointing")
 def test_the_flag_alone_is_no_cure_for_reentrant_checkpoints(tree: Path, found: Dict[str, List[Any]]) -> None:
     if trees.version(tree) == "3.0.0":
         assert all(error.startswith(TWICE) for error in errors(found["flag_alone"]))
@@ -55,6 +56,7 @@ def test_the_flag_alone_is_no_cure_for_reentrant_checkpoints(tree: Path, found: 
         assert errors(found["flag_alone"]) == [None, None]
 
 
+@pytest.mark.patches("wenet.unused", "wenet.checkpointing")
 def test_it_trains_as_edited_by_hand(found: Dict[str, List[Any]]) -> None:
     for ours, reference in (("ours", "by_hand"), ("ours_used", "by_hand_used")):
         assert errors(found[ours]) == [None, None], found[ours][0]["log"]
@@ -64,20 +66,24 @@ def test_it_trains_as_edited_by_hand(found: Dict[str, List[Any]]) -> None:
     assert found["ours"][0]["none"] == ["decoder"]
 
 
+@pytest.mark.patches("wenet.unused")
 def test_where_all_is_used_nothing_changes_but_the_flag(found: Dict[str, List[Any]]) -> None:
     assert found["stock_used"][0]["weights"] == found["ours_used"][0]["weights"]
     assert found["ours_used"][0]["none"] == []
 
 
+@pytest.mark.patches("wenet.unused")
 def test_the_reason_is_said(found: Dict[str, List[Any]]) -> None:
     said = "find_unused_parameters=True: with gradient checkpointing WeNet switches it off"
     assert said in found["ours"][0]["log"] and said not in found["stock"][0]["log"]
 
 
+@pytest.mark.patches("wenet.unused")
 def test_it_can_be_switched_off(found: Dict[str, List[Any]]) -> None:
     assert all(error.startswith(REDUCTION) for error in errors(found["off"]))
 
 
+@pytest.mark.patches("wenet.unused")
 def test_undo_leaves_everything_as_it_was(tree: Path, found: Dict[str, List[Any]]) -> None:
     patch = "wenet.checkpointing" if trees.version(tree) == "3.0.0" else "wenet.unused"
     for rank in found["undone"]:

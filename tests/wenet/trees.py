@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from tests.ranks import launch
+from tests.support import ranks
 
 VARIABLE = "TEST_WENET"
 TAGS = ("v1.0.0", "v2.0.0", "v2.2.1", "v3.0.0", "v3.1.0", "main")
@@ -70,6 +70,6 @@ def version(tree: Path) -> str:
 
 def environ(tree: Path, **more: str) -> Dict[str, str]:
     """An environment in which ``import wenet`` finds this tree, and DDPFIX=1 switches ddpfix on."""
-    whole = launch.environment()
+    whole = ranks.environment()
     whole["PYTHONPATH"] = os.pathsep.join([str(tree), whole["PYTHONPATH"]])
     return {**whole, **more}

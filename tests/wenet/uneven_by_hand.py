@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence
 
 import torch
 
-from tests.wenet import uneven_tiny
+from tests.wenet import uneven_tiny_model
 
 
 class Warmup(torch.optim.lr_scheduler.LambdaLR):
@@ -32,7 +32,7 @@ def by_hand(
         accum: micro-batches an optimizer step.
         rounds: epochs.
     """
-    model = uneven_tiny.Tiny().train()
+    model = uneven_tiny_model.Tiny().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     scheduler = Warmup(optimizer, warmup_steps=4)
     for _ in range(rounds):
@@ -54,7 +54,7 @@ def by_hand(
 def add(model: Any, rank: int, number: int, parts: int) -> None:
     """The gradient of one batch; only rank 0's statistics of BatchNorm are those of the model."""
     before = {name: value.clone() for name, value in model.named_buffers()}
-    (model.loss(uneven_tiny.features(number)) / parts).backward()
+    (model.loss(uneven_tiny_model.features(number)) / parts).backward()
     if rank:
         for name, value in model.named_buffers():
             value.copy_(before[name])

@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports a tree of WeNet once, then runs each scenario in a forked child.
+"""One rank, forked from a process that imports a tree of WeNet once, then runs each scenario in a forked child.
 
 Scenarios for fewer ranks than there are leave the last ones out.
 """

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from tests.support import waiting
+from tests.support import pool, scenario
 
 RANK = Path(__file__).with_name("uneven_rank.py")
 SIZE = 3
 
 
 @dataclass
-class Scenario:
+class Scenario(scenario.Scenario):
     """One training run.
 
     Attributes:
-        name: how its outcome is asked for.
         counts: batches of each rank in an epoch; as many ranks as there are numbers.
         cv: validation batches of each rank.
         settings: arguments of ``ddpfix.activate``; None is stock.
@@ -32,7 +31,6 @@ class Scenario:
         timeout: seconds after which a hanging run is ended.
     """
 
-    name: str
     counts: Sequence[int] = (3, 5)
     cv: Sequence[int] = (1, 1, 1)
     settings: Optional[Dict[str, str]] = None
@@ -101,12 +99,12 @@ class Outcome:
 
 def train(tree: Path, scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Outcome]:
     """Run scenarios one after the other on a tree's ranks, which stay for the next ones."""
-    waiting.train(RANK, [asdict(scenario) for scenario in scenarios], folder, SIZE, {"TREE": str(tree)})
+    pool.train(RANK, [each.plan(folder) for each in scenarios], folder, SIZE, {"TREE": str(tree)})
     found = {}
-    for scenario in scenarios:
-        pairs = waiting.records(folder, scenario.name, scenario.size)
-        found[scenario.name] = Outcome(
-            [record for _, record in pairs], [log for log, _ in pairs], scenario.engine != "torch_ddp"
+    for each in scenarios:
+        pairs = pool.records(folder, each.name, each.size)
+        found[each.name] = Outcome(
+            [record for _, record in pairs], [log for log, _ in pairs], each.engine != "torch_ddp"
         )
     return found
 

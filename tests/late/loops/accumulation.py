@@ -8,7 +8,7 @@ from torch import distributed
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, sgd, uneven
 
 
 @kind(three=True)

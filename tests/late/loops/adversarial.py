@@ -8,7 +8,7 @@ import torch
 
 from tests.late.loops.kinds import TWICE, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import loss, mlp, sgd
+from tests.late.loops.tiny_model import loss, mlp, sgd
 
 
 @kind(three=True)

@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 from tests.late.loops.kinds import add, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
 
 Act = Callable[[Loop, Any, int], None]
 STOCK = "finished reduction|[Tt]imed out|Connection closed|op.preamble|size|bytes|mismatch|GLOO|gloo"

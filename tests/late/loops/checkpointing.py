@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Blocks, loss, mlp, sgd, uneven
 
 
 class Checkpointed(Blocks):

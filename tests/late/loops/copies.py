@@ -11,8 +11,8 @@ import torch
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import Apart, Blocks, loss, mlp, sgd, uneven
 from tests.late.loops.representation import follow
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
 
 
 def train(loop: Loop, model: Any, count: int, skip: bool, shift: int = 0) -> None:

@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
 
 
 class Bad(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import Blocks, loss, sgd, uneven
+from tests.late.loops.tiny_model import Blocks, loss, sgd, uneven
 
 Act = Callable[[Loop, Any, int], None]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Sequence
 
 from tests.late.loops import kinds
 from tests.late.loops.loop import SETTINGS
-from tests.support import waiting
+from tests.support import pool
 
 RANK = Path(__file__).with_name("rank.py")
 RANKS = 3
-Ranks = List[Tuple[str, Optional[Dict[str, Any]]]]
+Ranks = List[pool.Record]
 
 
 @dataclass
@@ -48,5 +48,5 @@ def train(chosen: Sequence[Scenario], folder: Path) -> Dict[str, Ranks]:
         plans = [{**asdict(each), "name": each.name, "timeout": known[each.kind].timeout} for each in some]
         if plans:
             # Ranks that train in plain torch have never imported ddpfix.
-            waiting.train(RANK, plans, folder, RANKS, {"LOOPS_MODE": mode} if mode else {})
-    return {each.name: waiting.records(folder, each.name, each.size) for each in chosen}
+            pool.train(RANK, plans, folder, RANKS, {"LOOPS_MODE": mode} if mode else {})
+    return {each.name: pool.records(folder, each.name, each.size) for each in chosen}

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.nets import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, sgd, uneven
 
 
 @kind(three=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
 from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.nets import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, sgd, uneven
 
 
 def train(loop: Loop, model: Any, *arguments: Any, count: int = 4, momentum: float = 0.0) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.late.loops.kinds import UNFINISHED, add, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
 
 
 class Signs(torch.optim.Optimizer):

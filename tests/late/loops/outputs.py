@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
 from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.nets import Apart, Aside, Heads, loss, mlp, sgd
+from tests.late.loops.tiny_model import Apart, Aside, Heads, loss, mlp, sgd
 
 
 @kind(plain="error", plain_cause=TWICE, three=True)

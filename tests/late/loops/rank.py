@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports torch once, then runs each program in a forked child."""
+"""One rank, forked from a process that imports torch once, then runs each program in a forked child."""
 
 from __future__ import annotations
 

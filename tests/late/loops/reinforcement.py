@@ -9,7 +9,7 @@ from torch import distributed, nn
 
 from tests.late.loops.kinds import TWICE, kind
 from tests.late.loops.loop import Loop
-from tests.late.loops.nets import Apart, Heads, loss, mlp, sgd
+from tests.late.loops.tiny_model import Apart, Heads, loss, mlp, sgd
 
 
 @kind(three=True)

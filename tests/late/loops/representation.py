@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from tests.late.loops.kinds import kind
 from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.nets import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
 
 
 def follow(slow: Any, fast: Any, share: float = 0.9) -> None:

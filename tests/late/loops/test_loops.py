@@ -7,33 +7,39 @@ from typing import Dict
 
 import pytest
 
-from tests.late.loops import kinds, launch
+from tests.late.loops import kinds, launch, sample
 from tests.late.loops.launch import Ranks
 from tests.late.loops.loop import MODES, SETTINGS
 from tests.late.loops.verdict import as_declared, broken, verdict
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.patches("torch.late")
 KINDS = kinds.load()
-SIZES = [(name, size) for size in (2, 3) for name in KINDS if size == 2 or KINDS[name].three]
+SIZES = [
+    pytest.param(name, size, marks=pytest.mark.sampled(inside=name in sample.names()))
+    for size in (2, 3)
+    for name in KINDS
+    if size == 2 or KINDS[name].three
+]
 
 
 class Table:
-    """Runs the programs of a theme when the first of them is asked for."""
+    """Runs the programs of a theme, or its sample, when the first of them is asked for."""
 
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
+    def __init__(self, factory: pytest.TempPathFactory, whole: bool) -> None:
         self.factory = factory
+        self.names = set(KINDS) if whole else sample.names()
         self.runs: Dict[str, Ranks] = {}
 
     def of(self, name: str, size: int) -> Dict[str, Ranks]:
         if f"{name}-hand-{size}" not in self.runs:
-            names = [other for other in KINDS if KINDS[other].theme == KINDS[name].theme]
+            names = [other for other in KINDS if other in self.names and KINDS[other].theme == KINDS[name].theme]
             self.runs.update(launch.train(launch.scenarios(names, MODES, [size]), self.factory.mktemp("loops")))
         return {mode: self.runs[f"{name}-{mode}-{size}"] for mode in MODES}
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
-    return Table(tmp_path_factory)
+def table(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Table:
+    return Table(tmp_path_factory, pytestconfig.getoption("--whole"))
 
 
 def closeness(kind: kinds.Kind, size: int) -> float:
@@ -68,6 +74,15 @@ def test_ddpfix_keeps_the_law(table: Table, name: str, size: int, mode: str) -> 
 
 def test_there_are_as_many_programs_as_the_documents_say() -> None:
     assert len(KINDS) >= 85 and sum(kind.three for kind in KINDS.values()) * 3 >= len(KINDS)
+
+
+def test_the_sample_has_every_feature() -> None:
+    """Each theme with each outcome, each cause of an error, each need: at least once, with a third of the programs."""
+    chosen = [KINDS[name] for name in sample.names()]
+    assert {each for kind in KINDS.values() for each in sample.features(kind)} == {
+        each for kind in chosen for each in sample.features(kind)
+    }
+    assert {kind.theme for kind in chosen} == set(kinds.THEMES) and len(chosen) * 3 < len(KINDS)
 
 
 @pytest.mark.parametrize("name", KINDS)

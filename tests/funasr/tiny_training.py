@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.funasr import trained
 
 
-class Toy(torch.nn.Module):
+class TinyModel(torch.nn.Module):
     """The loss is ``slope`` times a parameter, by way of a matrix product; notes in what precision it is computed."""
 
     def __init__(self, slope: float) -> None:
@@ -59,10 +59,10 @@ def entries() -> List[str]:
 
 
 class Run:
-    """A trainer of this release with a toy model and plain SGD at a learning rate of 1."""
+    """A trainer of this release with a tiny model and plain SGD at a learning rate of 1."""
 
     def __init__(self, entry: str, folder: Path, scaler: Any = None, slope: float = 1.0, **conf: Any) -> None:
-        self.model = Toy(slope)
+        self.model = TinyModel(slope)
         self.wrapper: Any = DistributedDataParallel(self.model) if conf.get("use_ddp") else self.model
         self.optim = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optim, lambda step: 1.0)

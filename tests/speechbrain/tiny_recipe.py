@@ -105,7 +105,7 @@ def main() -> None:
     folder = Path(hparams["output_folder"])
     folder.mkdir(parents=True, exist_ok=True)
 
-    class Toy(sb.Brain):  # type: ignore[misc,name-defined]
+    class TinyBrain(sb.Brain):  # type: ignore[misc,name-defined]
         def compute_forward(self, batch: Any, stage: Any) -> Any:
             if stage == sb.Stage.TRAIN and due(hparams["failing"], rank, self.step):
                 raise MemoryError("out of memory")
@@ -144,7 +144,7 @@ def main() -> None:
         return torch.optim.SGD(groups, lr=hparams["lr"], momentum=hparams["momentum"])
 
     known = {"hparams": hparams} if hparams["kind"] != "dataset" else {}
-    brain = Toy(
+    brain = TinyBrain(
         modules=hparams["modules"],
         opt_class=optimizer,
         run_opts=run_opts,

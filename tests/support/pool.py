@@ -1,40 +1,42 @@
 """Ranks that have imported a toolkit once and run scenarios on request: the side of the tests.
 
-Importing a toolkit takes longer than training a tiny model with it. So ranks of one kind are started once, by torch
-elastic, and each scenario runs in a forked child of every rank (:mod:`tests.support.serving`).
+Importing a toolkit takes longer than training a tiny model with it. So ranks of one kind are forked once from a
+process that has imported all, and each scenario runs in a forked child of every rank (:mod:`tests.support.serving`).
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
-from tests.ranks import launch
+from tests.support import ranks
+from tests.support.results import R
+from tests.support.scenario import Scenario
 
-_KINDS: Dict[Tuple[Any, ...], Waiting] = {}
+# What a rank printed and what it recorded; no record where it had to be killed.
+Record = Tuple[str, Optional[Dict[str, Any]]]
+_KINDS: Dict[Tuple[Any, ...], Pool] = {}
 
 
-class Waiting:
+class Pool:
     """``size`` ranks that run ``script`` and wait for requests, until the tests end."""
 
     def __init__(self, script: Path, size: int, environ: Tuple[Tuple[str, str], ...]) -> None:
         self.size, self.number = size, 0
         self.folder = Path(tempfile.mkdtemp(prefix="ddpfix-ranks-"))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
-        # A release that is unpacked beside its dependencies is on the path of the tests.
-        whole = launch.environment(dict(environ))
-        whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
         self.screen = (self.folder / "screen").open("w")
         self.process = subprocess.Popen(
-            [*command, str(script), str(self.folder)], env=whole, stdout=self.screen, stderr=subprocess.STDOUT
+            [sys.executable, str(script), str(self.folder)],
+            env=ranks.with_release({**dict(environ), "WORLD_SIZE": str(size)}),
+            stdout=self.screen,
+            stderr=subprocess.STDOUT,
         )
         atexit.register(self.close)
 
@@ -57,11 +59,29 @@ class Waiting:
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
-            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
             self.process.terminate()
             self.process.wait(40)
         self.screen.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def results(
+    script: Path,
+    scenarios: Sequence[Scenario],
+    folder: Path,
+    size: int,
+    environ: Dict[str, str],
+    kind: Type[R],
+) -> Dict[str, List[R]]:
+    """Run scenarios (:func:`train`) and return the results of this kind by name, in the order of ranks."""
+    train(script, [scenario.plan(folder) for scenario in scenarios], folder, size, environ)
+    return {scenario.name: of_ranks(folder, scenario.name, size, kind) for scenario in scenarios}
+
+
+def of_ranks(folder: Path, name: str, size: int, kind: Type[R]) -> List[R]:
+    """What each rank left of one scenario."""
+    left = enumerate(records(folder, name, size))
+    return [kind.of(log, record, folder / f"{name}.{rank}.pt") for rank, (log, record) in left]
 
 
 def train(script: Path, plans: Sequence[Dict[str, Any]], folder: Path, size: int, environ: Dict[str, str]) -> None:
@@ -84,12 +104,12 @@ def train(script: Path, plans: Sequence[Dict[str, Any]], folder: Path, size: int
         old.unlink()
     key = (script, size, tuple(sorted(environ.items())))
     if key not in _KINDS:
-        _KINDS[key] = Waiting(*key)
+        _KINDS[key] = Pool(*key)
     limit = 120 + sum(plan["timeout"] for plan in plans)
     _KINDS[key].ask({"folder": str(folder), "scenarios": list(plans)}, limit)
 
 
-def records(folder: Path, name: str, size: int) -> List[Tuple[str, Any]]:
+def records(folder: Path, name: str, size: int) -> List[Record]:
     """(log, record) of each rank for one scenario; the record is None where the rank had to be killed."""
     found = []
     for rank in range(size):

@@ -1,4 +1,4 @@
-"""One rank, started by torch elastic: imports the models of a tree once, then acts each scene in a forked child."""
+"""One rank, forked from a process that imports the models of a tree once, then runs each scenario in a forked child."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ PARTS = (
 
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
-    """Act one scene in this (forked) process."""
-    from tests.wenet import scenes
+    """Run one scenario in this (forked) process."""
+    from tests.wenet import scenarios
 
     if scenario["settings"] is not None:
         import ddpfix
 
         ddpfix.activate(**scenario["settings"])
-    scenes.ACTS[scenario["act"]](scenario, scenario["found"])
+    scenarios.FUNCTIONS[scenario["function"]](scenario, scenario["found"])
 
 
 def main() -> None:
     import torch._dynamo  # noqa: F401
 
     sys.path.insert(0, os.environ["TREE"])
-    from tests.wenet import epochs, nets
+    from tests.wenet import epochs, tiny_model
 
     epochs.load()
-    inside = "models." if nets.home() != "wenet" else ""
+    inside = "models." if tiny_model.home() != "wenet" else ""
     for name in (f"wenet.{part.format(inside)}" for part in PARTS):
         if _there(name):
             import_module(name)

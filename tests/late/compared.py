@@ -94,7 +94,7 @@ def loss(output: Any) -> Any:
 
 def run(scenario: Dict[str, Any]) -> None:
     """``found``: a digest of all parameters and one of which gradients are None after each step, and more."""
-    found, plan = scenario["found"], scenario["twin"]
+    found, plan = scenario["found"], scenario["comparison"]
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""Runs of the toy recipe (:mod:`tests.speechbrain.toy`) on two ranks, and what they have to come to."""
+"""Runs of the tiny recipe (:mod:`tests.speechbrain.tiny_recipe`) on two ranks, and what they have to come to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 from packaging.version import Version
 
-from tests.speechbrain import launch, recipes, toy
+from tests.speechbrain import launch, recipes, tiny_recipe
 
 RELEASE = recipes.release()
 # One micro-batch: the number of its input on each rank; None where a rank contributes nothing.
@@ -21,18 +21,18 @@ def since(first: str, before: str = "99") -> bool:
 
 def run(folder: Path, name: str, options: Sequence[str] = (), **changes: Any) -> launch.Scenario:
     """One run; ``changes`` are values of the yaml, or of the scenario (settings, timeout, before)."""
-    file = folder / "toy.yaml"
+    file = folder / "tiny.yaml"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(toy.YAML)
+        file.write_text(tiny_recipe.YAML)
     known = {key: changes.pop(key) for key in ("settings", "timeout", "before") if key in changes}
     known.setdefault("timeout", 30)
     typed = [f"--{key}={value}" for key, value in changes.items()]
-    return launch.Scenario(name, file, options=[*typed, *options], script=toy.SCRIPT, **known)
+    return launch.Scenario(name, file, options=[*typed, *options], script=tiny_recipe.SCRIPT, **known)
 
 
 def end(folder: Path, name: str, rank: int) -> Dict[str, Any]:
-    """What a rank of the toy recipe had at its end."""
+    """What a rank of the tiny recipe had at its end."""
     found: Dict[str, Any] = torch.load(folder / name / f"end{rank}.pt")
     return found
 
@@ -64,7 +64,7 @@ def _mean(now: List[torch.Tensor], micro: Micro) -> List[torch.Tensor]:
     total = [torch.zeros_like(weight) for weight in now]
     for index in micro:
         if index is not None:
-            x = toy.row(index)
+            x = tiny_recipe.row(index)
             output = now[0] @ x + now[1]
             total[0] += 2 * output * x
             total[1] += 2 * output

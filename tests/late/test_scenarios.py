@@ -12,7 +12,7 @@ from tests.late import launch
 from tests.late.launch import Scenario
 from tests.late.test_exact import FAILURE, Ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.patches("torch.late", "torch.advice")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 STOCK = (
     "two_backwards_of_two",
@@ -31,19 +31,20 @@ OURS = (*STOCK, "said_false", "static", "undone", "loss_reduced", *RIGHT_IN_STOC
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    plans = [Scenario(f"stock-{name}", act=name, timeout=8) for name in STOCK]
-    plans += [Scenario("stock-loss_reduced", act="loss_reduced", timeout=8)]
-    plans += [Scenario(f"stock-{name}", act=name) for name in RIGHT_IN_STOCK]
-    plans += [Scenario(name, act=name, settings={}) for name in OURS]
-    plans += [Scenario("advised", act="advised", settings={"advice": "12"})]
-    plans += [Scenario("unadvised", act="advised", settings={"advice": "off"})]
+    plans = [Scenario(f"stock-{name}", function=name, timeout=8) for name in STOCK]
+    plans += [Scenario("stock-loss_reduced", function="loss_reduced", timeout=8)]
+    plans += [Scenario(f"stock-{name}", function=name) for name in RIGHT_IN_STOCK]
+    plans += [Scenario(name, function=name, settings={}) for name in OURS]
+    plans += [Scenario("advised", function="advised", settings={"advice": "12"})]
+    plans += [Scenario("unadvised", function="advised", settings={"advice": "off"})]
     asked = {"unused": "late"}
-    plans += [Scenario("forced", act="said_false", settings=asked)]
-    plans += [Scenario(f"{name}_at_once", act=name, settings=asked) for name in ("loss_reduced", "hidden_loss")]
+    plans += [Scenario("forced", function="said_false", settings=asked)]
+    plans += [Scenario(f"{name}_at_once", function=name, settings=asked) for name in ("loss_reduced", "hidden_loss")]
     plans += [
-        Scenario(f"cannot_close_{word}", act="cannot_close", settings={"unused": word}) for word in ("auto", "late")
+        Scenario(f"cannot_close_{word}", function="cannot_close", settings={"unused": word})
+        for word in ("auto", "late")
     ]
-    return launch.train(plans, tmp_path_factory.mktemp("acts"))
+    return launch.train(plans, tmp_path_factory.mktemp("scenarios"))
 
 
 def ends(ranks: Ranks) -> List[str]:

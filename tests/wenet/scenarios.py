@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.wenet import nets
+from tests.wenet import tiny_model
 
 RANK = int(os.environ.get("RANK", "0"))
 Found = Dict[str, Any]
@@ -46,7 +46,7 @@ def depth(plan: Dict[str, Any], found: Found) -> None:
     made = _spied() if plan.get("spied") else None
     more = {"gradient_checkpointing": True} if plan.get("checkpointing") else {}
     with group(), _scripted(plan.get("decisions", {}).get(str(RANK))):
-        net = nets.deep(plan["encoder"], plan["rate"], plan.get("branch"), **more)
+        net = tiny_model.deep(plan["encoder"], plan["rate"], plan.get("branch"), **more)
         model = DistributedDataParallel(net, find_unused_parameters=True)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         torch.manual_seed(777)
@@ -54,7 +54,7 @@ def depth(plan: Dict[str, Any], found: Found) -> None:
             if plan.get("moved") and RANK == 1 and step == 1:
                 torch.rand(3)
             net.ran = []
-            loss = model(*nets.features(0 if plan.get("same_length") else RANK, step))
+            loss = model(*tiny_model.features(0 if plan.get("same_length") else RANK, step))
             found["ran"].append(list(net.ran))
             loss.backward()
             optimizer.step()
@@ -119,7 +119,7 @@ def idle(plan: Dict[str, Any], found: Found) -> None:
     """
     found.update(weights=[], none=[])
     with group():
-        model = nets.idle(plan["all_used"])
+        model = tiny_model.idle(plan["all_used"])
         if plan.get("by_hand"):
             stock = torch.utils.checkpoint.checkpoint
             torch.utils.checkpoint.checkpoint = lambda *args, **kwargs: stock(
@@ -131,7 +131,7 @@ def idle(plan: Dict[str, Any], found: Found) -> None:
         found["flag"] = wrapped.find_unused_parameters
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(3):
-            wrapped(nets.batch(RANK, step), torch.device("cpu"))["loss"].backward()
+            wrapped(tiny_model.batch(RANK, step), torch.device("cpu"))["loss"].backward()
             found["none"] = sorted({n.partition(".")[0] for n, p in model.named_parameters() if p.grad is None})
             optimizer.step()
             optimizer.zero_grad()
@@ -190,15 +190,15 @@ def _differ(now: Any, was: Dict[str, Any]) -> bool:
 
 def scripted(plan: Dict[str, Any], found: Found) -> None:
     """Compile what draws, as train.py does on rank 0, and note what comes out in evaluation."""
-    net = nets.deep(plan["encoder"], 0.5, 0.5 if plan["encoder"] == "branchformer" else None).eval()
+    net = tiny_model.deep(plan["encoder"], 0.5, 0.5 if plan["encoder"] == "branchformer" else None).eval()
     for part in net.modules():
         part._forward_hooks.clear()
-    feats, lengths = nets.features(0, 0)
+    feats, lengths = tiny_model.features(0, 0)
     whole: Any = net.encoder
-    if nets.is_real():
+    if tiny_model.is_real():
         found["out"] = float(torch.jit.script(whole)(feats, lengths, -1)[0].abs().sum())
     else:
         found["out"] = float(torch.jit.script(whole.encoders._modules["0"])(feats).abs().sum())
 
 
-ACTS = {act.__name__: act for act in (depth, idle, flags, undone, scripted)}
+FUNCTIONS = {function.__name__: function for function in (depth, idle, flags, undone, scripted)}

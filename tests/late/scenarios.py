@@ -18,8 +18,8 @@ def run(scenario: Dict[str, Any]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
     torch.manual_seed(3)
-    act: Callable[[Found], None] = globals()[scenario["act"]]
-    act(scenario["found"])
+    function: Callable[[Found], None] = globals()[scenario["function"]]
+    function(scenario["found"])
 
 
 def wrapped(**options: Any) -> Any:

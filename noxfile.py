@@ -1,0 +1,53 @@
+"""What is run in environments of its own: ``nox --list``. The README's command runs what needs none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+from tests.cells import environment, share, table
+from tests.cells.run import run
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["ci"]
+# Environments of cells are made by uv as well, but are shared by all cells with the same packages.
+FOLDER = Path(__file__).parent / ".nox" / "cells"
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("cell", [nox.param(cell, id=cell.name) for cell in table.cells()])
+def cells(session: nox.Session, cell: table.Cell) -> None:
+    """All tests of one release that the matrix names as tested; writes tests/results/CELL.json."""
+    _run(session, cell)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("cell", [nox.param(cell, id=cell.name) for cell in table.chosen(list(share.SHARE))])
+def ci(session: nox.Session, cell: table.Cell) -> None:
+    """CI's share of the cells, each with some of its tests."""
+    _run(session, cell, share.files(cell.name))
+
+
+@nox.session(venv_backend="none")
+def cell(session: nox.Session) -> None:
+    """Cells by toolkit or name, also of a release that the matrix lacks: nox -s cell -- funasr-1.4.17."""
+    for each in table.chosen(session.posargs):
+        _run(session, each)
+
+
+@nox.session(venv_backend="none")
+def whole(session: nox.Session) -> None:
+    """The sweeps of which a plain pytest runs a sample, whole, in the environment that nox stands in."""
+    session.run("python", "-m", "pytest", "--whole", "-m", "sampled", *session.posargs, external=True)
+
+
+def _run(session: nox.Session, cell: table.Cell, only: tuple[str, ...] = ()) -> None:
+    session.log(f"{cell.name}: Python {cell.fit.python}, {' '.join(cell.packages())}")
+    try:
+        code = run(cell, FOLDER, only)
+    except environment.NothingToRunError as error:
+        session.skip(str(error))
+    if code:
+        session.error(f"pytest ended with {code}")

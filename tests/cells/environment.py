@@ -1,0 +1,108 @@
+"""Makes the environment of a cell with uv, once; releases that share their dependencies are unpacked beside them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+from tests.cells.table import Cell
+from tests.wenet import trees
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class NothingToRunError(Exception):
+    """The release cannot be had on this machine; the message says how to provide it."""
+
+
+def made(cell: Cell, folder: Path) -> Path:
+    """The interpreter of a cell's environment, which is made if it is not there yet.
+
+    Args:
+        cell: the cell.
+        folder: where environments are.
+
+    Raises:
+        NothingToRunError: the release is on no registry, and its tree is not there.
+    """
+    if cell.toolkit == "wenet" and not tags(cell):
+        raise NothingToRunError(trees.HOW)
+    home = folder / cell.environment
+    python = home / "bin" / "python"
+    if not (home / "complete").exists():
+        _uv("venv", "--clear", "--python", interpreter(cell.fit.python), str(home))
+        _install(python, *cell.packages())
+        if cell.requirements is not None:
+            _take_audio(python)
+        (home / "complete").touch()
+    return python
+
+
+def variables(cell: Cell, folder: Path) -> Dict[str, str]:
+    """The environment variables of a cell's tests; the release itself is unpacked for them if it has to be."""
+    home = folder / cell.environment
+    found = {"OMP_NUM_THREADS": "1"}
+    if cell.toolkit == "wenet":
+        only = home / "trees" / cell.version
+        only.mkdir(parents=True, exist_ok=True)
+        for tag in tags(cell):
+            link = only / tag
+            if not link.exists():
+                link.symlink_to(trees.available()[tag])
+        found[trees.VARIABLE] = str(only)
+    elif cell.requirements is not None:
+        found["PYTHONPATH"] = str(_unpacked(cell, home))
+    return found
+
+
+def tags(cell: Cell) -> List[str]:
+    """The tags of WeNet that stand for the cell's version, as far as their trees are there."""
+    return [tag for tag in trees.available() if trees.VERSIONS[tag] == cell.version]
+
+
+def _take_audio(python: Path) -> None:
+    # The newest release whose reader is Python and soundfile; what is compiled in it needs another torch.
+    _install(python, "--no-deps", "torchaudio==2.8.0")
+    for library in python.parent.parent.glob("lib/python*/site-packages/torchaudio/lib/*.so"):
+        library.unlink()
+
+
+def _unpacked(cell: Cell, home: Path) -> Path:
+    """A folder with nothing but this release in it."""
+    release = home / "releases" / cell.version
+    if not release.exists():
+        part = release.with_name(f"{cell.version}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        _install(home / "bin" / "python", "--no-deps", "--target", str(part), f"{cell.toolkit}=={cell.version}")
+        # Some releases of SpeechBrain have their own tests in the wheel, under the name of ours.
+        shutil.rmtree(part / "tests", ignore_errors=True)
+        part.rename(release)
+    return release
+
+
+def _install(python: Path, *packages: str) -> None:
+    links = [word for folder in find_links() for word in ("--find-links", folder)]
+    _uv("pip", "install", "--compile-bytecode", "--python", str(python), *links, *packages)
+
+
+def _uv(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "uv", "--quiet", *words], check=True)
+
+
+def interpreter(version: str) -> str:
+    """A CPython of this version: this one, one of those named in TEST_PYTHONS, or what uv finds."""
+    if version == "{}.{}".format(*sys.version_info[:2]):
+        return sys.executable
+    named = os.environ.get("TEST_PYTHONS", "").split(os.pathsep)
+    return next((path for path in named if f"/{version}." in path or f"python{version}" in path), version)
+
+
+def find_links() -> Sequence[str]:
+    """Folders with wheels that pip is set up to look into; uv does not read pip's settings."""
+    command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
+    found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return found.stdout.split() if found.returncode == 0 else []

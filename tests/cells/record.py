@@ -1,0 +1,74 @@
+"""A plugin of pytest that writes down how the tests of a run ended: ``-p tests.cells.record --record FILE``.
+
+It runs in the environment of a cell, beside whatever release of pytest is there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, Set
+
+# What decides about a patch, and so is named in a result: distributions, as their metadata spells them.
+NAMED = ("torch", "transformers", "accelerate", "funasr", "hydra-core", "speechbrain", "fastNLP", "lightning", "numpy")
+
+
+class Record:
+    """Counts the tests of a run, and for each patch those that stand for it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.outcomes: Dict[str, str] = {}
+        self.patches: Dict[str, Set[str]] = {}
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self.patches[item.nodeid] = {name for mark in item.iter_markers("patches") for name in mark.args}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.outcomes[report.nodeid] = "failed"
+        elif report.skipped or report.when == "call":
+            self.outcomes.setdefault(report.nodeid, report.outcome)
+
+    def pytest_sessionfinish(self) -> None:
+        self.file.write_text(json.dumps(self.found(), indent=1) + "\n", encoding="utf-8")
+
+    def found(self) -> Dict[str, Any]:
+        """The record: packages, counts, and the patches whose tests passed and failed."""
+        ended = {outcome: self._of(outcome) for outcome in ("passed", "failed", "skipped")}
+        return {
+            "python": "{}.{}.{}".format(*sys.version_info),
+            "packages": versions(),
+            **{outcome: len(tests) for outcome, tests in ended.items()},
+            "patches": sorted(self._patches(ended["passed"])),
+            "broken": sorted(self._patches(ended["failed"])),
+        }
+
+    def _of(self, outcome: str) -> Set[str]:
+        return {test for test, how in self.outcomes.items() if how == outcome}
+
+    def _patches(self, tests: Set[str]) -> Set[str]:
+        return {name for test in tests for name in self.patches.get(test, ())}
+
+
+def versions() -> Dict[str, str]:
+    """The releases that are here of what decides about a patch."""
+    found = {}
+    for name in NAMED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption("--record", type=Path, help="where to write how the tests ended")
+
+
+def pytest_configure(config: Any) -> None:
+    file = config.getoption("--record")
+    if file is not None:
+        config.pluginmanager.register(Record(file.resolve()), "record of a cell")

@@ -1,0 +1,200 @@
+"""The cells: one for every release that the matrix names as tested, with what fits it.
+
+A cell is an environment with one release of a toolkit, in which its tests are run. Which releases there are is not told
+here: the matrix says it. :data:`FITS` says what goes with a release, and :data:`MORE` has further stacks and releases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from ddpfix.matrix import loader
+
+TESTS = Path(__file__).resolve().parent.parent
+TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "importlib-metadata", "setuptools", "hypothesis")
+# Arguments of pytest, one tuple a run. Of transformers: every family against upstream, recomputation, outputs, and two
+# real ranks; DDP without the flag on an old torch, and FSDP.
+FAMILIES = (
+    "tests/layerdrop/test_families.py",
+    "tests/layerdrop/test_recompute.py",
+    "tests/layerdrop/test_outputs.py",
+)
+RANKS = ("tests/ranks", "-k", "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit")
+LATE, SHARDED = ("tests/late",), ("tests/sharded",)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What goes with some releases of a toolkit.
+
+    Attributes:
+        versions: a specifier of the releases.
+        others: requirements beside the toolkit.
+        torch: the torch that is installed; in an environment of pinned requirements, the one that they pin.
+        python: the interpreter.
+        tests: arguments of pytest, one tuple a run.
+        pinned: whether dependencies come from the folder's ``requirements.txt``, and the release is unpacked beside
+            them without its own, so that many releases share an environment.
+        stack: what tells this cell from another one of the same release.
+    """
+
+    versions: str
+    others: Tuple[str, ...] = ()
+    torch: str = "2.13.0"
+    python: str = "3.11"
+    tests: Tuple[Tuple[str, ...], ...] = ()
+    pinned: bool = False
+    stack: str = ""
+
+
+def _transformers(versions: str, *others: str) -> Fit:
+    return Fit(versions, others, tests=(FAMILIES, RANKS))
+
+
+# The oldest stack: what CPython 3.8 still runs.
+_OLD = ("transformers==4.21.3", "numpy<2", "accelerate==0.20.3")
+# The first one that a version meets is taken.
+FITS: Dict[str, Tuple[Fit, ...]] = {
+    "torch": (
+        Fit("<2.1", _OLD, python="3.8", tests=(LATE,)),
+        Fit("<2.6", ("transformers==4.46.3", "accelerate==1.2.1", "numpy<2"), tests=(LATE, RANKS)),
+        Fit("<2.13", ("transformers==4.57.6", "accelerate==1.10.1"), tests=(LATE, SHARDED, RANKS)),
+        Fit(">=2.13", ("transformers==5.23.0", "accelerate==1.15.0"), tests=(LATE, SHARDED, RANKS)),
+    ),
+    "transformers": (
+        Fit("<4.30", _OLD[1:], torch="2.0.1", python="3.8", tests=(FAMILIES, RANKS)),
+        _transformers("<4.46", "numpy<2", "accelerate==0.27.2"),
+        # Encoders ask for FSDP from here on.
+        Fit("<4.57", ("accelerate==1.2.1",), tests=(FAMILIES, RANKS, SHARDED)),
+        Fit("<5", ("accelerate==1.10.1",), tests=(FAMILIES, RANKS, SHARDED)),
+        Fit("<5.9", ("accelerate==1.12.0",), tests=(FAMILIES, RANKS, SHARDED)),
+        Fit(">=5.9", ("accelerate==1.15.0",), tests=(FAMILIES, RANKS, SHARDED)),
+    ),
+    "funasr": (Fit("", tests=(("tests/funasr",),), pinned=True),),
+    "speechbrain": tuple(
+        Fit(versions, (f"transformers=={transformers}",), tests=(("tests/speechbrain",),), pinned=True)
+        for versions, transformers in (("<0.5.16", "4.30.2"), ("<1.0.1", "4.35.2"), ("<1.1", "4.46.3"), ("", "4.57.6"))
+    ),
+    "fastNLP": (Fit("", tests=(("tests/fastnlp",),), pinned=True),),
+    # On no registry: the tree of the tag comes from TEST_WENET.
+    "wenet": (Fit("", tests=(("tests/wenet",),), pinned=True),),
+}
+# Stacks beside the first one of a release, and releases that the matrix leaves as they are.
+MORE: Dict[str, Tuple[Fit, ...]] = {
+    "funasr": (
+        # What the users of the reports have.
+        Fit(
+            "==1.0.19",
+            ("torchaudio==2.0.2", "numpy<2", "hydra-core==1.3.2", "setuptools<70", "jieba", "modelscope"),
+            torch="2.0.1",
+            python="3.8",
+            tests=(("tests/funasr",),),
+            stack="torch2.0.1",
+        ),
+    ),
+    "speechbrain": (
+        Fit("==1.1.2", ("transformers==5.23.0",), tests=(("tests/speechbrain",),), pinned=True, stack="transformers5"),
+    ),
+    "fastNLP": tuple(
+        Fit(f"=={version}", tests=(("tests/fastnlp",),), pinned=True) for version in ("0.5.0", "0.5.5", "0.6.0")
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One environment: a release of a toolkit, what fits it, and the tests that are run in it."""
+
+    toolkit: str
+    version: str
+    fit: Fit
+
+    @property
+    def name(self) -> str:
+        return "-".join(filter(None, (self.toolkit, self.version, self.fit.stack)))
+
+    @property
+    def folder(self) -> str:
+        """The folder of its tests, if the toolkit has one of its own."""
+        return self.toolkit.lower()
+
+    @property
+    def requirements(self) -> Optional[Path]:
+        return TESTS / self.folder / "requirements.txt" if self.fit.pinned else None
+
+    def packages(self) -> List[str]:
+        """What is installed into its environment, as arguments of ``uv pip install``."""
+        if self.requirements is not None:
+            return ["-r", str(self.requirements), *self.fit.others]
+        # A list without repetitions: torch may be the toolkit.
+        own = dict.fromkeys((f"torch=={self.fit.torch}", f"{self.toolkit}=={self.version}"))
+        if self.toolkit == "torch":
+            own = dict.fromkeys((f"torch=={self.version}",))
+        return [*own, *self.fit.others, *TOOLS]
+
+    @property
+    def environment(self) -> str:
+        """The name of its environment's folder; cells with the same packages share it."""
+        digest = hashlib.sha256(" ".join(sorted(self.packages())).encode()).hexdigest()[:8]
+        return f"{self.folder if self.fit.pinned else 'py' + self.fit.python}-{digest}"
+
+
+def fitting(toolkit: str, version: str) -> Fit:
+    """What goes with a release; for one that nobody has tested yet as well."""
+    return next(fit for fit in FITS[toolkit] if SpecifierSet(fit.versions).contains(version, prereleases=True))
+
+
+@lru_cache(maxsize=None)
+def cells() -> Tuple[Cell, ...]:
+    """Every release that the matrix names as tested, by toolkit and version, with further stacks behind."""
+    found: List[Cell] = []
+    for toolkit in FITS:
+        versions = sorted(tested(toolkit))
+        found += [Cell(toolkit, str(version), fitting(toolkit, str(version))) for version in versions]
+        found += [Cell(toolkit, fit.versions[2:], fit) for fit in MORE.get(toolkit, ())]
+    return tuple(found)
+
+
+def tested(toolkit: str) -> List[Version]:
+    """The releases that some row of a toolkit's patches names as tested."""
+    whole = loader.load()
+    rows = (row for row in whole.rows if whole.patches[row.patch].toolkit == toolkit)
+    return sorted({version for row in rows for version in row.tested})
+
+
+def chosen(names: Sequence[str]) -> List[Cell]:
+    """The cells of these names or toolkits, or all.
+
+    ``toolkit-version`` of a release that the matrix does not name yet is a cell, too, so that it can be tried.
+
+    Raises:
+        ValueError: a name is none of these; the message has what there is.
+    """
+    known: Dict[str, List[Cell]] = {}
+    for cell in cells():
+        known.setdefault(cell.toolkit, []).append(cell)
+        known[cell.name] = [cell]
+    for name in names:
+        toolkit, _, version = name.partition("-")
+        if name not in known and toolkit in FITS and _is_version(version):
+            known[name] = [Cell(toolkit, version, fitting(toolkit, version))]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
+    found = [cell for name in names for cell in known[name]] if names else list(cells())
+    return list(dict.fromkeys(found))
+
+
+def _is_version(word: str) -> bool:
+    try:
+        Version(word)
+    except InvalidVersion:
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""The cells are the releases that the matrix names as tested; a run of one leaves a result."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from ddpfix.matrix import loader
+from tests.cells import results, share, table
+
+WHOLE = loader.load()
+TOOLKITS = sorted({patch.toolkit for patch in WHOLE.patches.values()})
+
+
+@pytest.mark.parametrize("toolkit", sorted({*TOOLKITS} & {*table.FITS}))
+def test_every_tested_release_of_the_matrix_is_a_cell(toolkit: str) -> None:
+    rows = [row for row in WHOLE.rows if WHOLE.patches[row.patch].toolkit == toolkit]
+    versions = {str(version) for row in rows for version in row.tested}
+    assert versions and versions <= {cell.version for cell in table.cells() if cell.toolkit == toolkit}
+
+
+@pytest.mark.parametrize("toolkit", sorted({*TOOLKITS} - {*table.FITS}))
+def test_what_has_no_cells_of_its_own_comes_with_others(toolkit: str) -> None:
+    """As accelerate does with transformers."""
+    fitting = {word for cell in table.cells() for word in cell.fit.others}
+    rows = [row for row in WHOLE.rows if WHOLE.patches[row.patch].toolkit == toolkit]
+    assert {f"{toolkit}=={version}" for row in rows for version in row.tested} <= fitting
+
+
+def test_unknown_cell_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no cell 1\.0; there are torch, torch-2\.0\.1, "):
+        table.chosen(["1.0"])
+
+
+def test_cells_are_chosen_by_name_or_toolkit() -> None:
+    assert [cell.version for cell in table.chosen(["funasr-1.0.19", "funasr-1.0.19"])] == ["1.0.19"]
+    assert {cell.toolkit for cell in table.chosen(["funasr"])} == {"funasr"}
+    assert len({cell.name for cell in table.cells()}) == len(table.cells()) == len(table.chosen([]))
+
+
+def test_a_release_that_the_matrix_does_not_name_can_be_tried() -> None:
+    (cell,) = table.chosen(["speechbrain-1.2.0"])
+    assert cell.name == "speechbrain-1.2.0" and "transformers==4.57.6" in cell.packages()
+
+
+def test_releases_with_the_same_dependencies_share_an_environment() -> None:
+    homes = {cell.name: cell.environment for cell in table.cells()}
+    assert homes["funasr-1.0.0"] == homes["funasr-1.4.16"] != homes["funasr-1.0.19-torch2.0.1"]
+    assert homes["speechbrain-1.0.3"] != homes["speechbrain-1.1.2"] != homes["speechbrain-1.1.2-transformers5"]
+
+
+@pytest.mark.parametrize("name", share.SHARE)
+def test_the_files_of_cis_share_are_there(name: str) -> None:
+    assert table.chosen([name])
+    for file in share.files(name):
+        assert (table.TESTS.parent / file).exists(), file
+
+
+@pytest.mark.parametrize("toolkit", ["transformers", "funasr", "speechbrain", "fastNLP"])
+def test_cis_share_has_both_ends_and_a_middle(toolkit: str) -> None:
+    """As far as the interpreters that a machine has by itself can run them."""
+    versions = [cell.version for cell in table.chosen(list(share.SHARE)) if cell.toolkit == toolkit]
+    assert len(set(versions)) >= 2
+
+
+def record(**more: Any) -> Dict[str, Any]:
+    common = {"python": "3.11.9", "packages": {"torch": "2.13.0+cpu"}, "passed": 2, "failed": 0, "skipped": 1}
+    return {**common, "patches": ["torch.late"], "broken": [], **more}
+
+
+def test_a_patch_is_in_a_result_if_a_test_passed_and_none_failed(tmp_path: Path) -> None:
+    (cell,) = table.chosen(["torch-2.13.0"])
+    runs = [record(), record(patches=["torch.late", "torch.fsdp"], broken=["torch.fsdp"], failed=1)]
+    file = results.write(results.merged(cell, runs, 3.4), tmp_path)
+    found = json.loads(file.read_text())
+    assert file.name == "torch-2.13.0.json" and found["patches"] == ["torch.late"] and found["torch"] == "2.13.0"
+    assert (found["passed"], found["failed"], found["skipped"], found["seconds"]) == (4, 1, 2, 3)
+
+
+PROGRAM = """
+import pytest
+
+pytestmark = pytest.mark.patches("one", "two")
+
+def test_passes(): pass
+
+@pytest.mark.patches("three")
+def test_fails(): assert False
+
+@pytest.mark.patches("four")
+def test_is_skipped(): pytest.skip("no")
+"""
+
+
+def test_tests_are_recorded_with_what_they_stand_for(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "test_program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.cells.record", "--record", str(tmp_path / "found")]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "-c", "pyproject.toml", str(tmp_path)],
+        cwd=table.TESTS.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 1, done.stdout
+    found = json.loads((tmp_path / "found").read_text())
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
+    assert found["patches"] == ["one", "two"] and found["broken"] == ["one", "three", "two"]
+    assert "pytest" not in found["packages"] and found["packages"]["torch"]
+
+
+def test_every_patch_has_tests_that_stand_for_it() -> None:
+    """Told by a marker; without one no cell could name the patch as tested."""
+    marked = set()
+    for file in table.TESTS.rglob("test_*.py"):
+        for words in re.findall(r"mark\.patches\(([^)]*)\)", file.read_text(encoding="utf-8")):
+            marked |= set(re.findall(r'"([a-z_]+\.[a-z_0-9]+)"', words))
+    fixed = {row.patch for row in WHOLE.rows if row.status == "cured"}
+    assert marked <= set(WHOLE.patches), "no such patch"
+    assert fixed <= marked, "no test stands for it"

@@ -1,0 +1,108 @@
+"""Processes of a test: their environment, torch elastic in front of ranks, a time limit, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# The code of a command that ran past its limit, as the program `timeout` has it.
+OVERDUE = 124
+
+
+def environment(more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+    """A clean environment in which the children find this checkout, and ddpfix's way in if it is not installed."""
+    from ddpfix.cli import run
+
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
+    folders = [str(ROOT)] if run.installed() else [str(ROOT / "ddpfix" / "_site"), str(ROOT)]
+    environ["PYTHONPATH"] = os.pathsep.join(folders)
+    environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    environ.update(more or {})
+    return environ
+
+
+def with_release(more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+    """The same where a release that is unpacked beside its dependencies is on the path of the tests."""
+    environ = environment(more)
+    environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
+    return environ
+
+
+def elastic(size: int, before: Sequence[str] = ()) -> List[str]:
+    """The words in front of a script that torch elastic is to start on ``size`` ranks.
+
+    Args:
+        size: the world size.
+        before: what stands in front of ``-m torch.distributed.run``; the interpreter by default.
+    """
+    # How often the agent looks at its ranks: five seconds in older releases.
+    often = ("--monitor_interval", "0.2")
+    words = (*(before or [sys.executable]), "-m", "torch.distributed.run", "--standalone", *often)
+    return [*words, "--nproc_per_node", str(size)]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit: float) -> Tuple[int, str]:
+    """Run a command that may start ranks; no process of it is left when this returns.
+
+    Args:
+        command: the words.
+        environ: the environment.
+        folder: where it runs.
+        limit: seconds; past it, ranks print their stacks if they listen (:mod:`tests.support.serving`), and all end.
+
+    Returns:
+        exit code (negative: the signal; :data:`OVERDUE` past the limit) and everything that was printed.
+    """
+    with tempfile.TemporaryFile("w+") as screen:
+        child = subprocess.Popen(
+            list(command), env=environ, stdout=screen, stderr=subprocess.STDOUT, cwd=str(folder), start_new_session=True
+        )
+        try:
+            code = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            _stacks(child.pid)
+            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(40)
+            code = OVERDUE
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        screen.seek(0)
+        return code, screen.read()
+
+
+def _stacks(process: int) -> None:
+    """Have the processes below this one print where they are; those that do not listen end of it."""
+    for below in _below(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(below, signal.SIGUSR1)
+    time.sleep(0.5)
+
+
+def _below(process: int) -> List[int]:
+    """The processes that this one has started, and theirs; none where the system does not tell."""
+    found: List[int] = []
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                found += [child, *_below(child)]
+    return found

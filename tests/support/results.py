@@ -1,0 +1,38 @@
+"""What one rank left of a scenario."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Dict, Optional, Type, TypeVar
+
+R = TypeVar("R", bound="Result")
+
+
+@dataclass
+class Result:
+    """What one rank saw; a subclass has a field for each part of the record that it knows.
+
+    Attributes:
+        log: what the rank printed.
+        hung: whether it had to be killed; nothing was recorded then.
+        error: type and text of the error that ended it.
+        kept: a file with tensors, if the rank left one.
+        notes: the rest of the record.
+    """
+
+    log: str
+    hung: bool = False
+    error: Optional[str] = None
+    kept: Optional[Path] = None
+    notes: Dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls: Type[R], log: str, record: Optional[Dict[str, Any]], kept: Optional[Path] = None) -> R:
+        """The result of a rank that printed ``log`` and left ``record``."""
+        if record is None:
+            return cls(log, hung=True)
+        names = {each.name for each in fields(cls)} - {"log", "hung", "kept", "notes"}
+        known = {name: value for name, value in record.items() if name in names}
+        notes = {name: value for name, value in record.items() if name not in names}
+        return cls(log, kept=kept if kept is not None and kept.exists() else None, notes=notes, **known)

@@ -1,0 +1,35 @@
+"""Scenarios on two ranks of a tree, stock or under ddpfix, and what each rank found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from tests.support import pool
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+def scenario(
+    name: str, function: str, settings: Optional[Dict[str, str]] = None, timeout: float = 30, **plan: Any
+) -> Any:
+    """One scenario.
+
+    Args:
+        name: how its outcome is asked for.
+        function: a function of :mod:`tests.wenet.scenarios`.
+        settings: arguments of ``ddpfix.activate``; None is stock.
+        timeout: seconds after which a hanging run is ended.
+        plan: what the function is told.
+    """
+    return {"name": name, "function": function, "settings": settings, "timeout": timeout, **plan}
+
+
+def run(tree: Path, scenarios: List[Any], folder: Path) -> Dict[str, List[Any]]:
+    """What the ranks found, by scenario; None for a rank that had to be killed."""
+    pool.train(RANK, scenarios, folder, 2, {"TREE": str(tree)})
+    found = {}
+    for one in scenarios:
+        pairs = pool.records(folder, one["name"], 2)
+        found[one["name"]] = [None if record is None else {**record, "log": log} for log, record in pairs]
+    return found
