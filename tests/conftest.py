@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
-from tests.support import alone
+from tests.support import alone, pool
 
 HERE = Path(__file__).parent
 # fast: no ranks. ranks: two real ones or more. cells: another environment, which `nox -s cells` makes.
@@ -83,6 +83,10 @@ def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with alone.turn(item.get_closest_marker("alone") is not None):
         yield
+
+
+def pytest_sessionfinish() -> None:
+    pool.close()
 
 
 LEFT = pytest.StashKey[Dict[str, int]]()
