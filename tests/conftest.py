@@ -44,8 +44,6 @@ FILES: Dict[str, str] = {
     "sharded/test_shards": "fast",
     "gpu/test_judge": "fast",
 }
-# Folders that a worker runs after each other, where they share what is made once.
-GROUPS: Dict[str, str] = {"activation": "wheel", "packaging": "wheel"}
 # A folder of tests -> the package that it needs.
 NEEDS: Dict[str, str] = {"funasr": "funasr", "speechbrain": "speechbrain", "fastnlp": "fastNLP"}
 HOW = "{0} is not installed here: nox -s cell -- {0}"
@@ -69,9 +67,6 @@ def tier(path: Path) -> str:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(tier(item.path))
-    # With several workers, a folder's tests are one worker's: they share fixtures, and ranks that wait for requests.
-    # pytest-xdist reads the group before hooks of a conftest that modify the items.
-    item.add_marker(pytest.mark.xdist_group(GROUPS.get(folder_of(item.path), item.path.parent.name)))
 
 
 def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None:
