@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
-from tests.support import alone
+from tests.support import alone, pool
 
 HERE = Path(__file__).parent
 # fast: no ranks. ranks: two real ones or more. cells: another environment, which `nox -s cells` makes.
@@ -65,12 +65,11 @@ def tier(path: Path) -> str:
     return FILES.get(f"{folder}/{path.stem}", TIERS.get(folder, "ranks") if folder else "fast")
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(tier(item.path))
+
+
 def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(tier(item.path))
-        # With several workers, ranks that wait for requests serve all tests of a folder.
-        item.add_marker(pytest.mark.xdist_group(str(item.path.parent)))
     if not config.getoption("--whole"):
         left = [item for item in items if _left_out(item)]
         if left:
@@ -83,6 +82,10 @@ def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with alone.turn(item.get_closest_marker("alone") is not None):
         yield
+
+
+def pytest_sessionfinish() -> None:
+    pool.close()
 
 
 LEFT = pytest.StashKey[Dict[str, int]]()

@@ -6,7 +6,7 @@ import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from tests.support import pool, results, scenario
 from tests.support import ranks as kit
@@ -31,6 +31,11 @@ class Scenario(scenario.Scenario):
     active: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 120
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str], folder: str, limit: float) -> Tuple[int, str]:
+    """:func:`tests.support.ranks.run`, under the name that docs/adding-a-toolkit.md has."""
+    return kit.run(command, environ, Path(folder), limit)
 
 
 @dataclass

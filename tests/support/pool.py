@@ -38,7 +38,6 @@ class Pool:
             stdout=self.screen,
             stderr=subprocess.STDOUT,
         )
-        atexit.register(self.close)
 
     def ask(self, request: Dict[str, Any], limit: float) -> None:
         """Have a request served; fails with what the ranks printed if they die, or do not end within the limit."""
@@ -63,6 +62,15 @@ class Pool:
             self.process.wait(40)
         self.screen.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def close() -> None:
+    """End all ranks that wait. Called when the tests end: workers of pytest-xdist do not run what atexit has."""
+    while _KINDS:
+        _KINDS.popitem()[1].close()
+
+
+atexit.register(close)
 
 
 def results(

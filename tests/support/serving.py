@@ -22,6 +22,8 @@ from typing import Any, Callable, Dict, List
 
 # Of this process; none before it has become a rank.
 RANK = -1
+# The tests that started this process.
+_STARTER = os.getppid()
 _CHILDREN: List[int] = []
 
 
@@ -37,10 +39,13 @@ def serve(home: Path, run: Run) -> None:
             fills ``scenario["found"]``, which is recorded with the error, if one was raised.
     """
     signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGALRM, _orphaned)
+    signal.setitimer(signal.ITIMER_REAL, 5, 5)
     for rank in range(int(os.environ["WORLD_SIZE"])):
         child = os.fork()
         if child == 0:
             _CHILDREN.clear()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             _become(rank, home)
             _serve(home, run)
             os._exit(0)
@@ -50,6 +55,12 @@ def serve(home: Path, run: Run) -> None:
         _CHILDREN.remove(child)
         if status != 0:
             _ended()
+
+
+def _orphaned(*_: Any) -> None:
+    """The tests were killed, and nobody is left to say stop."""
+    if os.getppid() != _STARTER:
+        _ended()
 
 
 def _become(rank: int, home: Path) -> None:
@@ -67,8 +78,9 @@ def _become(rank: int, home: Path) -> None:
 
 
 def _serve(home: Path, run: Run) -> None:
-    number = 0
-    while not (home / "stop").exists():
+    number, parent = 0, os.getppid()
+    # Whoever started this may have been killed, and nobody is left to say stop.
+    while not (home / "stop").exists() and os.getppid() == parent:
         request = home / f"request.{number}"
         if request.exists():
             _serve_one(json.loads(request.read_text()), run)
