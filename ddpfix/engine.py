@@ -8,7 +8,6 @@ raises is undone and reported, and the import that it hooked succeeds.
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import threading
 from importlib import import_module
@@ -19,9 +18,11 @@ from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings
 from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
+from ddpfix.patching import site
 from ddpfix.patching.report import PatchReport, Report
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.state import State
+from ddpfix.waiting import Armed, Waiting
 
 _LOCK = threading.RLock()
 _SEEING = threading.Lock()
@@ -38,7 +39,9 @@ class Engine:
         self.toolkits = detect.installed_versions(self.matrix, later=self.unseen)
         self._decided = {d.patch: d for d in resolve.resolve(self.matrix, self.toolkits, self.settings)}
         self.notes: List[str] = []
-        self.waiting: List[_Armed] = [armed for decision in self._decided.values() for armed in _armed(decision)]
+        self.waiting = Waiting()
+        for decision in self._decided.values():
+            self.waiting.add(_armed(decision))
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
         self.failed: Dict[str, str] = {}
@@ -66,7 +69,7 @@ class Engine:
             if toolkit in self.unseen:
                 self.toolkits[toolkit] = version
                 self._decided.update((decision.patch, decision) for decision in decided)
-                self.waiting.extend(armed for decision in decided for armed in _armed(decision))
+                self.waiting.add(armed for decision in decided for armed in _armed(decision))
                 self.unseen.discard(toolkit)
 
     def wanted(self, name: str) -> bool:
@@ -74,18 +77,18 @@ class Engine:
             self.recognise(_top(name))
             if self.toolkits[_top(name)] == detect.UNRECOGNISED:
                 log.info(f"the package {name} is no release that ddpfix knows, and it is left as it is")
-        return name in self.toolkits or any(armed.pattern.match(name) for armed in self.waiting)
+        return name in self.toolkits or self.waiting.any_for(name)
 
     def importing(self, module: ModuleType) -> None:
         """Put in place what the module will need when it is executed, which is about to happen."""
         # Nearly every module has nothing of the kind, and the lock is not needed to know that.
-        if any(armed.target.before and armed.pattern.match(module.__name__) for armed in self.waiting):
+        if any(armed.target.before for armed in self.waiting.of_module(module.__name__)):
             with _LOCK:
                 self._put_in_place(module, before=True)
 
     def imported(self, module: ModuleType) -> None:
         """Put in place what waits for this module. Nothing escapes: the import has to succeed."""
-        with _LOCK:
+        with _LOCK, site.one_search():
             name = module.__name__
             if name in self.toolkits:
                 ready = [part for part in self.deferred if _top(part.__name__) == name]
@@ -100,50 +103,50 @@ class Engine:
             self._put_in_place(module)
 
     def _put_in_place(self, module: ModuleType, before: bool = False) -> None:
-        fitting = [armed for armed in self.waiting if armed.pattern.match(module.__name__)]
-        for armed in [armed for armed in fitting if armed.target.before == before]:
+        for armed in [armed for armed in self.waiting.of_module(module.__name__) if armed.target.before == before]:
             if armed.decision.patch not in self.failed:
                 self._apply(armed, module)
 
     def catch_up(self) -> None:
         """Patch what had been imported before us."""
-        for module in list(sys.modules.values()):
-            name = getattr(module, "__name__", None)
-            if not isinstance(name, str) or not self.wanted(name) or sys.modules.get(name) is not module:
-                continue
-            if not _initializing(module):
-                self.imported(module)
+        with site.one_search():
+            for module in list(sys.modules.values()):
+                name = getattr(module, "__name__", None)
+                if not isinstance(name, str) or not self.wanted(name) or sys.modules.get(name) is not module:
+                    continue
+                if not _initializing(module):
+                    self.imported(module)
 
-    def _apply(self, armed: _Armed, module: ModuleType) -> None:
+    def _apply(self, armed: Armed, module: ModuleType) -> None:
         patch = armed.decision.patch
-        site = self.sites.setdefault(patch, Site(patch, self.settings, self, self.matrix.patches[patch].instead))
-        before = site.changes()
+        own = self.sites.setdefault(patch, Site(patch, self.settings, self, self.matrix.patches[patch].instead))
+        before = own.changes()
         try:
             owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
-            _code(self.matrix.patches[patch].code_at(armed.target))(site, module, owner)
+            _code(self.matrix.patches[patch].code_at(armed.target))(own, module, owner)
         except Exception as error:
-            self.notes.extend(site.undo())
+            self.notes.extend(own.undo())
             self.failed[patch] = f"{armed.target}: {error if isinstance(error, PatchError) else repr(error)}"
             log.warning(
                 f"{patch} is not applied, {module.__name__} stays as it was: {self.failed[patch]}. "
                 f"{settings.switch_name(patch)}=0 silences this."
             )
             return
-        if site.changes() > before:
+        if own.changes() > before:
             self.places.setdefault(patch, []).append(f"{module.__name__}:{armed.target.attribute}")
             log.debug(f"{patch} applied at {module.__name__}:{armed.target.attribute}")
-        if "*" not in armed.target.module:
+        if not armed.for_many:
             self.waiting.remove(armed)
 
     def verify(self) -> List[str]:
         """What is not in place any more, in words: a toolkit may import a module of its own a second time."""
-        records = [(patch, record) for patch, site in self.sites.items() for record in site.in_force()]
+        records = [(patch, record) for patch, own in self.sites.items() for record in own.in_force()]
         lost = [(patch, record) for patch, record in records if _outdated(record.owner) or not record.in_place()]
         said = [f"{patch} is not in place any more at {r.owner.__name__}.{r.attribute}" for patch, r in lost]
         return list(dict.fromkeys(said))
 
     def undo(self) -> List[str]:
-        problems = [problem for site in reversed(list(self.sites.values())) for problem in site.undo()]
+        problems = [problem for own in reversed(list(self.sites.values())) for problem in own.undo()]
         self.sites.clear()
         self.waiting.clear()
         return problems
@@ -157,8 +160,7 @@ class Engine:
             return State.APPLIED
         if decision.patch in self.sites and self.sites[decision.patch].registered:
             return State.REGISTERED
-        waits = any(armed.decision.patch == decision.patch for armed in self.waiting)
-        return State.ARMED if waits else State.NOTHING_TO_DO
+        return State.ARMED if self.waiting.has(decision.patch) else State.NOTHING_TO_DO
 
     def report(self) -> Report:
         decisions = self.decisions
@@ -198,18 +200,11 @@ class Engine:
         return found
 
 
-class _Armed:
-    """A patch that waits for one of its targets."""
-
-    def __init__(self, decision: Decision, target: Target, pattern: re.Pattern[str]) -> None:
-        self.decision, self.target, self.pattern = decision, target, pattern
-
-
-def _armed(decision: Decision) -> List[_Armed]:
+def _armed(decision: Decision) -> List[Armed]:
     """What a decision makes wait, one for each target."""
     if decision.action != State.APPLY or decision.row is None:
         return []
-    return [_Armed(decision, target, _pattern(target.module)) for target in decision.row.targets]
+    return [Armed(decision, target) for target in decision.row.targets]
 
 
 def _top(name: str) -> str:
@@ -219,11 +214,6 @@ def _top(name: str) -> str:
 def _initializing(module: Optional[ModuleType]) -> bool:
     """Whether a module is still being imported."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
-
-
-def _pattern(module: str) -> re.Pattern[str]:
-    """A target's module name as a pattern: ``*`` stands for one part of the name or the rest of one."""
-    return re.compile(re.escape(module).replace(r"\*", "[^.]*") + "$")
 
 
 def _locate(module: ModuleType, target: Target) -> Any:

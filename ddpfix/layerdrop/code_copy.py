@@ -10,9 +10,8 @@ import dis
 import functools
 import inspect
 import random
-from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any, Callable, Dict, FrozenSet, List, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Tuple
 
 from ddpfix.layerdrop import draw
 from ddpfix.patching.site import PatchError, Registry, Site
@@ -29,8 +28,7 @@ _GENERATORS = ("rng",)
 _HIDDEN = "_ddpfix_"
 
 
-@dataclass(frozen=True)
-class Traits:
+class Traits(NamedTuple):
     """What is particular to the code of one toolkit.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, Iterable
 
@@ -52,12 +51,17 @@ def in_models(site: Site, how: How) -> None:
     wrap_hooks.before_wrap(site, _InModels(site, how))
 
 
-@dataclass(frozen=True)
 class _InModels:
     """Two of the same patch are equal, so that a model is looked at once."""
 
-    site: Site
-    how: How
+    def __init__(self, site: Site, how: How) -> None:
+        self.site, self.how = site, how
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _InModels) and (self.site, self.how) == (other.site, other.how)
+
+    def __hash__(self) -> int:
+        return hash((self.site, self.how))
 
     def __call__(self, model: Any) -> None:
         levels = (level for module in model.modules() for level in type(module).__mro__)

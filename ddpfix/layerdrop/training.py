@@ -6,13 +6,12 @@ import weakref
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix.layerdrop.schedule import fold, text_key
 
 
-@dataclass(frozen=True)
-class Skip:
+class Skip(NamedTuple):
     """One skipped layer: the module that holds it, which call in this iteration, and the layer's index.
 
     ``part`` names the branch of the layer that was skipped; empty if the whole layer was.

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-
 from ddpfix.matrix.model import Mark, Matrix, Patch, Row, Target
+from ddpfix.matrix.ranges import Range, parsed
 
 NAME = "compat_matrix.json"
 
@@ -32,9 +29,13 @@ def dump(matrix: Matrix, yaml: bytes) -> str:
         "digest": _digest(yaml),
         "toolkits": dict(matrix.toolkits),
         "version_files": dict(matrix.version_files),
-        "marks": {toolkit: [asdict(mark) for mark in marks] for toolkit, marks in matrix.marks.items()},
+        "marks": {toolkit: [mark._asdict() for mark in marks] for toolkit, marks in matrix.marks.items()},
         "patches": [
-            {**asdict(patch), "rows": [_plain(row) for row in matrix.rows_of(patch.id)]}
+            {
+                **patch._asdict(),
+                "instead": dict(patch.instead),
+                "rows": [_plain(row) for row in matrix.rows_of(patch.id)],
+            }
             for patch in matrix.patches.values()
         ],
     }
@@ -89,9 +90,9 @@ def _digest(yaml: bytes) -> str:
 
 def _plain(row: Row) -> Dict[str, Any]:
     return {
-        "versions": str(row.versions),
+        "versions": list(row.versions),
         "status": row.status,
-        "targets": [asdict(target) for target in row.targets],
+        "targets": [target._asdict() for target in row.targets],
         "tested": [str(version) for version in row.tested],
         "why": row.why,
         "line": row.line,
@@ -101,10 +102,10 @@ def _plain(row: Row) -> Dict[str, Any]:
 def _made(patch: str, plain: Dict[str, Any]) -> Row:
     return Row(
         patch=patch,
-        versions=SpecifierSet(plain["versions"]),
+        versions=Range(*plain["versions"]),
         status=plain["status"],
         targets=tuple(Target(**_tuples(target)) for target in plain["targets"]),
-        tested=tuple(Version(version) for version in plain["tested"]),
+        tested=tuple(map(parsed, plain["tested"])),
         why=plain["why"],
         line=plain["line"],
     )

@@ -22,7 +22,7 @@ def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str,
     Args:
         later: toolkits that are not looked for yet; their version is None.
     """
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError
 
     found: Dict[str, Optional[str]] = {}
     for toolkit, distribution in matrix.toolkits.items():
@@ -31,12 +31,25 @@ def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str,
             found[toolkit] = None if toolkit in later else recognise(toolkit, matrix.marks[toolkit])
             continue
         try:
-            found[toolkit] = version(distribution)
+            found[toolkit] = _version(distribution)
         except PackageNotFoundError:
             found[toolkit] = _provided_by_others(toolkit)
         if toolkit in matrix.version_files:
             found[toolkit] = _told_by_file(toolkit, matrix.version_files[toolkit]) or found[toolkit]
     return found
+
+
+def _version(distribution: str) -> str:
+    """What the metadata says; raises PackageNotFoundError."""
+    from importlib import metadata
+
+    found = metadata.distribution(distribution)
+    # To parse all of the metadata as a mail, with a page of description, takes three times as long.
+    head = (found.read_text("METADATA") or "").partition("\n\n")[0].splitlines()
+    return next((line[len(_VERSION) :].strip() for line in head if line.startswith(_VERSION)), None) or found.version
+
+
+_VERSION = "Version:"
 
 
 def _provided_by_others(toolkit: str) -> Optional[str]:

@@ -6,19 +6,22 @@ ships, never code to import.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import List, Mapping, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
+from ddpfix.matrix.ranges import Range
+
+# Tuples with names: a process that trains makes these classes, and dataclasses take six times as long to make.
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class MatrixError(ValueError):
     """The matrix cannot be used; the message starts with file and line."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What a patch is put on: a module (``*`` stands for one name), an attribute in it, and its expected parameters.
 
     ``before``: the patch is called when the module is about to be executed, and not when it has been. ``call``: another
@@ -35,8 +38,7 @@ class Target:
         return f"{self.module}:{self.attribute}"
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """One cure: which code does it, what it is for, and the setting (with its values) that calls for it.
 
     ``code`` is empty where no row cures anything. ``instead`` has the values of the setting that the toolkit does not
@@ -56,7 +58,7 @@ class Patch:
     needs: Tuple[str, ...] = ()
     # What it changes beside its targets: places written like those, and in words what is no attribute of a toolkit.
     also: Tuple[str, ...] = ()
-    instead: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = _EMPTY
 
     def code_at(self, target: Target) -> str:
         """The function that is called at a target: ``file:function`` below patches/."""
@@ -64,15 +66,14 @@ class Patch:
         return f"{file}:{target.call or function}"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One row of a patch: for these versions, this is done (or not done) for this reason.
 
     ``tested`` has the versions of its range on which the patch's tests have passed, which results say.
     """
 
     patch: str
-    versions: SpecifierSet
+    versions: Range
     status: str
     targets: Tuple[Target, ...]
     tested: Tuple[Version, ...]
@@ -80,8 +81,7 @@ class Row:
     line: int
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """What a package looks like in one version, for a toolkit whose metadata tells nothing.
 
     Attributes:
@@ -99,8 +99,7 @@ class Mark:
     no_words: Tuple[Tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """The whole file: distribution names by toolkit, patches by id, and the rows of all patches.
 
     ``version_files`` has, for toolkits that ship one, the file in the package that tells its version: a clone in front
@@ -111,8 +110,8 @@ class Matrix:
     toolkits: Mapping[str, str]
     patches: Mapping[str, Patch]
     rows: Sequence[Row]
-    version_files: Mapping[str, str] = field(default_factory=dict)
-    marks: Mapping[str, Tuple[Mark, ...]] = field(default_factory=dict)
+    version_files: Mapping[str, str] = _EMPTY
+    marks: Mapping[str, Tuple[Mark, ...]] = _EMPTY
 
     def rows_of(self, patch: str) -> List[Row]:
         # Compiled rows know it without being made into objects all.

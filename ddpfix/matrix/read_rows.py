@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Dict, List, Optional, Sequence
 
 import yaml
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ddpfix.matrix import places
 from ddpfix.matrix.model import Patch, Row, Target
+from ddpfix.matrix.ranges import Range
 from ddpfix.matrix.read_toolkits import Toolkits
-from ddpfix.matrix.specifiers import meet
 from ddpfix.matrix.yaml_nodes import Node
 
 CURED = "cured"
@@ -44,7 +42,7 @@ class Rows:
         ranges = self._ranges(items, entries)
         return [self._row(*found) for found in zip(items, entries, ranges)]
 
-    def _ranges(self, items: Sequence[Node], entries: Sequence[_Entry]) -> List[SpecifierSet]:
+    def _ranges(self, items: Sequence[Node], entries: Sequence[_Entry]) -> List[Range]:
         begins = [_version(entry, "from") for entry in entries]
         ends = [_version(entry, "to") for entry in entries]
         for item, begin in zip(items[1:], begins[1:]):
@@ -83,15 +81,16 @@ class Rows:
                 f"to {end} is where the next row begins, which is so without it; it stands in front of a gap only"
             )
 
-    def _range(self, item: Node, entry: _Entry, following: _Entry) -> SpecifierSet:
+    def _range(self, item: Node, entry: _Entry, following: _Entry) -> Range:
         end = entry["to"] if "to" in entry else following["from"]
-        begin = f">={entry['from'].text()}," if "from" in entry else ""
-        found = SpecifierSet(f"{begin}<{end.text()}")
-        if self.thorough and meet(found, found) is None:
-            entry.get("from", end).fail(f"no version can satisfy '{begin}<{end.text()}'")
+        begin = entry["from"].text() if "from" in entry else None
+        found = Range(begin, end.text())
+        if self.thorough and found.is_empty():
+            first = "" if begin is None else f">={begin},"
+            entry.get("from", end).fail(f"no version can satisfy '{first}<{end.text()}'")
         return found
 
-    def _row(self, node: Node, entry: _Entry, versions: SpecifierSet) -> Row:
+    def _row(self, node: Node, entry: _Entry, versions: Range) -> Row:
         status = entry["status"].choice(STATUSES, "status") if "status" in entry else CURED
         targets = entry["targets"].items() if "targets" in entry else []
         if status == CURED and not targets:
@@ -114,14 +113,14 @@ class Rows:
             node.fail("expects, moment or call missing; a target with none of them is a plain text")
         found = self._at(entry["at"])
         if "expects" in entry:
-            found = replace(found, expects=entry["expects"].texts())
+            found = found._replace(expects=entry["expects"].texts())
         if "moment" in entry and entry["moment"].choice(("before", "after"), "moment") == "before":
             if found.attribute != "*":
                 node.fail(
                     f"'{found}' is about to be executed, and has nothing in it yet; write it like 'package.module:*'"
                 )
-            found = replace(found, before=True)
-        return replace(found, call=self._call(entry["call"])) if "call" in entry else found
+            found = found._replace(before=True)
+        return found._replace(call=self._call(entry["call"])) if "call" in entry else found
 
     def _at(self, node: Node) -> Target:
         """A place by its name, or one that is written out."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Iterable, List, Mapping, Sequence, Tuple
 
 from packaging.version import Version
 
 from ddpfix.matrix.model import Matrix, MatrixError, Row
+from ddpfix.matrix.ranges import within
 from ddpfix.matrix.read_rows import CURED
-from ddpfix.matrix.specifiers import within
 from ddpfix.matrix.yaml_nodes import Node
 
 HOW = "python -m tests.support.tested writes this part from tests/results"
@@ -46,12 +46,12 @@ def with_tested(untested: Matrix, node: Node, thorough: bool) -> Matrix:
         _refuse_unknown("toolkit", toolkit, entry, untested.toolkits)
         found[toolkit] = _toolkit(toolkit, entry, untested, thorough)
     nothing = Tested()
-    rows = tuple(replace(row, tested=found.get(_toolkit_of(untested, row), nothing).of(row)) for row in untested.rows)
+    rows = tuple(row._replace(tested=found.get(_toolkit_of(untested, row), nothing).of(row)) for row in untested.rows)
     for row in rows if thorough else ():
         if row.status == CURED and not row.tested:
             said = f"no version of this row of {row.patch} was tested; a result is needed, and {HOW}"
             raise MatrixError(f"{node.path}:{row.line}: {said}")
-    return replace(untested, rows=rows)
+    return untested._replace(rows=rows)
 
 
 def _refuse_unknown(what: str, name: str, node: Node, known: Iterable[str]) -> None:

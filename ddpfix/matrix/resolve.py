@@ -5,20 +5,17 @@ Nothing is imported and nothing is changed, so ``plan`` can show the decisions o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from packaging.version import InvalidVersion, Version
 
 from ddpfix.matrix.detect import UNRECOGNISED
 from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.settings import Settings, switch_name
-from ddpfix.matrix.specifiers import holds
 from ddpfix.state import State
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What is to be done about one patch, with the reason in words.
 
     ``tested`` is False when the version lies inside the row's range but is none of the versions that were run.
@@ -59,7 +56,7 @@ def settled(matrix: Matrix, decision: Decision, others: Mapping[str, Decision]) 
         other = others[need]
         if other.action != State.APPLY:
             reason = f"needs {need}, which is not applied here ({other.reason})"
-            return replace(decision, action=State.OFF, reason=reason, row=None, tested=True, forced=False)
+            return decision._replace(action=State.OFF, reason=reason, row=None, tested=True, forced=False)
     return decision
 
 
@@ -88,7 +85,7 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
     except InvalidVersion:
         return decision(State.SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
     rows = matrix.rows_of(patch.id)
-    row = next((row for row in rows if holds(row.versions, version)), None)
+    row = next((row for row in rows if row.versions.holds(version)), None)
     if row is None:
         return _outside(decision, patch, rows, version, switched == "force")
     if row.status != "cured":

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 PREFIX = "DDPFIX_"
 SWITCH = ("0", "1", "force")
@@ -21,8 +20,7 @@ class SettingsError(ValueError):
     """A setting has a name or a value that ddpfix does not know; the message names it and what is accepted."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting: its name, default, accepted values and meaning (for ``plan`` and the README)."""
 
     name: str
@@ -149,13 +147,22 @@ def switch_name(patch: str) -> str:
     return PREFIX + patch.upper().replace(".", "_").replace("-", "_")
 
 
-@dataclass(frozen=True)
 class Settings:
-    """The values in force, and for each one that is not the default, where it came from."""
+    """The values in force, and for each one that is not the default, where it came from.
 
-    values: Mapping[str, str]
-    switches: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
+    Args:
+        values: by the names of the settings.
+        switches: by patch.
+        sources: where a value or a switch came from, by its name.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, str],
+        switches: Optional[Mapping[str, str]] = None,
+        sources: Optional[Mapping[str, str]] = None,
+    ) -> None:
+        self.values, self.switches, self.sources = values, switches or {}, sources or {}
 
     def __getitem__(self, name: str) -> str:
         return self.values[name]

@@ -7,7 +7,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import wrapt
 
@@ -145,22 +145,30 @@ def _content(cell: Any) -> Any:
 def take_back_copies(undone: List[Record]) -> None:
     """Modules that took our function by ``from x import f`` while it was in place get the original."""
     functions = {id(record.now): record for record in undone if isinstance(record.owner, ModuleType)}
-    for record in functions.values():
-        for module, name in stale_copies(record.now, record.owner):
-            setattr(module, name, record.was)
+    for old, module, name in stale_copies([(record.now, record.owner) for record in functions.values()]):
+        setattr(module, name, functions[id(old)].was)
 
 
-def stale_copies(old: Any, home: ModuleType) -> List[Any]:
-    """(module, name) of every other imported module whose global ``name`` is the object ``old``."""
-    found: Dict[Any, Any] = {}
-    for module in list(sys.modules.values()):
+def stale_copies(those: Sequence[Tuple[Any, ModuleType]]) -> List[Tuple[Any, ModuleType, str]]:
+    """Where other imported modules have objects that they took from their homes, by any name.
+
+    Args:
+        those: (object, the module that it is at home in).
+
+    Returns:
+        (object, module, name of its global).
+    """
+    found: Dict[Any, Tuple[Any, ModuleType, str]] = {}
+    homes = {id(old): (old, home) for old, home in those}
+    for module in list(sys.modules.values()) if homes else ():
         names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
-        if module is home or not isinstance(module, ModuleType):
-            continue
         # The values of a lazy module are looked at in its dictionary only: an attribute look-up could import something.
         # Nearly no module has a copy, and this is the fastest way to know.
-        if id(old) not in map(id, list(names.values())):
+        if homes.keys().isdisjoint(map(id, list(names.values()))) or not isinstance(module, ModuleType):
             continue
-        # By identity: a module may go by two names (a script that is __main__ and __mp_main__).
-        found.update(((id(module), name), (module, name)) for name, value in list(names.items()) if value is old)
+        for name, value in list(names.items()):
+            old, home = homes.get(id(value), (None, module))
+            # By identity: a module may go by two names (a script that is __main__ and __mp_main__).
+            if module is not home and value is old:
+                found[id(module), name] = (old, module, name)
     return list(found.values())

@@ -7,10 +7,11 @@ stays, and what it wraps becomes the original.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from importlib import import_module
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 import wrapt
 
@@ -217,6 +218,14 @@ class Site:
         return problems
 
     def _raw(self, owner: Any, attribute: str) -> Any:
+        found = self._held(owner, attribute)
+        if any(found is was for _, _, was, _ in _SOUGHT):
+            # This is a copy of what was replaced elsewhere, and has not been given the new one yet.
+            _rebind_all()
+            found = self._held(owner, attribute)
+        return found
+
+    def _held(self, owner: Any, attribute: str) -> Any:
         for level in getattr(owner, "__mro__", (owner,)):
             if attribute in vars(level):
                 return vars(level)[attribute]
@@ -224,9 +233,39 @@ class Site:
 
     def _rebind(self, home: ModuleType, was: Any, now: Any) -> None:
         """Other modules may hold the old object from a ``from x import f``: give them ours too."""
-        for module, name in stale_copies(was, home):
+        with one_search():
+            _SOUGHT.append((self, home, was, now))
+
+
+# What was replaced in a module while a search is open: (site, module, what was there, what is there now).
+_SOUGHT: List[Tuple[Site, ModuleType, Any, Any]] = []
+_OPEN: List[None] = []
+
+
+@contextlib.contextmanager
+def one_search() -> Iterator[None]:
+    """What is replaced in here is looked for in other modules once, at the end: looking takes milliseconds."""
+    with LOCK:
+        _OPEN.append(None)
+        try:
+            yield
+        finally:
+            _OPEN.pop()
+            if not _OPEN:
+                _rebind_all()
+
+
+def _rebind_all() -> None:
+    sought = {id(was): (site, now) for site, _, was, now in _SOUGHT if site.active}
+    homes = [(was, home) for site, home, was, _ in _SOUGHT if site.active]
+    _SOUGHT.clear()
+    for old, module, name in stale_copies(homes):
+        # What one patch has put there may have been replaced by the next one.
+        while id(old) in sought:
+            site, now = sought[id(old)]
             setattr(module, name, now)
-            self._record(module, name, was, now, False, True)
+            site._record(module, name, old, now, False, True)
+            old = now
 
 
 def _discard(those: List[Any], item: Any) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import distributed
@@ -25,8 +24,7 @@ from .accumulation import droppable
 _SMALL, _LARGE, _BYTES, _ROUNDS = 16, 2, 4 << 20, 3
 
 
-@dataclass(frozen=True)
-class Costs:
+class Costs(NamedTuple):
     """Seconds.
 
     Attributes:
@@ -101,8 +99,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How the layers of a model share buckets.
 
     Attributes:

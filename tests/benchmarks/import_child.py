@@ -19,7 +19,7 @@ _CLOCK = time.process_time
 _NEEDED = {
     "import: standard library": ("difflib", "importlib.metadata", "inspect", "logging", "dataclasses", "pathlib"),
     "import: yaml": ("yaml",),
-    "import: packaging": ("packaging.specifiers", "packaging.version"),
+    "import: packaging": ("packaging.version",),
     "import: wrapt": ("wrapt",),
 }
 _parts: Dict[str, float] = {}

@@ -26,8 +26,8 @@ from packaging.version import Version
 
 from ddpfix.matrix import loader
 from ddpfix.matrix.model import Matrix
+from ddpfix.matrix.ranges import within
 from ddpfix.matrix.reader import Reader
-from ddpfix.matrix.specifiers import within
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "results"

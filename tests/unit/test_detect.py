@@ -77,7 +77,7 @@ import sys
 from ddpfix import engine
 from ddpfix.matrix import detect, loader
 from ddpfix.matrix.model import Mark, Matrix, Patch, Row, Target
-from packaging.specifiers import SpecifierSet
+from ddpfix.matrix.ranges import Range
 asked = []
 stock = detect.recognise
 def recognise(toolkit, found):
@@ -87,7 +87,7 @@ def recognise(toolkit, found):
 detect.recognise = recognise
 patch = Patch("ddpfix_kit.cure", "ddpfix_kit", "none:cure", None, (), "problem", ())
 targets = (Target("ddpfix_kit.utils.core", "Core.run"),)
-row = Row("ddpfix_kit.cure", SpecifierSet(">=1,<2"), "cured", targets, (), "why", 1)
+row = Row("ddpfix_kit.cure", Range("1", "2"), "cured", targets, (), "why", 1)
 mark = Mark("1.5", words=(("utils/core.py", "class Core"),))
 toolkits = {"torch": "torch", "ddpfix_kit": "packaging"}
 whole = Matrix(toolkits, {"ddpfix_kit.cure": patch}, (row,), {}, {"ddpfix_kit": (mark,)})

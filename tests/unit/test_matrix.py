@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import re
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
@@ -17,11 +16,11 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix import _boot, engine
+from ddpfix import _boot, engine, waiting
 from ddpfix.matrix import detect, loader, model, reader
 from ddpfix.matrix.model import MatrixError
+from ddpfix.matrix.ranges import Range, within
 from ddpfix.matrix.settings import SETTINGS
-from ddpfix.matrix.specifiers import meet
 
 GOOD = """\
 schema: 2
@@ -93,7 +92,7 @@ def test_a_good_one_loads(tmp_path: Path) -> None:
     assert [row.status for row in (first, second, third)] == ["cured", "cured", "not-affected"]
     assert [row.tested for row in (first, second, third)] == [(Version("1.13.1"),), (Version("2.1.0"),), ()]
     target = model.Target("torch.nn", "Module.forward", ("self",))
-    assert first.targets == (replace(target, call="user_choice"), target)
+    assert first.targets == (target._replace(call="user_choice"), target)
     assert second.targets == (model.Target("torch.nn", "Linear.forward", ("input",)),)
     patch = loaded.patches["torch.unused"]
     assert patch.when == ("auto", "find") and patch.instead == {"find": "auto"}
@@ -406,7 +405,7 @@ def test_a_version_is_in_one_row_or_the_file_is_refused(tmp_path: Path, rows: An
     ends = [Version(end) if end else following for (_, end), following in zip(rows, [*begins[1:], None])]
     full = [(begin, end) for begin, end in zip(begins, ends) if end is not None]
     for version in EVERY:
-        holding = [row for row in found if row.versions.contains(version, prereleases=True)]
+        holding = [row for row in found if row.versions.holds(version)]
         assert len(holding) <= 1
         if not (version.is_prerelease or version.is_postrelease or version.local):
             assert holding == [row for row, (begin, end) in zip(found, full) if begin <= version < end]
@@ -424,7 +423,7 @@ def test_a_gap_stays_one(tmp_path: Path) -> None:
     rows = load(tmp_path, with_bounds([("1", "1.5"), ("2", None), ("3.dev0", "4")])).rows
 
     def holding(version: str) -> List[str]:
-        return [str(row.versions) for row in rows if row.versions.contains(version, prereleases=True)]
+        return [str(row.versions) for row in rows if row.versions.holds(Version(version))]
 
     assert holding("1.5") == holding("1.9.9") == holding("2.0rc1") == holding("4.0rc1") == []
     assert holding("2.0") == holding("2.9") == ["<3.dev0,>=2"]
@@ -484,47 +483,35 @@ def test_no_damage_gives_another_error(tmp_path: Path, data: Any) -> None:
         assert re.match(re.escape(str(file)) + r":\d+: .", str(error))
 
 
-# The overlap detector against brute force.
+# Ranges against packaging.
 
 _PRE = ("", "a1", "rc1", "rc2")
 _POST = ("", ".post0", ".post1", ".post2")
 _DEV = ("", ".dev0", ".dev1", ".dev2")
 _RELEASES = ("0", "0.9", "1", "1.0.1", "1.1", "1.1.1", "1.2", "1.2.0.1", "2", "2.0.1", "3")
 EVERY = [Version(r + p + q + d) for r, p, q, d in product(_RELEASES, _PRE, _POST, _DEV)]
-EVERY += [Version("1.1+cpu"), Version("1.2+cu121"), Version("1!1"), Version("1!1.1")]
+EVERY += [Version(f"{r}{p}+{local}") for r, p, local in product(_RELEASES, _PRE, ("cpu", "cu121.git1"))]
+EVERY += [Version("1!1"), Version("1!1.1")]
 
 
-def clauses() -> Any:
+def bounds() -> Any:
     release = st.sampled_from(["0.9", "1", "1.0.1", "1.1", "1.1.1", "1.2", "2", "1!1"])
     suffix = st.sampled_from(["", "", "", "", "rc1", ".post1", ".dev1", "a1.post0", "rc1.dev1", ".post1.dev1"])
-    plain = st.builds("{}{}{}".format, st.sampled_from([">=", ">", "<", "<=", "==", "!="]), release, suffix)
-    star = st.builds("{}{}.*".format, st.sampled_from(["==", "!="]), st.sampled_from(["1", "1.1", "1.1.1", "2"]))
-    about = st.builds("~={}{}".format, st.sampled_from(["1.0", "1.1", "1.1.1", "1.0.1"]), st.sampled_from(["", "rc1"]))
-    return st.one_of(plain, plain, plain, star, about)
-
-
-def specifiers() -> Any:
-    return st.lists(clauses(), min_size=1, max_size=3).map(lambda parts: SpecifierSet(",".join(parts)))
+    return st.builds("{}{}".format, release, suffix)
 
 
 @settings(max_examples=400, deadline=None)
-@given(one=specifiers(), other=specifiers())
-@example(one=SpecifierSet(">1.1"), other=SpecifierSet("<1.1.0.0.1"))
-@example(one=SpecifierSet(">1.1rc1"), other=SpecifierSet("<1.1.post3"))
-@example(one=SpecifierSet("!=1.1"), other=SpecifierSet(">=1.1,<1.1.post1"))
-@example(one=SpecifierSet(">1.1.post1"), other=SpecifierSet("<1.1.post3"))
-@example(one=SpecifierSet(">1.1.dev3"), other=SpecifierSet("<1.1.dev5"))
-@example(one=SpecifierSet("!=1.*,>=1"), other=SpecifierSet("<2"))
-@example(one=SpecifierSet("!=1.1.*,>=1.1"), other=SpecifierSet("<1.2.1"))
-def test_the_overlap_detector_agrees_with_brute_force(one: SpecifierSet, other: SpecifierSet) -> None:
-    found = meet(one, other)
-    common = [v for v in EVERY if one.contains(v, prereleases=True) and other.contains(v, prereleases=True)]
-    if found is None:
-        assert not common
-        # packaging 26 knows the answer itself.
-        assert not hasattr(one, "is_disjoint") or one.is_disjoint(other)
-    else:
-        assert one.contains(found, prereleases=True) and other.contains(found, prereleases=True)
+# About the candidates of a post-release, releases of packaging disagree; no row ends in one.
+@given(begin=st.none() | bounds(), end=bounds().filter(lambda text: "post" not in text))
+@example(begin="1.0rc1", end="1.0")
+@example(begin=None, end="3.1.dev0")
+def test_a_range_holds_what_packaging_says(begin: Optional[str], end: str) -> None:
+    found = Range(begin, end)
+    theirs = SpecifierSet(str(found))
+    assert str(theirs) == str(found)
+    held = [version for version in EVERY if theirs.contains(version, prereleases=True)]
+    assert within(found, EVERY) == held
+    assert not (held and found.is_empty())
 
 
 # What ships.
@@ -536,7 +523,7 @@ def shipped_targets() -> Iterator[Tuple[model.Row, model.Target]]:
     installed = detect.installed_versions(whole)
     for row in whole.rows:
         version = installed[whole.patches[row.patch].toolkit]
-        if version is not None and row.versions.contains(Version(version), prereleases=True):
+        if version is not None and row.versions.holds(Version(version)):
             for target in row.targets:
                 yield row, target
 
@@ -576,7 +563,7 @@ def test_there_are_targets_for_what_is_installed() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_is_in_the_installed_release(target: model.Target) -> None:
-    pattern = engine._pattern(target.module)
+    pattern = waiting.pattern(target.module)
     module = importlib.import_module(target.module)
     assert pattern.match(module.__name__)
     assert engine._locate(module, target) is not None
@@ -601,14 +588,14 @@ def modules_like(name: str) -> List[str]:
     spec = importlib.util.find_spec(name.partition(".")[0])
     assert spec is not None and spec.origin is not None
     site = Path(spec.origin).parent.parent
-    pattern = engine._pattern(name)
+    pattern = waiting.pattern(name)
     files = site.glob(name.replace(".", "/") + ".py")
     modules = (".".join(file.relative_to(site).with_suffix("").parts) for file in files)
     return [module for module in modules if pattern.match(module)]
 
 
 def test_a_pattern_stands_for_one_part_of_a_name() -> None:
-    pattern = engine._pattern("transformers.models.*.modeling_*")
+    pattern = waiting.pattern("transformers.models.*.modeling_*")
     assert pattern.match("transformers.models.wavlm.modeling_wavlm")
     assert not pattern.match("transformers.models.wavlm.configuration_wavlm")
     assert not pattern.match("transformers.models.deprecated.mctct.modeling_mctct")

@@ -60,8 +60,7 @@ def test_the_line_is_where_the_row_is(versions: Dict[str, Any]) -> None:
     for entry in entries().values():
         number = entry["matrix_line"]
         if number is not None:
-            begins = [clause.version for clause in rows[number].versions if clause.operator == ">="]
-            assert lines[number - 1] == f'      - from: "{begins[0]}"'
+            assert lines[number - 1] == f'      - from: "{rows[number].versions.begin}"'
             assert headings[max(found for found in headings if found < number)] == entry["id"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -13,14 +12,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ddpfix.matrix import detect, loader, resolve
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
+from ddpfix.matrix.ranges import Range
 from ddpfix.matrix.resolve import Decision
 from ddpfix.matrix.settings import Settings, read, switch_name
-from ddpfix.matrix.specifiers import meet
 from ddpfix.state import State
 
 TARGET = (Target("kit.module", "function"),)
@@ -28,7 +26,8 @@ TARGET = (Target("kit.module", "function"),)
 
 def row(versions: str, tested: str = "", status: str = "cured", patch: str = "kit.cure") -> Row:
     known = tuple(Version(text) for text in tested.split())
-    return Row(patch, SpecifierSet(versions), status, TARGET, known, f"why {versions}", 1)
+    clauses = {clause[: -len(clause.lstrip("<>="))]: clause.lstrip("<>=") for clause in versions.split(",")}
+    return Row(patch, Range(clauses.get(">="), clauses.get("<", "9999")), status, TARGET, known, f"why {versions}", 1)
 
 
 def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = None) -> Matrix:
@@ -269,7 +268,7 @@ def test_every_version_gets_exactly_one_decision_a_patch(whole: Matrix, version:
     assert [decision.patch for decision in found] == list(whole.patches)
     for decision in found:
         rows = whole.rows_of(decision.patch)
-        holding = [r for r in rows if r.versions.contains(Version(version), prereleases=True)]
+        holding = [r for r in rows if r.versions.holds(Version(version))]
         assert len(holding) <= 1
         _check(decision, holding, rows, Version(version), force)
 
@@ -296,8 +295,13 @@ def test_generated_rows_do_not_overlap(whole: Matrix) -> None:
     """The detector accepts what was made without overlaps, and refuses every row that stands twice."""
     for patch in whole.patches:
         rows = whole.rows_of(patch)
-        assert all(meet(one.versions, other.versions) is None for one, other in combinations(rows, 2))
-        assert all(meet(one.versions, one.versions) is not None for one in rows)
+        assert not any(_meet(one.versions, other.versions) for one, other in combinations(rows, 2))
+        assert not any(one.versions.is_empty() for one in rows)
+
+
+def _meet(one: Range, other: Range) -> bool:
+    begins = [Version(found.begin or "0.dev0") for found in (one, other)]
+    return one.holds(max(begins)) and other.holds(max(begins))
 
 
 FUNASR = (
@@ -348,7 +352,7 @@ def test_a_release_that_nobody_knows_is_left_alone() -> None:
 
 def test_a_patch_that_is_off_by_default_waits_to_be_asked_for() -> None:
     (one,) = matrix_of(row(">=1,<2", "1.0")).patches.values()
-    whole = Matrix({"kit": "kit"}, {one.id: replace(one, default=False)}, CURE.rows)
+    whole = Matrix({"kit": "kit"}, {one.id: one._replace(default=False)}, CURE.rows)
     assert decide(whole, "1.0.2").action == State.OFF
     assert decide(whole, "1.0.2").reason == "not asked for; DDPFIX_KIT_CURE=1 switches it on"
     assert decide(whole, "1.0.2", DDPFIX_KIT_CURE="1").action == State.APPLY

@@ -19,7 +19,7 @@ import pytest
 import wrapt
 
 from ddpfix.patching.layers import IN_PLACE, stale_copies
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import PatchError, Site, one_search
 
 ROOT = Path(__file__).parents[2]
 KIT = """
@@ -425,6 +425,38 @@ def test_copies_under_two_patches(kit: Any, order: Any) -> None:
     assert kit.user.f is stock and kit.function is stock
 
 
+def test_one_search_finds_all_copies_at_its_end(kit: Any) -> None:
+    stock = kit.function
+    sites = [Site("p0"), Site("p1")]
+    with one_search():
+        sites[0].wrap(kit, "function", adds("a"))
+        sites[1].wrap_hot(kit, "function", closure("b"))
+        assert kit.user.f is stock
+    assert kit.user.f() == kit.function() == ["b", "a", "function", 0]
+    assert sites[0].undo() == [] and kit.user.f() == ["b", "function", 0]
+    assert sites[1].undo() == [] and kit.user.f is stock
+
+
+def test_a_patch_that_is_undone_within_a_search_leaves_copies_alone(kit: Any) -> None:
+    stock, site = kit.function, Site("p")
+    with one_search():
+        site.wrap(kit, "function", adds("ours"))
+        assert site.undo() == []
+    assert kit.user.f is stock and kit.function is stock
+
+
+def test_a_copy_is_patched_on_top_of_its_home_within_a_search(kit: Any) -> None:
+    stock = kit.function
+    sites = [Site("p0"), Site("p1")]
+    with one_search():
+        sites[0].wrap(kit, "function", adds("a"))
+        sites[1].wrap(kit.user, "f", adds("b"))
+    # As without the search: a copy of a copy is one of the home's too.
+    assert kit.user.f() == kit.function() == ["b", "a", "function", 0]
+    assert sites[1].undo() == sites[0].undo() == []
+    assert kit.user.f is stock and kit.function is stock
+
+
 def test_a_module_with_two_names_is_one_module(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script under multiprocessing is both __main__ and __mp_main__: one change, one record, and undo is content."""
     script = ModuleType("script")
@@ -447,7 +479,7 @@ def test_stale_copies_look_at_dictionaries_only(kit: Any) -> None:
     sys.modules["lazy_for_tests"] = Lazy("lazy_for_tests")
     sys.modules["odd_for_tests"] = None  # type: ignore[assignment]
     try:
-        found = [(module.__name__, name) for module, name in stale_copies(kit.function, kit)]
+        found = [(module.__name__, name) for _, module, name in stale_copies([(kit.function, kit)])]
         assert found == [("user_for_tests", "f")]
     finally:
         del sys.modules["lazy_for_tests"], sys.modules["odd_for_tests"]

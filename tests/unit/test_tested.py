@@ -13,7 +13,6 @@ from packaging.version import Version
 
 from ddpfix.matrix import loader
 from ddpfix.matrix.reader import Reader
-from ddpfix.matrix.specifiers import holds
 from tests.cells import table
 from tests.support import tested
 
@@ -55,7 +54,7 @@ def test_no_tested_version_is_lost_on_the_way() -> None:
     passed = tested.by_version(RESULTS, whole)
     said = {(patch, version) for found in passed.values() for version, names in found.items() for patch in names}
     cured = [row for row in whole.rows if row.status == "cured"]
-    said = {(patch, v) for patch, v in said if any(row.patch == patch and holds(row.versions, v) for row in cured)}
+    said = {(patch, v) for patch, v in said if any(row.patch == patch and row.versions.holds(v) for row in cured)}
     kept = {(row.patch, version) for row in whole.rows for version in row.tested}
     assert kept == said and len(kept) > 500
 

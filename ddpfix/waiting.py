@@ -1,0 +1,70 @@
+"""Targets whose modules have not been imported yet: which of them wait for a module, asked at every import."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterable, List, Tuple
+
+from ddpfix.matrix.model import Target
+from ddpfix.matrix.resolve import Decision
+
+
+class Armed:
+    """A patch that waits for one of its targets."""
+
+    def __init__(self, decision: Decision, target: Target) -> None:
+        self.decision, self.target = decision, target
+
+    @property
+    def for_many(self) -> bool:
+        """Whether it goes on waiting when a module of its pattern has come."""
+        return "*" in self.target.module
+
+
+class Waiting:
+    """All that is armed, in the order in which it was.
+
+    Nearly every question is about a module that nothing waits for, and its answer is one look into a dictionary and
+    one match for each of the few patterns.
+    """
+
+    def __init__(self) -> None:
+        self._exact: Dict[str, List[Tuple[int, Armed]]] = {}
+        self._patterns: List[Tuple[int, Armed, re.Pattern[str]]] = []
+        self._count = 0
+
+    def add(self, those: Iterable[Armed]) -> None:
+        for armed in those:
+            self._count += 1
+            if armed.for_many:
+                self._patterns = [*self._patterns, (self._count, armed, pattern(armed.target.module))]
+            else:
+                self._exact.setdefault(armed.target.module, []).append((self._count, armed))
+
+    def remove(self, armed: Armed) -> None:
+        name = armed.target.module
+        self._exact[name] = [entry for entry in self._exact[name] if entry[1] is not armed]
+        if not self._exact[name]:
+            del self._exact[name]
+
+    def clear(self) -> None:
+        self._exact, self._patterns = {}, []
+
+    def any_for(self, name: str) -> bool:
+        """Whether anything waits for a module of this name."""
+        return name in self._exact or any(found.match(name) for _, _, found in self._patterns)
+
+    def of_module(self, name: str) -> List[Armed]:
+        """What waits for a module of this name."""
+        found = [*self._exact.get(name, ()), *((n, armed) for n, armed, one in self._patterns if one.match(name))]
+        return [armed for _, armed in sorted(found, key=lambda entry: entry[0])]
+
+    def has(self, patch: str) -> bool:
+        """Whether a patch waits for any of its targets."""
+        every = [armed for entries in list(self._exact.values()) for _, armed in entries]
+        return any(armed.decision.patch == patch for armed in [*every, *(armed for _, armed, _ in self._patterns)])
+
+
+def pattern(module: str) -> re.Pattern[str]:
+    """A target's module name as a pattern: ``*`` stands for one part of the name or the rest of one."""
+    return re.compile(re.escape(module).replace(r"\*", "[^.]*") + "$")
