@@ -12,17 +12,20 @@ import sys
 import threading
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings
 from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
 from ddpfix.patching import site
-from ddpfix.patching.report import PatchReport, Report
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.state import State
 from ddpfix.waiting import Armed, Waiting
+
+if TYPE_CHECKING:
+    # Nobody has asked for a report yet.
+    from ddpfix.patching.report import Report
 
 _LOCK = threading.RLock()
 _SEEING = threading.Lock()
@@ -88,7 +91,7 @@ class Engine:
 
     def imported(self, module: ModuleType) -> None:
         """Put in place what waits for this module. Nothing escapes: the import has to succeed."""
-        with _LOCK, site.one_search():
+        with _LOCK, site.one_search(module.__name__):
             name = module.__name__
             if name in self.toolkits:
                 ready = [part for part in self.deferred if _top(part.__name__) == name]
@@ -163,6 +166,8 @@ class Engine:
         return State.ARMED if self.waiting.has(decision.patch) else State.NOTHING_TO_DO
 
     def report(self) -> Report:
+        from ddpfix.patching.report import PatchReport, Report
+
         decisions = self.decisions
         entries = [
             PatchReport(
@@ -307,4 +312,8 @@ def deactivate() -> List[str]:
 
 def report() -> Report:
     """What is applied, armed, skipped, and why; ``active`` is False where ddpfix is off."""
-    return _engine.report() if _engine is not None else Report(__version__, False)
+    if _engine is not None:
+        return _engine.report()
+    from ddpfix.patching.report import Report
+
+    return Report(__version__, False)

@@ -108,7 +108,7 @@ def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
     """Where a forward reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
     found: List[Tuple[str, ...]] = []
     before = ""
-    for instruction in dis.get_instructions(innermost(function)):
+    for instruction in _instructions(innermost(function).__code__):
         name = instruction.argval
         if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             if any(rate in name for rate in _RATES) or (name == _RATE_OF_LIST and iterates(function)):
@@ -117,6 +117,12 @@ def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
         else:
             before = ""
     return tuple(dict.fromkeys(found))
+
+
+# Each class that is covered asks a handful of questions about the same code, and each takes most of a millisecond.
+@functools.lru_cache(maxsize=16)
+def _instructions(code: CodeType) -> Tuple[dis.Instruction, ...]:
+    return tuple(dis.get_instructions(code))
 
 
 def iterates(function: Any) -> bool:
@@ -128,6 +134,8 @@ def draws_layers(function: Any) -> bool:
     """Whether this forward names a LayerDrop rate and a scalar random draw: it decides about layers by itself."""
     code = getattr(innermost(function), "__code__", None)
     if code is None or not _DRAWS.intersection(code.co_names):
+        return False
+    if not any(rate in name for name in code.co_names for rate in (*_RATES, _RATE_OF_LIST)):
         return False
     return bool(rate_paths(function))
 
@@ -176,7 +184,7 @@ def _used(name: str, code: CodeType) -> bool:
 
 
 def _globals_of(code: CodeType) -> FrozenSet[str]:
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return frozenset(i.argval for i in _instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def _refuse_ambiguous(function: FunctionType, names: Dict[str, str]) -> None:
@@ -185,7 +193,7 @@ def _refuse_ambiguous(function: FunctionType, names: Dict[str, str]) -> None:
     That is right behind a look-alike, which knows its hidden names; behind anything else it would be an error.
     """
     before = ""
-    for instruction in dis.get_instructions(function.__code__):
+    for instruction in _instructions(function.__code__):
         name = instruction.argval
         if name in names and instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")) and before not in names:
             raise PatchError(f"{function.__qualname__} uses {name} both as a module and as an attribute")
@@ -196,7 +204,7 @@ def _complete_outputs(code: CodeType, short: Tuple[None, ...]) -> Tuple[Any, ...
     """The constants, with the outputs of a skipped layer as long as those of a layer that ran."""
     if not short:
         return code.co_consts
-    steps = list(dis.get_instructions(code))
+    steps = _instructions(code)
     unpacked = any(one.argval == short and other.opname == "UNPACK_SEQUENCE" for one, other in zip(steps, steps[1:]))
     return tuple((None,) * 5 if value == short and not unpacked else value for value in code.co_consts)
 

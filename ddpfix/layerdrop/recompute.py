@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -40,13 +39,10 @@ class _WeakStorage:
             self._free(self.cdata)
 
 
-@dataclass(eq=False)
 class _Past:
-    base: int
-    step: training.Step
-    storages: Tuple[Tuple[Any, int], ...]
-    generator: int
-    repeated: bool = False
+    def __init__(self, base: int, step: training.Step, storages: Tuple[Tuple[Any, int], ...], generator: int) -> None:
+        self.base, self.step, self.storages, self.generator = base, step, storages, generator
+        self.repeated = False
 
 
 def in_backward() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix.layerdrop.schedule import fold, text_key
@@ -62,17 +61,20 @@ class Replica:
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 
 
-@dataclass
 class Step:
-    """One training forward of a wrapped model: hands out streams and keeps what was skipped."""
+    """One training forward of a wrapped model: hands out streams and keeps what was skipped.
 
-    replica: Replica
-    iteration: int
-    # How often each module was called, by its name: a layer may be skipped in one call and run in another.
-    calls: Dict[str, int] = field(default_factory=dict)
-    skipped: List[Skip] = field(default_factory=list)
-    # True once a gradient has reached the outputs of this forward: its backward is running, or has been run.
-    reached: bool = False
+    Args:
+        replica: what this rank knows of the model.
+        iteration: the number of the forward.
+        reached: whether a gradient has reached the outputs of this forward: its backward is running, or has been run.
+    """
+
+    def __init__(self, replica: Replica, iteration: int, reached: bool = False) -> None:
+        self.replica, self.iteration, self.reached = replica, iteration, reached
+        # How often each module was called, by its name: a layer may be skipped in one call and run in another.
+        self.calls: Dict[str, int] = {}
+        self.skipped: List[Skip] = []
 
     def stream(self, module: Any) -> Tuple[int, str, int]:
         """(stream, module name, number of the call) for the next call of ``module`` in this step."""

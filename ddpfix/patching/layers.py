@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -17,17 +16,21 @@ MISSING = object()
 _PROXY: type = wrapt.FunctionWrapper.__mro__[-2]
 
 
-@dataclass(eq=False)
 class Record:
-    """One changed attribute. ``was`` is the raw object from the owner's ``__dict__`` (a descriptor stays one)."""
+    """One changed attribute.
 
-    owner: Any
-    attribute: str
-    was: Any
-    now: Any
-    inherited: bool
-    # Whether it is a name that another module took from the owner by ``from x import f``.
-    copy: bool = False
+    Args:
+        owner: a module or a class.
+        attribute: its name in the owner.
+        was: the raw object from the owner's ``__dict__`` (a descriptor stays one).
+        now: what stands there in its place.
+        inherited: whether the owner had it from a base class.
+        copy: whether it is a name that another module took from the owner by ``from x import f``.
+    """
+
+    def __init__(self, owner: Any, attribute: str, was: Any, now: Any, inherited: bool, copy: bool = False) -> None:
+        self.owner, self.attribute, self.was, self.now = owner, attribute, was, now
+        self.inherited, self.copy = inherited, copy
 
     @property
     def place(self) -> str:
@@ -149,18 +152,22 @@ def take_back_copies(undone: List[Record]) -> None:
         setattr(module, name, functions[id(old)].was)
 
 
-def stale_copies(those: Sequence[Tuple[Any, ModuleType]]) -> List[Tuple[Any, ModuleType, str]]:
+def stale_copies(
+    those: Sequence[Tuple[Any, ModuleType]], fresh: Optional[str] = None
+) -> List[Tuple[Any, ModuleType, str]]:
     """Where other imported modules have objects that they took from their homes, by any name.
 
     Args:
         those: (object, the module that it is at home in).
+        fresh: the module whose code has ended just now, if all are at home there: nothing that was imported before it
+            can have taken them, and what waits for it to be imported will take what is there then.
 
     Returns:
         (object, module, name of its global).
     """
     found: Dict[Any, Tuple[Any, ModuleType, str]] = {}
     homes = {id(old): (old, home) for old, home in those}
-    for module in list(sys.modules.values()) if homes else ():
+    for module in _since(fresh) if homes else ():
         names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
         # The values of a lazy module are looked at in its dictionary only: an attribute look-up could import something.
         # Nearly no module has a copy, and this is the fastest way to know.
@@ -172,3 +179,11 @@ def stale_copies(those: Sequence[Tuple[Any, ModuleType]]) -> List[Tuple[Any, Mod
             if module is not home and value is old:
                 found[id(module), name] = (old, module, name)
     return list(found.values())
+
+
+def _since(name: Optional[str]) -> List[Any]:
+    """The modules that were imported after this one began to be; all of them where that is not known."""
+    modules = list(sys.modules.items())
+    names = [other for other, _ in modules]
+    begin = names.index(name) if name in names else 0
+    return [module for _, module in modules[begin:]]

@@ -243,8 +243,12 @@ _OPEN: List[None] = []
 
 
 @contextlib.contextmanager
-def one_search() -> Iterator[None]:
-    """What is replaced in here is looked for in other modules once, at the end: looking takes milliseconds."""
+def one_search(fresh: Optional[str] = None) -> Iterator[None]:
+    """What is replaced in here is looked for in other modules once, at the end: looking takes milliseconds.
+
+    Args:
+        fresh: the module whose code has ended just now, if there is one.
+    """
     with LOCK:
         _OPEN.append(None)
         try:
@@ -252,14 +256,15 @@ def one_search() -> Iterator[None]:
         finally:
             _OPEN.pop()
             if not _OPEN:
-                _rebind_all()
+                _rebind_all(fresh)
 
 
-def _rebind_all() -> None:
+def _rebind_all(fresh: Optional[str] = None) -> None:
+    at_home = all(home.__name__ == fresh for _, home, _, _ in _SOUGHT)
     sought = {id(was): (site, now) for site, _, was, now in _SOUGHT if site.active}
     homes = [(was, home) for site, home, was, _ in _SOUGHT if site.active]
     _SOUGHT.clear()
-    for old, module, name in stale_copies(homes):
+    for old, module, name in stale_copies(homes, fresh if at_home else None):
         # What one patch has put there may have been replaced by the next one.
         while id(old) in sought:
             site, now = sought[id(old)]

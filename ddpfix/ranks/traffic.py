@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass
 class Traffic:
     """Gradient buckets on this rank, since the model was wrapped.
 
@@ -18,10 +16,11 @@ class Traffic:
         kept: how many were not.
     """
 
-    sent: int = 0
-    saved: int = 0
-    buckets: int = 0
-    kept: int = 0
+    def __init__(self) -> None:
+        self.sent, self.saved, self.buckets, self.kept = 0, 0, 0, 0
+
+    def __repr__(self) -> str:
+        return f"Traffic(sent={self.sent}, saved={self.saved}, buckets={self.buckets}, kept={self.kept})"
 
 
 COUNTED: weakref.WeakKeyDictionary[Any, Traffic] = weakref.WeakKeyDictionary()
