@@ -1,4 +1,4 @@
-"""One rank, forked from a process that imports SpeechBrain once, then runs each scenario in a forked child."""
+"""One rank, which imports SpeechBrain once, then runs each scenario in a forked child."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
 
 def main() -> None:
+    # This toolkit looks at the rank when it is imported.
+    serving.fork_ranks(Path(sys.argv[1]))
     # DDP imports this when it is built; two seconds for each child otherwise.
     import speechbrain  # noqa: F401
     import torch._dynamo  # noqa: F401

@@ -31,30 +31,39 @@ Run = Callable[[Dict[str, Any], Path], Any]
 
 
 def serve(home: Path, run: Run) -> None:
-    """Fork ``WORLD_SIZE`` ranks, which serve requests until a file ``stop`` appears in ``home``.
+    """Serve requests on ``WORLD_SIZE`` ranks until a file ``stop`` appears in ``home``.
 
     Args:
         home: where :class:`tests.support.pool.Pool` puts its requests.
         run: ``run(scenario, folder)`` runs one scenario in a forked child, whose output goes to the scenario's log, and
             fills ``scenario["found"]``, which is recorded with the error, if one was raised.
     """
+    if RANK < 0:
+        fork_ranks(home)
+    _serve(home, run)
+
+
+def fork_ranks(home: Path) -> None:
+    """Fork ``WORLD_SIZE`` ranks; returns in them, while this process waits for them and ends with them.
+
+    Called first by scripts whose toolkit looks at the rank when it is imported; :func:`serve` calls it otherwise.
+    """
     signal.signal(signal.SIGTERM, _ended)
     signal.signal(signal.SIGALRM, _orphaned)
-    signal.setitimer(signal.ITIMER_REAL, 5, 5)
     for rank in range(int(os.environ["WORLD_SIZE"])):
         child = os.fork()
         if child == 0:
             _CHILDREN.clear()
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             _become(rank, home)
-            _serve(home, run)
-            os._exit(0)
+            return
         _CHILDREN.append(child)
+    signal.setitimer(signal.ITIMER_REAL, 5, 5)
     while _CHILDREN:
         child, status = os.wait()
         _CHILDREN.remove(child)
         if status != 0:
             _ended()
+    os._exit(0)
 
 
 def _orphaned(*_: Any) -> None:
@@ -67,8 +76,12 @@ def _become(rank: int, home: Path) -> None:
     """Have what torch elastic gives to a rank, and random numbers of one's own."""
     global RANK
     RANK = rank
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"])
-    os.environ.update(MASTER_ADDR="127.0.0.1", GROUP_RANK="0", GROUP_WORLD_SIZE="1", ROLE_RANK=str(rank))
+    # Each scenario gets a port of its own before it runs.
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0", GROUP_WORLD_SIZE="1", ROLE_RANK=str(rank)
+    )
     os.environ.update(ROLE_WORLD_SIZE=os.environ["WORLD_SIZE"], ROLE_NAME="default")
     os.environ.update(TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0", TORCHELASTIC_RUN_ID="pool")
     os.environ.update(TORCHELASTIC_ERROR_FILE=str(home / f"error.{rank}.json"))
