@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 from typing import Any, Callable, Dict
 
 import torch
@@ -177,6 +178,24 @@ def losses_reduced(found: Found) -> None:
         for value in model(Plain().batch(distributed.get_rank(), number), []):
             value.mean().backward()
             distributed.all_reduce(value.detach().mean())
+        step(model)
+    found["weights"] = weights(model)
+
+
+def other_model_dropped(found: Found) -> None:
+    """A step has one backward fewer than those before it, and another model is given up before the optimizer steps."""
+    heads = TwoLosses().model()
+    del heads.never, heads.one.never, heads.other.never
+    model, other = DistributedDataParallel(heads), wrapped()
+    loss(other, 0).backward()
+    for number in range(4):
+        model.zero_grad()
+        values = model(Plain().batch(distributed.get_rank(), number), [])
+        for value in values[: 1 if number == 3 else 2]:
+            value.mean().backward()
+        if number == 3:
+            del other
+            gc.collect()
         step(model)
     found["weights"] = weights(model)
 

@@ -26,7 +26,7 @@ STOCK = (
     "parameter_returned",
 )
 RIGHT_IN_STOCK = ("hidden_loss", "losses_reduced")
-OURS = (*STOCK, "said_false", "static", "undone", "loss_reduced", *RIGHT_IN_STOCK)
+OURS = (*STOCK, "said_false", "static", "undone", "loss_reduced", "other_model_dropped", *RIGHT_IN_STOCK)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,11 @@ def test_a_closure_within_the_optimizers_step(outcomes: Dict[str, Ranks]) -> Non
 def test_several_backwards_are_reduced_as_in_stock(outcomes: Dict[str, Ranks], name: str) -> None:
     found = of(outcomes[name], "weights") + of(outcomes[f"stock-{name}"], "weights")
     assert all(weights == found[0] for weights in found)
+
+
+def test_the_end_of_another_model_leaves_a_pending_reduction(outcomes: Dict[str, Ranks]) -> None:
+    one, other = of(outcomes["other_model_dropped"], "weights")
+    assert one == other
 
 
 def test_a_collective_between_backward_and_step(outcomes: Dict[str, Ranks]) -> None:
