@@ -1,6 +1,6 @@
 """The cells that CI runs after the README's command, each with the tests where its fixes do most.
 
-Both ends of every toolkit's range and a middle; all cells, whole, take hours (``nox -s cells``).
+Of every toolkit an early and a late release, and some between; all cells, whole, take hours (``nox -s cells``).
 """
 
 from __future__ import annotations
