@@ -43,8 +43,8 @@ class Engine:
         self._decided = {d.patch: d for d in resolve.resolve(self.matrix, self.toolkits, self.settings)}
         self.notes: List[str] = []
         self.waiting = Waiting()
-        for decision in self._decided.values():
-            self.waiting.add(_armed(decision))
+        for patch in self.matrix.in_order():
+            self.waiting.add(_armed(self._decided[patch]))
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
         self.failed: Dict[str, str] = {}
@@ -63,8 +63,10 @@ class Engine:
         if version is None:
             return
         installed = {**self.toolkits, toolkit: version}
-        patches = [patch for patch in self.matrix.patches.values() if patch.toolkit == toolkit]
-        alone = [resolve.decide(self.matrix, patch, installed, self.settings) for patch in patches]
+        own = [
+            self.matrix.patches[name] for name in self.matrix.in_order() if self.matrix.patches[name].toolkit == toolkit
+        ]
+        alone = [resolve.decide(self.matrix, patch, installed, self.settings) for patch in own]
         all_others = {**self._decided, **{decision.patch: decision for decision in alone}}
         decided = [resolve.settled(self.matrix, decision, all_others) for decision in alone]
         # A finder asks while it holds the import lock, so nothing is imported while this lock is held.

@@ -29,6 +29,7 @@ def dump(matrix: Matrix, yaml: bytes) -> str:
         "digest": _digest(yaml),
         "toolkits": dict(matrix.toolkits),
         "version_files": dict(matrix.version_files),
+        "order": list(matrix.order),
         "marks": {toolkit: [mark._asdict() for mark in marks] for toolkit, marks in matrix.marks.items()},
         "patches": [
             {
@@ -51,10 +52,11 @@ def load(path: Path, yaml: Path) -> Optional[Matrix]:
         rows = Rows({patch["id"]: patch.pop("rows") for patch in whole["patches"]})
         patches = [Patch(**_tuples(patch)) for patch in whole["patches"]]
         marks = {toolkit: tuple(Mark(**_tuples(mark)) for mark in found) for toolkit, found in whole["marks"].items()}
+        order = tuple(whole["order"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     by_id = {patch.id: patch for patch in patches}
-    return Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks)
+    return Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order)
 
 
 class Rows(Sequence[Row]):

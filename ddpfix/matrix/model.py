@@ -59,6 +59,8 @@ class Patch(NamedTuple):
     # What it changes beside its targets: places written like those, and in words what is no attribute of a toolkit.
     also: Tuple[str, ...] = ()
     instead: Mapping[str, str] = _EMPTY
+    # Patches that are put in place before it, where both are: their wrappers and hooks lie below its own.
+    after: Tuple[str, ...] = ()
 
     def code_at(self, target: Target) -> str:
         """The function that is called at a target: ``file:function`` below patches/."""
@@ -104,7 +106,8 @@ class Matrix(NamedTuple):
 
     ``version_files`` has, for toolkits that ship one, the file in the package that tells its version: a clone in front
     of the installed wheel is what is imported, and the metadata is the wheel's. ``marks`` are those of toolkits without
-    a version: the first one that holds decides, and the metadata does not count.
+    a version: the first one that holds decides, and the metadata does not count. ``order`` is that in which patches are
+    put in place: by what stands in ``after``, else by their ids, whatever the order of the file.
     """
 
     toolkits: Mapping[str, str]
@@ -112,6 +115,12 @@ class Matrix(NamedTuple):
     rows: Sequence[Row]
     version_files: Mapping[str, str] = _EMPTY
     marks: Mapping[str, Tuple[Mark, ...]] = _EMPTY
+    # The ids of all patches, in the order in which they are put in place.
+    order: Tuple[str, ...] = ()
+
+    def in_order(self) -> Tuple[str, ...]:
+        """The ids of the patches in the order in which they are put in place."""
+        return self.order or tuple(sorted(self.patches))
 
     def rows_of(self, patch: str) -> List[Row]:
         # Compiled rows know it without being made into objects all.

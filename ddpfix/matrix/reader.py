@@ -18,7 +18,7 @@ from ddpfix.matrix.yaml_nodes import Node, root
 SCHEMA = "2"
 _ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
 _REQUIRED = ("toolkit", "problem", "evidence", "rows")
-_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "also")
+_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "also", "after")
 
 
 class Reader:
@@ -62,7 +62,8 @@ class Reader:
         _refuse_unknown_needs(nodes, patches)
         if self.thorough:
             toolkits.refuse_unused()
-        return Matrix(toolkits.names, patches, tuple(rows), toolkits.files, toolkits.marks)
+        order = _order(nodes, patches)
+        return Matrix(toolkits.names, patches, tuple(rows), toolkits.files, toolkits.marks, order)
 
     def _entry(self, name: str, node: Node) -> Dict[str, Node]:
         if not _ID.match(name):
@@ -82,6 +83,7 @@ class Reader:
             default="default" not in entry or entry["default"].choice(("on", "off"), "default") == "on",
             needs=entry["needs"].texts() if "needs" in entry else (),
             also=entry["also"].texts() if "also" in entry else (),
+            after=entry["after"].texts() if "after" in entry else (),
             instead=_instead(entry["instead"], when) if "instead" in entry else {},
         )
 
@@ -122,6 +124,23 @@ def _refuse_shared_variables(nodes: Mapping[str, Node], patches: Mapping[str, Pa
         if variable in taken:
             nodes[name].fail(f"patch {name!r} would be switched by {variable}, which stands for {taken[variable]}")
         taken[variable] = f"patch {name!r}"
+
+
+def _order(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> Tuple[str, ...]:
+    """The ids in the order in which patches are put in place: by ``after``, else by the alphabet."""
+    found: Dict[str, None] = {}
+    waiting = sorted(patches)
+    for name in waiting:
+        for other in patches[name].after:
+            if other not in patches:
+                nodes[name].fail(f"patch {name!r} cannot be after {other!r}; accepted are {', '.join(sorted(patches))}")
+    while waiting:
+        ready = next((name for name in waiting if all(other in found for other in patches[name].after)), None)
+        if ready is None:
+            nodes[waiting[0]].fail(f"these patches are each after another one of them: {', '.join(waiting)}")
+        found[ready] = None
+        waiting.remove(ready)
+    return tuple(found)
 
 
 def _refuse_unknown_needs(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> None:

@@ -225,6 +225,18 @@ BAD = {
         "  torch.unused",
         "cannot need 'torch.seven'",
     ),
+    "after an unknown patch": (
+        "    setting: unused\n",
+        "    after: [torch.seven]\n    setting: unused\n",
+        "  torch.unused",
+        "cannot be after 'torch.seven'",
+    ),
+    "after itself": (
+        "    setting: unused\n",
+        "    after: [torch.unused]\n    setting: unused\n",
+        "  torch.unused",
+        "each after another one of them: torch.unused",
+    ),
     "a need of itself": (
         "    setting: unused\n",
         "    needs: [torch.unused]\n    setting: unused\n",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpfix.matrix import compiled, loader, resolve
-from ddpfix.matrix.model import Matrix
+from ddpfix.matrix.model import Matrix, Patch
 from ddpfix.matrix.reader import Reader
 from ddpfix.matrix.settings import SETTINGS, read, switch_name
 from tests.support import tested
@@ -61,6 +62,7 @@ def test_shuffling_the_matrix_changes_no_decision(tmp_path: Path, seed: int, dat
         assert decided(whole, installed, chosen) == decided(stock, installed, chosen)
     assert (whole.toolkits, whole.version_files, whole.marks) == (stock.toolkits, stock.version_files, stock.marks)
     assert whole.patches == stock.patches
+    assert whole.order == stock.order
     # What is generated from the matrix does not follow its order either.
     assert tested.block(tested.read(), whole) == tested.block(tested.read(), stock)
 
@@ -72,5 +74,34 @@ def test_a_shuffled_matrix_is_compiled_to_the_same_decisions(tmp_path: Path, see
     made.write_text(compiled.dump(Reader(path).matrix(), path.read_bytes()), encoding="utf-8")
     whole = compiled.load(made, path)
     assert whole is not None
+    assert whole.order == loader.load().order
     for installed in INSTALLED:
         assert decided(whole, installed, {}) == decided(loader.load(), installed, {})
+
+
+# Patches of DDP are stages, whose order is the pipeline's; what others register there is independent of each other.
+_PIPELINE = "torch.nn.parallel.distributed:DistributedDataParallel."
+
+
+def test_patches_that_change_one_place_say_which_comes_first() -> None:
+    whole = loader.load()
+    at: Dict[str, Set[str]] = {}
+    for row in whole.rows:
+        for place in [*map(str, row.targets), *whole.patches[row.patch].also]:
+            if " " not in place and not place.startswith(_PIPELINE):
+                at.setdefault(place, set()).add(row.patch)
+    for place, patches in at.items():
+        for one, other in combinations(sorted(patches), 2):
+            # Two values of one setting exclude each other.
+            if not _exclude(whole.patches[one], whole.patches[other]):
+                assert other in _before(whole, one) or one in _before(whole, other), (place, one, other)
+
+
+def _exclude(one: Patch, other: Patch) -> bool:
+    return one.setting is not None and one.setting == other.setting and not set(one.when) & set(other.when)
+
+
+def _before(whole: Matrix, patch: str) -> Set[str]:
+    """What is put in place before a patch because it says so, or because what it is after says so."""
+    own = whole.patches[patch].after
+    return {*own, *(further for name in own for further in _before(whole, name))}
