@@ -23,7 +23,7 @@ from .names import FLAG, SPELLING
 _FAILURE = "'Expected to have finished reduction'"
 
 
-def found(site: Site, module: ModuleType, owner: Any) -> None:
+def add_flag(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.configure_ddp`` (1.0.x)."""
     # The attribute's name is fastNLP's own slip: it holds the ddp_kwargs.
     needs_names(owner, "configure_ddp", "_fsdp_kwargs", "DistributedDataParallel")

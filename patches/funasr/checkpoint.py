@@ -26,13 +26,13 @@ def layers(site: Site, module: ModuleType, owner: Any) -> None:
     skip_frames(vars(owner)["forward"])
 
 
-def _checkpointed(stock: Any) -> Callable[..., Any]:
+def _checkpointed(original: Any) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
-            return stock(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         from torch.utils.checkpoint import checkpoint
 
-        return checkpoint(_Run(stock, self), *args, use_reentrant=False, **kwargs)
+        return checkpoint(_Run(original, self), *args, use_reentrant=False, **kwargs)
 
     return forward
 
@@ -40,16 +40,16 @@ def _checkpointed(stock: Any) -> Callable[..., Any]:
 class _Run:
     """One call of a layer, and what repeats it."""
 
-    def __init__(self, stock: Any, layer: Any) -> None:
-        self.stock, self.layer = stock, layer
+    def __init__(self, original: Any, layer: Any) -> None:
+        self.original, self.layer = original, layer
         self.repeats = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.repeats:
             self.repeats = True
-            return self.stock(self.layer, *args, **kwargs)
+            return self.original(self.layer, *args, **kwargs)
         with _averages_spared(self.layer):
-            return self.stock(self.layer, *args, **kwargs)
+            return self.original(self.layer, *args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ def plain(value: Any) -> Any:
 
 def section(config: Mapping[str, Any], name: str) -> Dict[str, Any]:
     """A copy of the section ``name`` (``train_conf``, ...) as a plain dict; empty where there is none."""
-    found = plain(config.get(name))
-    return dict(found) if isinstance(found, dict) else {}
+    value = plain(config.get(name))
+    return dict(value) if isinstance(value, dict) else {}
 
 
 def merged(below: Any, above: Any) -> Any:

@@ -77,11 +77,11 @@ def _weights(config: Dict[str, Any], users: Dict[str, Any], folder: str) -> None
     """The user's checkpoint where there is one; not ``model.pb`` where the model has ``model.pt`` (1.0.7 to 1.0.27)."""
     theirs = users.get("init_param")
     paths = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-    found = str(config.get("init_param") or "")
+    current = str(config.get("init_param") or "")
     better = os.path.join(folder, "model.pt")
     if paths and all(os.path.exists(str(path)) for path in paths):
         config["init_param"] = theirs
-    elif found == os.path.join(folder, "model.pb") and not os.path.exists(found) and os.path.exists(better):
+    elif current == os.path.join(folder, "model.pb") and not os.path.exists(current) and os.path.exists(better):
         config["init_param"] = better
 
 
@@ -97,13 +97,13 @@ def _files(folder: str) -> Dict[str, Any]:
 
 
 def _paths(folder: str, named: Dict[str, Any]) -> Dict[str, Any]:
-    found: Dict[str, Any] = {}
+    paths: Dict[str, Any] = {}
     for key, value in named.items():
         if isinstance(value, dict):
-            found[key] = _paths(folder, value)
+            paths[key] = _paths(folder, value)
         elif isinstance(value, str) and os.path.exists(os.path.join(folder, value)):
-            found[key] = os.path.join(folder, value)
-    return found
+            paths[key] = os.path.join(folder, value)
+    return paths
 
 
 def _at(config: Any, dotted: str) -> Any:

@@ -46,16 +46,16 @@ def _check(kind: Any) -> None:
         raise PatchError(f"{kind.__name__} has no {', '.join(missing)} any more")
 
 
-def _len(stock: Any) -> Callable[..., int]:
+def _len(original: Any) -> Callable[..., int]:
     def __len__(self: Any) -> int:
         planned = epochs.given(self)
-        return stock(self) if planned is None else planned
+        return original(self) if planned is None else planned
 
     return __len__
 
 
 def _iter(attention: Any) -> Callable[..., Any]:
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
             dataset, number = _read(self)
             limits, counts = _limits(self, dataset, attention), Counts()

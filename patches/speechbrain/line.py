@@ -29,11 +29,11 @@ class Line:
         overrides: the yaml text of the overrides.
     """
 
-    told: argparse.ArgumentParser
+    arg_parser: argparse.ArgumentParser
     options: Dict[str, Option]
     tree: Optional[Mapping[str, Any]]
     items: List[Item]
-    said: Dict[str, Any] = field(default_factory=dict)
+    user_values: Dict[str, Any] = field(default_factory=dict)
     values: Dict[str, Any] = field(default_factory=dict)
     typed: Set[str] = field(default_factory=set)
     of_yaml: Set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ class Line:
 
     def fail(self, message: str) -> NoReturn:
         """End the run as the release's parser does, with exit code 2."""
-        parser.fail(self.told, message)
+        parser.fail(self.arg_parser, message)
 
 
 Hook = Callable[[Line], object]

@@ -26,14 +26,14 @@ def restored(site: Site, module: ModuleType, owner: Any) -> None:
     if not hasattr(vars(owner).get("no_sync"), "__wrapped__"):
         raise PatchError("Brain.no_sync is no context manager made from a generator")
 
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         @contextmanager
         def no_sync(self: Any, use: Any = True) -> Iterator[None]:
             modules = [module for module in self.modules.values() if hasattr(module, _SYNC)]
             with ExitStack() as stack:
                 for module in modules:
                     stack.enter_context(temporary.replaced(module, _SYNC, getattr(module, _SYNC)))
-                stack.enter_context(stock(self, use))
+                stack.enter_context(original(self, use))
                 yield
 
         return no_sync

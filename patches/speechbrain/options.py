@@ -67,7 +67,7 @@ def made(values: Mapping[str, Any], typed: Iterable[str], of_yaml: Iterable[str]
     return options
 
 
-def said(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
+def user_value(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
     """What the user gave for a run option: typed, in the yaml, or in run options of his own making.
 
     A null in the yaml is nothing given; a quoted "True" or "False" there is what it means.
@@ -82,8 +82,8 @@ def said(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
     """
     if name in typed(run_opts):
         return True, run_opts[name]
-    found, value = _of(hparams, name)
-    if found:
+    given, value = _of(hparams, name)
+    if given:
         return True, value
     if name in getattr(run_opts, "of_yaml", ()):
         return True, run_opts[name]

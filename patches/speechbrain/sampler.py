@@ -18,10 +18,10 @@ def single(site: Site, module: ModuleType, owner: Any) -> None:
     """``DistributedSamplerWrapper.__iter__`` with less than two items a rank."""
     checks.needs_names(owner, "__iter__", "itemgetter", "sampler")
 
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Any]:
             if self.num_samples > 1:
-                return stock(self)  # type: ignore[no-any-return]
+                return original(self)  # type: ignore[no-any-return]
             given = list(self.sampler)
             return iter([given[index] for index in super(owner, self).__iter__()])
 

@@ -18,7 +18,7 @@ from ddpfix.ranks import wrap_hooks
 NAME = "masked_spec_embed"
 
 
-def told(site: Site) -> None:
+def needs_flag(site: Site) -> None:
     """Have DDP look for unused parameters in a model that holds one."""
     wrap_hooks.needs_flag(site, _reason)
 

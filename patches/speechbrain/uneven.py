@@ -52,12 +52,12 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
     def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
         if not brains.together(brain):
             return wrapped(*args, **kwargs)
-        stock = vars(module)["tqdm"]
+        original = vars(module)["tqdm"]
 
         def tqdm(iterable: Any, *others: Any, **more: Any) -> Any:
             # What runs within the loop (another Brain's evaluation, on one rank perhaps) has loops of its own.
             own = sys._getframe(1).f_code in loops
-            return stock(evened(brain, iterable, stop) if own else iterable, *others, **more)
+            return original(evened(brain, iterable, stop) if own else iterable, *others, **more)
 
         # For the length of the loop only: elsewhere tqdm is asked for as the class that it is.
         with temporary.replaced(module, "tqdm", tqdm):
@@ -160,9 +160,9 @@ def again(loader: Any) -> Iterator[Any]:
 def _reduces_in_evaluation(brain: Any) -> bool:
     hparams = getattr(brain, "hparams", None)
     held = [*brain.modules.modules(), *(vars(hparams).values() if hparams is not None else ())]
-    found = [module for module in held if type(module).__name__ == "InputNormalization"]
+    normalizations = [module for module in held if type(module).__name__ == "InputNormalization"]
     return any(
         getattr(module, "norm_type", "") in ("batch", "global")
         and "ddp_all_reduce" in getattr(type(module).forward, "__code__", _reduces_in_evaluation.__code__).co_names
-        for module in found
+        for module in normalizations
     )

@@ -15,7 +15,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks import failure_watch
 
 
-def told(site: Site, module: ModuleType, owner: Any) -> None:
+def propagate(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``Executor.train`` and ``Executor.cv``; once it was there, ranks also watch between the two."""
 
     def run(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

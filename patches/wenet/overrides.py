@@ -42,17 +42,17 @@ def _overridden(configs: Dict[str, Any], override_list: List[str]) -> Dict[str, 
 
 
 def _apply(configs: Dict[str, Any], item: str) -> None:
-    found = _ITEM.match(item)
-    if found is None:
+    match = _ITEM.match(item)
+    if match is None:
         raise ValueError(f"no key and value can be read here; {_ACCEPTED}")
-    name, text = found["key"], found["value"]
+    name, text = match["key"], match["value"]
     section, last, missing = _place(configs, name)
     if not missing:
         old = section[last]
         section[last] = values.like(old, text, name)
         log.info(f"override_config: {name} is {section[last]!r} (was {old!r})")
         return
-    if not found["new"]:
+    if not match["new"]:
         _refuse_slips(configs, section, name, missing)
     for part in missing[:-1]:
         section[part] = {}
@@ -97,9 +97,9 @@ def _refuse_slips(configs: Dict[str, Any], section: Dict[str, Any], name: str, m
     start = name[: len(name) - len(end)]
     elsewhere = [path for path in _paths(configs) if path.startswith(start) and path.endswith("." + end)]
     near = difflib.get_close_matches(missing[0], [str(key) for key in section], cutoff=0.9)
-    meant = elsewhere or [start + ".".join([word, *missing[1:]]) for word in near]
-    if meant:
-        raise ValueError(f"the YAML has no {name}; did you mean {' or '.join(meant)}? {_ACCEPTED}")
+    suggestions = elsewhere or [start + ".".join([word, *missing[1:]]) for word in near]
+    if suggestions:
+        raise ValueError(f"the YAML has no {name}; did you mean {' or '.join(suggestions)}? {_ACCEPTED}")
 
 
 def _paths(section: Any, prefix: str = "") -> Iterator[str]:

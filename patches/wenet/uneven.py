@@ -81,14 +81,14 @@ def engine(given: Dict[str, Any]) -> Optional[str]:
         return None
     if isinstance(given["model"], DistributedDataParallel):
         return "torch_ddp"
-    said = (given.get("configs") or {}).get("train_engine")
-    return said if said in _SHARDED else None
+    engine_name = (given.get("configs") or {}).get("train_engine")
+    return engine_name if engine_name in _SHARDED else None
 
 
-def _joined(stock: Any) -> Any:
+def _joined(original: Any) -> Any:
     def wenet_join(group_join: Any, info_dict: Any) -> Any:
         # Every rank that gets here has a batch, and so have the others.
-        return False if RUNNING.get() else stock(group_join, info_dict)
+        return False if RUNNING.get() else original(group_join, info_dict)
 
     return wenet_join
 

@@ -67,7 +67,7 @@ if RELEASE >= (1, 0, 24):
 @pytest.fixture
 def site() -> Iterator[Site]:
     made = Site("test", {"unused": "auto"})
-    unused.dead(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
+    unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     yield made
     made.undo()
 
@@ -235,7 +235,7 @@ def test_a_parameter_with_a_second_name_is_used(site: Site) -> None:
 
 def test_the_setting_find_freezes_nothing() -> None:
     made = Site("test", {"unused": "find"})
-    unused.dead(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
+    unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     try:
         model = subject()
         assert wrap(model) == []
