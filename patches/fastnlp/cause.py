@@ -55,7 +55,7 @@ def _failed(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _say(driver: Any, error: BaseException) -> None:
-    """Tell the cause, if it is this rank's; else wait for the rank whose cause it is."""
+    """Report the cause, if it is this rank's; else wait for the rank whose cause it is."""
     rank = driver.global_rank
     follows, text = peers.follows(error), peers.formatted(error)
     if not follows and peers.claim(rank, text):
@@ -64,7 +64,7 @@ def _say(driver: Any, error: BaseException) -> None:
             # The others, which this rank ends now, are not to be taken for the first.
             error_file.next_second()
         return
-    # The first rank ends this one when it has said what it has to say.
+    # The first rank ends this one when it has reported its cause.
     cause = peers.first_cause(rank, _others(driver))
     if not follows:
         # Still there, so it says its own as well; the first one comes at the end of all, when the exception is printed.

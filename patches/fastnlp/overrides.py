@@ -1,7 +1,7 @@
 """Settings for DDP that fastNLP 1.0.x drops without a word, because they stand where nothing reads them.
 
 ``Trainer`` takes any keyword, and hands all of them to its driver, which reads ``torch_kwargs['ddp_kwargs']`` alone.
-Where it is clear what was meant it arrives there; where it is not, a warning says how it is written.
+Where the intention is clear, the setting is passed on to there; where it is not, a warning says how it is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddpfix.patching.site import Site
 
 from .names import FLAG, SPELLING
 
-# What nothing but DDP takes: wherever one of these stands, it is meant for DDP.
+# What nothing but DDP takes: wherever one of these stands, it is intended for DDP.
 _CLEAR = (FLAG, "static_graph", "broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "check_reduction")
 _LAUNCHED = "FASTNLP_BACKEND_LAUNCH"
 
@@ -91,7 +91,7 @@ def _mapping(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _name_unclear(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
-    """Settings that this driver does not read, and that may have been meant for another one."""
+    """Settings that this driver does not read, and that may be intended for another one."""
     of_ddp = set(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", *_CLEAR}
     for place, holder in (("", kwargs), ("torch_kwargs: ", torch_kwargs)):
         for name in sorted(of_ddp.intersection(holder)):
@@ -133,7 +133,7 @@ def _chosen(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _ddp_settings(rest: Mapping[str, Any]) -> List[str]:
-    """The places at which something was said to DDP."""
+    """The places that hold a setting for DDP."""
     inner = _mapping(rest, "torch_kwargs")
     direct = [name for name in ("ddp_kwargs", *_CLEAR) if rest.get(name) is not None]
     return direct + [f"torch_kwargs: {name}" for name in ("ddp_kwargs", *_CLEAR) if inner.get(name) is not None]

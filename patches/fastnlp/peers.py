@@ -1,4 +1,4 @@
-"""What ranks know of each other's failures: told through the process group's store, or seen at their processes."""
+"""What ranks know of each other's failures, from the process group's store or from their processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def formatted(error: BaseException) -> str:
 
 
 def claim(rank: int, cause: str) -> bool:
-    """Whether this rank is the first to fail; then the others can read its cause. True where nobody can be asked."""
+    """Whether this rank failed first; the others can then read its cause. True where the store does not answer."""
     message = f"rank {rank} did. Its error:\n{cause[100 - failure_watch.LENGTH :]}"
     return bool(_answered(lambda: failure_watch.claim(message), True))
 
@@ -118,7 +118,7 @@ def _named(number: int) -> str:
 
 
 def hook_uncaught(rank: int, pids: List[int]) -> None:
-    """Have an exception that nobody catches told to the other ranks, or followed by what they told, once printed."""
+    """Have an uncaught exception reported to the other ranks, or followed by their report, once it is printed."""
     if _HOOK:
         return
     original = sys.excepthook
@@ -137,7 +137,7 @@ def hook_uncaught(rank: int, pids: List[int]) -> None:
 
 
 def forget() -> None:
-    """Take the hook back, unless somebody has put his own over it: ours then only passes on to the stock one."""
+    """Take the hook back, unless somebody has put his own over it: ours then only passes on to the original one."""
     if _HOOK and sys.excepthook is _HOOK[1]:
         sys.excepthook = _HOOK[0]
     _HOOK.clear()

@@ -19,8 +19,8 @@ from ddpfix.patching.site import Site
 def layers(site: Site, module: ModuleType, owner: Any) -> None:
     """Run each layer of this class through ``torch.utils.checkpoint``, of the kind that is not reentrant.
 
-    Gradients are those of stock to the last bit: the random state is restored for the second run, and what is no
-    function of the input (the running averages of batch norm) is left out of it.
+    Gradients equal those without checkpointing to the last bit: the random state is restored for the second run, and
+    what is no function of the input (the running averages of batch norm) is left out of it.
     """
     site.wrap_hot(owner, "forward", _checkpointed)
     skip_frames(vars(owner)["forward"])

@@ -44,7 +44,7 @@ class Run:
         return str(getattr(self.namespace.get("Trainer"), "__module__", "")).endswith("trainer_ds")
 
 
-# Names in train_conf that a cure of ours reads, where the release itself does not.
+# Names in train_conf that a fix of ours reads, where the release itself does not.
 READ_BY_US: Set[str] = set()
 
 Hook = Callable[[Run], object]
@@ -85,7 +85,7 @@ def around_main(site: Site, factory: Around) -> None:
 
 
 def reads(site: Site, name: str) -> None:
-    """Say that a cure gives ``train_conf.<name>`` its meaning, so that nobody calls it unread."""
+    """Declare that a fix gives ``train_conf.<name>`` its meaning, so that nobody calls it unread."""
     READ_BY_US.add(name)
     site.at_undo(lambda: READ_BY_US.discard(name))
 
@@ -157,7 +157,7 @@ def _call(hooks: List[Hook], run: Run) -> None:
         try:
             hook(run)
         except ValueError:
-            # Said on purpose: a setting that cannot be meant, or cannot work here.
+            # Raised on purpose: a setting that is invalid, or cannot work here.
             raise
         except Exception as error:
             log.warning(f"{hook.__module__} could not look at the configuration, which stays as it was: {error!r}")

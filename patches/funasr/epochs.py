@@ -33,7 +33,7 @@ class Epoch:
         self.sampler = getattr(loader, "batch_sampler", None)
         self.counts = Counts()
         self.hints: Dict[str, str] = {}
-        # What each rank reported: number of batches, then its counts. None: the ranks have not been asked.
+        # What each rank reported: number of batches, then its counts. None: nothing was gathered yet.
         self.ranks: Optional[List[List[int]]] = None
         self.batches: Optional[int] = None
 
@@ -58,7 +58,7 @@ def alone() -> bool:
 
 
 def counted(sampler: Any, batches: int) -> None:
-    """Have ``len(sampler)`` tell what it gives: trainers log it, and some step on the last batch."""
+    """Have ``len(sampler)`` return what it gives: trainers log it, and some step on the last batch."""
     if hasattr(sampler, "batch_num"):
         sampler.batch_num = batches
     _GIVEN[sampler] = batches
@@ -98,7 +98,7 @@ class _Tracked:
     def __call__(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         outer = running()
         if outer is not None and outer.trainer is instance and outer.training == self.training:
-            # Two patches watch; the outer one has begun this epoch.
+            # Two patches track epochs; the outer one has begun this one.
             return wrapped(*args, **kwargs)
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
         loader = "dataloader_train" if self.training else "dataloader_val"

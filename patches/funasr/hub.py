@@ -1,4 +1,4 @@
-"""What the user says about a section (``++frontend_conf.X=``) no longer costs the files that the model brings for it.
+"""A user's setting in a section (``++frontend_conf.X=``) no longer removes the files that the model brings for it.
 
 A model's ``configuration.json`` names its files (CMVN, token list). ModelScope's branch up to 1.1.6 and Hugging Face's
 to this day replace the whole section by the user's: training runs without CMVN, or dies of a missing token list.
@@ -56,7 +56,7 @@ def _readable(kwargs: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def completed(result: Any, users: Dict[str, Any]) -> Any:
-    """The merged configuration with the model's files and all that the user said; the result itself if it has both."""
+    """The merged configuration with the model's files and the user's settings; the result itself if it has both."""
     config = plain_all(result)
     folder = str(config.get("model_path") or "")
     brought = _files(folder)
@@ -113,7 +113,7 @@ def _at(config: Any, dotted: str) -> Any:
 
 
 def _hub(run: entry.Run) -> None:
-    """Words for a hub that this release does not know lead to the one that it does, or stop the run with what to do."""
+    """Map names of a hub that this release does not know to those that it does, or stop the run with what to do."""
     word = str(run.cfg.get("hub") or run.cfg.get("model_hub") or "ms")
     hub = {"huggingface": "hf", "modelscope": "ms"}.get(word, word)
     if "model_conf" in run.cfg or (hub == word and hub != "hf"):

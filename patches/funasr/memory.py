@@ -1,6 +1,6 @@
 """Length limits and batch sizes of FunASR's samplers hold for every batch, and lengths do not climb through an epoch.
 
-What a sampler gives is worked over after it has given it (from 1.0.18 on). Where a sampler makes the batches of all
+The batches of a sampler are changed after it has made them (from 1.0.18 on). Where a sampler makes the batches of all
 ranks from one list, this does so too, so that all ranks keep the same number of batches.
 """
 
@@ -56,7 +56,7 @@ def _check(owner: Any) -> None:
 
 
 def note(sampler: Any, batches: List[Batch], counts: Counts, limits: Limits) -> None:
-    """Leave word for the epoch's line, and for whoever asks for the sampler's length."""
+    """Record the counts for the epoch's line, and the number of batches for ``len(sampler)``."""
     epochs.counted(sampler, len(batches))
     epoch = epochs.of(sampler)
     if epoch is not None:
@@ -131,7 +131,7 @@ def _one_list(original: Any, sampler: Any, kind: str, limits: Limits, counts: Co
     if kind in _CLIMBING and sampler.shuffle and sampler.is_training:
         batches = mixed(batches, ranks, sampler.epoch, limits)
     if sampler.rank != 0 and _same_list(sampler):
-        # All ranks have counted the same: rank 0 tells.
+        # All ranks have counted the same: rank 0 reports.
         vars(counts).update(vars(Counts()))
     if kind == "EspnetStyleBatchSampler":
         each = len(batches) // ranks

@@ -1,4 +1,4 @@
-"""The samplers before 1.0.18: they measured one sample and gave another, and gave all ranks the same batches.
+"""The samplers before 1.0.18: they measured one sample and yielded another, and gave all ranks the same batches.
 
 They shuffle, sort each buffer by length, and fill batches; then they yield positions where they have measured what lies
 at the shuffled position, lose the last batch, and (the default one) leave out the rank. This makes the batches anew by
@@ -70,7 +70,7 @@ def _iter(attention: Any) -> Callable[..., Any]:
             if self.shuffle:
                 batches = mixed(batches, ranks, number, limits)
             if rank != 0:
-                # All ranks have counted the same: rank 0 tells.
+                # All ranks have counted the same: rank 0 reports.
                 counts = Counts()
             batches = batches[rank::ranks]
             memory.note(self, batches, counts, limits)

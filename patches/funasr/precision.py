@@ -103,9 +103,9 @@ def autocast(site: Site, module: ModuleType, owner: Any) -> None:
 def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
     """Gradients are unscaled before they are clipped, and the scale backs off after a norm that is not finite.
 
-    Stock clips the scaled gradients: with a scale of 65536 and a limit of 5, a step of SGD is 7.6e-5 instead of 5. A
-    norm that is not finite leads past ``scaler.update()``, so that the scale never shrinks and every later step is
-    skipped, too.
+    The unpatched trainer clips the scaled gradients: with a scale of 65536 and a limit of 5, a step of SGD is 7.6e-5
+    instead of 5. A norm that is not finite leads past ``scaler.update()``, so that the scale never shrinks and every
+    later step is skipped, too.
     """
     name = trainers.method(owner, "train_epoch")
 

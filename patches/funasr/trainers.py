@@ -1,4 +1,4 @@
-"""What the cures of FunASR's trainers share: what an epoch was given, under the names of all releases."""
+"""What the fixes for FunASR's trainers share: the arguments of an epoch, under the names of all releases."""
 
 from __future__ import annotations
 

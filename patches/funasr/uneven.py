@@ -1,7 +1,7 @@
 """Ranks with different numbers of batches finish an epoch together (upstream 1539, 2006).
 
-Ranks make their batches from their own share of the data, so they cannot know each other's numbers: they ask once an
-epoch. The shorter ones then repeat some of their batches (``pad``), or all stop at the shortest (``stop``).
+Ranks make their batches from their own share of the data, so they cannot know each other's numbers: they gather them
+once an epoch. The shorter ones then repeat some of their batches (``pad``), or all stop at the shortest (``stop``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Parts of FunASR's models that no training step uses: frozen before DDP wraps the model, or else DDP is told to look.
+"""Parts of FunASR's models that no training step uses: frozen before DDP wraps the model, or else DDP looks for them.
 
 SeacoParaformer trains on the first output of its predictor only, so the timestamp branch never gets a gradient (issue
-1584: "Expected to have finished reduction"). A parameter that never gets one trains as well without asking for one, and
-DDP then has nothing to look for. That it never does is read off the code, so it holds for code that was looked at: each
-claim names the hashes of the forwards (with all methods that they call) with which it was verified. Any other code, a
-user's subclass for one, gets ``find_unused_parameters=True``.
+1584: "Expected to have finished reduction"). Freezing a parameter that never gets a gradient changes nothing, and DDP
+then has nothing to look for. The claim is derived from the code, so it holds for verified code only: each claim names
+the hashes of the forwards (with all methods that they call) with which it was verified. Any other code, a user's
+subclass for one, gets ``find_unused_parameters=True``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Claim:
 
     Attributes:
         family: the class (of FunASR, or a subclass of it) that this is about.
-        dead: names below which the parameters lie.
+        unused_names: names below which the parameters lie.
         when: whether it holds for an instance as it is configured.
-        because: why, in words.
-        examined: for the model ("") and those of its modules that decide it, the hashes of the code it is true for.
+        reason: why, in words.
+        known_hashes: for the model ("") and those of its modules that decide it, the hashes of the code it is true for.
     """
 
     family: str
@@ -151,7 +151,7 @@ def freeze(model: Any, frozen: Any) -> None:
     """Freeze the verified parts of a model that FunASR's (or another toolkit's) own trainer is about to wrap.
 
     In a loop of the user's own, more than the forward may reach these parameters, so nothing is frozen there; nor where
-    the user has asked for ``find_unused_parameters=True``.
+    the user has requested ``find_unused_parameters=True``.
     """
     known, value = wrap_hooks.user_choice()
     if not known or value:
@@ -189,7 +189,7 @@ def unused(model: Any) -> Iterator[Tuple[Any, Claim, List[Tuple[str, Any]]]]:
 
 
 def is_verified(model: Any, claim: Claim) -> bool:
-    """Whether this very code was examined, and nothing else reaches into it."""
+    """Whether exactly this code was verified, and no hook reaches into it."""
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     hashes = (source_hash.of_forward(_part(model, name)) in known for name, known in claim.known_hashes.items())
     return not hooked and all(hashes)

@@ -1,4 +1,4 @@
-"""SpeechBrain's command line, read as it is meant and handed to the release's own parser as that one wants it.
+"""SpeechBrain's command line, read as intended and passed to the release's own parser in the form that it accepts.
 
 Before 1.1.0 the parser is the function ``speechbrain.core.parse_arguments``, from then on the class method
 ``RunOptions.from_command_line_args``, to which ``speechbrain.parse_arguments`` is bound (speechbrain issue 2340).
@@ -62,7 +62,7 @@ def _bind_anew(site: Site, original: MethodType, now: Any) -> None:
 
 
 def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Parsed:
-    """What the release's parser returns, for what was meant: path of the yaml, run options, overrides as yaml text."""
+    """The result of the release's parser for the intended line: yaml path, run options, overrides as yaml text."""
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("arg_list")
     argv = [str(word) for word in (sys.argv[1:] if given is None else given)]
     try:
@@ -111,7 +111,7 @@ def _note_value(line: Line, item: Item, option: Option) -> None:
 
 
 def _canonical(line: Line) -> List[str]:
-    """The run options as every release's parser takes them: in full, a flag only where it is meant, and no others."""
+    """The run options as every release's parser takes them: in full, a flag only where it is true, and no others."""
     argv: List[str] = []
     for item in line.items:
         if item.option is not None and item.option.real and item.option.kind != "flag":

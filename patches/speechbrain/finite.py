@@ -94,7 +94,7 @@ def _check_gradients(muted: Muted, original: Any) -> Callable[..., Any]:
         result = original(self, loss)
         if result or self not in muted or bool(torch.isfinite(loss)):
             return result
-        # Counted, warned of, patience not at an end: now as for any other loss, so that this rank clips and steps, too.
+        # The loss is counted and warned of. A second call with a finite loss clips, so that this rank steps, too.
         return original(self, torch.zeros_like(loss))
 
     return check_gradients

@@ -93,7 +93,7 @@ def user_value(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
 def typed(run_opts: Any) -> FrozenSet[str]:
     """The names in run options that beat the yaml.
 
-    All of a dict that is not the parser's. In the parser's own, where we were not asked to note what was typed: what
+    All of a dict that is not the parser's. In the parser's own, where nobody noted what was typed: what
     differs from its defaults.
     """
     if isinstance(run_opts, Options):

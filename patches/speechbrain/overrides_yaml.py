@@ -29,12 +29,12 @@ class _Entry:
 
 
 def text(items: Sequence[Item], tree: Optional[Mapping[str, Any]], arg_parser: argparse.ArgumentParser) -> str:
-    """The overrides as yaml text; for what the release understands, letter by letter the release's own.
+    """The overrides as yaml text; for what the release understands, identical to the release's own.
 
     Args:
         items: what is no run option, in the order of the command line.
         tree: the yaml's top level, or None if it cannot be read.
-        told: ends the run where a form is not accepted.
+        arg_parser: ends the run where a form is not accepted.
     """
     entries: Dict[str, _Entry] = {}
     last = ""
@@ -134,7 +134,7 @@ def _bare(name: str, path: Path, tree: Mapping[str, Any], arg_parser: argparse.A
 
 
 def _check(item: Item, path: Path, tree: Optional[Mapping[str, Any]], arg_parser: argparse.ArgumentParser) -> None:
-    """End the run where the yaml has no mapping to put the value in; say it where the mapping has no such key."""
+    """End the run where the yaml has no mapping to put the value in; warn where the mapping has no such key."""
     if tree is None or path[0] not in tree:
         return
     for depth in range(1, len(path)):
@@ -150,6 +150,6 @@ def _check(item: Item, path: Path, tree: Optional[Mapping[str, Any]], arg_parser
 
 
 def hint(name: str, known: Sequence[str], dashes: str = "") -> str:
-    """What may have been meant, as the end of a sentence; "" where nothing is close."""
+    """Similar names, as the end of a sentence; "" where nothing is close."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(dashes + word for word in close)}?" if close else ""

@@ -63,7 +63,7 @@ def of(owner: Any) -> argparse.ArgumentParser:
     original = inspect.unwrap(owner.__dict__["parse_arguments"])
     if not isinstance(original, FunctionType):
         raise PatchError(f"parse_arguments is a {type(original).__name__}, not a plain function")
-    # The function itself, on globals of its own: nothing that others see is changed meanwhile.
+    # The function itself, on globals of its own: nothing that other code sees is changed.
     seen = {**original.__globals__, "argparse": SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Catching})}
     try:
         FunctionType(original.__code__, seen)(["hyperparams.yaml"])

@@ -1,8 +1,8 @@
-"""Ranks get batches from their samplers where stock stumbles (all releases; 0.5.14 and later).
+"""Ranks get the right batches from their samplers in two corner cases (all releases; 0.5.14 and later).
 
 ``DistributedSamplerWrapper`` picks with ``itemgetter``, which gives no tuple for a single item: with exactly one batch
 a rank it yields that batch's indices as if each were a batch, and with a sampler of indices it dies. And a Brain
-without hparams dies under DDP because ``self.hparams`` is asked for ``sorting``.
+without hparams dies under DDP because ``sorting`` is looked up in ``self.hparams``.
 """
 
 from __future__ import annotations

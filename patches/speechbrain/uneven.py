@@ -8,7 +8,7 @@ rank cannot say how many it has, they agree one batch ahead instead, beside the 
 Validation is not touched: its forward has no collective, and a batch that counts twice would change its numbers. The
 exception is InputNormalization of 1.0.3 over a batch or globally, which reduces in evaluation, too.
 
-Reached through the loops of ``Brain.fit``: a recipe that goes over its loader in a loop of its own is on its own.
+Reached through the loops of ``Brain.fit``: a recipe that goes over its loader in a loop of its own is not covered.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
             own = sys._getframe(1).f_code in loops
             return original(evened(brain, iterable, stop) if own else iterable, *others, **more)
 
-        # For the length of the loop only: elsewhere tqdm is asked for as the class that it is.
+        # For the length of the loop only: elsewhere tqdm is used as a class.
         with temporary.replaced(module, "tqdm", tqdm):
             return wrapped(*args, **kwargs)
 
@@ -106,7 +106,7 @@ def remaining(loader: Any) -> Tuple[int, int]:
         total = len(loader)
     except (TypeError, AttributeError, NotImplementedError):
         return UNKNOWN, UNKNOWN
-    # A LoopedLoader counts its own steps; a SaveableDataLoader is told how many to skip.
+    # A LoopedLoader counts its own steps; a SaveableDataLoader holds how many to skip.
     given = loader.step if hasattr(loader, "epoch_length") else getattr(loader, "_speechbrain_recovery_skip_to", None)
     return max(0, total - (given or 0)), total
 

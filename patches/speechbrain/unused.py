@@ -1,8 +1,8 @@
 """``find_unused_parameters`` of SpeechBrain's Brain (speechbrain issue 2340).
 
 The advice of that thread, ``--find_unused_parameters=True``, is refused by every release that has the flag, and the
-Brain always hands its own False to DDP where nobody said anything. So what the user said is noted, and told while DDP
-is built; where he said nothing, ``torch.unused`` decides by the model.
+Brain always hands its own False to DDP where nobody set it. So the user's value is noted, and passed on while DDP is
+built; where he set none, ``torch.unused`` decides by the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _USER_VALUES: weakref.WeakKeyDictionary[Any, Optional[bool]] = weakref.WeakKeyDi
 
 
 def note_user_value(site: Site, module: ModuleType, owner: Any) -> None:
-    """Note what was said when a Brain is made, and tell it when it wraps its modules, whoever calls that."""
+    """Note the user's value when a Brain is made, and pass it on when it wraps its modules, whoever calls that."""
     site.wrap(owner, "__init__", _made)
     site.wrap(owner, "_wrap_distributed", _wrapped)
     spec_augment.needs_flag(site)

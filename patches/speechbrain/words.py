@@ -19,7 +19,7 @@ class Item:
         name: without the dashes in front.
         value: what follows the first "=", or None.
         words: the words that follow, up to the next item.
-        option: the run option that is meant; None for an override of the yaml.
+        option: the run option that the name stands for; None for an override of the yaml.
     """
 
     name: str
@@ -58,7 +58,7 @@ def matching_options(name: str, options: Mapping[str, Option], keys: Collection[
     if plain in options:
         return [options[plain]]
     prefixed = [option for known, option in options.items() if plain and known.startswith(plain)]
-    # What the release itself knows comes first: an abbreviation means what it has always meant.
+    # What the release itself knows comes first: an abbreviation keeps its meaning.
     return [option for option in prefixed if option.real] or prefixed
 
 

@@ -91,7 +91,7 @@ def _is_plain(node: Any) -> bool:
 
 
 def fits(value: Any, flag: bool) -> bool:
-    """Whether a yaml value can be meant for a run option of that name, and is not something else of the same name."""
+    """Whether a yaml value fits a run option of that name, and is not something else of the same name."""
     if flag:
         return isinstance(value, (bool, int)) or (isinstance(value, str) and truth(value) is not None)
     return isinstance(value, (*_PLAIN, list, tuple))

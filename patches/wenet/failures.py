@@ -1,7 +1,8 @@
 """A rank that fails in an epoch or a validation ends all ranks, with the cause (all releases).
 
-Stock: the others wait for it in a collective, as long as its process or torch's time limit lasts. Recipes of 1.x and
-2.x start ranks in the background, where nobody ends them; ``Join.__exit__`` tells nobody that it was left by an error.
+Unpatched, the others wait for it in a collective, as long as its process or torch's time limit lasts. Recipes of 1.x
+and 2.x start ranks in the background, where nobody ends them; ``Join.__exit__`` does not report that it was left by an
+error.
 """
 
 from __future__ import annotations

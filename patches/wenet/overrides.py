@@ -1,4 +1,4 @@
-"""``--override_config``: what is given arrives, or the run ends and says what is accepted.
+"""``--override_config``: every override takes effect, or the run ends with the accepted forms.
 
 WeNet takes ``"key value"`` only: ``key=value`` and values with spaces are skipped with a line in the log, every word
 but true and True is False, a key that the YAML lacks is a KeyError and one whose value is null a TypeError.
@@ -92,7 +92,7 @@ def _key(section: Any, part: str, so_far: str) -> Any:
 
 
 def _refuse_slips(configs: Dict[str, Any], section: Dict[str, Any], name: str, missing: List[str]) -> None:
-    """A key that looks like a slip is an error: a setting that is added beside the one that was meant gets lost."""
+    """A key that looks like a slip is an error: a setting that is added beside the intended one gets lost."""
     end = ".".join(missing)
     start = name[: len(name) - len(end)]
     elsewhere = [path for path in _paths(configs) if path.startswith(start) and path.endswith("." + end)]

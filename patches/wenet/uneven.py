@@ -1,8 +1,8 @@
 """Ranks with different numbers of batches train an epoch together (WeNet 1.0 to main; issues 842 and 2266).
 
-Stock has no means against it in 1.x. From 2.0 on a rank that is done waits in ``model.join``, which goes wrong where
-the others come to anything else than a training step (validation in step mode) and leaves ranks with different
-learning rates; deepspeed and FSDP have a barrier with a time limit instead, which cannot tell slow from done.
+WeNet 1.x does nothing about it. From 2.0 on a rank that is done waits in ``model.join``, which goes wrong where the
+others come to anything else than a training step (validation in step mode) and leaves ranks with different learning
+rates; deepspeed and FSDP have a barrier with a time limit instead, which cannot tell slow from done.
 
 Here each rank fetches one batch ahead, and ranks agree on batch n+1 while step n runs (:mod:`.batches`). All ranks
 then take the same number of steps, so that nothing else in an epoch is uneven:

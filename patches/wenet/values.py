@@ -1,4 +1,4 @@
-"""What a text on the command line means in the place of a value that a YAML file holds."""
+"""The value of a command-line text that replaces a value of a YAML file."""
 
 from __future__ import annotations
 
