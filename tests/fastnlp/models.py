@@ -68,8 +68,8 @@ class Spoken(nn.Module):
     def forward(self, x: torch.Tensor) -> Dict[str, torch.Tensor]:
         words = (x.abs() * 10).long() % 20 + 3
         output = self.model(input_ids=words, decoder_input_ids=words, return_dict=True)
-        output = output.logits if hasattr(output, "logits") else output.last_hidden_state
-        return {"loss": output.pow(2).mean()}
+        states = output.logits if hasattr(output, "logits") else output.last_hidden_state
+        return {"loss": states.pow(2).mean()}
 
 
 class Own(nn.Module):
