@@ -37,7 +37,7 @@ def first(site: Site, module: ModuleType, owner: Any) -> None:
 def _set_up(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
     # A rank may also fail outside of Trainer.run, where fastNLP does not notice.
-    peers.watch_uncaught(driver.global_rank, _others(driver))
+    peers.hook_uncaught(driver.global_rank, _others(driver))
     return result
 
 
@@ -55,22 +55,22 @@ def _failed(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _say(driver: Any, error: BaseException) -> None:
-    """Tell the cause, if it is this rank's; else wait for the rank whose cause it is."""
+    """Report the cause, if it is this rank's; else wait for the rank whose cause it is."""
     rank = driver.global_rank
-    follows, text = peers.follows(error), peers.told_as(error)
+    follows, text = peers.follows(error), peers.formatted(error)
     if not follows and peers.claim(rank, text):
         _print(driver, f"\nddpfix: rank {rank} failed first and ends the others. The cause:\n{text}\n")
         if error_file.write(error):
             # The others, which this rank ends now, are not to be taken for the first.
             error_file.next_second()
         return
-    # The first rank ends this one when it has said what it has to say.
-    found = peers.first_cause(rank, _others(driver))
+    # The first rank ends this one when it has reported its cause.
+    cause = peers.first_cause(rank, _others(driver))
     if not follows:
         # Still there, so it says its own as well; the first one comes at the end of all, when the exception is printed.
         _print(driver, f"\nddpfix: rank {rank} failed as well. The cause:\n{text}\n")
-    elif found:
-        error.args = (f"{error}\n{found}",)
+    elif cause:
+        error.args = (f"{error}\n{cause}",)
 
 
 def _print(driver: Any, text: str) -> None:

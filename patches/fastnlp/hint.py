@@ -1,7 +1,7 @@
 """fastNLP's own advice on unused parameters, also with ``driver='auto'``.
 
-``Trainer.run`` logs "You may need to pass torch_kwargs={'ddp_kwargs': ...}" where the driver was asked for by a name
-that has "torch" in it. With 'auto', which is the default and means 'torch' for a torch module, nothing is said.
+``Trainer.run`` logs "You may need to pass torch_kwargs={'ddp_kwargs': ...}" where the driver was requested by a
+name that has "torch" in it. With 'auto', which is the default and means 'torch' for a torch module, it logs nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A log file for each rank that fastNLP starts.
 
 With ``output_from_new_proc=FOLDER`` the files are named by the rank of the process that starts the others, which is
-always 0: from three ranks on they write over each other, and what the failing one said is lost.
+always 0: from three ranks on they write over each other, and the output of the failing one is lost.
 """
 
 from __future__ import annotations

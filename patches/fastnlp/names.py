@@ -1,4 +1,4 @@
-"""What the cures of fastNLP share."""
+"""Names that the fixes for fastNLP share."""
 
 from __future__ import annotations
 

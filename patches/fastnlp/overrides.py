@@ -1,7 +1,7 @@
 """Settings for DDP that fastNLP 1.0.x drops without a word, because they stand where nothing reads them.
 
 ``Trainer`` takes any keyword, and hands all of them to its driver, which reads ``torch_kwargs['ddp_kwargs']`` alone.
-Where it is clear what was meant it arrives there; where it is not, a warning says how it is written.
+Where the intention is clear, the setting is passed on to there; where it is not, a warning says how it is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddpfix.patching.site import Site
 
 from .names import FLAG, SPELLING
 
-# What nothing but DDP takes: wherever one of these stands, it is meant for DDP.
+# What nothing but DDP takes: wherever one of these stands, it is intended for DDP.
 _CLEAR = (FLAG, "static_graph", "broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "check_reduction")
 _LAUNCHED = "FASTNLP_BACKEND_LAUNCH"
 
@@ -38,7 +38,7 @@ def choose(site: Site, module: ModuleType, owner: Any) -> None:
 def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
     bound = inspect.signature(wrapped).bind(*args, **kwargs)
     given = bound.arguments.get("torch_kwargs")
-    settings = meant(given or {}, bound.arguments.get("kwargs", {}))
+    settings = intended_ddp_kwargs(given or {}, bound.arguments.get("kwargs", {}))
     if settings or "ddp_kwargs" in (given or {}):
         bound.arguments["torch_kwargs"] = {**(given or {}), "ddp_kwargs": settings}
     wrapped(*bound.args, **bound.kwargs)
@@ -46,7 +46,7 @@ def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
         log.warning(f"{_listed(settings)} has no effect: the model is wrapped in DDP already; give it to that DDP")
 
 
-def meant(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
+def intended_ddp_kwargs(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
     """The keywords for DDP that a user gave, wherever he put them; what stands in the right place wins.
 
     Args:
@@ -91,7 +91,7 @@ def _mapping(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _name_unclear(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
-    """Settings that this driver does not read, and that may have been meant for another one."""
+    """Settings that this driver does not read, and that may be intended for another one."""
     of_ddp = set(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", *_CLEAR}
     for place, holder in (("", kwargs), ("torch_kwargs: ", torch_kwargs)):
         for name in sorted(of_ddp.intersection(holder)):
@@ -115,26 +115,28 @@ def _chosen(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     driver, rest = given["driver"], given.get("kwargs", {})
     if "wo_auto_param_call" in rest:
         log.warning("wo_auto_param_call is read by nothing: the keyword is called model_wo_auto_param_call")
-    asked = _asked(rest)
+    ddp_settings = _ddp_settings(rest)
     if not isinstance(driver, str):
-        if asked:
-            log.warning(f"{', '.join(asked)} has no effect beside a driver of your own: give it to that driver")
+        if ddp_settings:
+            log.warning(f"{', '.join(ddp_settings)} has no effect beside a driver of your own: give it to that driver")
     elif driver == "torch_fsdp" and _LAUNCHED in os.environ:
         log.warning(
             "driver='torch_fsdp' under torchrun trains with DDP, nothing is sharded, and fsdp_kwargs is not read:"
             " fastNLP builds its FSDP driver only where it starts the ranks itself (python script.py, device=[0, 1])"
         )
-    elif driver in ("fairscale", "deepspeed", "torch_fsdp") and asked:
-        cure = "fairscale_kwargs={'fs_type': 'ddp', 'ddp_kwargs': {...}}" if driver == "fairscale" else "driver='torch'"
-        log.warning(f"{', '.join(asked)} has no effect with driver={driver!r}; DDP is {cure}")
+    elif driver in ("fairscale", "deepspeed", "torch_fsdp") and ddp_settings:
+        advice = (
+            "fairscale_kwargs={'fs_type': 'ddp', 'ddp_kwargs': {...}}" if driver == "fairscale" else "driver='torch'"
+        )
+        log.warning(f"{', '.join(ddp_settings)} has no effect with driver={driver!r}; DDP is {advice}")
     return wrapped(*args, **kwargs)
 
 
-def _asked(rest: Mapping[str, Any]) -> List[str]:
-    """The places at which something was said to DDP."""
+def _ddp_settings(rest: Mapping[str, Any]) -> List[str]:
+    """The places that hold a setting for DDP."""
     inner = _mapping(rest, "torch_kwargs")
-    found = [name for name in ("ddp_kwargs", *_CLEAR) if rest.get(name) is not None]
-    return found + [f"torch_kwargs: {name}" for name in ("ddp_kwargs", *_CLEAR) if inner.get(name) is not None]
+    direct = [name for name in ("ddp_kwargs", *_CLEAR) if rest.get(name) is not None]
+    return direct + [f"torch_kwargs: {name}" for name in ("ddp_kwargs", *_CLEAR) if inner.get(name) is not None]
 
 
 def _listed(settings: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What ranks know of each other's failures: told through the process group's store, or seen at their processes."""
+"""What ranks know of each other's failures, from the process group's store or from their processes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def follows(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _FOLLOWS.search(str(error)) is not None
 
 
-def told_as(error: BaseException) -> str:
+def formatted(error: BaseException) -> str:
     """The error with its traceback, as Python prints it."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
 def claim(rank: int, cause: str) -> bool:
-    """Whether this rank is the first to fail; then the others can read its cause. True where nobody can be asked."""
-    said = f"rank {rank} did. Its error:\n{cause[100 - failure_watch.LENGTH :]}"
-    return bool(_answered(lambda: failure_watch.claim(said), True))
+    """Whether this rank failed first; the others can then read its cause. True where the store does not answer."""
+    message = f"rank {rank} did. Its error:\n{cause[100 - failure_watch.LENGTH :]}"
+    return bool(_answered(lambda: failure_watch.claim(message), True))
 
 
 def first_cause(rank: int, pids: List[int]) -> str:
@@ -51,19 +51,19 @@ def first_cause(rank: int, pids: List[int]) -> str:
         rank: this rank.
         pids: the processes of the other ranks on this machine.
     """
-    found = _waited_for(pids)
-    return f"ddpfix: rank {rank} {_NOT_FIRST} {found}" if found else ""
+    cause = _waited_for(pids)
+    return f"ddpfix: rank {rank} {_NOT_FIRST} {cause}" if cause else ""
 
 
 def _waited_for(pids: List[int]) -> str:
     end = time.monotonic() + _PATIENCE
     ended = ""
     while time.monotonic() < end:
-        told = _answered(failure_watch.cause, None)
-        if told:
+        cause = _answered(failure_watch.cause, None)
+        if cause:
             # It may be about to end this rank; if it cannot, this one goes on by itself.
             time.sleep(1)
-            return str(told)
+            return str(cause)
         ended = ended or next(filter(None, map(_how_ended, pids)), "")
         if ended and end - time.monotonic() > 1:
             end = time.monotonic() + 1
@@ -73,18 +73,18 @@ def _waited_for(pids: List[int]) -> str:
 
 def _answered(ask: Callable[[], Any], without: Any) -> Any:
     """What ``ask()`` returns; ``without`` if it raises, or does not come to an end in time."""
-    found: Dict[str, Any] = {}
+    result: Dict[str, Any] = {}
 
     def run() -> None:
         try:
-            found["answer"] = ask()
+            result["answer"] = ask()
         except Exception as problem:
             log.debug(f"the store does not answer: {problem!r}")
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(_STORE)
-    return found.get("answer", without)
+    return result.get("answer", without)
 
 
 def is_there(pid: int) -> bool:
@@ -117,27 +117,27 @@ def _named(number: int) -> str:
     return f"{name} (the system's memory may have run out)" if name == "SIGKILL" else name
 
 
-def watch_uncaught(rank: int, pids: List[int]) -> None:
-    """Have an exception that nobody catches told to the other ranks, or followed by what they told, once printed."""
+def hook_uncaught(rank: int, pids: List[int]) -> None:
+    """Have an uncaught exception reported to the other ranks, or followed by their report, once it is printed."""
     if _HOOK:
         return
-    stock = sys.excepthook
+    original = sys.excepthook
 
     def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-        stock(kind, error, trace)
+        original(kind, error, trace)
         if not _HOOK or issubclass(kind, KeyboardInterrupt) or _NOT_FIRST in str(error):
             return
-        found = "" if not follows(error) and claim(rank, told_as(error)) else first_cause(rank, pids)
-        if found:
-            sys.stderr.write(f"{found}\n")
+        message = "" if not follows(error) and claim(rank, formatted(error)) else first_cause(rank, pids)
+        if message:
+            sys.stderr.write(f"{message}\n")
             sys.stderr.flush()
 
-    _HOOK.extend([stock, hook])
+    _HOOK.extend([original, hook])
     sys.excepthook = hook
 
 
 def forget() -> None:
-    """Take the hook back, unless somebody has put his own over it: ours then only passes on to the stock one."""
+    """Take the hook back, unless somebody has put his own over it: ours then only passes on to the original one."""
     if _HOOK and sys.excepthook is _HOOK[1]:
         sys.excepthook = _HOOK[0]
     _HOOK.clear()

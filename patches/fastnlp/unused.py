@@ -1,4 +1,4 @@
-"""``find_unused_parameters=True`` where the user of fastNLP said nothing ("Expected to have finished reduction").
+"""``find_unused_parameters=True`` where the user of fastNLP set nothing ("Expected to have finished reduction").
 
 Nothing in fastNLP tells which parameters a step will use, and the reported failure (user code of any kind, parameters
 390, 391, 412 to 416) does not either. Up to 0.6.0 fastNLP always gave DDP the flag; 0.7.0 left it out (commit 7ce03a60)
@@ -23,7 +23,7 @@ from .names import FLAG, SPELLING
 _FAILURE = "'Expected to have finished reduction'"
 
 
-def found(site: Site, module: ModuleType, owner: Any) -> None:
+def add_flag(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.configure_ddp`` (1.0.x)."""
     # The attribute's name is fastNLP's own slip: it holds the ddp_kwargs.
     needs_names(owner, "configure_ddp", "_fsdp_kwargs", "DistributedDataParallel")
@@ -54,7 +54,7 @@ def _made(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def completed(given: Mapping[str, Any], without: str) -> Dict[str, Any]:
-    """A copy of what the user gave, with the flag where he said nothing about it.
+    """A copy of what the user gave, with the flag where he did not set it.
 
     Args:
         given: keywords; the mapping is left as it is.

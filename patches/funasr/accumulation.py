@@ -1,11 +1,11 @@
 """With ``accum_grad`` above 1, every optimizer step is taken on gradients that all ranks have averaged.
 
-Stock synchronises in the first micro-batch of a window and steps after the last one, whose gradient therefore stays
-each rank's own: the replicas diverge from the first step on, in silence (FunASR pull request 3472 mended ``trainer_ds``
-in 1.4.2; ``trainer`` has the fault in every release). Since ranks then hold different gradients, a norm that is not
-finite on one rank only sends that rank past a barrier at which the others wait.
+Unpatched FunASR synchronises in the first micro-batch of a window and steps after the last one, whose gradient
+therefore stays each rank's own: the replicas diverge from the first step on, in silence (FunASR pull request 3472
+mended ``trainer_ds`` in 1.4.2; ``trainer`` has the fault in every release). Since ranks then hold different gradients,
+a norm that is not finite on one rank only sends that rank past a barrier at which the others wait.
 
-What stays as stock has it: micro-batches after the last whole window of an epoch (or data slice) are dropped when the
+Unchanged stay two things: micro-batches after the last whole window of an epoch (or data slice) are dropped when the
 next one begins with ``zero_grad``, from 1.0.18 on; FSDP's ``no_sync``.
 """
 

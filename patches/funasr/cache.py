@@ -1,4 +1,4 @@
-"""Releasing cached GPU memory when it is asked for, and resuming without a second copy on another rank's GPU."""
+"""Releasing cached GPU memory on request, and resuming without a second copy on another rank's GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpfix.patching.site import Site
 
 from . import trainers
 
-# From 1.0.26 to 1.0.28 ``reset_gpu_cache`` released above this many bytes, meant for a GPU of 80 GB.
+# From 1.0.26 to 1.0.28 ``reset_gpu_cache`` released above this many bytes, intended for a GPU of 80 GB.
 _LIMIT = 70 * 2**30
 _SHARE = 7 / 8
 # Optimizer steps by trainer.

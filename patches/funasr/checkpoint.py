@@ -19,20 +19,20 @@ from ddpfix.patching.site import Site
 def layers(site: Site, module: ModuleType, owner: Any) -> None:
     """Run each layer of this class through ``torch.utils.checkpoint``, of the kind that is not reentrant.
 
-    Gradients are those of stock to the last bit: the random state is restored for the second run, and what is no
-    function of the input (the running averages of batch norm) is left out of it.
+    Gradients equal those without checkpointing to the last bit: the random state is restored for the second run, and
+    what is no function of the input (the running averages of batch norm) is left out of it.
     """
     site.wrap_hot(owner, "forward", _checkpointed)
     skip_frames(vars(owner)["forward"])
 
 
-def _checkpointed(stock: Any) -> Callable[..., Any]:
+def _checkpointed(original: Any) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
-            return stock(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         from torch.utils.checkpoint import checkpoint
 
-        return checkpoint(_Run(stock, self), *args, use_reentrant=False, **kwargs)
+        return checkpoint(_Run(original, self), *args, use_reentrant=False, **kwargs)
 
     return forward
 
@@ -40,16 +40,16 @@ def _checkpointed(stock: Any) -> Callable[..., Any]:
 class _Run:
     """One call of a layer, and what repeats it."""
 
-    def __init__(self, stock: Any, layer: Any) -> None:
-        self.stock, self.layer = stock, layer
+    def __init__(self, original: Any, layer: Any) -> None:
+        self.original, self.layer = original, layer
         self.repeats = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.repeats:
             self.repeats = True
-            return self.stock(self.layer, *args, **kwargs)
+            return self.original(self.layer, *args, **kwargs)
         with _averages_spared(self.layer):
-            return self.stock(self.layer, *args, **kwargs)
+            return self.original(self.layer, *args, **kwargs)
 
 
 @contextlib.contextmanager

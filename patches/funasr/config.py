@@ -14,12 +14,12 @@ def plain(value: Any) -> Any:
 
 def section(config: Mapping[str, Any], name: str) -> Dict[str, Any]:
     """A copy of the section ``name`` (``train_conf``, ...) as a plain dict; empty where there is none."""
-    found = plain(config.get(name))
-    return dict(found) if isinstance(found, dict) else {}
+    value = plain(config.get(name))
+    return dict(value) if isinstance(value, dict) else {}
 
 
 def merged(below: Any, above: Any) -> Any:
-    """``below`` with everything that ``above`` says; dicts are merged, other values replaced. Changes neither."""
+    """``below`` overridden by ``above``; dicts are merged, other values replaced. Changes neither."""
     below, above = plain(below), plain(above)
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
@@ -37,7 +37,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:
 
 
 def truth(value: Any, key: str) -> Optional[bool]:
-    """True, False, or None for nothing said.
+    """True, False, or None where nothing is set.
 
     Args:
         value: what the configuration holds; a text that was quoted on the way ("false") would be true as it stands.

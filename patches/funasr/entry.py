@@ -44,7 +44,7 @@ class Run:
         return str(getattr(self.namespace.get("Trainer"), "__module__", "")).endswith("trainer_ds")
 
 
-# Names in train_conf that a cure of ours reads, where the release itself does not.
+# Names in train_conf that a fix of ours reads, where the release itself does not.
 READ_BY_US: Set[str] = set()
 
 Hook = Callable[[Run], object]
@@ -85,7 +85,7 @@ def around_main(site: Site, factory: Around) -> None:
 
 
 def reads(site: Site, name: str) -> None:
-    """Say that a cure gives ``train_conf.<name>`` its meaning, so that nobody calls it unread."""
+    """Declare that a fix gives ``train_conf.<name>`` its meaning, so that nobody calls it unread."""
     READ_BY_US.add(name)
     site.at_undo(lambda: READ_BY_US.discard(name))
 
@@ -95,7 +95,7 @@ def _decorated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
     @functools.wraps(decorate)
     def decorator(task: Any) -> Any:
-        return decorate(_watched(task) if _is_entry(task) else task)
+        return decorate(_with_hooks(task) if _is_entry(task) else task)
 
     return decorator
 
@@ -103,11 +103,11 @@ def _decorated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 def _is_entry(task: Any) -> bool:
     """Whether a hydra task is FunASR's training entry, or a copy of it: by what it uses."""
     tables = getattr(sys.modules.get("funasr.register"), "tables", None)
-    found = getattr(task, "__globals__", {})
-    return tables is not None and found.get("tables") is tables and "Trainer" in found and "download_model" in found
+    names = getattr(task, "__globals__", {})
+    return tables is not None and names.get("tables") is tables and "Trainer" in names and "download_model" in names
 
 
-def _watched(task: Any) -> Any:
+def _with_hooks(task: Any) -> Any:
     @functools.wraps(task)
     def main_hydra(cfg: Any) -> Any:
         run = Run(task.__globals__, _typed())
@@ -133,23 +133,23 @@ def _prepared(run: Run, cfg: Any) -> Any:
 @contextlib.contextmanager
 def _main_replaced(run: Run) -> Iterator[None]:
     """While the entry runs, its own ``main`` is the one that calls the hooks first."""
-    stock = run.namespace["main"]
+    original = run.namespace["main"]
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def main(**kwargs: Any) -> Any:
         run.kwargs = kwargs
         _call(_BEFORE_MAIN, run)
         with contextlib.ExitStack() as stack:
             for factory in list(_AROUND_MAIN):
                 stack.enter_context(factory(run))
-            return stock(**run.kwargs)
+            return original(**run.kwargs)
 
     run.namespace["main"] = main
     try:
         yield
     finally:
         if run.namespace.get("main") is main:
-            run.namespace["main"] = stock
+            run.namespace["main"] = original
 
 
 def _call(hooks: List[Hook], run: Run) -> None:
@@ -157,7 +157,7 @@ def _call(hooks: List[Hook], run: Run) -> None:
         try:
             hook(run)
         except ValueError:
-            # Said on purpose: a setting that cannot be meant, or cannot work here.
+            # Raised on purpose: a setting that is invalid, or cannot work here.
             raise
         except Exception as error:
             log.warning(f"{hook.__module__} could not look at the configuration, which stays as it was: {error!r}")

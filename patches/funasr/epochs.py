@@ -33,7 +33,7 @@ class Epoch:
         self.sampler = getattr(loader, "batch_sampler", None)
         self.counts = Counts()
         self.hints: Dict[str, str] = {}
-        # What each rank reported: number of batches, then its counts. None: the ranks have not been asked.
+        # What each rank reported: number of batches, then its counts. None: nothing was gathered yet.
         self.ranks: Optional[List[List[int]]] = None
         self.batches: Optional[int] = None
 
@@ -58,7 +58,7 @@ def alone() -> bool:
 
 
 def counted(sampler: Any, batches: int) -> None:
-    """Have ``len(sampler)`` tell what it gives: trainers log it, and some step on the last batch."""
+    """Have ``len(sampler)`` return what it gives: trainers log it, and some step on the last batch."""
     if hasattr(sampler, "batch_num"):
         sampler.batch_num = batches
     _GIVEN[sampler] = batches
@@ -68,7 +68,7 @@ def given(sampler: Any) -> Optional[int]:
     return _GIVEN.get(sampler)
 
 
-def asked(epoch: Epoch, batches: int) -> List[List[int]]:
+def gather_counts(epoch: Epoch, batches: int) -> List[List[int]]:
     """One small collective an epoch: every rank's number of batches and its counts, in the order of ranks."""
     epoch.ranks = gather_rows.gathered([batches, *epoch.counts.numbers()], epoch.trainer.device)
     return epoch.ranks
@@ -76,7 +76,7 @@ def asked(epoch: Epoch, batches: int) -> List[List[int]]:
 
 def tell(site: Site, module: ModuleType, owner: Any) -> None:
     """One line at the end of an epoch about what was left out, split or repeated, and which setting decides."""
-    watch(site, owner)
+    track(site, owner)
 
 
 def count(site: Site, module: ModuleType, owner: Any) -> None:
@@ -84,21 +84,21 @@ def count(site: Site, module: ModuleType, owner: Any) -> None:
     jsonl.count(site, module, owner)
 
 
-def watch(site: Site, trainer: Any) -> None:
+def track(site: Site, trainer: Any) -> None:
     """Know when an epoch of this class of trainers runs."""
     for name, training in (("train_epoch", True), ("validate_epoch", False)):
         name = name if hasattr(trainer, name) else "_" + name
-        site.wrap(trainer, name, _Watched(training))
+        site.wrap(trainer, name, _Tracked(training))
 
 
-class _Watched:
+class _Tracked:
     def __init__(self, training: bool) -> None:
         self.training = training
 
     def __call__(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         outer = running()
         if outer is not None and outer.trainer is instance and outer.training == self.training:
-            # Two patches watch; the outer one has begun this epoch.
+            # Two patches track epochs; the outer one has begun this one.
             return wrapped(*args, **kwargs)
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
         loader = "dataloader_train" if self.training else "dataloader_val"
@@ -114,11 +114,13 @@ def _report(epoch: Epoch) -> None:
         # None of the samplers that are covered gave these batches.
         return
     if epoch.ranks is None and not alone() and epoch.training:
-        asked(epoch, epoch.batches)
+        gather_counts(epoch, epoch.batches)
     rows = epoch.ranks or [[epoch.batches, *epoch.counts.numbers()]]
     totals = Counts.summed(row[1:] for row in rows)
     read = jsonl.left_out(getattr(epoch.loader, "dataset", None))
-    line = f"{epoch.name}: {epoch.batches} batches on each of {len(rows)} ranks{_told(epoch, totals)}{_reasons(read)}"
+    line = (
+        f"{epoch.name}: {epoch.batches} batches on each of {len(rows)} ranks{_changes(epoch, totals)}{_reasons(read)}"
+    )
     if not (totals.any() or read):
         log.debug(line)
     elif epoch.training:
@@ -143,7 +145,7 @@ _BATCHES = {
 }
 
 
-def _told(epoch: Epoch, totals: Counts) -> str:
+def _changes(epoch: Epoch, totals: Counts) -> str:
     hints = {"long": "max_token_length", "short": "min_token_length", "budget": "batch_size", **epoch.hints}
     samples = [f"{getattr(totals, k)} {_SAMPLES[k].format(**hints)}" for k in _SAMPLES if getattr(totals, k)]
     batches = [f"{getattr(totals, k)} {_BATCHES[k]}" for k in _BATCHES if getattr(totals, k)]

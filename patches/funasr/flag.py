@@ -2,7 +2,7 @@
 
 ``train_ds`` of 1.0.28 to 1.1.16 never hands the configuration to the function that builds DDP; 1.1.9 hands the flag to
 ``init_process_group`` instead, which refuses it. FunASR always passes the keyword on, with its own default where the
-user said nothing: so what the user said is noted for the time in which DDP is built.
+user set nothing: so the user's value is noted for the time in which DDP is built.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHERE = f"train_conf.{FLAG}"
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the entry's ``main``."""
     entry.before_main(site, settle)
-    entry.around_main(site, _asked)
+    entry.around_main(site, _user_choice)
 
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
@@ -38,7 +38,7 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def settle(run: entry.Run) -> None:
-    """Bring the flag to the one place where FunASR reads it, as True or False; null is nothing said."""
+    """Bring the flag to the one place where FunASR reads it, as True or False; null counts as not set."""
     conf = section(run.kwargs, "train_conf")
     before = dict(conf)
     if FLAG in run.kwargs:
@@ -48,21 +48,21 @@ def settle(run: entry.Run) -> None:
         else:
             log.info(f"{FLAG}={value} is taken as {WHERE}, where FunASR reads it")
             conf[FLAG] = value
-    said = truth(conf.pop(FLAG, None), WHERE)
-    if said is not None:
-        conf[FLAG] = said
+    user_value = truth(conf.pop(FLAG, None), WHERE)
+    if user_value is not None:
+        conf[FLAG] = user_value
     if conf != before or any(type(conf[key]) is not type(value) for key, value in before.items()):
         run.kwargs["train_conf"] = conf
 
 
-def said_by_user(run: entry.Run) -> Optional[bool]:
-    """What the user said, on the command line or in a file; the configuration of a downloaded model is not the user."""
+def user_flag(run: entry.Run) -> Optional[bool]:
+    """The user's value, from the command line or a file; the configuration of a downloaded model is not the user's."""
     theirs = FLAG in run.cfg or FLAG in (run.cfg.get("train_conf") or {})
     return truth(section(run.kwargs, "train_conf").get(FLAG), WHERE) if theirs else None
 
 
-def _asked(run: entry.Run) -> ContextManager[None]:
-    return wrap_hooks.user_chose(said_by_user(run))
+def _user_choice(run: entry.Run) -> ContextManager[None]:
+    return wrap_hooks.user_chose(user_flag(run))
 
 
 def _warped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -83,10 +83,10 @@ def check(model: Any, names: List[str]) -> None:
     """
     there = dict(model.named_parameters())
     for name in names:
-        found = [p for key, p in there.items() if key == name or key.startswith(name + ".")]
-        if not found:
+        matching = [p for key, p in there.items() if key == name or key.startswith(name + ".")]
+        if not matching:
             raise ValueError(f"freeze_param: there is no parameter {name} or {name}.*{_instead(name, there)}")
-        if any(p.requires_grad for p in found):
+        if any(p.requires_grad for p in matching):
             raise ValueError(f"freeze_param: {name!r} was not frozen by this entry")
     frozen = sum(not p.requires_grad for p in there.values())
     log.info(f"freeze_param: {frozen} of {len(there)} parameters do not train ({', '.join(names)})")

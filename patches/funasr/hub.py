@@ -1,4 +1,4 @@
-"""What the user says about a section (``++frontend_conf.X=``) no longer costs the files that the model brings for it.
+"""A user's setting in a section (``++frontend_conf.X=``) no longer removes the files that the model brings for it.
 
 A model's ``configuration.json`` names its files (CMVN, token list). ModelScope's branch up to 1.1.6 and Hugging Face's
 to this day replace the whole section by the user's: training runs without CMVN, or dies of a missing token list.
@@ -56,7 +56,7 @@ def _readable(kwargs: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def completed(result: Any, users: Dict[str, Any]) -> Any:
-    """The merged configuration with the model's files and all that the user said; the result itself if it has both."""
+    """The merged configuration with the model's files and the user's settings; the result itself if it has both."""
     config = plain_all(result)
     folder = str(config.get("model_path") or "")
     brought = _files(folder)
@@ -77,11 +77,11 @@ def _weights(config: Dict[str, Any], users: Dict[str, Any], folder: str) -> None
     """The user's checkpoint where there is one; not ``model.pb`` where the model has ``model.pt`` (1.0.7 to 1.0.27)."""
     theirs = users.get("init_param")
     paths = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-    found = str(config.get("init_param") or "")
+    current = str(config.get("init_param") or "")
     better = os.path.join(folder, "model.pt")
     if paths and all(os.path.exists(str(path)) for path in paths):
         config["init_param"] = theirs
-    elif found == os.path.join(folder, "model.pb") and not os.path.exists(found) and os.path.exists(better):
+    elif current == os.path.join(folder, "model.pb") and not os.path.exists(current) and os.path.exists(better):
         config["init_param"] = better
 
 
@@ -97,13 +97,13 @@ def _files(folder: str) -> Dict[str, Any]:
 
 
 def _paths(folder: str, named: Dict[str, Any]) -> Dict[str, Any]:
-    found: Dict[str, Any] = {}
+    paths: Dict[str, Any] = {}
     for key, value in named.items():
         if isinstance(value, dict):
-            found[key] = _paths(folder, value)
+            paths[key] = _paths(folder, value)
         elif isinstance(value, str) and os.path.exists(os.path.join(folder, value)):
-            found[key] = os.path.join(folder, value)
-    return found
+            paths[key] = os.path.join(folder, value)
+    return paths
 
 
 def _at(config: Any, dotted: str) -> Any:
@@ -113,7 +113,7 @@ def _at(config: Any, dotted: str) -> Any:
 
 
 def _hub(run: entry.Run) -> None:
-    """Words for a hub that this release does not know lead to the one that it does, or stop the run with what to do."""
+    """Map names of a hub that this release does not know to those that it does, or stop the run with what to do."""
     word = str(run.cfg.get("hub") or run.cfg.get("model_hub") or "ms")
     hub = {"huggingface": "hf", "modelscope": "ms"}.get(word, word)
     if "model_conf" in run.cfg or (hub == word and hub != "hf"):

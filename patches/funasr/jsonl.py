@@ -63,13 +63,13 @@ def refuse(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _judge(path: Any, reader: _Reader, conf: Dict[str, Any], patch: str) -> None:
     missing = f"{path}: {reader.without} of {reader.lines} utterances have no source_len"
-    cure = "write the list by FunASR's scp2jsonl, which adds source_len (frames of 10 ms) and target_len"
+    advice = "write the list by FunASR's scp2jsonl, which adds source_len (frames of 10 ms) and target_len"
     if _lengths_decide(conf):
         raise ValueError(
             f"ddpfix: {missing}, so each counts as one frame, and batch_size and all length limits are void: batches"
-            f" of thousands of utterances. {cure[0].upper()}{cure[1:]}; {switch_name(patch)}=0 trains all the same."
+            f" of thousands of utterances. {advice[0].upper()}{advice[1:]}; {switch_name(patch)}=0 trains all the same."
         )
-    log.warning(f"{missing}: length limits (max_token_length) have no effect on them. To have them: {cure}.")
+    log.warning(f"{missing}: length limits (max_token_length) have no effect on them. To have them: {advice}.")
 
 
 def _lengths_decide(conf: Dict[str, Any]) -> bool:
@@ -85,24 +85,24 @@ def count(site: Site, module: ModuleType, owner: Any) -> None:
     def read(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         with _reading(module) as reader:
             wrapped(*args, **kwargs)
-        found = _counted(instance, reader)
-        if found:
-            _LEFT_OUT[instance] = found
+        counts = _counted(instance, reader)
+        if counts:
+            _LEFT_OUT[instance] = counts
 
     site.wrap(owner, "__init__", read)
 
 
 def _counted(index: Any, reader: _Reader) -> Dict[str, int]:
     """How many utterances each limit left out; one that is over several counts for the first."""
-    found: Dict[str, int] = {}
+    counts: Dict[str, int] = {}
     limits = {name: getattr(index, name, None) for name in _CHECKS}
     for source, target in reader.lengths:
         for name, over in _CHECKS.items():
             if limits[name] is not None and over(source, target, limits[name]):
                 key = f"{name}={limits[name]}"
-                found[key] = found.get(key, 0) + 1
+                counts[key] = counts.get(key, 0) + 1
                 break
-    return found
+    return counts
 
 
 _CHECKS: Dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Length limits and batch sizes of FunASR's samplers hold for every batch, and lengths do not climb through an epoch.
 
-What a sampler gives is worked over after it has given it (from 1.0.18 on). Where a sampler makes the batches of all
+The batches of a sampler are changed after it has made them (from 1.0.18 on). Where a sampler makes the batches of all
 ranks from one list, this does so too, so that all ranks keep the same number of batches.
 """
 
@@ -34,12 +34,12 @@ def samplers(site: Site, module: ModuleType, owner: Any) -> None:
     _keep_limit(site, owner)
     attention = site.settings.number("attention")
 
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
             limits = limits_of(self, owner.__name__, attention)
             counts = Counts()
             plan = _one_list if owner.__name__ in _ONE_LIST else _own_list
-            batches = plan(stock, self, owner.__name__, limits, counts)
+            batches = plan(original, self, owner.__name__, limits, counts)
             note(self, batches, counts, limits)
             return iter(batches)
 
@@ -56,7 +56,7 @@ def _check(owner: Any) -> None:
 
 
 def note(sampler: Any, batches: List[Batch], counts: Counts, limits: Limits) -> None:
-    """Leave word for the epoch's line, and for whoever asks for the sampler's length."""
+    """Record the counts for the epoch's line, and the number of batches for ``len(sampler)``."""
     epochs.counted(sampler, len(batches))
     epoch = epochs.of(sampler)
     if epoch is not None:
@@ -107,9 +107,9 @@ def _keep_limit(site: Site, owner: Any) -> None:
         site.wrap(owner, "__init__", built)
 
 
-def _own_list(stock: Any, sampler: Any, kind: str, limits: Limits, counts: Counts) -> List[Batch]:
+def _own_list(original: Any, sampler: Any, kind: str, limits: Limits, counts: Counts) -> List[Batch]:
     """The batches of one rank, from a sampler that knows no others."""
-    given = [list(batch) for batch in stock(sampler)]
+    given = [list(batch) for batch in original(sampler)]
     batches = hold(given, limits, counts)
     share = range(sampler.rank, sampler.total_size, sampler.num_replicas)
     _missed(sampler, len(share) - sum(map(len, given)), share, limits, counts)
@@ -121,17 +121,17 @@ def _own_list(stock: Any, sampler: Any, kind: str, limits: Limits, counts: Count
     return batches if kind in _COUNTING else largest_first(batches, limits)
 
 
-def _one_list(stock: Any, sampler: Any, kind: str, limits: Limits, counts: Counts) -> List[Batch]:
+def _one_list(original: Any, sampler: Any, kind: str, limits: Limits, counts: Counts) -> List[Batch]:
     """This rank's share of the batches that a sampler makes for all ranks."""
     ranks, start = sampler.num_replicas, getattr(sampler, "start_step", 0)
-    given = _all_ranks(stock, sampler)
+    given = _all_ranks(original, sampler)
     batches = hold(given, limits, counts)
     _missed(sampler, len(sampler.dataset) - sum(map(len, given)), range(len(sampler.dataset)), limits, counts)
     batches = whole_steps(batches, ranks, sampler.epoch, counts)
     if kind in _CLIMBING and sampler.shuffle and sampler.is_training:
         batches = mixed(batches, ranks, sampler.epoch, limits)
     if sampler.rank != 0 and _same_list(sampler):
-        # All ranks have counted the same: rank 0 tells.
+        # All ranks have counted the same: rank 0 reports.
         vars(counts).update(vars(Counts()))
     if kind == "EspnetStyleBatchSampler":
         each = len(batches) // ranks
@@ -140,12 +140,12 @@ def _one_list(stock: Any, sampler: Any, kind: str, limits: Limits, counts: Count
     return batches[sampler.rank :: ranks][start:]
 
 
-def _all_ranks(stock: Any, sampler: Any) -> List[Batch]:
+def _all_ranks(original: Any, sampler: Any) -> List[Batch]:
     """All batches in the sampler's order: what it would give if there were one rank."""
     whole = copy.copy(sampler)
     whole.rank, whole.num_replicas, whole.start_step = 0, 1, 0
     with _muted(inspect.getsourcefile(type(sampler))):
-        batches = [list(batch) for batch in stock(whole)]
+        batches = [list(batch) for batch in original(whole)]
     # With several ranks the sampler draws the batches that fill the last step from the global stream: what comes after
     # has to find that stream where it would have been.
     random.choices((None,), k=-len(batches) % sampler.num_replicas)

@@ -1,4 +1,4 @@
-"""The samplers before 1.0.18: they measured one sample and gave another, and gave all ranks the same batches.
+"""The samplers before 1.0.18: they measured one sample and yielded another, and gave all ranks the same batches.
 
 They shuffle, sort each buffer by length, and fill batches; then they yield positions where they have measured what lies
 at the shuffled position, lose the last batch, and (the default one) leave out the rank. This makes the batches anew by
@@ -46,16 +46,16 @@ def _check(kind: Any) -> None:
         raise PatchError(f"{kind.__name__} has no {', '.join(missing)} any more")
 
 
-def _len(stock: Any) -> Callable[..., int]:
+def _len(original: Any) -> Callable[..., int]:
     def __len__(self: Any) -> int:
         planned = epochs.given(self)
-        return stock(self) if planned is None else planned
+        return original(self) if planned is None else planned
 
     return __len__
 
 
 def _iter(attention: Any) -> Callable[..., Any]:
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
             dataset, number = _read(self)
             limits, counts = _limits(self, dataset, attention), Counts()
@@ -70,7 +70,7 @@ def _iter(attention: Any) -> Callable[..., Any]:
             if self.shuffle:
                 batches = mixed(batches, ranks, number, limits)
             if rank != 0:
-                # All ranks have counted the same: rank 0 tells.
+                # All ranks have counted the same: rank 0 reports.
                 counts = Counts()
             batches = batches[rank::ranks]
             memory.note(self, batches, counts, limits)

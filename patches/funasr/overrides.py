@@ -55,10 +55,10 @@ def _changed(run: entry.Run, key: str, text: str) -> Optional[str]:
     """Whether another value arrived than the one that was typed."""
     if key.split(".")[0] in _RESOLVED or "${" in text:
         return None
-    wanted, found = _parsed(key, text), _at(run.kwargs, key)
-    if _MISSING in (wanted, found) or (wanted == found and isinstance(wanted, bool) == isinstance(found, bool)):
+    wanted, arrived = _parsed(key, text), _at(run.kwargs, key)
+    if _MISSING in (wanted, arrived) or (wanted == arrived and isinstance(wanted, bool) == isinstance(arrived, bool)):
         return None
-    return f"{key}={text}: {found!r} is in force"
+    return f"{key}={text}: {arrived!r} is in force"
 
 
 def _parsed(key: str, text: str) -> Any:
@@ -72,21 +72,21 @@ def _parsed(key: str, text: str) -> Any:
 
 
 def _at(config: Dict[str, Any], dotted: str) -> Any:
-    found: Any = config
+    value: Any = config
     for name in dotted.split("."):
-        found = plain(found)
-        if not isinstance(found, dict) or name not in found:
+        value = plain(value)
+        if not isinstance(value, dict) or name not in value:
             return _MISSING
-        found = found[name]
-    return plain(found)
+        value = value[name]
+    return plain(value)
 
 
 def _read(run: entry.Run) -> Set[str]:
     """The names that the trainer and the entry look for in ``train_conf``; up to 1.0.5 each method looks for itself."""
     methods = [inspect.unwrap(method) for method in vars(run.namespace["Trainer"]).values()]
     functions = [*methods, inspect.unwrap(run.namespace["main"]), run.namespace.get("_resolve_distributed_config")]
-    found = {name for function in functions if hasattr(function, "__code__") for name in _constants(function)}
-    return (found | _named(run) | entry.READ_BY_US) - _READ_IN_VAIN
+    names = {name for function in functions if hasattr(function, "__code__") for name in _constants(function)}
+    return (names | _named(run) | entry.READ_BY_US) - _READ_IN_VAIN
 
 
 def _named(run: entry.Run) -> Set[str]:

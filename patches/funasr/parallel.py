@@ -37,7 +37,7 @@ def agree(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def settle(run: entry.Run) -> None:
-    """Make both places say the same; the top level wins, as in 1.4.2 and later. A ValueError stops the run."""
+    """Give both places the same value; the top level wins, as in 1.4.2 and later. A ValueError stops the run."""
     conf = section(run.kwargs, "train_conf")
     names = [name for name in ("use_fsdp", "use_deepspeed", "use_ddp") if name in run.kwargs or name in conf]
     if not names:
@@ -79,7 +79,7 @@ def _deepspeed(run: entry.Run, conf: Dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _one_kind(parent: Site, run: entry.Run) -> Iterator[None]:
-    """Before 1.4.2 the trainer is told DDP as well, and would enter DDP's ``no_sync`` on a DeepSpeed engine."""
+    """Before 1.4.2 the trainer is also given ``use_ddp``, and would enter DDP's ``no_sync`` on a DeepSpeed engine."""
     if not section(run.kwargs, "train_conf").get("use_deepspeed") or "_resolve_distributed_config" in run.namespace:
         yield
         return

@@ -76,11 +76,11 @@ def _bfloat16(model: Any) -> Callable[[], ContextManager[Any]]:
 
 def _forward_in(model: Any, precision: Callable[[], ContextManager[Any]]) -> Any:
     """While this context lasts, forwards of the model run in ``precision``, and nothing else does."""
-    stock = model.forward
+    original = model.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with precision():
-            return stock(*args, **kwargs)
+            return original(*args, **kwargs)
 
     return temporary.replaced(model, "forward", forward)
 
@@ -88,10 +88,10 @@ def _forward_in(model: Any, precision: Callable[[], ContextManager[Any]]) -> Any
 def autocast(site: Site, module: ModuleType, owner: Any) -> None:
     """``trainer_ds`` 1.0.28 to 1.2.6 has its autocast commented out: both settings train in full precision."""
 
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def maybe_autocast(dtype: Any = None, use_deepspeed: bool = False) -> Any:
             if use_deepspeed or dtype not in _HALF:
-                return stock(dtype=dtype, use_deepspeed=use_deepspeed)
+                return original(dtype=dtype, use_deepspeed=use_deepspeed)
             # Looked up at the call: on a CPU another one stands there.
             return vars(module)["autocast"](enabled=True, dtype=dtype)
 
@@ -103,9 +103,9 @@ def autocast(site: Site, module: ModuleType, owner: Any) -> None:
 def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
     """Gradients are unscaled before they are clipped, and the scale backs off after a norm that is not finite.
 
-    Stock clips the scaled gradients: with a scale of 65536 and a limit of 5, a step of SGD is 7.6e-5 instead of 5. A
-    norm that is not finite leads past ``scaler.update()``, so that the scale never shrinks and every later step is
-    skipped, too.
+    The unpatched trainer clips the scaled gradients: with a scale of 65536 and a limit of 5, a step of SGD is 7.6e-5
+    instead of 5. A norm that is not finite leads past ``scaler.update()``, so that the scale never shrinks and every
+    later step is skipped, too.
     """
     name = trainers.method(owner, "train_epoch")
 
@@ -122,12 +122,12 @@ def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _clipped_unscaled(scaler: Any, optim: Any) -> ContextManager[None]:
     """The trainers look ``torch.nn.utils.clip_grad_norm_`` up when they call it: for the epoch, ours is there."""
-    stock = torch.nn.utils.clip_grad_norm_
+    original = torch.nn.utils.clip_grad_norm_
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
         scaler.unscale_(optim)
-        norm = stock(*args, **kwargs)
+        norm = original(*args, **kwargs)
         if not torch.isfinite(norm):
             # The trainer drops these gradients and takes no step.
             scaler.update()
@@ -142,15 +142,15 @@ def bf16_scaler(site: Site, module: ModuleType, owner: Any) -> None:
     The scaler itself stays on, as it is written into checkpoints; the steps get one that is off.
     """
 
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def backward_step(self: Any, model: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            return stock(self, model, _fitting(self, scaler), *args, **kwargs)
+            return original(self, model, _fitting(self, scaler), *args, **kwargs)
 
         return backward_step
 
-    def make_update(stock: Any) -> Callable[..., Any]:
+    def make_update(original: Any) -> Callable[..., Any]:
         def update_step(self: Any, model: Any, optim: Any, scheduler: Any, scaler: Any, loss_dict: Any = None) -> Any:
-            return stock(self, model, optim, scheduler, _fitting(self, scaler), loss_dict=loss_dict)
+            return original(self, model, optim, scheduler, _fitting(self, scaler), loss_dict=loss_dict)
 
         return update_step
 

@@ -1,4 +1,4 @@
-"""What the cures of FunASR's trainers share: what an epoch was given, under the names of all releases."""
+"""What the fixes for FunASR's trainers share: the arguments of an epoch, under the names of all releases."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Given:
 
 def epoch_of(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Given:
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    found = (given[name] if name in given else getattr(trainer, name, None) for name in ("model", "optim", "scaler"))
-    return Given(trainer, *found)
+    parts = (given[name] if name in given else getattr(trainer, name, None) for name in ("model", "optim", "scaler"))
+    return Given(trainer, *parts)
 
 
 def method(owner: Any, name: str) -> str:
     """``train_epoch``, or with the underscore that it had before 1.0.18."""
-    for found in (name, "_" + name):
-        if found in vars(owner):
-            return found
+    for candidate in (name, "_" + name):
+        if candidate in vars(owner):
+            return candidate
     raise PatchError(f"{owner.__qualname__} has no {name}")
 
 

@@ -1,7 +1,7 @@
 """Ranks with different numbers of batches finish an epoch together (upstream 1539, 2006).
 
-Ranks make their batches from their own share of the data, so they cannot know each other's numbers: they ask once an
-epoch. The shorter ones then repeat some of their batches (``pad``), or all stop at the shortest (``stop``).
+Ranks make their batches from their own share of the data, so they cannot know each other's numbers: they gather them
+once an epoch. The shorter ones then repeat some of their batches (``pad``), or all stop at the shortest (``stop``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
 
 def even_module(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on all samplers of a module."""
-    found = _samplers(module)
-    if not found:
+    samplers = _samplers(module)
+    if not samplers:
         raise PatchError(f"{module.__name__} has no samplers any more")
-    _even(site, found)
+    _even(site, samplers)
 
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on a trainer: whose epoch runs."""
-    epochs.watch(site, owner)
+    epochs.track(site, owner)
 
 
 def _even(site: Site, samplers: List[Any]) -> None:
@@ -47,12 +47,12 @@ def _samplers(module: ModuleType) -> List[Any]:
 
 
 def _evened(stop: bool) -> Callable[..., Any]:
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
             epoch = epochs.of(self)
             if epoch is None or epochs.alone():
-                return stock(self)  # type: ignore[no-any-return]
-            return iter(_agreed(epoch, self, list(stock(self)), stop))
+                return original(self)  # type: ignore[no-any-return]
+            return iter(_agreed(epoch, self, list(original(self)), stop))
 
         return __iter__
 
@@ -61,7 +61,7 @@ def _evened(stop: bool) -> Callable[..., Any]:
 
 def _agreed(epoch: epochs.Epoch, sampler: Any, batches: List[Batch], stop: bool) -> List[Batch]:
     """This rank's batches, as many as on all others."""
-    numbers = [row[0] for row in epochs.asked(epoch, len(batches))]
+    numbers = [row[0] for row in epochs.gather_counts(epoch, len(batches))]
     target = _target(epoch, sampler, numbers, stop)
     if target and not batches:
         # Only in validation, where fewer samples than ranks are no reason to stop a training run.

@@ -1,10 +1,10 @@
-"""Parts of FunASR's models that no training step uses: frozen before DDP wraps the model, or else DDP is told to look.
+"""Parts of FunASR's models that no training step uses: frozen before DDP wraps the model, or else DDP looks for them.
 
 SeacoParaformer trains on the first output of its predictor only, so the timestamp branch never gets a gradient (issue
-1584: "Expected to have finished reduction"). A parameter that never gets one trains as well without asking for one, and
-DDP then has nothing to look for. That it never does is read off the code, so it holds for code that was looked at: each
-claim names the hashes of the forwards (with all methods that they call) with which it was verified. Any other code, a
-user's subclass for one, gets ``find_unused_parameters=True``.
+1584: "Expected to have finished reduction"). Freezing a parameter that never gets a gradient changes nothing, and DDP
+then has nothing to look for. The claim is derived from the code, so it holds for verified code only: each claim names
+the hashes of the forwards (with all methods that they call) with which it was verified. Any other code, a user's
+subclass for one, gets ``find_unused_parameters=True``.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Claim:
 
     Attributes:
         family: the class (of FunASR, or a subclass of it) that this is about.
-        dead: names below which the parameters lie.
+        unused_names: names below which the parameters lie.
         when: whether it holds for an instance as it is configured.
-        because: why, in words.
-        examined: for the model ("") and those of its modules that decide it, the hashes of the code it is true for.
+        reason: why, in words.
+        known_hashes: for the model ("") and those of its modules that decide it, the hashes of the code it is true for.
     """
 
     family: str
-    dead: Tuple[str, ...]
+    unused_names: Tuple[str, ...]
     when: Callable[[Any], bool]
-    because: str
-    examined: Dict[str, FrozenSet[str]]
+    reason: str
+    known_hashes: Dict[str, FrozenSet[str]]
 
 
 _SEACO = frozenset(("e742d6210b67", "a66383096bef"))
@@ -138,7 +138,7 @@ CLAIMS: Tuple[Claim, ...] = (
 )
 
 
-def dead(site: Site, module: ModuleType, owner: Any) -> None:
+def freeze_unused(site: Site, module: ModuleType, owner: Any) -> None:
     """Freeze what is never used where that is certain, and say where DDP has to look."""
     if site.settings["unused"] == "auto":
         frozen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -148,21 +148,24 @@ def dead(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def freeze(model: Any, frozen: Any) -> None:
-    """Freeze the proven parts of a model that FunASR's (or another toolkit's) own trainer is about to wrap.
+    """Freeze the verified parts of a model that FunASR's (or another toolkit's) own trainer is about to wrap.
 
     In a loop of the user's own, more than the forward may reach these parameters, so nothing is frozen there; nor where
-    the user has asked for ``find_unused_parameters=True``.
+    the user has requested ``find_unused_parameters=True``.
     """
     known, value = wrap_hooks.user_choice()
     if not known or value:
         return
     for claim in _claims(model):
-        found = dict(_trainable(model, claim))
-        if found and proven(model, claim):
-            for parameter in found.values():
+        parameters = dict(_trainable(model, claim))
+        if parameters and is_verified(model, claim):
+            for parameter in parameters.values():
                 parameter.requires_grad_(False)
                 frozen.add(parameter)
-            log.info(f"{_told(model, claim, found)}; frozen, so that find_unused_parameters is not needed for them")
+            log.info(
+                f"{_description(model, claim, parameters)}; frozen, so that find_unused_parameters is not needed"
+                " for them"
+            )
 
 
 def _thaw(frozen: Any) -> None:
@@ -172,23 +175,23 @@ def _thaw(frozen: Any) -> None:
 
 def why(model: Any) -> str:
     """The parts that are still to be trained and never used, of this model or of one inside it."""
-    told = [_told(part, claim, dict(found)) for part, claim, found in unused(model)]
-    return "; ".join(dict.fromkeys(told))
+    descriptions = [_description(part, claim, dict(parameters)) for part, claim, parameters in unused(model)]
+    return "; ".join(dict.fromkeys(descriptions))
 
 
 def unused(model: Any) -> Iterator[Tuple[Any, Claim, List[Tuple[str, Any]]]]:
     """(model, claim, its trainable parameters) for a model and all models inside it."""
     for part in model.modules():
         for claim in _claims(part):
-            found = _trainable(part, claim)
-            if found:
-                yield part, claim, found
+            parameters = _trainable(part, claim)
+            if parameters:
+                yield part, claim, parameters
 
 
-def proven(model: Any, claim: Claim) -> bool:
-    """Whether this very code was examined, and nothing else reaches into it."""
+def is_verified(model: Any, claim: Claim) -> bool:
+    """Whether exactly this code was verified, and no hook reaches into it."""
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-    hashes = (source_hash.of_forward(_part(model, name)) in known for name, known in claim.examined.items())
+    hashes = (source_hash.of_forward(_part(model, name)) in known for name, known in claim.known_hashes.items())
     return not hooked and all(hashes)
 
 
@@ -210,7 +213,7 @@ def _trainable(model: Any, claim: Claim) -> List[Tuple[str, Any]]:
             whole = f"{prefix}.{name}" if prefix else name
             if parameter is None:
                 continue
-            if any(whole.startswith(f"{start}.") for start in claim.dead):
+            if any(whole.startswith(f"{start}.") for start in claim.unused_names):
                 inside[whole] = parameter
             else:
                 used.add(id(parameter))
@@ -226,6 +229,6 @@ def _embeds_hotwords(model: Any) -> bool:
     return "SeacoParaformer" in names or bool(getattr(model, "use_decoder_embedding", False))
 
 
-def _told(model: Any, claim: Claim, found: Dict[str, Any]) -> str:
-    parts = [start for start in claim.dead if any(name.startswith(f"{start}.") for name in found)]
-    return f"{type(model).__name__} never uses {', '.join(parts)} ({len(found)} parameters): {claim.because}"
+def _description(model: Any, claim: Claim, parameters: Dict[str, Any]) -> str:
+    parts = [start for start in claim.unused_names if any(name.startswith(f"{start}.") for name in parameters)]
+    return f"{type(model).__name__} never uses {', '.join(parts)} ({len(parameters)} parameters): {claim.reason}"

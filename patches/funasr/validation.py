@@ -1,4 +1,4 @@
-"""A validation loss that is not finite on one rank does not part that rank from the others.
+"""A validation loss that is not finite on one rank does not put that rank out of step with the others.
 
 ``trainer`` 1.1.8 to 1.4.14 averages over ranks only ``if torch.isfinite(loss)``: a rank with a NaN leaves two
 collectives out, and its next one meets other ranks' (found by reading, mended in 1.4.15).
@@ -20,7 +20,7 @@ from . import trainers
 
 
 def together(site: Site, module: ModuleType, owner: Any) -> None:
-    """For the length of a validation, all ranks answer the trainer's ``torch.isfinite(loss)`` alike."""
+    """For the length of a validation, ``torch.isfinite(loss)`` has the same value in the trainers of all ranks."""
     if "isfinite" not in checks.code_names(owner, "validate_epoch"):
         raise PatchError("validate_epoch no longer asks whether the loss is finite")
 
@@ -39,7 +39,7 @@ def together(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 class _Average:
-    """The trainer's own averages as long as every loss is finite on every rank; else those of the finite ones."""
+    """The trainer's own averages while every loss is finite on every rank; otherwise those of the finite ones."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -52,7 +52,7 @@ class _Average:
         self.stats = output[1]
 
     def isfinite(self, loss: Any) -> bool:
-        """Whether all losses so far, of all ranks, were finite: the trainer then goes on as it ever did."""
+        """Whether all losses so far, of all ranks, were finite: the trainer then goes on as it is."""
         self._add(loss)
         total = torch.tensor(self.mine, dtype=torch.float64, device=loss.device)
         distributed.all_reduce(total)

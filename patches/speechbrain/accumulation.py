@@ -20,14 +20,14 @@ def windows(site: Site, module: ModuleType, owner: Any) -> None:
     """Within a window, ``fit_batch`` under mixed precision does not begin with ``zero_grad``."""
     checks.needs_names(owner, "fit_batch", "auto_mix_prec", "grad_accumulation_factor", "step", "zero_grad")
 
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def fit_batch(self: Any, batch: Any) -> Any:
             # The loop counts from 1. Leftovers of the epoch before are dropped, as in later releases.
             first = (self.step - 1) % self.grad_accumulation_factor == 0
             if first or not self.auto_mix_prec:
-                return stock(self, batch)
+                return original(self, batch)
             with temporary.replaced(self.optimizer, "zero_grad", _but_the_first(self.optimizer.zero_grad)):
-                return stock(self, batch)
+                return original(self, batch)
 
         return fit_batch
 

@@ -1,4 +1,4 @@
-"""What the cures of SpeechBrain's training loop share."""
+"""What the fixes for SpeechBrain's training loop share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Old checkpoints are deleted while no other rank reads them (0.5.16).
 
 From 0.5.16 on every rank runs ``on_stage_end``, and with it ``save_and_keep_only``. There every rank lists the
-checkpoints while rank 0 deletes some of them: the others die of a ``FileNotFoundError`` now and then. 1.0.0 put
+checkpoints while rank 0 deletes some of them: the others sometimes fail with a ``FileNotFoundError``. 1.0.0 put
 barriers around it. Here the other ranks list nothing, as they delete nothing, and wait at the end.
 """
 

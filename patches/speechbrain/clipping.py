@@ -32,21 +32,21 @@ def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
     site.wrap_hot(owner, "check_gradients", _check_gradients)
 
 
-def _fit_batch(stock: Any) -> Callable[..., Any]:
+def _fit_batch(original: Any) -> Callable[..., Any]:
     def fit_batch(self: Any, batch: Any) -> Any:
         clipped = temporary.replaced(self.optimizer, "step", _clipped(self, self.optimizer.step))
         with temporary.assigned(_RUNNING, self), clipped:
-            return stock(self, batch)
+            return original(self, batch)
 
     return fit_batch
 
 
-def _check_gradients(stock: Any) -> Callable[..., Any]:
+def _check_gradients(original: Any) -> Callable[..., Any]:
     def check_gradients(self: Any, loss: Any) -> Any:
         if _RUNNING.get() is not self:
-            return stock(self, loss)
+            return original(self, loss)
         with temporary.replaced(self, "max_grad_norm", 0.0):
-            return stock(self, loss)
+            return original(self, loss)
 
     return check_gradients
 
@@ -67,13 +67,13 @@ def all_groups(site: Site, module: ModuleType, owner: Any) -> None:
     """``optimizers_step`` clips all parameters of an optimizer by their one norm."""
     checks.needs_names(owner, "optimizers_step", "clip_grad_norm_", "param_groups", "scaler", "step")
 
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def optimizers_step(self: Any) -> Any:
-            found = [optimizer for optimizer in _optimizers(self) if len(optimizer.param_groups) > 1]
-            if not found:
-                return stock(self)
-            with _one_group(self.scaler, found):
-                return stock(self)
+            several_groups = [optimizer for optimizer in _optimizers(self) if len(optimizer.param_groups) > 1]
+            if not several_groups:
+                return original(self)
+            with _one_group(self.scaler, several_groups):
+                return original(self)
 
         return optimizers_step
 
@@ -89,13 +89,13 @@ def _optimizers(brain: Any) -> List[Any]:
 @contextlib.contextmanager
 def _one_group(scaler: Any, optimizers: List[Any]) -> Iterator[None]:
     """Until the scaler steps, each optimizer shows one group with all of its parameters."""
-    stock = scaler.step
+    original = scaler.step
     with contextlib.ExitStack() as shown:
 
-        @functools.wraps(stock)
+        @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
             shown.close()
-            return stock(*args, **kwargs)
+            return original(*args, **kwargs)
 
         for optimizer in optimizers:
             was = optimizer.param_groups

@@ -1,4 +1,4 @@
-"""SpeechBrain's command line, read as it is meant and handed to the release's own parser as that one wants it.
+"""SpeechBrain's command line, read as intended and passed to the release's own parser in the form that it accepts.
 
 Before 1.1.0 the parser is the function ``speechbrain.core.parse_arguments``, from then on the class method
 ``RunOptions.from_command_line_args``, to which ``speechbrain.parse_arguments`` is bound (speechbrain issue 2340).
@@ -38,7 +38,7 @@ def run_options(site: Site, module: ModuleType, owner: Any) -> None:
 def _install(site: Site, owner: Any, name: str) -> None:
     """Wrap the release's parser, and bind every name of it anew that was bound when SpeechBrain was imported."""
     parser.of(owner)
-    stock = getattr(owner, name)
+    original = getattr(owner, name)
 
     def parsed(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         return parse(owner, wrapped, args, kwargs)
@@ -46,23 +46,23 @@ def _install(site: Site, owner: Any, name: str) -> None:
     know(site, FLAG)
     unknown.install(site)
     site.wrap(owner, name, parsed)
-    if isinstance(stock, MethodType):
-        _bind_anew(site, stock, getattr(owner, name))
+    if isinstance(original, MethodType):
+        _bind_anew(site, original, getattr(owner, name))
 
 
-def _bind_anew(site: Site, stock: MethodType, now: Any) -> None:
+def _bind_anew(site: Site, original: MethodType, now: Any) -> None:
     """Each ``getattr`` makes another bound method, so that copies are found by what they are bound to."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if not isinstance(module, ModuleType) or not isinstance(names, dict):
             continue
         for name, value in list(names.items()):
-            if type(value) is MethodType and value == stock:
+            if type(value) is MethodType and value == original:
                 site.replace(module, name, now)
 
 
 def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Parsed:
-    """What the release's parser returns, for what was meant: path of the yaml, run options, overrides as yaml text."""
+    """The result of the release's parser for the intended line: yaml path, run options, overrides as yaml text."""
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("arg_list")
     argv = [str(word) for word in (sys.argv[1:] if given is None else given)]
     try:
@@ -70,34 +70,34 @@ def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Parsed:
     except Exception as error:
         # What is not accepted ends by SystemExit; anything else is a fault of ours, and no reason to end the job.
         log.warning(f"the command line could not be looked at ({error!r}), and goes to SpeechBrain as it was typed")
-        stock: Parsed = wrapped(argv)
-        return stock
+        result: Parsed = wrapped(argv)
+        return result
 
 
 def _parse(owner: Any, wrapped: Any, argv: List[str]) -> Parsed:
-    told = parser.of(owner)
-    known = {**{option.name: option for option in KNOWN}, **parser.options(told)}
+    arg_parser = parser.of(owner)
+    known = {**{option.name: option for option in KNOWN}, **parser.options(arg_parser)}
     index = words.path_index(argv, known)
     if index is None or {"-h", "--help", "--"} & set(argv):
-        stock: Parsed = wrapped(argv)
-        return stock
-    line = _line(told, known, argv, index)
+        result: Parsed = wrapped(argv)
+        return result
+    line = _line(arg_parser, known, argv, index)
     return _finished(line, wrapped([argv[index], *_canonical(line)]))
 
 
-def _line(told: argparse.ArgumentParser, known: Any, argv: Sequence[str], index: int) -> Line:
+def _line(arg_parser: argparse.ArgumentParser, known: Any, argv: Sequence[str], index: int) -> Line:
     tree = yaml_options.read(argv[index])
-    items = words.assign(words.items(argv, index), known, () if tree is None else list(tree), told)
-    line = Line(told, known, tree, items)
+    items = words.assign(words.items(argv, index), known, () if tree is None else list(tree), arg_parser)
+    line = Line(arg_parser, known, tree, items)
     for item in items:
         if item.option is not None:
-            _hear(line, item, item.option)
+            _note_value(line, item, item.option)
     for hook in list(BEFORE):
         hook(line)
     return line
 
 
-def _hear(line: Line, item: Item, option: Option) -> None:
+def _note_value(line: Line, item: Item, option: Option) -> None:
     """Note what was typed for a run option, or end the run if that is no truth value and has to be one."""
     text = " ".join(item.texts)
     value: Any = text
@@ -105,20 +105,20 @@ def _hear(line: Line, item: Item, option: Option) -> None:
         value = True if item.bare else parser.truth(text)
         if value is None:
             line.fail(f"--{option.name}={text}: accepted are {parser.ACCEPTED}")
-    if line.said.get(option.name, value) != value:
+    if line.user_values.get(option.name, value) != value:
         log.info(f"--{option.name} is given more than once: the last one counts, {value}")
-    line.said[option.name] = value
+    line.user_values[option.name] = value
 
 
 def _canonical(line: Line) -> List[str]:
-    """The run options as every release's parser takes them: in full, a flag only where it is meant, and no others."""
+    """The run options as every release's parser takes them: in full, a flag only where it is true, and no others."""
     argv: List[str] = []
     for item in line.items:
         if item.option is not None and item.option.real and item.option.kind != "flag":
             argv.append(f"--{item.option.name}" + ("" if item.value is None else f"={item.value}"))
             argv.extend(item.words)
     for name, option in line.options.items():
-        if option.real and option.kind == "flag" and line.said.get(name):
+        if option.real and option.kind == "flag" and line.user_values.get(name):
             argv.append(f"--{name}" if option.bare else f"--{name}=True")
     return argv
 
@@ -126,23 +126,23 @@ def _canonical(line: Line) -> List[str]:
 def _finished(line: Line, result: Parsed) -> Parsed:
     path, run_opts, _ = result
     line.values = dict(run_opts.items())
-    line.typed = set(line.said)
-    for name, value in line.said.items():
+    line.typed = set(line.user_values)
+    for name, value in line.user_values.items():
         line.values[name] = _value(line, name, value)
     overridden = [item for item in line.items if item.option is None]
-    line.overrides = overrides_yaml.text(overridden, line.tree, line.told)
+    line.overrides = overrides_yaml.text(overridden, line.tree, line.arg_parser)
     for hook in list(AFTER):
         hook(line)
-    line.overrides = _told_to_yaml(line)
+    line.overrides = _with_yaml_keys(line)
     unknown.remember([item.name.split(".")[0] for item in overridden], list(line.options))
     return path, _returned(line, run_opts), line.overrides
 
 
-def _value(line: Line, name: str, said: Any) -> Any:
+def _value(line: Line, name: str, user_value: Any) -> Any:
     """What the release made of it, except where it does not do what its own ``Brain`` expects."""
     option, value = line.options[name], line.values.get(name)
     if option.kind == "flag" or not option.real:
-        return said
+        return user_value
     if isinstance(value, list) and option.kind == "one" and len(value) == 1:
         return value[0]
     if name == "optimizer_step_limit" and isinstance(value, str):
@@ -159,15 +159,15 @@ def _returned(line: Line, run_opts: Any) -> Any:
     # RunOptions is frozen, and its Brain reads only the names in overridden_args.
     known = {one.name for one in dataclasses.fields(run_opts)} - {"overridden_args"}
     changed = {name: value for name, value in line.values.items() if name in known and value != run_opts[name]}
-    heard = set(run_opts.overridden_args) | (line.typed & known)
-    return dataclasses.replace(run_opts, **changed, overridden_args=heard)
+    overridden = set(run_opts.overridden_args) | (line.typed & known)
+    return dataclasses.replace(run_opts, **changed, overridden_args=overridden)
 
 
-def _told_to_yaml(line: Line) -> str:
+def _with_yaml_keys(line: Line) -> str:
     """The overrides, with the run options that were typed and that the yaml has as well."""
     lines: List[Optional[str]] = [line.overrides or None]
     for name in sorted(line.typed):
-        node, value = line.in_yaml(name), line.values.get(name, line.said.get(name))
+        node, value = line.in_yaml(name), line.values.get(name, line.user_values.get(name))
         if line.tree is None or name not in line.tree or isinstance(node, Mapping):
             continue
         if not (isinstance(node, type(value)) and node == value):

@@ -50,10 +50,10 @@ def launcher(line: Line) -> None:
     if line.has("local_rank"):
         _by_options(line)
         return
-    if "local_rank" in line.said:
-        _by_environment(line, str(line.said["local_rank"]))
-    if "distributed_launch" in line.said:
-        _tell(bool(line.said["distributed_launch"]))
+    if "local_rank" in line.user_values:
+        _by_environment(line, str(line.user_values["local_rank"]))
+    if "distributed_launch" in line.user_values:
+        _tell(bool(line.user_values["distributed_launch"]))
         line.drop("distributed_launch")
 
 
@@ -95,12 +95,12 @@ def _by_options(line: Line) -> None:
 
 def settle(line: Line) -> None:
     """``device``: of the GPUs, the one of this rank."""
-    device = line.said.get("device", line.values.get("device") if "device" in line.of_yaml else None)
+    device = line.user_values.get("device", line.values.get("device") if "device" in line.of_yaml else None)
     if device is None:
         return
     rank = local_rank() if "local_rank" not in line.values else line.values["local_rank"]
     # From 1.1.0 on there is no default: what is typed is kept.
-    now = of_rank(str(device), rank, line.told.get_default("device") is None)
+    now = of_rank(str(device), rank, line.arg_parser.get_default("device") is None)
     if now != line.values["device"]:
         line.set("device", now)
 
@@ -109,7 +109,7 @@ def of_rank(device: str, rank: Optional[int], keeps: bool) -> str:
     """The device of a process.
 
     Args:
-        device: what was asked for.
+        device: the requested device.
         rank: the local rank, None without a launcher.
         keeps: whether the release keeps the device as it is typed (1.1.0 on). There one process may choose its GPU, and
             a process that sees too few GPUs for its rank sees one of its own.

@@ -49,18 +49,18 @@ def contribute_nothing(site: Site, module: ModuleType, owner: Any) -> None:
     # Nothing trains under DDP without coming past this.
     site.wrap(owner, "_wrap_distributed", wrap)
     site.wrap_hot(owner, "check_gradients", functools.partial(_check_gradients, muted))
-    site.at_undo(functools.partial(_all_heard, muted))
+    site.at_undo(functools.partial(_unmute_all, muted))
 
 
 def _defines(kind: Any, name: str) -> Any:
     return next(level for level in kind.__mro__ if name in vars(level))
 
 
-def _compute_objectives(muted: Muted, stock: Any) -> Callable[..., Any]:
+def _compute_objectives(muted: Muted, original: Any) -> Callable[..., Any]:
     def compute_objectives(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = stock(self, *args, **kwargs)
+        loss = original(self, *args, **kwargs)
         if torch.is_grad_enabled() and brains.together(self):
-            _heard(muted, self)
+            _unmute(muted, self)
             if _one_number(loss) and not bool(torch.isfinite(loss)):
                 _mute(muted, self)
         return loss
@@ -79,22 +79,22 @@ def _mute(muted: Muted, brain: Any) -> None:
     log.debug("the loss is not finite: this rank contributes gradients of zero")
 
 
-def _all_heard(muted: Muted) -> None:
+def _unmute_all(muted: Muted) -> None:
     for brain in list(muted):
-        _heard(muted, brain)
+        _unmute(muted, brain)
 
 
-def _heard(muted: Muted, brain: Any) -> None:
+def _unmute(muted: Muted, brain: Any) -> None:
     for hook in muted.pop(brain, ()):
         hook.remove()
 
 
-def _check_gradients(muted: Muted, stock: Any) -> Callable[..., Any]:
+def _check_gradients(muted: Muted, original: Any) -> Callable[..., Any]:
     def check_gradients(self: Any, loss: Any) -> Any:
-        result = stock(self, loss)
+        result = original(self, loss)
         if result or self not in muted or bool(torch.isfinite(loss)):
             return result
-        # Counted, warned of, patience not at an end: now as for any other loss, so that this rank clips and steps, too.
-        return stock(self, torch.zeros_like(loss))
+        # The loss is counted and warned of. A second call with a finite loss clips, so that this rank steps, too.
+        return original(self, torch.zeros_like(loss))
 
     return check_gradients

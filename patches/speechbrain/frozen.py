@@ -16,7 +16,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 
 
-def kept(site: Site, module: ModuleType, owner: Any) -> None:
+def keep_eval_mode(site: Site, module: ModuleType, owner: Any) -> None:
     """Look for frozen extractors when a Brain wraps its modules; nothing of them is changed but their mode."""
     # The hook of each extractor.
     hooked: MutableMapping[Any, Any] = WeakKeyDictionary()

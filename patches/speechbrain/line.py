@@ -1,4 +1,4 @@
-"""One command line on its way through the parser, and the moments at which cures look at it."""
+"""One command line on its way through the parser, and the hooks by which fixes change it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class Line:
     """One command line.
 
     Attributes:
-        told: the release's parser; it ends the run where something is not accepted.
+        arg_parser: the release's parser; it ends the run where something is not accepted.
         options: the run options by name, those that only we know included.
         tree: the yaml's top level with its tags, or None.
         items: the command line, in its order.
-        said: what was typed for each run option, as a truth value for flags and as text for others.
+        user_values: what was typed for each run option, as a truth value for flags and as text for others.
         values: the run options as they will be returned.
         typed: names of the run options that were typed.
         of_yaml: names of the run options whose value is the yaml's.
         overrides: the yaml text of the overrides.
     """
 
-    told: argparse.ArgumentParser
+    arg_parser: argparse.ArgumentParser
     options: Dict[str, Option]
     tree: Optional[Mapping[str, Any]]
     items: List[Item]
-    said: Dict[str, Any] = field(default_factory=dict)
+    user_values: Dict[str, Any] = field(default_factory=dict)
     values: Dict[str, Any] = field(default_factory=dict)
     typed: Set[str] = field(default_factory=set)
     of_yaml: Set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ class Line:
 
     def fail(self, message: str) -> NoReturn:
         """End the run as the release's parser does, with exit code 2."""
-        parser.fail(self.told, message)
+        parser.fail(self.arg_parser, message)
 
 
 Hook = Callable[[Line], object]

@@ -16,15 +16,15 @@ from typing import Any, Callable, Iterator, Tuple
 from ddpfix.patching.site import PatchError, Site
 
 
-def alone(site: Site, module: ModuleType, owner: Any) -> None:
+def without_broadcast(site: Site, module: ModuleType, owner: Any) -> None:
     """All methods of the module's classes that ``main_process_only`` has wrapped."""
-    found = list(_wrapped(module))
-    if not found:
+    methods = list(_wrapped(module))
+    if not methods:
         raise PatchError(f"{module.__name__} has no method for the main process only")
     distributed = import_module("speechbrain.utils.distributed")
     if not hasattr(distributed, "MainProcessContext"):
         raise PatchError("speechbrain.utils.distributed has no MainProcessContext")
-    for kind, name in found:
+    for kind, name in methods:
         site.wrap_hot(kind, name, _without_broadcast(distributed))
 
 
@@ -37,9 +37,9 @@ def _wrapped(module: ModuleType) -> Iterator[Tuple[Any, str]]:
 
 
 def _without_broadcast(distributed: Any) -> Callable[[Any], Callable[..., Any]]:
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         # Other patchers may have wrapped the method: what main_process_only holds is the innermost one.
-        plain = inspect.unwrap(stock)
+        plain = inspect.unwrap(original)
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             # In this context what is called may use barriers and broadcasts, which do nothing.

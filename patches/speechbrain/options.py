@@ -67,7 +67,7 @@ def made(values: Mapping[str, Any], typed: Iterable[str], of_yaml: Iterable[str]
     return options
 
 
-def said(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
+def user_value(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
     """What the user gave for a run option: typed, in the yaml, or in run options of his own making.
 
     A null in the yaml is nothing given; a quoted "True" or "False" there is what it means.
@@ -82,8 +82,8 @@ def said(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
     """
     if name in typed(run_opts):
         return True, run_opts[name]
-    found, value = _of(hparams, name)
-    if found:
+    given, value = _of(hparams, name)
+    if given:
         return True, value
     if name in getattr(run_opts, "of_yaml", ()):
         return True, run_opts[name]
@@ -93,7 +93,7 @@ def said(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
 def typed(run_opts: Any) -> FrozenSet[str]:
     """The names in run options that beat the yaml.
 
-    All of a dict that is not the parser's. In the parser's own, where we were not asked to note what was typed: what
+    All of a dict that is not the parser's. In the parser's own, where nobody noted what was typed: what
     differs from its defaults.
     """
     if isinstance(run_opts, Options):

@@ -28,13 +28,13 @@ class _Entry:
     parts: List[Tuple[Path, str]] = field(default_factory=list)
 
 
-def text(items: Sequence[Item], tree: Optional[Mapping[str, Any]], told: argparse.ArgumentParser) -> str:
-    """The overrides as yaml text; for what the release understands, letter by letter the release's own.
+def text(items: Sequence[Item], tree: Optional[Mapping[str, Any]], arg_parser: argparse.ArgumentParser) -> str:
+    """The overrides as yaml text; for what the release understands, identical to the release's own.
 
     Args:
         items: what is no run option, in the order of the command line.
         tree: the yaml's top level, or None if it cannot be read.
-        told: ends the run where a form is not accepted.
+        arg_parser: ends the run where a form is not accepted.
     """
     entries: Dict[str, _Entry] = {}
     last = ""
@@ -47,14 +47,14 @@ def text(items: Sequence[Item], tree: Optional[Mapping[str, Any]], told: argpars
         path = _path(item.name, tree)
         last = path[0]
         if item.bare and tree is not None and last in tree:
-            value = _bare(item.name, path, tree, told)
+            value = _bare(item.name, path, tree, arg_parser)
         if len(path) == 1:
             _repeated(entries.pop(last, None), item.name, value)
             entries[last] = _Entry(value)
         else:
-            _check(item, path, tree, told)
+            _check(item, path, tree, arg_parser)
             _put(entries.setdefault(last, _Entry()).parts, path, value)
-    return "".join(_line(name, entry, told) for name, entry in entries.items()).strip()
+    return "".join(_line(name, entry, arg_parser) for name, entry in entries.items()).strip()
 
 
 def _repeated(before: Optional[_Entry], name: str, value: str) -> None:
@@ -68,18 +68,20 @@ def _put(parts: List[Tuple[Path, str]], path: Path, value: str) -> None:
     parts.append((path, value))
 
 
-def _line(name: str, entry: _Entry, told: argparse.ArgumentParser) -> str:
+def _line(name: str, entry: _Entry, arg_parser: argparse.ArgumentParser) -> str:
     if not entry.parts:
         return f"\n{name}:{entry.value}" if name else entry.value
-    whole = _loaded(entry.value, name, told) if entry.value.strip() else {}
+    whole = _loaded(entry.value, name, arg_parser) if entry.value.strip() else {}
     for path, part in entry.parts:
         branch = whole
         for step in (*path[1:-1], None):
             if not isinstance(branch, dict):
-                parser.fail(told, f"--{'.'.join(path)}: what else is given for --{name} is no mapping to put it in")
+                parser.fail(
+                    arg_parser, f"--{'.'.join(path)}: what else is given for --{name} is no mapping to put it in"
+                )
             if step is not None:
                 branch = branch.setdefault(step, {})
-        branch[path[-1]] = _loaded(part, ".".join(path), told)
+        branch[path[-1]] = _loaded(part, ".".join(path), arg_parser)
     return "\n" + dumped({name: whole}).strip()
 
 
@@ -97,11 +99,11 @@ def loaded(text: str) -> Any:
     return _yaml().load(text)
 
 
-def _loaded(value: str, name: str, told: argparse.ArgumentParser) -> Any:
+def _loaded(value: str, name: str, arg_parser: argparse.ArgumentParser) -> Any:
     try:
         return loaded(f"value:{value}")["value"]
     except Exception as error:
-        parser.fail(told, f"--{name}={value.strip()} is no yaml value: {' '.join(str(error).split())}")
+        parser.fail(arg_parser, f"--{name}={value.strip()} is no yaml value: {' '.join(str(error).split())}")
 
 
 def _yaml() -> Any:
@@ -117,20 +119,22 @@ def _path(name: str, tree: Optional[Mapping[str, Any]]) -> Path:
 
 
 def _at(path: Path, tree: Mapping[str, Any]) -> Any:
-    found: Any = tree
+    value: Any = tree
     for step in path:
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
 
 
-def _bare(name: str, path: Path, tree: Mapping[str, Any], told: argparse.ArgumentParser) -> str:
+def _bare(name: str, path: Path, tree: Mapping[str, Any], arg_parser: argparse.ArgumentParser) -> str:
     if not isinstance(_at(path, tree), bool):
-        parser.fail(told, f"--{name} has no value: write --{name}=VALUE or --{name} VALUE (--{name}=null for none)")
+        parser.fail(
+            arg_parser, f"--{name} has no value: write --{name}=VALUE or --{name} VALUE (--{name}=null for none)"
+        )
     return " True"
 
 
-def _check(item: Item, path: Path, tree: Optional[Mapping[str, Any]], told: argparse.ArgumentParser) -> None:
-    """End the run where the yaml has no mapping to put the value in; say it where the mapping has no such key."""
+def _check(item: Item, path: Path, tree: Optional[Mapping[str, Any]], arg_parser: argparse.ArgumentParser) -> None:
+    """End the run where the yaml has no mapping to put the value in; warn where the mapping has no such key."""
     if tree is None or path[0] not in tree:
         return
     for depth in range(1, len(path)):
@@ -139,13 +143,13 @@ def _check(item: Item, path: Path, tree: Optional[Mapping[str, Any]], told: argp
             return
         if not isinstance(branch, Mapping):
             head = ".".join(path[:depth])
-            parser.fail(told, f"--{item.name}: {head} is no mapping in the yaml; --{head}=VALUE sets it")
+            parser.fail(arg_parser, f"--{item.name}: {head} is no mapping in the yaml; --{head}=VALUE sets it")
     keys = [str(key) for key in _at(path[:-1], tree)]
     if path[-1] not in keys:
         log.warning(f"--{item.name}: {'.'.join(path[:-1])} has no {path[-1]} so far{hint(path[-1], keys)}")
 
 
 def hint(name: str, known: Sequence[str], dashes: str = "") -> str:
-    """What may have been meant, as the end of a sentence; "" where nothing is close."""
+    """Similar names, as the end of a sentence; "" where nothing is close."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(dashes + word for word in close)}?" if close else ""

@@ -60,13 +60,13 @@ def of(owner: Any) -> argparse.ArgumentParser:
             raise PatchError(f"{owner!r} builds no parser")
         made: argparse.ArgumentParser = create()
         return made
-    stock = inspect.unwrap(owner.__dict__["parse_arguments"])
-    if not isinstance(stock, FunctionType):
-        raise PatchError(f"parse_arguments is a {type(stock).__name__}, not a plain function")
-    # The function itself, on globals of its own: nothing that others see is changed meanwhile.
-    seen = {**stock.__globals__, "argparse": SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Catching})}
+    original = inspect.unwrap(owner.__dict__["parse_arguments"])
+    if not isinstance(original, FunctionType):
+        raise PatchError(f"parse_arguments is a {type(original).__name__}, not a plain function")
+    # The function itself, on globals of its own: nothing that other code sees is changed.
+    seen = {**original.__globals__, "argparse": SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Catching})}
     try:
-        FunctionType(stock.__code__, seen)(["hyperparams.yaml"])
+        FunctionType(original.__code__, seen)(["hyperparams.yaml"])
     except _Caught as caught:
         return caught.parser
     raise PatchError("parse_arguments does not use argparse")
@@ -74,12 +74,12 @@ def of(owner: Any) -> argparse.ArgumentParser:
 
 def options(parser: argparse.ArgumentParser) -> Dict[str, Option]:
     """What the parser knows, by name."""
-    found: Dict[str, Option] = {}
+    by_name: Dict[str, Option] = {}
     for action in parser._actions:
         for text in action.option_strings:
             if text.startswith("--"):
-                found[text[2:]] = _option(text[2:], action)
-    return found
+                by_name[text[2:]] = _option(text[2:], action)
+    return by_name
 
 
 def _option(name: str, action: argparse.Action) -> Option:

@@ -33,15 +33,15 @@ def check(line: Line) -> None:
     for name in _OPTIONS:
         if _foreign(line, name):
             _give_to_yaml(line, name)
-        elif name in line.said:
-            _accepted(line, name, line.said[name])
-    value = line.said.get("precision")
-    for option, meant in _OLD.items():
-        if value in (None, meant) or not line.said.get(option):
+        elif name in line.user_values:
+            _accepted(line, name, line.user_values[name])
+    value = line.user_values.get("precision")
+    for option, precision in _OLD.items():
+        if value in (None, precision) or not line.user_values.get(option):
             continue
         if not line.has("precision"):
-            line.fail(f"--precision={value} and --{option} ({meant}) contradict each other")
-        log.warning(f"--precision={value} is not used: --{option} ({meant}) counts in this release")
+            line.fail(f"--precision={value} and --{option} ({precision}) contradict each other")
+        log.warning(f"--precision={value} is not used: --{option} ({precision}) counts in this release")
 
 
 def _foreign(line: Line, name: str) -> bool:
@@ -50,7 +50,7 @@ def _foreign(line: Line, name: str) -> bool:
 
 
 def _give_to_yaml(line: Line, name: str) -> None:
-    line.said.pop(name, None)
+    line.user_values.pop(name, None)
     for item in line.items:
         if item.option is not None and item.option.name == name:
             item.name, item.option = name, None
@@ -72,13 +72,13 @@ def settle(line: Line) -> None:
     if line.has("precision"):
         _of_yaml(line)
         for option in _OLD:
-            if "precision" in line.said and option not in line.said and line.in_yaml(option) is not None:
+            if "precision" in line.user_values and option not in line.user_values and line.in_yaml(option) is not None:
                 line.set(option, False)
         return
-    value = line.said.get("precision")
-    for option, meant in _OLD.items():
-        if value is not None and line.has(option) and option not in line.said:
-            line.set(option, value == meant)
+    value = line.user_values.get("precision")
+    for option, precision in _OLD.items():
+        if value is not None and line.has(option) and option not in line.user_values:
+            line.set(option, value == precision)
     if value is None:
         _old(line)
     elif value != "fp32":
@@ -94,7 +94,7 @@ def _of_yaml(line: Line) -> None:
 def _old(line: Line) -> None:
     """``precision: fp16`` in a yaml that was written for 1.0."""
     value = line.in_yaml("precision")
-    option = next((name for name, meant in _OLD.items() if meant == value and line.has(name)), None)
+    option = next((name for name, precision in _OLD.items() if precision == value and line.has(name)), None)
     if value not in _OLD.values() or set(_OLD) & (line.typed | line.of_yaml):
         return
     if option is None:
@@ -106,7 +106,7 @@ def _old(line: Line) -> None:
 
 
 def _means(line: Line, value: str) -> str:
-    option = {meant: name for name, meant in _OLD.items()}[value]
+    option = {precision: name for name, precision in _OLD.items()}[value]
     if value == "fp16" and "cuda" not in str(line.values.get("device")):
         now = "bf16" if line.has("bfloat16_mix_prec") else "fp32: its autocast is for CUDA only"
         return f"{option} in this release, and on the CPU that trains in {now}"

@@ -1,8 +1,8 @@
-"""Ranks get batches from their samplers where stock stumbles (all releases; 0.5.14 and later).
+"""Ranks get the right batches from their samplers in two corner cases (all releases; 0.5.14 and later).
 
 ``DistributedSamplerWrapper`` picks with ``itemgetter``, which gives no tuple for a single item: with exactly one batch
 a rank it yields that batch's indices as if each were a batch, and with a sampler of indices it dies. And a Brain
-without hparams dies under DDP because ``self.hparams`` is asked for ``sorting``.
+without hparams dies under DDP because ``sorting`` is looked up in ``self.hparams``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def single(site: Site, module: ModuleType, owner: Any) -> None:
     """``DistributedSamplerWrapper.__iter__`` with less than two items a rank."""
     checks.needs_names(owner, "__iter__", "itemgetter", "sampler")
 
-    def make(stock: Any) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Any]:
             if self.num_samples > 1:
-                return stock(self)  # type: ignore[no-any-return]
+                return original(self)  # type: ignore[no-any-return]
             given = list(self.sampler)
             return iter([given[index] for index in super(owner, self).__iter__()])
 

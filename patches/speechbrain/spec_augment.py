@@ -18,7 +18,7 @@ from ddpfix.ranks import wrap_hooks
 NAME = "masked_spec_embed"
 
 
-def told(site: Site) -> None:
+def needs_flag(site: Site) -> None:
     """Have DDP look for unused parameters in a model that holds one."""
     wrap_hooks.needs_flag(site, _reason)
 
@@ -51,7 +51,7 @@ def _freeze(model: Any) -> None:
 
 
 def leaves_out(module: Any) -> bool:
-    """Whether the model's own masking does nothing as it is configured; its code is asked, with frames of zeros."""
+    """Whether the model's own masking does nothing as it is configured; found by running it on frames of zeros."""
     mask = getattr(module, "_mask_hidden_states", None)
     if mask is None:
         return False

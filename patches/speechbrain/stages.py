@@ -122,10 +122,10 @@ def _holders(brain: Any) -> Iterator[Tuple[str, Any]]:
     for root, holder in roots.items():
         if not hasattr(holder, "__dict__"):
             continue
-        for where, found in [(root, holder), *((f"{root}.{name}", value) for name, value in _parts(holder))]:
-            if id(found) not in seen:
-                seen.append(id(found))
-                yield from _of(where, found)
+        for where, candidate in [(root, holder), *((f"{root}.{name}", value) for name, value in _parts(holder))]:
+            if id(candidate) not in seen:
+                seen.append(id(candidate))
+                yield from _of(where, candidate)
 
 
 def _parts(holder: Any) -> Iterator[Tuple[str, Any]]:
@@ -139,14 +139,14 @@ def _parts(holder: Any) -> Iterator[Tuple[str, Any]]:
             yield name, value
 
 
-def _of(where: str, found: Any) -> Iterator[Tuple[str, Any]]:
-    if isinstance(found, torch.optim.Optimizer):
-        yield from ((f"{where}.{number}", group) for number, group in enumerate(found.param_groups))
-    elif hasattr(found, "__dict__") and not _is_other(found):
-        yield where, found
+def _of(where: str, candidate: Any) -> Iterator[Tuple[str, Any]]:
+    if isinstance(candidate, torch.optim.Optimizer):
+        yield from ((f"{where}.{number}", group) for number, group in enumerate(candidate.param_groups))
+    elif hasattr(candidate, "__dict__") and not _is_other(candidate):
+        yield where, candidate
 
 
-def _is_other(found: Any) -> bool:
+def _is_other(candidate: Any) -> bool:
     """Models, data and code: nothing that a stage's end decides on."""
     kinds = (torch.nn.Module, torch.Tensor, torch.utils.data.DataLoader, torch.utils.data.Dataset, type, ModuleType)
-    return isinstance(found, kinds) or hasattr(found, "__code__")
+    return isinstance(candidate, kinds) or hasattr(candidate, "__code__")

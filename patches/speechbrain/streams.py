@@ -1,6 +1,7 @@
 """Ranks whose loaders cannot say how many batches they have end an epoch together (:mod:`ddpfix.ranks.lookahead`).
 
-What ranks say of the next batch: how many have one that they have not trained on in this epoch, and how many have any.
+What ranks exchange about the next batch: how many have one that they have not trained on in this epoch, and how many
+have any.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ rank cannot say how many it has, they agree one batch ahead instead, beside the 
 Validation is not touched: its forward has no collective, and a batch that counts twice would change its numbers. The
 exception is InputNormalization of 1.0.3 over a batch or globally, which reduces in evaluation, too.
 
-Reached through the loops of ``Brain.fit``: a recipe that goes over its loader in a loop of its own is on its own.
+Reached through the loops of ``Brain.fit``: a recipe that goes over its loader in a loop of its own is not covered.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
     def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
         if not brains.together(brain):
             return wrapped(*args, **kwargs)
-        stock = vars(module)["tqdm"]
+        original = vars(module)["tqdm"]
 
         def tqdm(iterable: Any, *others: Any, **more: Any) -> Any:
             # What runs within the loop (another Brain's evaluation, on one rank perhaps) has loops of its own.
             own = sys._getframe(1).f_code in loops
-            return stock(evened(brain, iterable, stop) if own else iterable, *others, **more)
+            return original(evened(brain, iterable, stop) if own else iterable, *others, **more)
 
-        # For the length of the loop only: elsewhere tqdm is asked for as the class that it is.
+        # For the length of the loop only: elsewhere tqdm is used as a class.
         with temporary.replaced(module, "tqdm", tqdm):
             return wrapped(*args, **kwargs)
 
@@ -106,7 +106,7 @@ def remaining(loader: Any) -> Tuple[int, int]:
         total = len(loader)
     except (TypeError, AttributeError, NotImplementedError):
         return UNKNOWN, UNKNOWN
-    # A LoopedLoader counts its own steps; a SaveableDataLoader is told how many to skip.
+    # A LoopedLoader counts its own steps; a SaveableDataLoader holds how many to skip.
     given = loader.step if hasattr(loader, "epoch_length") else getattr(loader, "_speechbrain_recovery_skip_to", None)
     return max(0, total - (given or 0)), total
 
@@ -160,9 +160,9 @@ def again(loader: Any) -> Iterator[Any]:
 def _reduces_in_evaluation(brain: Any) -> bool:
     hparams = getattr(brain, "hparams", None)
     held = [*brain.modules.modules(), *(vars(hparams).values() if hparams is not None else ())]
-    found = [module for module in held if type(module).__name__ == "InputNormalization"]
+    normalizations = [module for module in held if type(module).__name__ == "InputNormalization"]
     return any(
         getattr(module, "norm_type", "") in ("batch", "global")
         and "ddp_all_reduce" in getattr(type(module).forward, "__code__", _reduces_in_evaluation.__code__).co_names
-        for module in found
+        for module in normalizations
     )

@@ -1,4 +1,4 @@
-"""An override of a key that the yaml does not have: an error that says what was typed, and what may have been meant."""
+"""An override of a key that the yaml does not have: an error that names what was typed, and similar keys."""
 
 from __future__ import annotations
 

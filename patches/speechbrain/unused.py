@@ -1,8 +1,8 @@
 """``find_unused_parameters`` of SpeechBrain's Brain (speechbrain issue 2340).
 
 The advice of that thread, ``--find_unused_parameters=True``, is refused by every release that has the flag, and the
-Brain always hands its own False to DDP where nobody said anything. So what the user said is noted, and told while DDP
-is built; where he said nothing, ``torch.unused`` decides by the model.
+Brain always hands its own False to DDP where nobody set it. So the user's value is noted, and passed on while DDP is
+built; where he set none, ``torch.unused`` decides by the model.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from ddpfix.ranks import wrap_hooks
 from . import options, spec_augment
 
 FLAG = "find_unused_parameters"
-_SAID: weakref.WeakKeyDictionary[Any, Optional[bool]] = weakref.WeakKeyDictionary()
+_USER_VALUES: weakref.WeakKeyDictionary[Any, Optional[bool]] = weakref.WeakKeyDictionary()
 
 
-def asked(site: Site, module: ModuleType, owner: Any) -> None:
-    """Note what was said when a Brain is made, and tell it when it wraps its modules, whoever calls that."""
+def note_user_value(site: Site, module: ModuleType, owner: Any) -> None:
+    """Note the user's value when a Brain is made, and pass it on when it wraps its modules, whoever calls that."""
     site.wrap(owner, "__init__", _made)
     site.wrap(owner, "_wrap_distributed", _wrapped)
-    spec_augment.told(site)
+    spec_augment.needs_flag(site)
 
 
 def _made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     given = dict(zip(("modules", "opt_class", "hparams", "run_opts"), args), **kwargs)
-    known, value = options.said(given.get("run_opts"), given.get("hparams"), FLAG)
-    _SAID[instance] = bool(value) if known else None
+    known, value = options.user_value(given.get("run_opts"), given.get("hparams"), FLAG)
+    _USER_VALUES[instance] = bool(value) if known else None
     wrapped(*args, **kwargs)
 
 
 def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     # Code of the user's own may have set the attribute since.
-    said = True if getattr(instance, FLAG, False) else _SAID.get(instance)
-    with wrap_hooks.user_chose(said):
+    user_value = True if getattr(instance, FLAG, False) else _USER_VALUES.get(instance)
+    with wrap_hooks.user_chose(user_value):
         return wrapped(*args, **kwargs)

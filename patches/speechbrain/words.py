@@ -19,7 +19,7 @@ class Item:
         name: without the dashes in front.
         value: what follows the first "=", or None.
         words: the words that follow, up to the next item.
-        option: the run option that is meant; None for an override of the yaml.
+        option: the run option that the name stands for; None for an override of the yaml.
     """
 
     name: str
@@ -45,7 +45,7 @@ def _parted(word: str) -> Tuple[str, Optional[str]]:
     return name, value if sign else None
 
 
-def meant(name: str, options: Mapping[str, Option], keys: Collection[str]) -> List[Option]:
+def matching_options(name: str, options: Mapping[str, Option], keys: Collection[str]) -> List[Option]:
     """The run options that a name may stand for: none for an override of the yaml, several where it is not clear.
 
     The yaml's own keys are never taken for the beginning of a run option, which argparse does.
@@ -57,9 +57,9 @@ def meant(name: str, options: Mapping[str, Option], keys: Collection[str]) -> Li
     plain = name.replace("-", "_")
     if plain in options:
         return [options[plain]]
-    found = [option for known, option in options.items() if plain and known.startswith(plain)]
-    # What the release itself knows comes first: an abbreviation means what it has always meant.
-    return [option for option in found if option.real] or found
+    prefixed = [option for known, option in options.items() if plain and known.startswith(plain)]
+    # What the release itself knows comes first: an abbreviation keeps its meaning.
+    return [option for option in prefixed if option.real] or prefixed
 
 
 def path_index(argv: Sequence[str], options: Mapping[str, Option]) -> Optional[int]:
@@ -73,8 +73,8 @@ def path_index(argv: Sequence[str], options: Mapping[str, Option]) -> Optional[i
     for index, word in enumerate(argv):
         if _is_item(word):
             name, value = _parted(word)
-            found = meant(name, options, ())
-            kind = found[0].kind if len(found) == 1 and value is None else ""
+            matches = matching_options(name, options, ())
+            kind = matches[0].kind if len(matches) == 1 and value is None else ""
             taken = {"one": 1, "many": float("inf")}.get(kind, 0)
             follows = value is None
         elif taken > 0:
@@ -97,25 +97,25 @@ def _is_yaml(word: str) -> bool:
 
 def items(argv: Sequence[str], path: int) -> List[Item]:
     """The command line without the path, as items in their order."""
-    found = [Item("")]
+    result = [Item("")]
     for index, word in enumerate(argv):
         if _is_item(word):
-            found.append(Item(*_parted(word)))
+            result.append(Item(*_parted(word)))
         elif index != path:
-            found[-1].words.append(word)
-    return found if found[0].words else found[1:]
+            result[-1].words.append(word)
+    return result if result[0].words else result[1:]
 
 
 def assign(
-    found: List[Item], options: Mapping[str, Option], keys: Collection[str], told: argparse.ArgumentParser
+    typed_items: List[Item], options: Mapping[str, Option], keys: Collection[str], arg_parser: argparse.ArgumentParser
 ) -> List[Item]:
     """Tell each item which run option it is, and leave it only the words which that option takes."""
     result: List[Item] = []
-    for item in found:
-        choices = meant(item.name, options, keys) if item.name else []
+    for item in typed_items:
+        choices = matching_options(item.name, options, keys) if item.name else []
         if len(choices) > 1:
             names = ", ".join(f"--{option.name}" for option in choices)
-            parser.fail(told, f"ambiguous option: --{item.name} could be {names}; write it out")
+            parser.fail(arg_parser, f"ambiguous option: --{item.name} could be {names}; write it out")
         result.append(item)
         if choices:
             item.option = choices[0]

@@ -29,11 +29,11 @@ def read(path: str) -> Optional[Mapping[str, Any]]:
     """The top level of a yaml with its tags, or None: the release says itself what is wrong with it."""
     try:
         with open(path, encoding="utf-8") as file:
-            found = overrides_yaml.loaded(file.read())
+            tree = overrides_yaml.loaded(file.read())
     except Exception as error:
         log.debug(f"{path} is not read before SpeechBrain does so: {error!r}")
         return None
-    return found if isinstance(found, Mapping) else None
+    return tree if isinstance(tree, Mapping) else None
 
 
 def values(tree: Mapping[str, Any], names: Iterable[str], overrides: str) -> Dict[str, Any]:
@@ -55,11 +55,11 @@ def values(tree: Mapping[str, Any], names: Iterable[str], overrides: str) -> Dic
         needed: Dict[str, Any] = {}
         known = [name for name in wanted if _gather(name, tree, needed, ())]
         # What is left holds plain values and references among them, so that loading it carries out nothing.
-        found = core.load_hyperpyyaml(overrides_yaml.dumped(needed)) if known else {}
+        loaded = core.load_hyperpyyaml(overrides_yaml.dumped(needed)) if known else {}
     except Exception as error:
         log.debug(f"run options in the yaml are not read before SpeechBrain does so: {error!r}")
         return {}
-    return {name: found[name] for name in known if found.get(name) is not None}
+    return {name: loaded[name] for name in known if loaded.get(name) is not None}
 
 
 def _gather(name: str, tree: Mapping[str, Any], needed: Dict[str, Any], trail: Any) -> bool:
@@ -91,7 +91,7 @@ def _is_plain(node: Any) -> bool:
 
 
 def fits(value: Any, flag: bool) -> bool:
-    """Whether a yaml value can be meant for a run option of that name, and is not something else of the same name."""
+    """Whether a yaml value fits a run option of that name, and is not something else of the same name."""
     if flag:
         return isinstance(value, (bool, int)) or (isinstance(value, str) and truth(value) is not None)
     return isinstance(value, (*_PLAIN, list, tuple))

@@ -23,11 +23,11 @@ def limit(site: Site, module: ModuleType, owner: Any) -> None:
     site.wrap_hot(module, "wenet_join", _joined)
 
 
-def _joined(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _joined(original: Callable[..., Any]) -> Callable[..., Any]:
     def wenet_join(group_join: Any, info_dict: Any) -> Any:
         first = info_dict["batch_idx"] == 0 or info_dict.get("train_engine", "torch_ddp") == "torch_ddp"
         if first or uneven.RUNNING.get() or hasattr(group_join, "options"):
-            return stock(group_join, info_dict)
+            return original(group_join, info_dict)
         timeout = group_join._get_backend(torch.device("cpu")).options._timeout
         try:
             distributed.monitored_barrier(group=group_join, timeout=timeout)

@@ -1,6 +1,6 @@
 """A loader that gives all ranks as many batches (:mod:`ddpfix.ranks.lookahead`).
 
-What ranks say of the next batch: how many have one, and how many have failed.
+What ranks exchange about the next batch: how many have one, and how many have failed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Epoch(lookahead.Epoch):
         self.at_end = False
 
     def fetch(self) -> Any:
-        """The next batch with an utterance in it: stock passes over the others, but counts them, on one rank alone."""
+        """The next batch with an utterance in it: WeNet skips the others, but counts them, on one rank only."""
         if self.error is not None:
             return lookahead.NOTHING
         try:
@@ -83,7 +83,7 @@ class _Epoch(lookahead.Epoch):
             for batch in self.iterator:
                 if not without_utterances(batch):
                     return batch
-        # Not every iterator can be asked again after its end.
+        # Not every iterator can be read again after its end.
         self.at_end = True
         return lookahead.NOTHING
 

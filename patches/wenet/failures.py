@@ -1,7 +1,8 @@
 """A rank that fails in an epoch or a validation ends all ranks, with the cause (all releases).
 
-Stock: the others wait for it in a collective, as long as its process or torch's time limit lasts. Recipes of 1.x and
-2.x start ranks in the background, where nobody ends them; ``Join.__exit__`` tells nobody that it was left by an error.
+Unpatched, the others wait for it in a collective, as long as its process or torch's time limit lasts. Recipes of 1.x
+and 2.x start ranks in the background, where nobody ends them; ``Join.__exit__`` does not report that it was left by an
+error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks import failure_watch
 
 
-def told(site: Site, module: ModuleType, owner: Any) -> None:
+def propagate(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``Executor.train`` and ``Executor.cv``; once it was there, ranks also watch between the two."""
 
     def run(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""``--override_config``: what is given arrives, or the run ends and says what is accepted.
+"""``--override_config``: every override takes effect, or the run ends with the accepted forms.
 
 WeNet takes ``"key value"`` only: ``key=value`` and values with spaces are skipped with a line in the log, every word
 but true and True is False, a key that the YAML lacks is a KeyError and one whose value is null a TypeError.
@@ -42,17 +42,17 @@ def _overridden(configs: Dict[str, Any], override_list: List[str]) -> Dict[str, 
 
 
 def _apply(configs: Dict[str, Any], item: str) -> None:
-    found = _ITEM.match(item)
-    if found is None:
+    match = _ITEM.match(item)
+    if match is None:
         raise ValueError(f"no key and value can be read here; {_ACCEPTED}")
-    name, text = found["key"], found["value"]
+    name, text = match["key"], match["value"]
     section, last, missing = _place(configs, name)
     if not missing:
         old = section[last]
         section[last] = values.like(old, text, name)
         log.info(f"override_config: {name} is {section[last]!r} (was {old!r})")
         return
-    if not found["new"]:
+    if not match["new"]:
         _refuse_slips(configs, section, name, missing)
     for part in missing[:-1]:
         section[part] = {}
@@ -92,14 +92,14 @@ def _key(section: Any, part: str, so_far: str) -> Any:
 
 
 def _refuse_slips(configs: Dict[str, Any], section: Dict[str, Any], name: str, missing: List[str]) -> None:
-    """A key that looks like a slip is an error: a setting that is added beside the one that was meant gets lost."""
+    """A key that looks like a slip is an error: a setting that is added beside the intended one gets lost."""
     end = ".".join(missing)
     start = name[: len(name) - len(end)]
     elsewhere = [path for path in _paths(configs) if path.startswith(start) and path.endswith("." + end)]
     near = difflib.get_close_matches(missing[0], [str(key) for key in section], cutoff=0.9)
-    meant = elsewhere or [start + ".".join([word, *missing[1:]]) for word in near]
-    if meant:
-        raise ValueError(f"the YAML has no {name}; did you mean {' or '.join(meant)}? {_ACCEPTED}")
+    suggestions = elsewhere or [start + ".".join([word, *missing[1:]]) for word in near]
+    if suggestions:
+        raise ValueError(f"the YAML has no {name}; did you mean {' or '.join(suggestions)}? {_ACCEPTED}")
 
 
 def _paths(section: Any, prefix: str = "") -> Iterator[str]:

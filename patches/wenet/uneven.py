@@ -1,8 +1,8 @@
 """Ranks with different numbers of batches train an epoch together (WeNet 1.0 to main; issues 842 and 2266).
 
-Stock has no means against it in 1.x. From 2.0 on a rank that is done waits in ``model.join``, which goes wrong where
-the others come to anything else than a training step (validation in step mode) and leaves ranks with different
-learning rates; deepspeed and FSDP have a barrier with a time limit instead, which cannot tell slow from done.
+WeNet 1.x does nothing about it. From 2.0 on a rank that is done waits in ``model.join``, which goes wrong where the
+others come to anything else than a training step (validation in step mode) and leaves ranks with different learning
+rates; deepspeed and FSDP have a barrier with a time limit instead, which cannot tell slow from done.
 
 Here each rank fetches one batch ahead, and ranks agree on batch n+1 while step n runs (:mod:`.batches`). All ranks
 then take the same number of steps, so that nothing else in an epoch is uneven:
@@ -81,14 +81,14 @@ def engine(given: Dict[str, Any]) -> Optional[str]:
         return None
     if isinstance(given["model"], DistributedDataParallel):
         return "torch_ddp"
-    said = (given.get("configs") or {}).get("train_engine")
-    return said if said in _SHARDED else None
+    engine_name = (given.get("configs") or {}).get("train_engine")
+    return engine_name if engine_name in _SHARDED else None
 
 
-def _joined(stock: Any) -> Any:
+def _joined(original: Any) -> Any:
     def wenet_join(group_join: Any, info_dict: Any) -> Any:
         # Every rank that gets here has a batch, and so have the others.
-        return False if RUNNING.get() else stock(group_join, info_dict)
+        return False if RUNNING.get() else original(group_join, info_dict)
 
     return wenet_join
 

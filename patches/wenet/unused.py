@@ -31,15 +31,15 @@ def flag(site: Site, module: ModuleType, owner: Any) -> None:
 
 def both(site: Site, module: ModuleType, owner: Any) -> None:
     """Checkpoints that agree with the flag (3.0.0 and 3.0.1)."""
-    stock = getattr(module, "ckpt", None)
-    if stock is not torch.utils.checkpoint:
+    original = getattr(module, "ckpt", None)
+    if original is not torch.utils.checkpoint:
         raise PatchError(f"{module.__name__}.ckpt is not torch.utils.checkpoint any more")
-    if "use_reentrant" not in inspect.signature(stock.checkpoint).parameters:
+    if "use_reentrant" not in inspect.signature(original.checkpoint).parameters:
         raise PatchError("this torch has the reentrant checkpoint only, which the flag excludes")
     # Set by hand: other modules hold torch's own module under a name of theirs, and keep it.
-    kind = functools.partial(stock.checkpoint, use_reentrant=False)
-    vars(module)["ckpt"] = temporary.LookAlike(stock, {"checkpoint": kind})
-    site.at_undo(functools.partial(vars(module).__setitem__, "ckpt", stock))
+    kind = functools.partial(original.checkpoint, use_reentrant=False)
+    vars(module)["ckpt"] = temporary.LookAlike(original, {"checkpoint": kind})
+    site.at_undo(functools.partial(vars(module).__setitem__, "ckpt", original))
 
 
 def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

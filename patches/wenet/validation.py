@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpfix.patching.site import PatchError, Site
 
 
-def alone(site: Site, module: ModuleType, owner: Any) -> None:
+def without_ddp(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``Executor.cv``, whose first argument is the model."""
 
     def cv(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What a text on the command line means in the place of a value that a YAML file holds."""
+"""The value of a command-line text that replaces a value of a YAML file."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def like(old: Any, text: str, name: str) -> Any:
     if isinstance(old, dict):
         raise ValueError(f"{name} is a section; give one of its keys: {', '.join(f'{name}.{key}' for key in old)}")
     if isinstance(old, bool):
-        found = truth(text)
-        if found is None:
+        value = truth(text)
+        if value is None:
             raise ValueError(f"{name} is {old}, and {text!r} is neither true nor false: accepted are {TRUTHS}")
-        return found
+        return value
     if isinstance(old, (int, float)):
         return _number(old, text, name)
     if isinstance(old, (list, tuple)):
@@ -45,16 +45,16 @@ def like(old: Any, text: str, name: str) -> Any:
 def read(text: str) -> Any:
     """A value of which nothing is known, as YAML reads it, and numbers like 1e-4 as numbers."""
     try:
-        found = yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    if isinstance(found, str):
+    if isinstance(value, str):
         for number in (int, float):
             try:
-                return number(found)
+                return number(value)
             except ValueError:
                 continue
-    return found
+    return value
 
 
 def _number(old: Any, text: str, name: str) -> Any:
@@ -78,8 +78,8 @@ def _items(old: List[Any], text: str) -> List[Any]:
     """``[zh, en]``, ``zh,en`` or ``zh``; each item is of the kind of the old ones."""
     text = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if "[" in text or "{" in text:
-        found = yaml.safe_load(f"[{text}]")
-        return list(found)
+        items = yaml.safe_load(f"[{text}]")
+        return list(items)
     words = [_unquoted(word.strip()) for word in text.split(",") if word.strip()]
     return words if old and all(isinstance(item, str) for item in old) else [read(word) for word in words]
 

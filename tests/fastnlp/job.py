@@ -1,6 +1,6 @@
 """A training script: ``python job.py OPTIONS.json``, or ``-m tests.fastnlp.job``; forked ranks call :func:`train`.
 
-Started as a script it leaves what it found in ``FOLDER/NAME.RANK.json``.
+Started as a script it leaves its record in ``FOLDER/NAME.RANK.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.fastnlp import models, releases
 class Noted(torch.optim.SGD):
     """Notes a digest of all parameters after each step."""
 
-    found: Dict[str, Any]
+    record: Dict[str, Any]
 
     def step(self, closure: Any = None) -> Any:
         result = super().step(closure)
@@ -36,32 +36,32 @@ class Noted(torch.optim.SGD):
         for group in self.param_groups:
             for parameter in group["params"]:
                 digest.update(parameter.detach().numpy().tobytes())
-        self.found["steps"].append(digest.hexdigest()[:16])
+        self.record["steps"].append(digest.hexdigest()[:16])
         return result
 
 
-def train(options: Dict[str, Any], found: Dict[str, Any]) -> None:
-    """One training run; ``found`` fills up while it goes on."""
-    found.update(steps=[], ddp=[], ran=[], places={}, error=None)
+def train(options: Dict[str, Any], record: Dict[str, Any]) -> None:
+    """One training run; ``record`` fills up while it goes on."""
+    record.update(steps=[], ddp=[], ran=[], places={}, error=None)
     model = models.make(options["model"])
-    watch(model, found)
+    attach(model, record)
     fail_at(model, options.get("fail"))
     optimizer = Noted(model.parameters(), lr=0.1)
-    optimizer.found = found
+    optimizer.record = record
     given = {
         name: eval(value) if str(value).startswith("eval ") else value for name, value in options["kwargs"].items()
     }
     before = json.dumps(given, default=str)
-    names = {"options": options, "given": given, "model": model, "found": found, "optimizer": optimizer}
+    names = {"options": options, "given": given, "model": model, "record": record, "optimizer": optimizer}
     exec(options.get("before") or "", names)
     run = with_driver if releases.has_drivers() else with_dist_trainer
     try:
         run(names["model"], optimizer, given, options)
         exec(options.get("after") or "")
     finally:
-        found["random"] = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()[:16]
-        found["given_stays"] = json.dumps(given, default=str) == before or bool(options.get("before"))
-        found["places"] = places()
+        record["random"] = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()[:16]
+        record["given_stays"] = json.dumps(given, default=str) == before or bool(options.get("before"))
+        record["places"] = places()
 
 
 def places() -> Dict[str, Any]:
@@ -78,13 +78,13 @@ def failing(where: str, fail: Any) -> bool:
 def fail_at(model: torch.nn.Module, fail: Any) -> None:
     """Have the model's second training step, or its evaluation, fail on one rank."""
     if failing("train", fail):
-        stock, calls = model.forward, []
+        original, calls = model.forward, []
 
         def forward(x: torch.Tensor) -> Any:
             calls.append(1)
             if len(calls) == 2:
                 exec(fail.get("how") or 'raise ValueError("bad sample")')
-            return stock(x)
+            return original(x)
 
         model.forward = forward
     elif failing("evaluate", fail):
@@ -95,32 +95,32 @@ def fail_at(model: torch.nn.Module, fail: Any) -> None:
         model.evaluate_step = evaluate_step  # type: ignore[assignment]
 
 
-def watch(model: torch.nn.Module, found: Dict[str, Any]) -> None:
+def attach(model: torch.nn.Module, record: Dict[str, Any]) -> None:
     """Note what DDP was given, and which layers ran in each of its training steps."""
     kind = torch.nn.parallel.DistributedDataParallel
-    stock = kind.__init__
+    original = kind.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
+        original(self, *args, **kwargs)
         names = ("find_unused_parameters", "static_graph", "broadcast_buffers", "gradient_as_bucket_view")
-        found["ddp"].append({name: getattr(self, name) for name in names})
-        self.register_forward_pre_hook(lambda module, args: found["ran"].append([]))
+        record["ddp"].append({name: getattr(self, name) for name in names})
+        self.register_forward_pre_hook(lambda module, args: record["ran"].append([]))
 
-    init.__signature__ = inspect.signature(stock)  # type: ignore[attr-defined]
+    init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     kind.__init__ = init
     note_raised(kind)
     for name, layer in models.skipping(model):
-        layer.register_forward_pre_hook(lambda module, args, name=name: _ran(found, name))
+        layer.register_forward_pre_hook(lambda module, args, name=name: _ran(record, name))
 
 
 def note_raised(kind: Any) -> None:
     """Print at once what DDP raises: two ranks that fail at the same time end each other before they record it."""
-    stock = kind.forward
+    original = kind.forward
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return stock(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         except RuntimeError as error:
             os.write(2, f"{releases.RAISED}{' '.join(str(error).split())}\n".encode())
             raise
@@ -128,10 +128,10 @@ def note_raised(kind: Any) -> None:
     kind.forward = forward
 
 
-def _ran(found: Dict[str, Any], name: str) -> None:
+def _ran(record: Dict[str, Any], name: str) -> None:
     # Activation checkpointing runs a layer again in the backward pass.
-    if found["ran"] and name not in found["ran"][-1]:
-        found["ran"][-1].append(name)
+    if record["ran"] and name not in record["ran"][-1]:
+        record["ran"][-1].append(name)
 
 
 def with_driver(model: Any, optimizer: Any, given: Dict[str, Any], options: Dict[str, Any]) -> None:
@@ -184,13 +184,14 @@ def main() -> None:
     from tests.fastnlp import stand_in
 
     stand_in.apply()
-    found: Dict[str, Any] = {}
+    record: Dict[str, Any] = {}
     try:
-        train(OPTIONS, found)
+        train(OPTIONS, record)
     finally:
         file = Path(OPTIONS["folder"]) / f"{OPTIONS['name']}.{os.environ.get('RANK', '0')}.json"
-        file.write_text(json.dumps(found))
-    # fastNLP leaves the group as it is. Now and then gloo's threads then end the process with SIGABRT, also in stock.
+        file.write_text(json.dumps(record))
+    # fastNLP leaves the group as it is. Now and then gloo's threads then end the process with SIGABRT, also
+    # without ddpfix.
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

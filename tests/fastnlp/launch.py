@@ -1,4 +1,4 @@
-"""Runs fastNLP on real ranks, stock or under ddpfix, and collects what the ranks saw.
+"""Runs fastNLP on real ranks, unpatched or under ddpfix, and collects what the ranks saw.
 
 Most scenarios run in forked ranks, as torchrun starts them; :func:`alone` has fastNLP start its other ranks itself.
 """
@@ -28,7 +28,7 @@ class Scenario(scenario.Scenario):
         kwargs: keywords of ``Trainer`` or ``DistTrainer``.
         fail: which rank (every one if left out) fails, and where: train or evaluate; and how.
         settings: arguments of ``ddpfix.activate`` in the child.
-        before: code that runs before the trainer is made; it finds ``model``, ``given`` and ``found``.
+        before: code that runs before the trainer is made; it finds ``model``, ``given`` and ``record``.
         after: code that runs when the training has ended.
         evaluate: whether the model is evaluated after each epoch.
         first: code that a script begins with.

@@ -68,8 +68,8 @@ class Spoken(nn.Module):
     def forward(self, x: torch.Tensor) -> Dict[str, torch.Tensor]:
         words = (x.abs() * 10).long() % 20 + 3
         output = self.model(input_ids=words, decoder_input_ids=words, return_dict=True)
-        found = output.logits if hasattr(output, "logits") else output.last_hidden_state
-        return {"loss": found.pow(2).mean()}
+        states = output.logits if hasattr(output, "logits") else output.last_hidden_state
+        return {"loss": states.pow(2).mean()}
 
 
 class Own(nn.Module):
@@ -96,8 +96,8 @@ class Holder(nn.Module):
         self.model = model
 
     def forward(self, x: torch.Tensor) -> Dict[str, torch.Tensor]:
-        found: Dict[str, torch.Tensor] = self.model(x)
-        return found
+        output: Dict[str, torch.Tensor] = self.model(x)
+        return output
 
 
 SIZES = {

@@ -47,22 +47,22 @@ def apply() -> None:
         # One to five seconds a rank.
         import_module(f"{home}.ddp").sleep = lambda seconds: None  # type: ignore[attr-defined]
         torch.cuda.set_device = lambda device: None
-        stock = distributed.init_process_group
+        original = distributed.init_process_group
 
-        @functools.wraps(stock)
+        @functools.wraps(original)
         def init(backend: Any = None, *args: Any, **kwargs: Any) -> None:
-            stock("gloo", *args, **kwargs)
+            original("gloo", *args, **kwargs)
 
         distributed.init_process_group = init
 
 
 def _without_devices() -> None:
-    stock = torch.nn.parallel.DistributedDataParallel.__init__
+    original = torch.nn.parallel.DistributedDataParallel.__init__
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
-        stock(self, module, **kwargs)
+        original(self, module, **kwargs)
 
     # fastNLP looks at the names that it takes.
-    init.__signature__ = inspect.signature(stock)  # type: ignore[attr-defined]
+    init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     torch.nn.parallel.DistributedDataParallel.__init__ = init

@@ -37,8 +37,8 @@ def scenarios() -> List[Scenario]:
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return launch.train(scenarios(), tmp_path_factory.mktemp("stock"), ddpfix=False)
+def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return launch.train(scenarios(), tmp_path_factory.mktemp("unpatched"), ddpfix=False)
 
 
 @pytest.fixture(scope="module")
@@ -47,33 +47,37 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return launch.train([*scenarios(), off], tmp_path_factory.mktemp("ours"), ddpfix=True)
 
 
-def test_the_cause_is_said_before_others_are_ended(stock: Results, ours: Results) -> None:
+def test_the_cause_is_printed_before_others_are_ended(unpatched: Results, ours: Results) -> None:
     before, after = ours["train"][1].log.split(ENDS)
     assert "ddpfix: rank 1 failed first and ends the others. The cause:\nTraceback" in before
     assert "\nValueError: bad sample\n" in before
     assert after.rstrip().endswith("ValueError: bad sample")
-    assert "Traceback" not in stock["train"][1].log.split(ENDS)[0]
+    assert "Traceback" not in unpatched["train"][1].log.split(ENDS)[0]
     assert FIRST not in ours["off"][1].log
-    for results in (stock, ours):
+    for results in (unpatched, ours):
         assert results["train"][0].hung
         assert results["train"][1].error == "ValueError: bad sample"
 
 
-def test_a_failing_evaluation_keeps_its_error(stock: Results, ours: Results) -> None:
+def test_a_failing_evaluation_keeps_its_error(unpatched: Results, ours: Results) -> None:
     # The second time the group is gone, or the other process.
-    assert (stock["evaluate"][1].error or "").split(":")[0] in ("AssertionError", "ProcessLookupError", "ValueError")
-    assert "bad sample" not in (stock["evaluate"][1].error or "")
+    assert (unpatched["evaluate"][1].error or "").split(":")[0] in (
+        "AssertionError",
+        "ProcessLookupError",
+        "ValueError",
+    )
+    assert "bad sample" not in (unpatched["evaluate"][1].error or "")
     assert ours["evaluate"][1].error == "ValueError: bad sample"
     assert ours["evaluate"][1].log.count(ENDS) == 1
     assert ours["evaluate"][0].hung
 
 
-def test_a_rank_that_lost_its_peer_says_so(stock: Results, ours: Results) -> None:
-    assert stock["killed"][1].hung
+def test_a_rank_that_lost_its_peer_says_so(unpatched: Results, ours: Results) -> None:
+    assert unpatched["killed"][1].hung
     assert ours["killed"][1].hung
     # Whichever comes first: the process may have been waited for by then, or not.
-    assert (stock["killed"][0].error or "").startswith(("ProcessLookupError: [Errno 3] No such", "RuntimeError: "))
-    assert "rank" not in (stock["killed"][0].error or "")
+    assert (unpatched["killed"][0].error or "").startswith(("ProcessLookupError: [Errno 3] No such", "RuntimeError: "))
+    assert "rank" not in (unpatched["killed"][0].error or "")
     error = ours["killed"][0].error or ""
     assert error.startswith("RuntimeError: ")
     assert "by peer" in error
@@ -83,12 +87,12 @@ def test_a_rank_that_lost_its_peer_says_so(stock: Results, ours: Results) -> Non
     assert FIRST not in ours["killed"][0].log
 
 
-def test_of_two_failures_the_first_is_heard(ours: Results) -> None:
+def test_of_two_failures_the_first_is_reported(ours: Results) -> None:
     assert ours["both"][0].error == "ValueError: bad sample on rank 0"
     assert "rank 0 failed first" in ours["both"][0].log
     assert FIRST not in ours["both"][1].log
 
 
-def test_an_interruption_is_left_to_fastnlp(stock: Results, ours: Results) -> None:
-    assert ours["interrupted"][1].error == stock["interrupted"][1].error == "KeyboardInterrupt: "
+def test_an_interruption_is_left_to_fastnlp(unpatched: Results, ours: Results) -> None:
+    assert ours["interrupted"][1].error == unpatched["interrupted"][1].error == "KeyboardInterrupt: "
     assert FIRST not in ours["interrupted"][1].log

@@ -32,8 +32,8 @@ WAYS: Dict[str, Tuple[Sequence[str], Dict[str, str], str]] = {
 }
 
 
-def test_stock_fails(tmp_path: Path) -> None:
-    code, screen, results = launch.alone(Scenario("stock"), tmp_path)
+def test_unpatched_fails(tmp_path: Path) -> None:
+    code, screen, results = launch.alone(Scenario("unpatched"), tmp_path)
     assert code != 0
     assert FAILURE in screen
     assert all(result.hung or FAILURE in (result.error or "") or len(result.steps) == 1 for result in results)
@@ -48,7 +48,7 @@ def test_every_rank_is_under_ddpfix(tmp_path: Path, way: str) -> None:
     assert results[0].steps == results[1].steps
     for result in results:
         assert result.places["fastnlp.unused"] == result.places["torch.steps"] == "applied"
-        assert [found["find_unused_parameters"] for found in result.ddp] == [True]
+        assert [settings["find_unused_parameters"] for settings in result.ddp] == [True]
     # Ranks agreed through the store of the group that fastNLP made, and rank 0 alone says so.
     assert screen.count("find_unused_parameters=True, as in fastNLP up to 0.6.0") == 1
     assert screen.count(" applied, ") == 1

@@ -30,9 +30,9 @@ torch.distributed.barrier()
 
 
 @pytest.mark.patches("fastnlp.cause")
-def test_silent_ranks_are_heard(tmp_path: Path) -> None:
+def test_the_cause_on_a_quiet_rank_is_printed(tmp_path: Path) -> None:
     quiet = {"output_from_new_proc": "ignore"}
-    code, screen, _ = launch.alone(Scenario("stock", "whole", quiet, FAILING), tmp_path)
+    code, screen, _ = launch.alone(Scenario("unpatched", "whole", quiet, FAILING), tmp_path)
     assert code == -9
     assert CAUSE not in screen
     code, screen, _ = launch.alone(Scenario("ours", "whole", quiet, FAILING), tmp_path, environ=ON)
@@ -44,7 +44,7 @@ def test_silent_ranks_are_heard(tmp_path: Path) -> None:
 @pytest.mark.patches("fastnlp.cause")
 def test_torchrun_names_the_rank_that_failed(tmp_path: Path) -> None:
     root = "Root Cause (first observed failure):"
-    code, screen, _ = launch.alone(Scenario("stock", "whole", fail=FAILING), tmp_path, TORCHRUN)
+    code, screen, _ = launch.alone(Scenario("unpatched", "whole", fail=FAILING), tmp_path, TORCHRUN)
     assert code != 0
     assert CAUSE not in screen.split(root)[1]
     code, screen, _ = launch.alone(Scenario("ours", "whole", fail=FAILING), tmp_path, TORCHRUN, ON)
@@ -56,7 +56,7 @@ def test_torchrun_names_the_rank_that_failed(tmp_path: Path) -> None:
 
 @pytest.mark.patches("fastnlp.cause")
 def test_a_failure_outside_of_a_run_is_read_last(tmp_path: Path) -> None:
-    code, screen, _ = launch.alone(Scenario("stock", "whole", after=OUTSIDE), tmp_path)
+    code, screen, _ = launch.alone(Scenario("unpatched", "whole", after=OUTSIDE), tmp_path)
     assert code != 0
     assert screen.rstrip().splitlines()[-1].startswith("[rank0]: RuntimeError: ")
     code, screen, _ = launch.alone(Scenario("ours", "whole", after=OUTSIDE), tmp_path, environ=ON)
@@ -78,14 +78,14 @@ for rank in (1, 2):
     assert distributed_open_proc(sys.argv[1], command, environ, 0).wait() == 0
 """
     )
-    found = {}
-    for name, environ in (("stock", {}), ("ours", ON)):
+    logs = {}
+    for name, environ in (("unpatched", {}), ("ours", ON)):
         folder = tmp_path / name
         folder.mkdir()
         subprocess.run([sys.executable, str(script), str(folder)], check=True, env=environment(environ))
-        found[name] = {file.name: file.read_text() for file in folder.glob("*_std.log")}
-    assert found["stock"] == {"0_std.log": "this is rank 2\n"}
-    assert found["ours"] == {f"{rank}_std.log": f"this is rank {rank}\n" for rank in (1, 2)}
+        logs[name] = {file.name: file.read_text() for file in folder.glob("*_std.log")}
+    assert logs["unpatched"] == {"0_std.log": "this is rank 2\n"}
+    assert logs["ours"] == {f"{rank}_std.log": f"this is rank {rank}\n" for rank in (1, 2)}
 
 
 def environment(more: Dict[str, str]) -> Dict[str, str]:

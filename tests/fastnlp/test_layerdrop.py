@@ -28,12 +28,12 @@ logger.info("only rank 0 prints this")
 APART = """
 import random
 from tests.fastnlp.models import rank
-stock, calls = model.forward, []
+original, calls = model.forward, []
 
 def forward(x):
     calls.append(1)
     random.seed(2 * len(calls) + rank())
-    return stock(x)
+    return original(x)
 
 model.forward = forward
 """
@@ -42,22 +42,22 @@ SPOKEN = ("bart", "cpt")
 
 
 def scenarios() -> List[Scenario]:
-    found = [Scenario(model, model, FLAG) for model in MODELS]
-    return [*found, Scenario("seeded", "bart", FLAG, before=LOUD)]
+    flagged = [Scenario(model, model, FLAG) for model in MODELS]
+    return [*flagged, Scenario("seeded", "bart", FLAG, before=LOUD)]
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Results:
     more = [Scenario(f"{model} bare", model, before=APART) for model in SPOKEN]
     more += [Scenario(f"{model} apart", model, FLAG, before=APART) for model in SPOKEN]
-    return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("stock"), ddpfix=False)
+    return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("unpatched"), ddpfix=False)
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
     more = [
         *(Scenario(f"{model} off", model, settings={"layerdrop": "off"}) for model in MODELS),
-        Scenario("stock", "bart", settings={"layerdrop": "stock"}),
+        Scenario("unpatched", "bart", settings={"layerdrop": "stock"}),
         Scenario("switched", "bart", settings={"fastnlp.layerdrop": "0"}),
         *(Scenario(f"seed {seed}", "bart", settings={"seed": seed}) for seed in ("5", "6")),
         Scenario("again", "bart", settings={"seed": "5"}),
@@ -79,8 +79,8 @@ def finished(results: List[Result]) -> List[List[str]]:
 
 @pytest.mark.patches("fastnlp.layerdrop")
 @pytest.mark.parametrize("model", MODELS)
-def test_ranks_skip_the_same_layers(stock: Results, ours: Results, model: str) -> None:
-    assert finished(stock[model]) != stock[model][1].ran
+def test_ranks_skip_the_same_layers(unpatched: Results, ours: Results, model: str) -> None:
+    assert finished(unpatched[model]) != unpatched[model][1].ran
     ran = finished(ours[model])
     assert ran == ours[model][1].ran
     # It is still LayerDrop: layers are skipped, and not the same ones in every step.
@@ -89,8 +89,8 @@ def test_ranks_skip_the_same_layers(stock: Results, ours: Results, model: str) -
 
 
 @pytest.mark.patches("fastnlp.layerdrop")
-def test_a_seed_of_the_users_does_not_do_that(stock: Results, ours: Results) -> None:
-    assert finished(stock["seeded"]) != stock["seeded"][1].ran
+def test_a_seed_of_the_users_does_not_do_that(unpatched: Results, ours: Results) -> None:
+    assert finished(unpatched["seeded"]) != unpatched["seeded"][1].ran
     assert finished(ours["seeded"]) == ours["seeded"][1].ran
 
 
@@ -101,8 +101,8 @@ def test_off_skips_nothing(ours: Results, model: str) -> None:
 
 
 @pytest.mark.patches("fastnlp.layerdrop")
-@pytest.mark.parametrize("name", ["stock", "switched"])
-def test_only_the_cure_does_it(ours: Results, name: str) -> None:
+@pytest.mark.parametrize("name", ["unpatched", "switched"])
+def test_only_the_fix_does_it(ours: Results, name: str) -> None:
     assert finished(ours[name]) != ours[name][1].ran
 
 
@@ -120,37 +120,37 @@ def test_recomputation_repeats_the_decisions(ours: Results) -> None:
 
 
 @pytest.mark.patches("fastnlp.layerdrop")
-def test_pythons_generator_goes_on_as_in_stock(stock: Results, ours: Results) -> None:
+def test_pythons_generator_goes_on_as_without_ddpfix(unpatched: Results, ours: Results) -> None:
     # Rank 1 logs nothing, so that what its model draws is all that moves the generator.
-    assert stock["seeded"][1].random == ours["seeded"][1].random
+    assert unpatched["seeded"][1].random == ours["seeded"][1].random
 
 
 @pytest.mark.patches("fastnlp.layerdrop")
-def test_nothing_has_to_be_said_for_it(ours: Results) -> None:
+def test_it_needs_no_setting(ours: Results) -> None:
     assert finished(ours["default"]) == ours["default"][1].ran
     assert ours["default"][0].ddp[0]["find_unused_parameters"]
 
 
 @pytest.mark.parametrize("model", SPOKEN)
-def test_stock_without_the_flag_dies(stock: Results, model: str) -> None:
-    found = [result.failure() for result in stock[f"{model} bare"] if not result.hung or result.failure()]
+def test_unpatched_without_the_flag_fails(unpatched: Results, model: str) -> None:
+    errors = [result.failure() for result in unpatched[f"{model} bare"] if not result.hung or result.failure()]
     # A rank that ran every layer raises nothing, and finds the other one gone.
-    assert any(FAILURE in error for error in found), stock[f"{model} bare"]
-    assert all(len(result.steps) < 4 for result in stock[f"{model} bare"])
+    assert any(FAILURE in error for error in errors), unpatched[f"{model} bare"]
+    assert all(len(result.steps) < 4 for result in unpatched[f"{model} bare"])
 
 
 @pytest.mark.patches("fastnlp.layerdrop")
 @pytest.mark.parametrize("model", SPOKEN)
-def test_ranks_that_skip_differently_need_no_flag_either(stock: Results, ours: Results, model: str) -> None:
+def test_ranks_that_skip_differently_need_no_flag_either(unpatched: Results, ours: Results, model: str) -> None:
     ran = finished(ours[f"{model} late"])
-    assert ran == finished(stock[f"{model} apart"])
-    assert ran != ours[f"{model} late"][1].ran == stock[f"{model} apart"][1].ran
+    assert ran == finished(unpatched[f"{model} apart"])
+    assert ran != ours[f"{model} late"][1].ran == unpatched[f"{model} apart"][1].ran
     assert [result.ddp[0]["find_unused_parameters"] for result in ours[f"{model} late"]] == [False, False]
     # SGD alone: a layer that no rank ran stays, whether its gradients are None or zero.
-    assert ours[f"{model} late"][0].steps == stock[f"{model} apart"][0].steps
+    assert ours[f"{model} late"][0].steps == unpatched[f"{model} apart"][0].steps
 
 
 @pytest.mark.patches("fastnlp.layerdrop")
-def test_with_recomputation_as_well(stock: Results, ours: Results) -> None:
-    assert finished(ours["bart late checkpointed"]) == finished(stock["bart apart"])
-    assert ours["bart late checkpointed"][0].steps == stock["bart apart"][0].steps
+def test_with_recomputation_as_well(unpatched: Results, ours: Results) -> None:
+    assert finished(ours["bart late checkpointed"]) == finished(unpatched["bart apart"])
+    assert ours["bart late checkpointed"][0].steps == unpatched["bart apart"][0].steps

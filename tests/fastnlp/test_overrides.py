@@ -30,8 +30,8 @@ MISPLACED: Dict[str, Dict[str, Any]] = {
     "auto": {"driver": "auto", "ddp_kwargs": FLAG},
 }
 OTHERS = [
-    Scenario("told", kwargs={"torch_kwargs": {"ddp_kwargs": FLAG}}),
-    Scenario("told static", kwargs={"torch_kwargs": {"ddp_kwargs": STATIC}}),
+    Scenario("given", kwargs={"torch_kwargs": {"ddp_kwargs": FLAG}}),
+    Scenario("given static", kwargs={"torch_kwargs": {"ddp_kwargs": STATIC}}),
     Scenario("none", "whole", {"torch_kwargs": {"ddp_kwargs": None}}),
     Scenario("none at the top", "whole", {"ddp_kwargs": None}),
     Scenario("whole", "whole"),
@@ -62,14 +62,14 @@ HINT = "You may need to pass"
 
 
 def scenarios() -> List[Scenario]:
-    """All runs, without what ddpfix does where nothing is said, which would hide whether something arrives."""
-    found = [Scenario(name, kwargs=kwargs) for name, kwargs in MISPLACED.items()]
-    return [*found, *OTHERS]
+    """All runs, without what ddpfix does by default, which would hide whether a setting arrives."""
+    misplaced = [Scenario(name, kwargs=kwargs) for name, kwargs in MISPLACED.items()]
+    return [*misplaced, *OTHERS]
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return launch.train(scenarios(), tmp_path_factory.mktemp("stock"), ddpfix=False)
+def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return launch.train(scenarios(), tmp_path_factory.mktemp("unpatched"), ddpfix=False)
 
 
 @pytest.fixture(scope="module")
@@ -90,114 +90,118 @@ def finished(results: List[Result]) -> List[str]:
 
 def errors(results: List[Result]) -> str:
     """The errors of the ranks that could say one: the failing rank ends the other."""
-    found = [result.failure() for result in results if not result.hung or result.failure()]
-    assert found
-    assert all(found)
-    return str(found[0])
+    messages = [result.failure() for result in results if not result.hung or result.failure()]
+    assert messages
+    assert all(messages)
+    return str(messages[0])
 
 
-def said(result: Result) -> str:
+def log_text(result: Result) -> str:
     """What was printed, without rich's line breaks."""
     return " ".join(result.log.split())
 
 
 @pytest.mark.patches("fastnlp.overrides")
 @pytest.mark.parametrize("name", MISPLACED)
-def test_what_was_dropped_arrives(stock: Results, ours: Results, name: str) -> None:
-    assert FAILURE in errors(stock[name])
-    for result in stock[name]:
+def test_what_was_dropped_arrives(unpatched: Results, ours: Results, name: str) -> None:
+    assert FAILURE in errors(unpatched[name])
+    for result in unpatched[name]:
         assert result.hung or not (result.ddp[0]["find_unused_parameters"] or result.ddp[0]["static_graph"])
     static = "static" in name
-    reference = stock["told static" if static else "told"]
+    reference = unpatched["given static" if static else "given"]
     assert finished(ours[name]) == finished(reference)
     assert ours[name][0].ddp == reference[0].ddp
     assert all(result.given_stays for result in ours[name])
     word = "static_graph" if static else "find_unused_parameters"
-    assert f"is used as torch_kwargs={{'ddp_kwargs': {{'{word}': True}}}}" in said(ours[name][0])
+    assert f"is used as torch_kwargs={{'ddp_kwargs': {{'{word}': True}}}}" in log_text(ours[name][0])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_only_the_cure_does_it(ours: Results) -> None:
+def test_only_the_fix_does_it(ours: Results) -> None:
     assert FAILURE in errors(ours["off"])
 
 
 @pytest.mark.patches("fastnlp.overrides")
 @pytest.mark.parametrize("name", ["none", "none at the top"])
-def test_none_is_nothing(stock: Results, ours: Results, name: str) -> None:
+def test_none_is_nothing(unpatched: Results, ours: Results, name: str) -> None:
     if name == "none":
-        assert "AttributeError: 'NoneType' object has no attribute 'items'" in errors(stock[name])
-    assert finished(ours[name]) == finished(stock["whole"])
+        assert "AttributeError: 'NoneType' object has no attribute 'items'" in errors(unpatched[name])
+    assert finished(ours[name]) == finished(unpatched["whole"])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_the_right_place_wins(stock: Results, ours: Results) -> None:
-    assert finished(ours["both"]) == finished(stock["told"])
+def test_the_right_place_wins(unpatched: Results, ours: Results) -> None:
+    assert finished(ours["both"]) == finished(unpatched["given"])
     expected = "ddp_kwargs: find_unused_parameters=False is not used: find_unused_parameters=True is given as well"
-    assert expected in said(ours["both"][0])
+    assert expected in log_text(ours["both"][0])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_a_misspelled_name_is_still_an_error(stock: Results, ours: Results) -> None:
+def test_a_misspelled_name_is_still_an_error(unpatched: Results, ours: Results) -> None:
     refused = "unexpected keyword argument 'find_unused_parameter'"
-    assert refused in errors(stock["misspelled"])
+    assert refused in errors(unpatched["misspelled"])
     assert refused in errors(ours["misspelled"])
-    # Stock drops the whole dictionary there.
-    assert finished(stock["misspelled at the top"])
+    # Unpatched fastNLP drops the whole dictionary there.
+    assert finished(unpatched["misspelled at the top"])
     assert refused in errors(ours["misspelled at the top"])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_what_is_not_clear_is_named(stock: Results, ours: Results) -> None:
-    assert finished(ours["unclear"]) == finished(stock["unclear"]) == finished(stock["whole"])
-    found = said(ours["unclear"][0])
-    assert "mixed_precision is read by nothing; if it is for DDP: torch_kwargs={'ddp_kwargs': " in found
-    assert "fsdp_kwargs (cpu_offload) is read by driver='torch_fsdp' alone" in found
-    assert "mixed_precision" not in said(stock["unclear"][0])
+def test_what_is_not_clear_is_named(unpatched: Results, ours: Results) -> None:
+    assert finished(ours["unclear"]) == finished(unpatched["unclear"]) == finished(unpatched["whole"])
+    text = log_text(ours["unclear"][0])
+    assert "mixed_precision is read by nothing; if it is for DDP: torch_kwargs={'ddp_kwargs': " in text
+    assert "fsdp_kwargs (cpu_offload) is read by driver='torch_fsdp' alone" in text
+    assert "mixed_precision" not in log_text(unpatched["unclear"][0])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_fsdp_under_torchrun_is_ddp_and_says_so(stock: Results, ours: Results) -> None:
-    assert len(stock["sharded"][0].ddp) == 1
-    assert finished(ours["sharded"]) == finished(stock["sharded"]) == finished(stock["whole"])
+def test_fsdp_under_torchrun_is_ddp_and_says_so(unpatched: Results, ours: Results) -> None:
+    assert len(unpatched["sharded"][0].ddp) == 1
+    assert finished(ours["sharded"]) == finished(unpatched["sharded"]) == finished(unpatched["whole"])
     words = "driver='torch_fsdp' under torchrun trains with DDP, nothing is sharded"
-    assert words in said(ours["sharded"][0])
-    assert words not in said(ours["whole"][0])
+    assert words in log_text(ours["sharded"][0])
+    assert words not in log_text(ours["whole"][0])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_what_another_driver_drops_is_named(stock: Results, ours: Results) -> None:
+def test_what_another_driver_drops_is_named(unpatched: Results, ours: Results) -> None:
     # Without fairscale both end here; the warning comes before.
-    assert errors(stock["of fairscale"]) == errors(ours["of fairscale"]) == "AssertionError: fairscale is not imported."
+    assert (
+        errors(unpatched["of fairscale"])
+        == errors(ours["of fairscale"])
+        == "AssertionError: fairscale is not imported."
+    )
     words = "torch_kwargs: ddp_kwargs has no effect with driver='fairscale'; DDP is fairscale_kwargs={'fs_type': 'ddp'"
-    assert words in said(ours["of fairscale"][0])
+    assert words in log_text(ours["of fairscale"][0])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_what_a_driver_of_the_users_does_not_get_is_named(stock: Results, ours: Results) -> None:
-    assert finished(ours["driver"]) == finished(stock["driver"]) == finished(stock["whole"])
-    assert "ddp_kwargs has no effect beside a driver of your own: give it to that driver" in said(ours["driver"][0])
+def test_what_a_driver_of_the_users_does_not_get_is_named(unpatched: Results, ours: Results) -> None:
+    assert finished(ours["driver"]) == finished(unpatched["driver"]) == finished(unpatched["whole"])
+    assert "ddp_kwargs has no effect beside a driver of your own: give it to that driver" in log_text(ours["driver"][0])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_model_wo_auto_param_call_keeps_its_meaning(stock: Results, ours: Results) -> None:
+def test_model_wo_auto_param_call_keeps_its_meaning(unpatched: Results, ours: Results) -> None:
     # The published advice couples it with the flag; they have nothing to do with each other.
-    assert finished(ours["batched"]) == finished(stock["batched"]) == finished(stock["told"])
+    assert finished(ours["batched"]) == finished(unpatched["batched"]) == finished(unpatched["given"])
 
 
 @pytest.mark.patches("fastnlp.overrides")
-def test_its_other_spelling_is_named(stock: Results, ours: Results) -> None:
-    assert "The parameters:`['batch']` needed" in errors(stock["batched, misspelled"])
-    assert errors(ours["batched, misspelled"]) == errors(stock["batched, misspelled"])
+def test_its_other_spelling_is_named(unpatched: Results, ours: Results) -> None:
+    assert "The parameters:`['batch']` needed" in errors(unpatched["batched, misspelled"])
+    assert errors(ours["batched, misspelled"]) == errors(unpatched["batched, misspelled"])
     words = "wo_auto_param_call is read by nothing: the keyword is called model_wo_auto_param_call"
-    assert words in said(ours["batched, misspelled"][0])
-    assert words not in said(ours["batched"][0])
+    assert words in log_text(ours["batched, misspelled"][0])
+    assert words not in log_text(ours["batched"][0])
 
 
 @pytest.mark.patches("fastnlp.hint")
-def test_the_advice_comes_with_every_driver(stock: Results, ours: Results) -> None:
+def test_the_advice_comes_with_every_driver(unpatched: Results, ours: Results) -> None:
     def advised(results: List[Result]) -> bool:
-        return any(HINT in said(result) for result in results)
+        return any(HINT in log_text(result) for result in results)
 
-    assert all(FAILURE in errors(results) for results in (stock["hint"], ours["hint"], stock["hint of torch"]))
-    assert (advised(stock["hint"]), advised(stock["hint of torch"])) == (False, True)
+    assert all(FAILURE in errors(results) for results in (unpatched["hint"], ours["hint"], unpatched["hint of torch"]))
+    assert (advised(unpatched["hint"]), advised(unpatched["hint of torch"])) == (False, True)
     assert (advised(ours["hint"]), advised(ours["hint of torch"])) == (True, True)

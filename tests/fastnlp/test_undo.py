@@ -56,9 +56,9 @@ def test_undo_leaves_nothing(clean: None) -> None:
     before, hook = all_held(), sys.excepthook
     for _ in range(2):
         ddpfix.activate()
-        assert [place for place, found in all_held().items() if found is before[place]] == []
+        assert [place for place, value in all_held().items() if value is before[place]] == []
         assert ddpfix.deactivate() == []
-        assert [place for place, found in all_held().items() if found is not before[place]] == []
+        assert [place for place, value in all_held().items() if value is not before[place]] == []
     assert sys.excepthook is hook
 
 

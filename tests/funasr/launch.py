@@ -1,4 +1,4 @@
-"""Runs FunASR's own training entries on two real ranks, stock or under ddpfix, and collects what the ranks saw."""
+"""Runs FunASR's own training entries on two real ranks, unpatched or under ddpfix, and collects what the ranks saw."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Scenario(scenario.Scenario):
         config: path of the configuration (see :mod:`tests.funasr.recipes`).
         entry: ``train`` or ``train_ds``.
         overrides: hydra overrides, as on a user's command line.
-        settings: arguments of ``ddpfix.activate`` in the child; in a stock launch they switch ddpfix on, late.
+        settings: arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
         before: Python code run just before the entry (the maintainers' edits, for reference runs).
         timeout: seconds after which a hanging run is ended.
         keep: whether the final parameters are kept (``Result.kept``).
@@ -41,8 +41,8 @@ class Scenario(scenario.Scenario):
         script = self.script or package() / "bin" / f"{self.entry}.py"
         arguments = [f"--config-path={self.config.parent}", f"--config-name={self.config.name}"]
         arguments += [f"++output_dir={folder / self.name}", f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
-        found = {name: getattr(self, name) for name in ("name", "settings", "before", "timeout", "keep", "environ")}
-        return {**found, "script": str(script), "arguments": [*arguments, *self.overrides]}
+        plan = {name: getattr(self, name) for name in ("name", "settings", "before", "timeout", "keep", "environ")}
+        return {**plan, "script": str(script), "arguments": [*arguments, *self.overrides]}
 
 
 @dataclass

@@ -16,12 +16,12 @@ from typing import Any, Dict
 from tests.support import serving
 
 
-class Watcher:
+class Recorder:
     """Notes what DDP was given, every batch, and a digest of all parameters after every optimizer step."""
 
-    def __init__(self, keep: bool, found: Dict[str, Any]) -> None:
-        found.update(ddp=[], batches=[], steps=[])
-        self.found = found
+    def __init__(self, keep: bool, record: Dict[str, Any]) -> None:
+        record.update(ddp=[], batches=[], steps=[])
+        self.record = record
         self.keep = keep
         self.model: Any = None
 
@@ -30,12 +30,12 @@ class Watcher:
         from torch.nn.parallel import DistributedDataParallel as DDP
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        stock = DDP.__init__
-        watcher = self
+        original = DDP.__init__
+        recorder = self
 
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            stock(self, *args, **kwargs)
-            watcher.wrapped(self)
+            original(self, *args, **kwargs)
+            recorder.wrapped(self)
 
         DDP.__init__ = init
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped(optimizer))
@@ -44,22 +44,22 @@ class Watcher:
     def wrapped(self, model: Any) -> None:
         self.model = model
         frozen = [name for name, p in model.module.named_parameters() if not p.requires_grad]
-        self.found["ddp"].append({"find_unused": model.find_unused_parameters, "frozen": frozen})
+        self.record["ddp"].append({"find_unused": model.find_unused_parameters, "frozen": frozen})
         model.register_forward_pre_hook(self.forward, with_kwargs=True)
 
     def forward(self, model: Any, args: Any, kwargs: Dict[str, Any]) -> None:
         speech = kwargs.get("speech")
         shape = list(speech.shape[:2]) if speech is not None else None
         lengths = kwargs["speech_lengths"].flatten().tolist() if speech is not None else None
-        self.found["batches"].append({"training": model.training, "shape": shape, "lengths": lengths})
+        self.record["batches"].append({"training": model.training, "shape": shape, "lengths": lengths})
 
     def stepped(self, optimizer: Any) -> None:
         digest = hashlib.sha256()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 digest.update(parameter.detach().cpu().numpy().tobytes())
-        self.found["steps"].append(digest.hexdigest()[:16])
-        self.found.setdefault("lr", []).append(optimizer.param_groups[0]["lr"])
+        self.record["steps"].append(digest.hexdigest()[:16])
+        self.record.setdefault("lr", []).append(optimizer.param_groups[0]["lr"])
 
     def close(self, file: Path) -> None:
         if self.keep and self.model is not None:
@@ -68,21 +68,21 @@ class Watcher:
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one scenario in this (forked) process."""
-    watcher = Watcher(scenario.get("keep", False), scenario["found"])
+    recorder = Recorder(scenario.get("keep", False), scenario["found"])
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if scenario.get("settings"):
         import ddpfix
 
         ddpfix.activate(**scenario["settings"])
-    watcher.attach()
+    recorder.attach()
     if scenario.get("before"):
-        exec(compile(scenario["before"], "before", "exec"), {"watcher": watcher, "rank": serving.RANK})
+        exec(compile(scenario["before"], "before", "exec"), {"recorder": recorder, "rank": serving.RANK})
     sys.argv = [scenario["script"], *scenario["arguments"]]
     sys.path[0] = str(Path(scenario["script"]).parent)
     try:
         runpy.run_path(scenario["script"], run_name="__main__")
     finally:
-        watcher.close(folder / f"{scenario['name']}.{serving.RANK}.pt")
+        recorder.close(folder / f"{scenario['name']}.{serving.RANK}.pt")
 
 
 def main() -> None:

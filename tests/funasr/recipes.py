@@ -161,7 +161,7 @@ def _model(name: str) -> Dict[str, Any]:
             "decoder": "TransformerDecoder",
             "decoder_conf": dict(_TRANSFORMER_DECODER),
         }
-    found: Dict[str, Any] = {
+    model: Dict[str, Any] = {
         "model": name,
         "model_conf": dict(_PARAFORMER),
         "encoder": "SANMEncoder",
@@ -172,15 +172,15 @@ def _model(name: str) -> Dict[str, Any]:
         "predictor_conf": dict(_CIF),
     }
     if name in ("SeacoParaformer", "BiCifParaformer"):
-        found.update(predictor="CifPredictorV3", predictor_conf=dict(_TIMESTAMPS))
+        model.update(predictor="CifPredictorV3", predictor_conf=dict(_TIMESTAMPS))
     if name == "SeacoParaformer":
-        found["model_conf"].update(_HOTWORDS, NO_BIAS=len(TOKENS) - 1)
-        found["seaco_decoder"] = "ParaformerSANMDecoder"
-        found["seaco_decoder_conf"] = {**_SANM_DECODER, "wo_input_layer": True, "use_output_layer": False}
+        model["model_conf"].update(_HOTWORDS, NO_BIAS=len(TOKENS) - 1)
+        model["seaco_decoder"] = "ParaformerSANMDecoder"
+        model["seaco_decoder_conf"] = {**_SANM_DECODER, "wo_input_layer": True, "use_output_layer": False}
     if name == "ContextualParaformer":
-        found["model_conf"].update(_HOTWORDS, use_decoder_embedding=True)
-        found["decoder"] = "ContextualParaformerDecoder"
-    return found
+        model["model_conf"].update(_HOTWORDS, use_decoder_embedding=True)
+        model["decoder"] = "ContextualParaformerDecoder"
+    return model
 
 
 def config(name: str, folder: Path, hotwords: Optional[bool] = None) -> Dict[str, Any]:

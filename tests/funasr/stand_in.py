@@ -1,6 +1,6 @@
 """What a rank needs on a machine without CUDA, where FunASR is run *without* ddpfix: the trainers call CUDA.
 
-Under ddpfix the patch ``funasr.cpu`` does this; a stock run must reach the failure that it is to show.
+Under ddpfix the patch ``funasr.cpu`` does this; an unpatched run must reach the failure that it is to show.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ def cuda() -> None:
     torch.cuda.device = lambda device: contextlib.nullcontext()
     _numbers(torch.nn.Module, "to")
     _numbers(torch.Tensor, "to")
-    stock_tensor = torch.tensor
+    original_tensor = torch.tensor
 
     def tensor(*args: Any, **kwargs: Any) -> Any:
         if isinstance(kwargs.get("device"), int):
             kwargs["device"] = "cpu"
-        return stock_tensor(*args, **kwargs)
+        return original_tensor(*args, **kwargs)
 
     torch.tensor = tensor
-    stock_init = torch.nn.parallel.DistributedDataParallel.__init__
+    original_init = torch.nn.parallel.DistributedDataParallel.__init__
 
     def init(self: Any, module: Any, device_ids: Any = None, **kwargs: Any) -> None:
-        stock_init(self, module, **kwargs)
+        original_init(self, module, **kwargs)
 
     torch.nn.parallel.DistributedDataParallel.__init__ = init
 
 
 def _numbers(owner: Any, name: str) -> None:
-    stock = getattr(owner, name)
+    original = getattr(owner, name)
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("device") is not None and isinstance(kwargs["device"], int):
             kwargs["device"] = "cpu"
         args = tuple("cpu" if type(value) is int else value for value in args)
-        return stock(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     setattr(owner, name, to)

@@ -1,6 +1,6 @@
 """What ranks do together in an epoch and a validation.
 
-Gradient accumulation: stock replicas diverge; with ddpfix they are those of the release that was edited by hand.
+Gradient accumulation: unpatched replicas diverge; with ddpfix they are those of the release that was edited by hand.
 Validation: a loss that is not finite on one rank does not part it from the others.
 """
 
@@ -27,7 +27,7 @@ ENTRIES = trained.entries()
 LAST_IS_A_WINDOW = trained.release() < (1, 0, 18)
 THREE = "import torch.utils.data\ntorch.utils.data.DataLoader.__len__ = lambda self: 3\n"
 
-# A loss that is not a number, in the second micro-batch of rank 1: stock does not average that one over ranks.
+# A loss that is not a number, in the second micro-batch of rank 1: unpatched, it is not averaged over ranks.
 SPOILED = trained.wrapped_model(
     """
 seen = []
@@ -45,7 +45,7 @@ PARTED = (1, 1, 8) <= trained.release() < (1, 4, 15)
 
 # Notes what each rank's validation losses are, and what the trainer makes of them.
 LOSSES = """
-watcher.found["losses"] = losses = []
+recorder.record["losses"] = losses = []
 def note(module, args, output):
     if not module.training:
         losses.append((output[0].item(), output[2].sum().item()))
@@ -54,9 +54,9 @@ wrapper.module.register_forward_hook(note)
 AVERAGES = """
 from funasr.train_utils.trainer import Trainer
 name = "validate_epoch" if hasattr(Trainer, "validate_epoch") else "_validate_epoch"
-def validate(self, *args, stock=getattr(Trainer, name), **kwargs):
-    result = stock(self, *args, **kwargs)
-    watcher.found["averages"] = [getattr(self, "val_loss_avg", None), getattr(self, "val_acc_avg", None)]
+def validate(self, *args, original=getattr(Trainer, name), **kwargs):
+    result = original(self, *args, **kwargs)
+    recorder.record["averages"] = [getattr(self, "val_loss_avg", None), getattr(self, "val_acc_avg", None)]
     return result
 setattr(Trainer, name, validate)
 """
@@ -94,7 +94,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock(config: Path) -> Runs:
+def unpatched(config: Path) -> Runs:
     wanted = [scenario("train1", config, "train", 1, VALIDATED)]
     for entry in ENTRIES:
         right = entry == "train_ds" and DS_IS_RIGHT
@@ -106,11 +106,11 @@ def stock(config: Path) -> Runs:
         wanted.append(scenario("lasthand", config, "train", 2, THREE + by_hand("train")))
     wanted.append(replace(scenario("spoiled", config, "train", 2, SPOILED), timeout=8))
     wanted.append(replace(scenario("nan", config, "train", 1, NAN + VALIDATED), timeout=8 if PARTED else 60))
-    return launch.train(wanted, config.parent / "stock", ddpfix=False)
+    return launch.train(wanted, config.parent / "unpatched", ddpfix=False)
 
 
 @pytest.fixture(scope="module")
-def cured(config: Path) -> Runs:
+def patched(config: Path) -> Runs:
     wanted = [scenario(f"train{n}", config, "train", n, VALIDATED) for n in (1, 2, 4)]
     wanted += [scenario(f"{entry}2", config, entry, 2) for entry in ENTRIES if entry != "train"]
     if LAST_IS_A_WINDOW:
@@ -118,7 +118,7 @@ def cured(config: Path) -> Runs:
     wanted.append(scenario("spoiled", config, "train", 2, SPOILED))
     wanted.append(scenario("nan", config, "train", 1, NAN + VALIDATED))
     ours = trained.only("funasr.accumulation", "funasr.validation")
-    return launch.train(wanted, config.parent / "cured", ddpfix=True, environ=ours)
+    return launch.train(wanted, config.parent / "patched", ddpfix=True, environ=ours)
 
 
 def went_well(results: List[launch.Result]) -> None:
@@ -127,8 +127,8 @@ def went_well(results: List[launch.Result]) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_stock_replicas_diverge(stock: Runs, entry: str) -> None:
-    results = stock[f"{entry}2"]
+def test_unpatched_replicas_diverge(unpatched: Runs, entry: str) -> None:
+    results = unpatched[f"{entry}2"]
     went_well(results)
     assert len(results[0].steps) == len(results[1].steps) >= 2
     if entry == "train_ds" and DS_IS_RIGHT:
@@ -140,54 +140,54 @@ def test_stock_replicas_diverge(stock: Runs, entry: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_replicas_are_those_of_the_edit_by_hand(stock: Runs, cured: Runs, entry: str) -> None:
-    mended = stock[f"{entry}2" if entry == "train_ds" and DS_IS_RIGHT else f"{entry}2hand"]
-    for results in (cured[f"{entry}2"], mended):
+def test_replicas_are_those_of_the_edit_by_hand(unpatched: Runs, patched: Runs, entry: str) -> None:
+    mended = unpatched[f"{entry}2" if entry == "train_ds" and DS_IS_RIGHT else f"{entry}2hand"]
+    for results in (patched[f"{entry}2"], mended):
         went_well(results)
         assert trained.same_steps(results) and trained.difference(*results) == 0.0
-    assert cured[f"{entry}2"][0].steps == mended[0].steps
-    assert trained.difference(cured[f"{entry}2"][0], mended[0]) == 0.0
-    told = "accum_grad=2: ranks average" in cured[f"{entry}2"][0].log
-    assert told == (not (entry == "train_ds" and DS_IS_RIGHT))
+    assert patched[f"{entry}2"][0].steps == mended[0].steps
+    assert trained.difference(patched[f"{entry}2"][0], mended[0]) == 0.0
+    is_reported = "accum_grad=2: ranks average" in patched[f"{entry}2"][0].log
+    assert is_reported == (not (entry == "train_ds" and DS_IS_RIGHT))
 
 
-def test_windows_of_four(stock: Runs, cured: Runs) -> None:
-    for results in (cured["train4"], stock["train4hand"]):
+def test_windows_of_four(unpatched: Runs, patched: Runs) -> None:
+    for results in (patched["train4"], unpatched["train4hand"]):
         went_well(results)
         assert trained.same_steps(results)
-    assert cured["train4"][0].steps == stock["train4hand"][0].steps
-    assert trained.difference(cured["train4"][1], stock["train4hand"][1]) == 0.0
+    assert patched["train4"][0].steps == unpatched["train4hand"][0].steps
+    assert trained.difference(patched["train4"][1], unpatched["train4hand"][1]) == 0.0
 
 
-def test_an_incomplete_window_at_the_end_is_dropped_as_ever(cured: Runs) -> None:
-    assert [len(cured[f"train{n}"][0].steps) for n in (1, 2, 4)] == [4 if LAST_IS_A_WINDOW else 5, 2, 1]
+def test_an_incomplete_window_at_the_end_is_dropped_as_ever(patched: Runs) -> None:
+    assert [len(patched[f"train{n}"][0].steps) for n in (1, 2, 4)] == [4 if LAST_IS_A_WINDOW else 5, 2, 1]
 
 
 @pytest.mark.skipif(not LAST_IS_A_WINDOW, reason="an incomplete window is dropped")
-def test_the_last_and_shorter_window(stock: Runs, cured: Runs) -> None:
-    for results in (cured["last"], stock["lasthand"]):
+def test_the_last_and_shorter_window(unpatched: Runs, patched: Runs) -> None:
+    for results in (patched["last"], unpatched["lasthand"]):
         went_well(results)
         # Steps after the second, the third and the fourth micro-batch.
         assert trained.same_steps(results) and len(results[0].steps) == 3
-    assert cured["last"][0].steps == stock["lasthand"][0].steps
+    assert patched["last"][0].steps == unpatched["lasthand"][0].steps
 
 
-def test_without_accumulation_nothing_is_touched(stock: Runs, cured: Runs) -> None:
-    went_well(cured["train1"])
-    assert trained.same_steps(cured["train1"]) and cured["train1"][0].steps == stock["train1"][0].steps
-    assert "accum_grad" not in cured["train1"][0].log.split("ddpfix 0", 1)[1]
+def test_without_accumulation_nothing_is_touched(unpatched: Runs, patched: Runs) -> None:
+    went_well(patched["train1"])
+    assert trained.same_steps(patched["train1"]) and patched["train1"][0].steps == unpatched["train1"][0].steps
+    assert "accum_grad" not in patched["train1"][0].log.split("ddpfix 0", 1)[1]
 
 
 @pytest.mark.parametrize("entry", tiny_training.entries())
 def test_which_micro_batches_synchronise(entry: str, tmp_path: Path) -> None:
     def windows() -> List[bool]:
         run = tiny_training.Run(entry, tmp_path, use_ddp=True, accum_grad=4)
-        found: List[bool] = []
-        run.model.register_forward_hook(lambda *_: found.append(run.wrapper.require_backward_grad_sync))
+        flags: List[bool] = []
+        run.model.register_forward_hook(lambda *_: flags.append(run.wrapper.require_backward_grad_sync))
         run.train()
         assert run.wrapper.require_backward_grad_sync and "no_sync" not in vars(run.wrapper)
         assert not run.wrapper._forward_pre_hooks
-        return found
+        return flags
 
     last = LAST_IS_A_WINDOW and entry == "train"
     with trained.alone(tmp_path):
@@ -208,14 +208,14 @@ def test_an_epoch_that_fails_leaves_nothing_behind(entry: str, tmp_path: Path) -
         assert not run.wrapper._forward_pre_hooks
 
 
-def test_a_norm_that_is_not_finite_on_one_rank(stock: Runs, cured: Runs) -> None:
-    broken = stock["spoiled"]
+def test_a_norm_that_is_not_finite_on_one_rank(unpatched: Runs, patched: Runs) -> None:
+    broken = unpatched["spoiled"]
     assert any(result.hung or result.error for result in broken) or not trained.same_steps(broken)
-    went_well(cured["spoiled"])
-    assert trained.same_steps(cured["spoiled"])
+    went_well(patched["spoiled"])
+    assert trained.same_steps(patched["spoiled"])
     # The first window is skipped on both ranks, the others are not.
-    assert len(cured["spoiled"][0].steps) == len(cured["train2"][0].steps) - 1
-    assert all("Skipping updating the model" in result.log for result in cured["spoiled"])
+    assert len(patched["spoiled"][0].steps) == len(patched["train2"][0].steps) - 1
+    assert all("Skipping updating the model" in result.log for result in patched["spoiled"])
 
 
 def scaled(results: List[launch.Result]) -> List[List[float]]:
@@ -226,24 +226,26 @@ def scaled(results: List[launch.Result]) -> List[List[float]]:
 
 
 @pytest.mark.skipif(not PARTED, reason="every rank comes to every collective")
-def test_a_validation_loss_that_is_not_finite(stock: Runs, cured: Runs) -> None:
-    assert any(result.hung or result.error for result in stock["nan"]), [r.notes["averages"] for r in stock["nan"]]
-    went_well(cured["nan"])
-    first, second = scaled(cured["nan"])
+def test_a_validation_loss_that_is_not_finite(unpatched: Runs, patched: Runs) -> None:
+    assert any(result.hung or result.error for result in unpatched["nan"]), [
+        r.notes["averages"] for r in unpatched["nan"]
+    ]
+    went_well(patched["nan"])
+    first, second = scaled(patched["nan"])
     assert math.isnan(second[0]) and len(first) == len(second) >= 2
     finite = first + second[1:]
-    for result in cured["nan"]:
+    for result in patched["nan"]:
         assert result.notes["averages"][0] == pytest.approx(sum(finite) / len(finite), rel=1e-5)
-    assert "the loss of 1 batches (of all ranks together) is not finite" in cured["nan"][0].log
+    assert "the loss of 1 batches (of all ranks together) is not finite" in patched["nan"][0].log
 
 
 @pytest.mark.skipif(PARTED, reason="ranks part")
-def test_a_validation_loss_that_is_not_finite_spreads_to_all(stock: Runs) -> None:
-    went_well(stock["nan"])
+def test_a_validation_loss_that_is_not_finite_spreads_to_all(unpatched: Runs) -> None:
+    went_well(unpatched["nan"])
     if trained.release() >= (1, 0, 18):
-        assert all(math.isnan(result.notes["averages"][0]) for result in stock["nan"])
+        assert all(math.isnan(result.notes["averages"][0]) for result in unpatched["nan"])
 
 
-def test_finite_validation_losses_are_averaged_as_ever(stock: Runs, cured: Runs) -> None:
-    for one, other in zip(stock["train1"], cured["train1"]):
+def test_finite_validation_losses_are_averaged_as_ever(unpatched: Runs, patched: Runs) -> None:
+    for one, other in zip(unpatched["train1"], patched["train1"]):
         assert one.notes["losses"] == other.notes["losses"] and one.notes["averages"] == other.notes["averages"]

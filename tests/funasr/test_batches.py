@@ -1,4 +1,4 @@
-"""What FunASR's own samplers and index give, stock and under ddpfix: limits, order, lists without lengths.
+"""What FunASR's own samplers and index give, unpatched and under ddpfix: limits, order, lists without lengths.
 
 Everything runs in this process on the classes of the installed release; ranks are played by the samplers' own fields.
 """
@@ -60,17 +60,17 @@ def sampler(name: str, lengths: Sequence[int], rank: int = 0, ranks: int = 1, ep
 
     if name.startswith("Espnet"):
         import funasr.datasets.audio_datasets.espnet_samplers as module  # type: ignore[no-redef]
-    found = getattr(module, name)(Data(lengths), **conf)
+    made = getattr(module, name)(Data(lengths), **conf)
     if OLD:
-        return found
-    found.rank, found.num_replicas = rank, ranks
-    if hasattr(found, "sort_size"):
-        found.sort_size *= ranks
+        return made
+    made.rank, made.num_replicas = rank, ranks
+    if hasattr(made, "sort_size"):
+        made.sort_size *= ranks
     if name == "CustomDistributedBatchSampler":
-        found.num_samples = -(-len(lengths) // (found.batch_size * ranks)) * found.batch_size
-        found.total_size = found.num_samples * ranks
-    found.set_epoch(epoch)
-    return found
+        made.num_samples = -(-len(lengths) // (made.batch_size * ranks)) * made.batch_size
+        made.total_size = made.num_samples * ranks
+    made.set_epoch(epoch)
+    return made
 
 
 def plain(batches: Any) -> List[List[int]]:
@@ -103,11 +103,11 @@ buffered = pytest.mark.skipif(not BUFFERED, reason="no sort_size before 1.0.20")
 def test_token_batches_keep_their_limits() -> None:
     lengths = [3000, 500, 700, 2500, 900, 600, 400, 2300]
     conf: Dict[str, Any] = {"batch_size": 2400, "batch_type": "token", "max_token_length": 2048, "shuffle": False}
-    stock = plain(sampler(DYNAMIC, lengths, **conf))
-    over = [index for batch in stock for index in batch if lengths[index] > 2048]
+    unpatched = plain(sampler(DYNAMIC, lengths, **conf))
+    over = [index for batch in unpatched for index in batch if lengths[index] > 2048]
     if Version("1.0.20") > HERE:
         assert len(over) == 3
-        assert [] in stock
+        assert [] in unpatched
     else:
         assert not over
     with patched():
@@ -124,9 +124,9 @@ def test_no_empty_batch_and_none_over_its_size() -> None:
     settings: Dict[str, Any] = {"batch_size": 1000, "max_token_length": 2048, "shuffle": False, **conf}
     if not BUFFERED:
         lengths = lengths[2:] + lengths[:2]
-    stock = plain(sampler(name, lengths, **settings))
-    assert [] in stock
-    assert max(frames([batch for batch in stock if batch], lengths)) == 1800
+    unpatched = plain(sampler(name, lengths, **settings))
+    assert [] in unpatched
+    assert max(frames([batch for batch in unpatched if batch], lengths)) == 1800
     with patched():
         batches = plain(sampler(name, lengths, **settings))
     assert [] not in batches
@@ -139,15 +139,15 @@ def test_no_empty_batch_and_none_over_its_size() -> None:
 def test_lengths_do_not_climb() -> None:
     lengths = tailed(600)
     conf: Dict[str, Any] = {"batch_size": 6000, "sort_size": 1000, "max_token_length": 2048}
-    stock = tops(plain(sampler(BUFFER, lengths, epoch=3, **conf)), lengths)
-    assert stock == sorted(stock), "one buffer, ascending to its end"
+    unpatched = tops(plain(sampler(BUFFER, lengths, epoch=3, **conf)), lengths)
+    assert unpatched == sorted(unpatched), "one buffer, ascending to its end"
     with patched():
         batches = plain(sampler(BUFFER, lengths, epoch=3, **conf))
         other = plain(sampler(BUFFER, lengths, epoch=4, **conf))
     order = tops(batches, lengths)
-    assert sorted(order) == stock
+    assert sorted(order) == unpatched
     half = len(order) // 2
-    assert order[0] == max(stock)
+    assert order[0] == max(unpatched)
     assert abs(sum(order[:half]) / half - sum(order[half:]) / (len(order) - half)) < 150
     assert order != tops(other, lengths)
 
@@ -158,20 +158,20 @@ def test_ranks_stay_in_step() -> None:
     """All ranks permute in the same way: each step has batches of similar length, and every batch is given once."""
     lengths = tailed(900)
     conf: Dict[str, Any] = {"batch_size": 6000, "sort_size": 200, "max_token_length": 1500}
-    stock = [plain(sampler(BUFFER, lengths, rank, 4, **conf)) for rank in range(4)]
+    unpatched = [plain(sampler(BUFFER, lengths, rank, 4, **conf)) for rank in range(4)]
     with patched():
         ranks = [plain(sampler(BUFFER, lengths, rank, 4, **conf)) for rank in range(4)]
     assert len({len(batches) for batches in ranks}) == 1
     together = [tuple(batch) for batches in ranks for batch in batches]
     kept = {index for index, length in enumerate(lengths) if length <= 1500}
     assert {index for batch in together for index in batch} == kept
-    assert {tuple(batch) for batches in stock for batch in batches} == set(together)
+    assert {tuple(batch) for batches in unpatched for batch in batches} == set(together)
 
     def spread(parts: Sequence[Sequence[Sequence[int]]]) -> float:
         steps = [tops(step, lengths) for step in zip(*parts)]
         return sum(max(step) - min(step) for step in steps) / len(steps)
 
-    assert spread(ranks) <= spread(stock) + 20
+    assert spread(ranks) <= spread(unpatched) + 20
 
 
 @pytest.mark.patches("funasr.memory")
@@ -196,9 +196,9 @@ def test_validation_keeps_its_order() -> None:
     lengths = tailed(200)
     conf: Dict[str, Any] = {"batch_size": 6000, "sort_size": 1000, "is_training": False, "shuffle": False}
     for name in (BUFFER, ESPNET):
-        stock = plain(sampler(name, lengths, **conf))
+        unpatched = plain(sampler(name, lengths, **conf))
         with patched():
-            assert plain(sampler(name, lengths, **conf)) == stock
+            assert plain(sampler(name, lengths, **conf)) == unpatched
 
 
 @pytest.mark.patches("funasr.memory")
@@ -206,8 +206,8 @@ def test_validation_keeps_its_order() -> None:
 def test_espnet_keeps_its_length_limit() -> None:
     lengths = [500, 3000, 700, 2500, 900, 600, 400, 2300]
     conf: Dict[str, Any] = {"batch_size": 4000, "max_token_length": 2048}
-    stock = plain(sampler(ESPNET, lengths, **conf))
-    over = [index for batch in stock for index in batch if lengths[index] > 2048]
+    unpatched = plain(sampler(ESPNET, lengths, **conf))
+    over = [index for batch in unpatched for index in batch if lengths[index] > 2048]
     assert len(over) == (3 if Version("1.0.26") <= HERE else 0)
     with patched():
         batches = plain(sampler(ESPNET, lengths, **conf))
@@ -218,7 +218,7 @@ def test_espnet_keeps_its_length_limit() -> None:
 @new
 def test_what_keeps_to_all_limits_stays_as_it_is() -> None:
     """Nothing is changed without need: the batch that needs most memory comes first, the others keep their order, and
-    the global random streams advance as in stock."""
+    the global random streams advance as without ddpfix."""
     import torch
 
     lengths = tailed(300)
@@ -227,7 +227,7 @@ def test_what_keeps_to_all_limits_stays_as_it_is() -> None:
     for name, conf in cases:
         # What fills the last step of rank 1 is drawn anew.
         for rank in range(1 if name == ESPNET else 2):
-            found = []
+            runs = []
             for on in (False, True):
                 random.seed(7)
                 torch.manual_seed(7)
@@ -241,8 +241,8 @@ def test_what_keeps_to_all_limits_stays_as_it_is() -> None:
                         largest = max(batches, key=lambda b: len(b) * max(lengths[i] for i in b) ** 2)
                         batches.remove(largest)
                         batches.insert(0, largest)
-                found.append((batches, random.random(), torch.rand(1).item()))
-            assert found[0] == found[1], name
+                runs.append((batches, random.random(), torch.rand(1).item()))
+            assert runs[0] == runs[1], name
 
 
 @pytest.mark.patches("funasr.memory")
@@ -251,12 +251,12 @@ def test_a_cap_on_attention() -> None:
     lengths = tailed(300)
     conf: Dict[str, Any] = {"batch_size": 8000, "max_token_length": 2048}
     cap = 8_000_000
-    stock = plain(sampler(DYNAMIC, lengths, **conf))
-    assert max(len(batch) * top**2 for batch, top in zip(stock, tops(stock, lengths))) > cap
+    unpatched = plain(sampler(DYNAMIC, lengths, **conf))
+    assert max(len(batch) * top**2 for batch, top in zip(unpatched, tops(unpatched, lengths))) > cap
     with patched(attention=cap):
         batches = plain(sampler(DYNAMIC, lengths, **conf))
     assert max(len(batch) * top**2 for batch, top in zip(batches, tops(batches, lengths))) <= cap
-    assert sum(map(len, batches)) == sum(map(len, stock))
+    assert sum(map(len, batches)) == sum(map(len, unpatched))
 
 
 def _write(path: Path, lines: Sequence[Dict[str, Any]]) -> str:
@@ -274,8 +274,8 @@ def _index(path: str, **conf: Any) -> Any:
 @pytest.mark.skipif(Version("1.0.6") > HERE, reason="a KeyError names source_len before 1.0.6")
 def test_a_list_without_lengths_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / "train.jsonl", [{"source_len": 500, "target_len": 4}, *({} for _ in range(299))])
-    stock = _index(path, batch_type="token")
-    assert [stock.get_source_len(stock[number]) for number in range(3)] == [500, 1, 1]
+    unpatched = _index(path, batch_type="token")
+    assert [unpatched.get_source_len(unpatched[number]) for number in range(3)] == [500, 1, 1]
     with patched():
         with pytest.raises(ValueError, match="299 of 300 utterances have no source_len") as caught:
             _index(path, batch_type="token")
@@ -316,8 +316,8 @@ def test_old_samplers_give_what_they_measure() -> None:
     numpy.random.seed(0)
     given = plain(sampler("BatchSampler", lengths, **conf))
     weights = [length + length // 10 for length in lengths]
-    stock = frames(given, weights)
-    assert sum(size > 9000 for size in stock) > len(stock) // 2, "most batches are over their size"
+    unpatched = frames(given, weights)
+    assert sum(size > 9000 for size in unpatched) > len(unpatched) // 2, "most batches are over their size"
     assert any(weights[index] > 1500 for batch in given for index in batch)
     with patched():
         each = sampler("BatchSampler", lengths, **conf)

@@ -88,13 +88,13 @@ class Step:
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("name", list(ENCODERS))
 def test_same_gradients_and_less_is_kept(name: str, dropout: float) -> None:
-    stock = Step(encoder(name, dropout))
+    unpatched = Step(encoder(name, dropout))
     with checkpointed():
         ours = Step(encoder(name, dropout))
     # Batch norm's averages are in the state: a layer that runs twice must not count twice.
-    assert ours.equals(stock)
+    assert ours.equals(unpatched)
     assert all(gradient is not None for gradient in ours.gradients.values())
-    assert ours.kept < 0.5 * stock.kept
+    assert ours.kept < 0.5 * unpatched.kept
 
 
 @pytest.mark.parametrize("name", list(ENCODERS))
@@ -105,17 +105,17 @@ def test_evaluation_and_undo(name: str) -> None:
     speech, lengths = torch.randn(2, 40, 560), torch.tensor([40, 30])
     with torch.no_grad():
         # Some encoders scale their input in place.
-        stock = module.eval()(speech.clone(), lengths)[0]
+        unpatched = module.eval()(speech.clone(), lengths)[0]
     calls: List[int] = []
     with checkpointed(), pytest.MonkeyPatch.context() as patch:
         assert vars(layer)["forward"] is not before
         patch.setattr("torch.utils.checkpoint.checkpoint", lambda *a, **k: calls.append(1))
         with torch.no_grad():
-            assert torch.equal(module(speech.clone(), lengths)[0], stock)
+            assert torch.equal(module(speech.clone(), lengths)[0], unpatched)
     assert vars(layer)["forward"] is before and not calls
 
 
-def test_it_is_off_unless_asked_for() -> None:
+def test_it_is_off_by_default() -> None:
     import funasr  # noqa: F401
 
     ddpfix.activate()
@@ -138,7 +138,7 @@ SKIPPING: Dict[str, Dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("patches", [(), ("funasr.layerdrop",)], ids=["stock", "shared"])
+@pytest.mark.parametrize("patches", [(), ("funasr.layerdrop",)], ids=["unpatched", "shared"])
 @pytest.mark.parametrize("name", list(SKIPPING))
 def test_skipped_layers_are_skipped_again(
     name: str, patches: Tuple[str, ...], group: None, monkeypatch: pytest.MonkeyPatch
@@ -152,12 +152,12 @@ def test_skipped_layers_are_skipped_again(
         return [Step(module, wrapper) for _ in range(4)]
 
     with trained.active(*patches):
-        stock = steps()
+        unpatched = steps()
     with checkpointed(*patches):
         ours = steps()
-    assert any(gradient is None for step in stock for gradient in step.gradients.values()), "nothing was skipped"
-    assert all(a.equals(b) for a, b in zip(ours, stock))
-    assert sum(step.kept for step in ours) < 0.6 * sum(step.kept for step in stock)
+    assert any(gradient is None for step in unpatched for gradient in step.gradients.values()), "nothing was skipped"
+    assert all(a.equals(b) for a, b in zip(ours, unpatched))
+    assert sum(step.kept for step in ours) < 0.6 * sum(step.kept for step in unpatched)
 
 
 @pytest.mark.parametrize("find", [False, True])
@@ -168,8 +168,8 @@ def test_under_ddp(name: str, find: bool, group: None) -> None:
         wrapper = DistributedDataParallel(module, find_unused_parameters=find)
         return [Step(module, wrapper) for _ in range(3)]
 
-    stock = steps()
+    unpatched = steps()
     with checkpointed("funasr.layerdrop"):
         ours = steps()
-    assert all(a.equals(b) for a, b in zip(ours, stock))
-    assert sum(step.kept for step in ours) < 0.5 * sum(step.kept for step in stock)
+    assert all(a.equals(b) for a, b in zip(ours, unpatched))
+    assert sum(step.kept for step in ours) < 0.5 * sum(step.kept for step in unpatched)

@@ -1,6 +1,6 @@
 """Every way to start FunASR's training and to switch ddpfix on, from the shell's first word to the checkpoint.
 
-On a machine without CUDA, so that ``++device=cpu`` is the first thing that stock FunASR fails on.
+On a machine without CUDA, so that ``++device=cpu`` is the first thing that unpatched FunASR fails on.
 """
 
 from __future__ import annotations
@@ -91,19 +91,19 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
-    """What stock FunASR trains with the flag set: by the user where it arrives, by hand where it does not."""
+    """What unpatched FunASR trains with the flag set: by the user where it arrives, by hand where it does not."""
     by_hand = (
         "import functools\n"
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"
-        "stock = DDP.__init__\n"
-        "DDP.__init__ = lambda self, *a, **k: stock(self, *a, **{**k, 'find_unused_parameters': True})\n"
+        "original = DDP.__init__\n"
+        "DDP.__init__ = lambda self, *a, **k: original(self, *a, **{**k, 'find_unused_parameters': True})\n"
     )
     scenarios = [Scenario(entry, config, entry, before=by_hand, keep=True) for entry in ENTRIES]
-    found = launch.train(scenarios, tmp_path_factory.mktemp("reference"), ddpfix=False)
-    for results in found.values():
+    outcomes = launch.train(scenarios, tmp_path_factory.mktemp("reference"), ddpfix=False)
+    for results in outcomes.values():
         assert all(result.error is None for result in results), results[0].log[-3000:]
         assert results[0].steps == results[1].steps and len(results[0].steps) > 1
-    return {name: results[0].kept for name, results in found.items() if results[0].kept is not None}
+    return {name: results[0].kept for name, results in outcomes.items() if results[0].kept is not None}
 
 
 @pytest.mark.parametrize(("way", "entry"), CASES)
@@ -115,14 +115,14 @@ def test_every_way_trains_what_the_flag_by_hand_trains(
     assert code == 0, output[-6000:]
     assert output.count("ddpfix 0.1.0: ") == 1, output[-6000:]
     (checkpoint,) = sorted((tmp_path / "exp").glob("model.pt.ep*"))[-1:]
-    found = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
+    weights = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
     expected = torch.load(reference[entry], map_location="cpu")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="stock FunASR fails of the missing CUDA, which is here")
-def test_stock_fails_before_its_first_step_on_a_cpu(config: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="unpatched FunASR fails of the missing CUDA, which is here")
+def test_unpatched_fails_before_its_first_step_on_a_cpu(config: Path, tmp_path: Path) -> None:
     command, environ = WAYS["shell"](tmp_path, ENTRIES[-1])
     code, output = run(command, {**environ, "DDPFIX": "0"}, tmp_path, config)
     assert code != 0

@@ -37,10 +37,10 @@ def main(**kwargs):
 from ddpfix.patches.funasr import entry
 from ddpfix.patching.site import Site
 site = Site("test")
-stock = main
+original = main
 HOOKS
 main_hydra()
-assert main is stock and entry.current() is None
+assert main is original and entry.current() is None
 print("end", json.dumps(site.undo()))
 """
 
@@ -65,10 +65,10 @@ def run(folder: Path, hooks: str = "", entry: str = ENTRY) -> Tuple[subprocess.C
 
 
 def test_without_hooks_the_entry_gets_what_hydra_made(folder: Path) -> None:
-    done, found = run(folder)
+    done, record = run(folder)
     assert done.returncode == 0, done.stderr
-    assert found["seen"] == {"same": "DictConfig", "x": 1, "doc": "main_hydra"}
-    assert found["main"] == {"y": {"z": 2}, "inside": True} and found["end"] == []
+    assert record["seen"] == {"same": "DictConfig", "x": 1, "doc": "main_hydra"}
+    assert record["main"] == {"y": {"z": 2}, "inside": True} and record["end"] == []
 
 
 def test_hooks_see_what_was_typed_and_may_change_it(folder: Path) -> None:
@@ -82,19 +82,19 @@ def around(run):
     yield
 entry.around_main(site, around)
 """
-    done, found = run(folder, hooks)
+    done, record = run(folder, hooks)
     assert done.returncode == 0, done.stderr
-    assert found["seen"]["x"] == "2!" and found["main"]["y"] is False and "seen around" in done.stderr
+    assert record["seen"]["x"] == "2!" and record["main"]["y"] is False and "seen around" in done.stderr
 
 
 def test_a_value_error_of_a_hook_stops_the_run(folder: Path) -> None:
-    done, found = run(folder, "entry.before_main(site, lambda run: int('ten'))")
-    assert done.returncode != 0 and "invalid literal" in done.stderr and "main" not in found
+    done, record = run(folder, "entry.before_main(site, lambda run: int('ten'))")
+    assert done.returncode != 0 and "invalid literal" in done.stderr and "main" not in record
 
 
-def test_another_error_of_a_hook_is_said_and_the_run_goes_on(folder: Path) -> None:
-    done, found = run(folder, "entry.before_main(site, lambda run: run.nothing)")
-    assert done.returncode == 0 and found["main"]["inside"]
+def test_another_error_of_a_hook_is_logged_and_the_run_goes_on(folder: Path) -> None:
+    done, record = run(folder, "entry.before_main(site, lambda run: run.nothing)")
+    assert done.returncode == 0 and record["main"]["inside"]
     assert "which stays as it was: AttributeError" in done.stderr
 
 
@@ -102,6 +102,6 @@ def test_another_error_of_a_hook_is_said_and_the_run_goes_on(folder: Path) -> No
 def test_another_application_of_hydra_is_left_alone(folder: Path, missing: str) -> None:
     entry = ENTRY.replace(missing, "import funasr.register")
     hooks = "entry.before_main(site, lambda run: 1 / 0)\nassert main_hydra.__wrapped__.__name__ == 'main_hydra'"
-    done, found = run(folder, hooks, entry)
+    done, record = run(folder, hooks, entry)
     assert done.returncode == 0, done.stderr
-    assert found["main"]["inside"] is False and "ddpfix" not in done.stderr
+    assert record["main"]["inside"] is False and "ddpfix" not in done.stderr

@@ -1,6 +1,6 @@
-"""Stochastic depth: on each rank the same layers are skipped, and nothing else differs from stock.
+"""Stochastic depth: on each rank the same layers are skipped, and nothing else differs from the unpatched model.
 
-The reference does not go through ddpfix: stock code, whose draws are scripted to the decisions that ddpfix took.
+The reference does not go through ddpfix: unpatched code, whose draws are scripted to the decisions that ddpfix took.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOMES = {
     "MultiSequential": "funasr.models.transformer.utils.repeat",
 }
 ATTENTION = {"attn_branch_drop_rate": RATE, "merge_method": "learned_ave"}
-# What is asked of the encoder, by name; and which class then draws.
+# Configurations of the encoder, by name; and the class that then draws.
 ENCODERS: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "conformer": ("ConformerEncoder", {"stochastic_depth_rate": RATE}, "EncoderLayer"),
     "branchformer": ("BranchformerEncoder", {"stochastic_depth_rate": RATE}, "BranchformerEncoderLayer"),
@@ -90,22 +90,22 @@ def same(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor]) -> bool:
 
 @contextlib.contextmanager
 def scripted(decisions: Sequence[bool], vector: bool) -> Iterator[None]:
-    """Stock draws that make these decisions, in this order; a number for each must have been asked for.
+    """Plain draws that make these decisions, in this order; a number for each must have been requested.
 
-    Stacks draw a vector even where nothing is skipped, so it is said which kind of draw is meant.
+    Stacks draw a vector even where nothing is skipped, so each decision names its kind of draw.
     """
     left = list(decisions)
-    stock_rand, stock_uniform = torch.rand, torch.Tensor.uniform_
+    original_rand, original_uniform = torch.rand, torch.Tensor.uniform_
 
     def number() -> float:
         return 0.0 if left.pop(0) else 0.99
 
     def rand(*size: Any, **kwargs: Any) -> Any:
-        value = stock_rand(*size, **kwargs)
+        value = original_rand(*size, **kwargs)
         return torch.tensor([number()]) if size == (1,) and not vector else value
 
     def uniform_(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stock_uniform(self, *args, **kwargs)
+        original_uniform(self, *args, **kwargs)
         for index in range(len(self) if vector else 0):
             self[index] = number()
         return self
@@ -114,18 +114,18 @@ def scripted(decisions: Sequence[bool], vector: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.rand, torch.Tensor.uniform_ = stock_rand, stock_uniform  # type: ignore[method-assign]
-    assert not left, f"{len(left)} decisions were not asked for"
+        torch.rand, torch.Tensor.uniform_ = original_rand, original_uniform  # type: ignore[method-assign]
+    assert not left, f"{len(left)} decisions were not drawn"
 
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> List[cover.Draw]:
     """Every draw that ddpfix answered, in order."""
     made: List[cover.Draw] = []
-    stock = cover.Call.draw
+    original = cover.Call.draw
 
     def noting(self: cover.Call, value: float, index: int) -> cover.Draw:
-        made.append(stock(self, value, index))
+        made.append(original(self, value, index))
         return made[-1]
 
     monkeypatch.setattr(cover.Call, "draw", noting)
@@ -134,9 +134,9 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> List[cover.Draw]:
 
 @pytest.mark.patches("funasr.layerdrop")
 @NAMES
-def test_equals_stock_with_the_same_decisions(name: str, site: Site, decided: List[cover.Draw]) -> None:
+def test_equals_unpatched_with_the_same_decisions(name: str, site: Site, decided: List[cover.Draw]) -> None:
     put(site)
-    found = []
+    outcomes = []
     for seed in range(4):
         decided.clear()
         encoder = build(name)
@@ -145,10 +145,10 @@ def test_equals_stock_with_the_same_decisions(name: str, site: Site, decided: Li
         total.backward()
         decisions = [draw.index in draw.call.skipped for draw in decided]
         assert len(step.skipped) == sum(decisions)
-        found.append((decisions, total.detach(), gradients(encoder)))
-    assert len({tuple(decisions) for decisions, _, _ in found}) > 1
+        outcomes.append((decisions, total.detach(), gradients(encoder)))
+    assert len({tuple(decisions) for decisions, _, _ in outcomes}) > 1
     site.undo()
-    for decisions, total, grads in found:
+    for decisions, total, grads in outcomes:
         encoder = build(name)
         with scripted(decisions, vector=name == "e_branchformer"):
             expected = loss(encoder)
@@ -173,17 +173,17 @@ def test_skips_are_named_by_list_index_and_branch(name: str, site: Site) -> None
 
 @pytest.mark.patches("funasr.layerdrop")
 @pytest.mark.parametrize("name", ("conformer", "branchformer", "attention", "e_branchformer"))
-def test_generators_advance_as_in_stock(name: str, site: Site) -> None:
+def test_generators_advance_as_without_ddpfix(name: str, site: Site) -> None:
     encoder = build(name)
     torch.manual_seed(7)
     loss(encoder)
-    stock = torch.get_rng_state()
+    unpatched = torch.get_rng_state()
     put(site)
     torch.manual_seed(7)
     with training.step(training.Replica(encoder, 3)) as step:
         loss(encoder)
     assert step.calls, "no class of ours was called"
-    assert torch.equal(torch.get_rng_state(), stock)
+    assert torch.equal(torch.get_rng_state(), unpatched)
 
 
 @pytest.mark.patches("funasr.layerdrop")
@@ -191,25 +191,25 @@ def test_generators_advance_as_in_stock(name: str, site: Site) -> None:
 def test_decisions_do_not_depend_on_the_generator(name: str, site: Site) -> None:
     put(site)
     encoder = build(name)
-    found = []
+    outcomes = []
     for noise in (1, 2):
         torch.manual_seed(noise)
         with training.step(training.Replica(encoder, 5)) as step:
-            found.append((loss(encoder).detach(), step.skipped))
-    assert torch.equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1] != []
+            outcomes.append((loss(encoder).detach(), step.skipped))
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert outcomes[0][1] == outcomes[1][1] != []
 
 
 @pytest.mark.patches("funasr.layerdrop")
 @NAMES
-def test_outside_of_a_wrapped_model_and_in_evaluation_stock_decides(name: str, site: Site) -> None:
+def test_outside_of_a_wrapped_model_and_in_evaluation_the_original_decides(name: str, site: Site) -> None:
     evaluated = loss(build(name).eval())
     encoder = build(name)
     torch.manual_seed(7)
-    stock = loss(encoder)
+    unpatched = loss(encoder)
     put(site)
     torch.manual_seed(7)
-    assert torch.equal(loss(encoder), stock)
+    assert torch.equal(loss(encoder), unpatched)
     with training.step(training.Replica(encoder, 3)) as step:
         assert torch.equal(loss(build(name).eval()), evaluated)
     assert step.skipped == []
@@ -287,13 +287,13 @@ def near(count: int, trials: int, rate: float) -> None:
 
 def around(what: Any, reentrant: bool) -> None:
     """Checkpoint each call of a layer or of a whole stack, by torch's own function."""
-    stock = type(what).forward
+    original = type(what).forward
 
     def forward(x_input: Any, mask: Any) -> Any:
         x, pos = x_input
 
         def run(x: Any, pos: Any, mask: Any) -> Any:
-            (out, _), _ = stock(what, (x, pos), mask)
+            (out, _), _ = original(what, (x, pos), mask)
             return out
 
         return (run_again(run, x, pos, mask, use_reentrant=reentrant), pos), mask
@@ -307,7 +307,7 @@ def around(what: Any, reentrant: bool) -> None:
 @NAMES
 def test_recomputation_repeats_the_decisions(name: str, where: str, reentrant: bool, site: Site) -> None:
     put(site)
-    found = []
+    outcomes = []
     for again in (False, True):
         encoder = build(name)
         replica = training.Replica(encoder, 3)
@@ -327,16 +327,16 @@ def test_recomputation_repeats_the_decisions(name: str, where: str, reentrant: b
                 totals[-1].backward()
         if not (where == "encoder" or reentrant):
             sum(totals).backward()
-        found.append(([total.detach() for total in totals], gradients(encoder)))
-    assert all(map(torch.equal, found[0][0], found[1][0]))
-    assert same(found[0][1], found[1][1])
+        outcomes.append(([total.detach() for total in totals], gradients(encoder)))
+    assert all(map(torch.equal, outcomes[0][0], outcomes[1][0]))
+    assert same(outcomes[0][1], outcomes[1][1])
 
 
 @pytest.mark.patches("funasr.layerdrop")
 @pytest.mark.parametrize("first", (layerdrop.sync, checkpoint.layers))
 def test_together_with_our_checkpointed_layers(first: Any, site: Site) -> None:
     module, owner = home("branchformer")
-    found = []
+    outcomes = []
     for both in (False, True):
         second = checkpoint.layers if first is layerdrop.sync else layerdrop.sync
         for function in (first, second) if both else (layerdrop.sync,):
@@ -345,10 +345,10 @@ def test_together_with_our_checkpointed_layers(first: Any, site: Site) -> None:
         with training.step(training.Replica(encoder, 3)):
             total = loss(encoder)
         total.backward()
-        found.append((total.detach(), gradients(encoder)))
+        outcomes.append((total.detach(), gradients(encoder)))
         site.undo()
-    assert torch.equal(found[0][0], found[1][0])
-    assert same(found[0][1], found[1][1])
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert same(outcomes[0][1], outcomes[1][1])
 
 
 @pytest.mark.patches("funasr.layerdrop")
@@ -379,46 +379,46 @@ NOTE = """
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ddpfix.layerdrop import training
 def note(optimizer, args, kwargs):
-    skipped = [[s.module, s.call, s.layer, s.part] for s in training.skipped_layers(watcher.model)]
-    watcher.found.setdefault("skips", []).append(skipped)
+    skipped = [[s.module, s.call, s.layer, s.part] for s in training.skipped_layers(recorder.model)]
+    recorder.record.setdefault("skips", []).append(skipped)
 register_optimizer_step_pre_hook(note)
 """
 STAND_IN = "from tests.funasr import stand_in\nstand_in.cuda()\n"
-# Stock, edited by hand: the flag as its maintainers advise, and the decisions of the other run.
+# Unpatched, edited by hand: the flag as its maintainers advise, and the decisions of the other run.
 BY_HAND = """
 import torch
 from torch.nn.parallel import DistributedDataParallel
-def init(self, *args, stock=DistributedDataParallel.__init__, **kwargs):
-    stock(self, *args, **{{**kwargs, "find_unused_parameters": True}})
+def init(self, *args, original=DistributedDataParallel.__init__, **kwargs):
+    original(self, *args, **{{**kwargs, "find_unused_parameters": True}})
 DistributedDataParallel.__init__ = init
 decisions = {decisions}
-def rand(*size, stock=torch.rand, **kwargs):
-    value = stock(*size, **kwargs)
+def rand(*size, original=torch.rand, **kwargs):
+    value = original(*size, **kwargs)
     return torch.tensor([0.0 if decisions.pop(0) else 0.99]) if size == (1,) else value
 torch.rand = rand
 """
 # One rank skips all of its layers, the other none.
 APART = """
 import torch
-def rand(*size, stock=torch.rand, **kwargs):
-    value = stock(*size, **kwargs)
+def rand(*size, original=torch.rand, **kwargs):
+    value = original(*size, **kwargs)
     return torch.tensor([0.0 if rank else 0.99]) if size == (1,) else value
 torch.rand = rand
 """
 # What a rank decides for itself.
 DRAWN = """
 import torch
-def rand(*size, stock=torch.rand, **kwargs):
-    value = stock(*size, **kwargs)
+def rand(*size, original=torch.rand, **kwargs):
+    value = original(*size, **kwargs)
     if size == (1,):
-        watcher.found.setdefault("drawn", []).append(value.item() < 0.5)
+        recorder.record.setdefault("drawn", []).append(value.item() < 0.5)
     return value
 torch.rand = rand
 """
 FLAG = """
 from torch.nn.parallel import DistributedDataParallel
-def init(self, *args, stock=DistributedDataParallel.__init__, **kwargs):
-    stock(self, *args, **{**kwargs, "find_unused_parameters": True})
+def init(self, *args, original=DistributedDataParallel.__init__, **kwargs):
+    original(self, *args, **{**kwargs, "find_unused_parameters": True})
 DistributedDataParallel.__init__ = init
 """
 LATE = {"unused": "late", "layerdrop": "stock"}
@@ -441,19 +441,19 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def cured(configs: Dict[str, Path]) -> Dict[str, List[launch.Result]]:
+def patched(configs: Dict[str, Path]) -> Dict[str, List[launch.Result]]:
     wanted = [launch.Scenario(name, config, before=NOTE) for name, config in configs.items()]
     wanted += [
         launch.Scenario(f"late {name}", configs[name], overrides=ZEROS_ARE_NONE, settings=LATE, before=code, timeout=20)
         for name, code in OWN_DRAWS.items()
     ]
     alone = trained.only("funasr.flag", "funasr.layerdrop")
-    return launch.train(wanted, configs["both"].parent / "cured", True, environ=alone)
+    return launch.train(wanted, configs["both"].parent / "patched", True, environ=alone)
 
 
 @pytest.fixture(scope="module")
-def stock(configs: Dict[str, Path], cured: Dict[str, List[launch.Result]]) -> Dict[str, List[launch.Result]]:
-    steps = cured["conformer"][0].notes["skips"]
+def unpatched(configs: Dict[str, Path], patched: Dict[str, List[launch.Result]]) -> Dict[str, List[launch.Result]]:
+    steps = patched["conformer"][0].notes["skips"]
     decisions = [["encoder.encoders", 0, layer, ""] in step for step in steps for layer in range(4)]
     edited = STAND_IN + BY_HAND.format(decisions=json.dumps(decisions).replace("t", "T").replace("f", "F"))
     wanted = [launch.Scenario(name, config, before=STAND_IN, timeout=12) for name, config in configs.items()]
@@ -465,13 +465,13 @@ def stock(configs: Dict[str, Path], cured: Dict[str, List[launch.Result]]) -> Di
         launch.Scenario(f"flag {name}", configs[name], overrides=ZEROS_ARE_NONE, before=STAND_IN + FLAG + code)
         for name, code in OWN_DRAWS.items()
     ]
-    return launch.train(wanted, configs["both"].parent / "stock", False)
+    return launch.train(wanted, configs["both"].parent / "unpatched", False)
 
 
 @TWO_RANKS
 @pytest.mark.parametrize("name", MODELS)
-def test_stock_dies_or_hangs(name: str, stock: Dict[str, List[launch.Result]]) -> None:
-    results = stock[name]
+def test_unpatched_fails_or_hangs(name: str, unpatched: Dict[str, List[launch.Result]]) -> None:
+    results = unpatched[name]
     if RELEASE == (1, 0, 24):
         assert all(result.error is None for result in results)
         return
@@ -481,15 +481,17 @@ def test_stock_dies_or_hangs(name: str, stock: Dict[str, List[launch.Result]]) -
 
 @TWO_RANKS
 @pytest.mark.skipif(RELEASE == (1, 0, 24), reason="find_unused_parameters is True there")
-def test_stock_ranks_that_skip_different_layers_wait_for_each_other(stock: Dict[str, List[launch.Result]]) -> None:
-    assert any(result.hung or "mismatch" in str(result.error) for result in stock["apart"]), stock["apart"]
+def test_unpatched_ranks_that_skip_different_layers_wait_for_each_other(
+    unpatched: Dict[str, List[launch.Result]],
+) -> None:
+    assert any(result.hung or "mismatch" in str(result.error) for result in unpatched["apart"]), unpatched["apart"]
 
 
 @pytest.mark.patches("funasr.layerdrop")
 @TWO_RANKS
 @pytest.mark.parametrize("name", MODELS)
-def test_ranks_skip_the_same_layers_and_stay_identical(name: str, cured: Dict[str, List[launch.Result]]) -> None:
-    results = cured[name]
+def test_ranks_skip_the_same_layers_and_stay_identical(name: str, patched: Dict[str, List[launch.Result]]) -> None:
+    results = patched[name]
     assert [result.error for result in results] == [None, None]
     assert [result.ddp[0]["find_unused"] for result in results] == [True, True]
     assert trained.same_steps(results)
@@ -501,18 +503,18 @@ def test_ranks_skip_the_same_layers_and_stay_identical(name: str, cured: Dict[st
 
 @pytest.mark.patches("funasr.layerdrop")
 @TWO_RANKS
-def test_it_trains_as_stock_edited_by_hand_with_the_same_decisions(cured: Any, stock: Any) -> None:
-    assert [result.error for result in stock["edited"]] == [None, None]
-    assert trained.same_steps([*cured["conformer"], *stock["edited"]])
+def test_it_trains_as_unpatched_edited_by_hand_with_the_same_decisions(patched: Any, unpatched: Any) -> None:
+    assert [result.error for result in unpatched["edited"]] == [None, None]
+    assert trained.same_steps([*patched["conformer"], *unpatched["edited"]])
 
 
 @pytest.mark.patches("funasr.layerdrop")
 @TWO_RANKS
 @pytest.mark.skipif(RELEASE == (1, 0, 24), reason="find_unused_parameters is True there")
 @pytest.mark.parametrize("name", OWN_DRAWS)
-def test_ranks_that_skip_differently_need_no_flag_either(name: str, cured: Any, stock: Any) -> None:
-    """What dies or hangs in stock trains as it does under the flag, set by hand, with the same seeds."""
-    late, flag = cured[f"late {name}"], stock[f"flag {name}"]
+def test_ranks_that_skip_differently_need_no_flag_either(name: str, patched: Any, unpatched: Any) -> None:
+    """What fails or hangs unpatched trains as it does under the flag, set by hand, with the same seeds."""
+    late, flag = patched[f"late {name}"], unpatched[f"flag {name}"]
     assert [result.error for result in [*late, *flag]] == [None] * 4
     assert [result.ddp[0]["find_unused"] for result in [*late, *flag]] == [False, False, True, True]
     drawn = [result.notes["drawn"] for result in [*late, *flag]]

@@ -1,6 +1,6 @@
-"""What the user sets is what runs: each way in which FunASR loses a setting, shown on the release and then cured.
+"""What the user sets is what runs: each way in which FunASR loses a setting, shown on the release and under ddpfix.
 
-One launch of two ranks runs every scenario twice: on the release as it is, and under ddpfix with the cure for unused
+One launch of two ranks runs every scenario twice: on the release as it is, and under ddpfix with the fix for unused
 parameters off, so that only what the user set decides.
 """
 
@@ -33,21 +33,21 @@ SPELLINGS = {
     "quoted": "\"'encoder','decoder'\"",
 }
 
-# Ends the run when training would begin, and notes the model that DDP got and what the user is said to have asked for.
+# Ends the run when training would begin, and records the model that DDP got and the user's choice of the flag.
 STOP = """
 import functools, sys, torch
 DDP = torch.nn.parallel.DistributedDataParallel
 built = DDP.__init__
 def init(self, module, *args, **kwargs):
-    watcher.found["names"] = [name for name, _ in module.named_parameters()]
-    watcher.found["sums"] = {name: p.double().sum().item() for name, p in module.named_parameters()}
+    recorder.record["names"] = [name for name, _ in module.named_parameters()]
+    recorder.record["sums"] = {name: p.double().sum().item() for name, p in module.named_parameters()}
     if "ddpfix" in sys.modules:
         from ddpfix.ranks import wrap_hooks
-        watcher.found["asked"] = list(wrap_hooks.user_choice())
+        recorder.record["user_choice"] = list(wrap_hooks.user_choice())
     built(self, module, *args, **kwargs)
 DDP.__init__ = init
-def stops(stock):
-    @functools.wraps(stock)
+def stops(original):
+    @functools.wraps(original)
     def epoch(self, *args, **kwargs):
         raise SystemExit(0)
     return epoch
@@ -60,10 +60,10 @@ for module in ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds"):
 # Trains one epoch, and ends the run before the release's own validation and averaging.
 TRAIN = """
 import functools, sys
-def ends(stock):
-    @functools.wraps(stock)
+def ends(original):
+    @functools.wraps(original)
     def epoch(self, *args, **kwargs):
-        stock(self, *args, **kwargs)
+        original(self, *args, **kwargs)
         raise SystemExit(0)
     return epoch
 for module in ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds"):
@@ -85,7 +85,7 @@ DEEPSPEED = """
 import sys, torch.distributed, types
 fake = types.ModuleType("deepspeed")
 def init_distributed(dist_backend):
-    watcher.found["deepspeed"] = dist_backend
+    recorder.record["deepspeed"] = dist_backend
     torch.distributed.init_process_group(dist_backend)
 fake.init_distributed = init_distributed
 sys.modules["deepspeed"] = fake
@@ -93,7 +93,7 @@ trainer = sys.modules["funasr.train_utils.trainer_ds"].Trainer
 made = trainer.__init__
 def init(self, *args, **kwargs):
     made(self, *args, **kwargs)
-    watcher.found["trainer"] = {"ddp": self.use_ddp, "deepspeed": self.use_deepspeed, "file": self.deepspeed_config}
+    recorder.record["trainer"] = {"ddp": self.use_ddp, "deepspeed": self.use_deepspeed, "file": self.deepspeed_config}
     raise SystemExit(0)
 trainer.__init__ = init
 """
@@ -154,32 +154,32 @@ from omegaconf import OmegaConf
 release = sys.modules.get("funasr.download.download_model_from_hub") or sys.modules["funasr.download.download_from_hub"]
 def fetched(**kwargs):
     try:
-        found = release.download_model(**OmegaConf.create(kwargs))
+        config = release.download_model(**OmegaConf.create(kwargs))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    found = OmegaConf.to_container(OmegaConf.create(found))
+    config = OmegaConf.to_container(OmegaConf.create(config))
     files = (("cmvn", "frontend_conf", "cmvn_file"), ("tokens", "tokenizer_conf", "token_list"))
     return {
-        **{name: (found.get(section) or {}).get(key) for name, section, key in files},
-        "dither": (found.get("frontend_conf") or {}).get("dither"),
-        "weights": found.get("init_param"),
+        **{name: (config.get(section) or {}).get(key) for name, section, key in files},
+        "dither": (config.get("frontend_conf") or {}).get("dither"),
+        "weights": config.get("init_param"),
     }
-watcher.found["fetched"] = {name: fetched(**kwargs) for name, kwargs in CASES.items()}
+recorder.record["fetched"] = {name: fetched(**kwargs) for name, kwargs in CASES.items()}
 raise SystemExit(0)
 """
 
 
 class Ran:
-    """The results of all scenarios, by name, of rank 0 unless asked otherwise."""
+    """The results of all scenarios, by name, of rank 0 by default."""
 
     def __init__(self, results: Dict[str, List[Result]]) -> None:
         self.results = results
 
-    def stock(self, name: str, rank: int = 0) -> Result:
-        return self.results[f"stock-{name}"][rank]
+    def unpatched(self, name: str, rank: int = 0) -> Result:
+        return self.results[f"unpatched-{name}"][rank]
 
-    def cured(self, name: str, rank: int = 0) -> Result:
-        return self.results[f"cured-{name}"][rank]
+    def patched(self, name: str, rank: int = 0) -> Result:
+        return self.results[f"patched-{name}"][rank]
 
 
 @pytest.fixture(scope="module")
@@ -197,49 +197,49 @@ def both(
 ) -> List[Scenario]:
     """The same run on the release as it is and under ddpfix, or only one of the two."""
     settings: Sequence[Dict[str, str]] = ({}, {"unused": "off"})
-    kinds = [(kind, given) for kind, given in zip(("stock", "cured"), settings) if only in ("", kind)]
+    kinds = [(kind, given) for kind, given in zip(("unpatched", "patched"), settings) if only in ("", kind)]
     return [Scenario(f"{kind}-{name}", config, entry, overrides, given, before) for kind, given in kinds]
 
 
 def scenarios(folder: Path) -> List[Scenario]:
     whole = described(folder / "data")
-    found: List[Scenario] = []
+    plans: List[Scenario] = []
     for entry in ENTRIES:
-        found += both(f"flag-{entry}", whole, f"++{FLAG}=true", entry=entry, before=TRAIN)
-        found += both(f"fsdp-{entry}", whole, "++train_conf.use_fsdp=true", entry=entry, before=TRAIN)
-        found += both(f"typo-{entry}", whole, "++freeze_param=encodr", entry=entry)
+        plans += both(f"flag-{entry}", whole, f"++{FLAG}=true", entry=entry, before=TRAIN)
+        plans += both(f"fsdp-{entry}", whole, "++train_conf.use_fsdp=true", entry=entry, before=TRAIN)
+        plans += both(f"typo-{entry}", whole, "++freeze_param=encodr", entry=entry)
     if DS:
         text = SPELLINGS["quoted"]
-        found += both("freeze-ds", whole, f"++freeze_param={text}", entry="train_ds", only="cured")
+        plans += both("freeze-ds", whole, f"++freeze_param={text}", entry="train_ds", only="patched")
     for name, text in SPELLINGS.items():
-        found += both(f"freeze-{name}", whole, f"++freeze_param={text}")
-    return [*found, *of_flag(whole), *of_parallel(whole, folder), *of_model(whole, folder)]
+        plans += both(f"freeze-{name}", whole, f"++freeze_param={text}")
+    return [*plans, *of_flag(whole), *of_parallel(whole, folder), *of_model(whole, folder)]
 
 
 def of_flag(whole: Path) -> List[Scenario]:
-    edited = Scenario("stock-by-hand", whole, "train_ds", [f"++{FLAG}=true"], before=TRAIN + EDITED)
+    edited = Scenario("unpatched-by-hand", whole, "train_ds", [f"++{FLAG}=true"], before=TRAIN + EDITED)
     return [
         *([edited] if DS else []),
         *both("top", whole, "++find_unused_parameters=true"),
         *both("text", whole, f"++{FLAG}='\"false\"'"),
-        *both("nothing", whole, only="cured"),
-        *both("no", whole, f"++{FLAG}=false", only="cured"),
-        *both("maybe", whole, f"++{FLAG}=maybe", only="cured"),
-        *both("typos", whole, "++max_epoch=3", "++train_conf.acum_grad=2", *HARMLESS, only="cured"),
+        *both("nothing", whole, only="patched"),
+        *both("no", whole, f"++{FLAG}=false", only="patched"),
+        *both("maybe", whole, f"++{FLAG}=maybe", only="patched"),
+        *both("typos", whole, "++max_epoch=3", "++train_conf.acum_grad=2", *HARMLESS, only="patched"),
     ]
 
 
-# What the release reads, and what only a cure of ours reads in older releases.
+# What the release reads, and what only a fix of ours reads in older releases.
 HARMLESS = ("++train_conf.grad_clip=4", "++train_conf.use_bf16=false")
 
 
 def of_parallel(whole: Path, folder: Path) -> List[Scenario]:
     (folder / "ds.json").write_text("{}")
     deepspeed = ["++train_conf.use_deepspeed=true", f"++train_conf.deepspeed_config={folder / 'ds.json'}"]
-    found = both("half", whole, *deepspeed, entry="train_ds", before=DEEPSPEED) if DS else []
-    found += both("none", whole, "++use_deepspeed=true", entry="train_ds") if DS else []
+    plans = both("half", whole, *deepspeed, entry="train_ds", before=DEEPSPEED) if DS else []
+    plans += both("none", whole, "++use_deepspeed=true", entry="train_ds") if DS else []
     return [
-        *found,
+        *plans,
         *both("deepspeed", whole, "++train_conf.use_deepspeed=true"),
         *both("fsdp-top", whole, "++use_fsdp=true"),
         *both("fsdp-false", whole, "++train_conf.use_fsdp=false"),
@@ -267,7 +267,7 @@ def of_model(whole: Path, folder: Path) -> List[Scenario]:
         *both("two", whole, f"++init_param=[{halves[0]},{halves[1]}]"),
         *both("model_conf", named, "++model_conf.lsm_weight=0.7"),
         *both("described", whole, "++model_conf.lsm_weight=0.7"),
-        *both("edited", edited, only="stock"),
+        *both("edited", edited, only="unpatched"),
         *both("hub", named, "++hub=hf", "++frontend_conf.dither=0.5"),
     ]
 
@@ -285,46 +285,48 @@ def frozen(result: Result) -> List[str]:
 class TestFlag:
     @pytest.mark.parametrize("entry", ENTRIES)
     def test_arrives(self, ran: Ran, entry: str) -> None:
-        stock = ran.stock(f"flag-{entry}")
+        unpatched = ran.unpatched(f"flag-{entry}")
         if entry == "train" or RELEASE >= (1, 1, 17):
-            assert stock.error is None and stock.ddp[0]["find_unused"] is True
+            assert unpatched.error is None and unpatched.ddp[0]["find_unused"] is True
         elif DEAD:
             assert "init_process_group() got an unexpected keyword argument 'find_unused_parameters'" in str(
-                stock.error
+                unpatched.error
             )
         else:
-            assert stock.ddp[0]["find_unused"] is False
-            assert "Expected to have finished reduction" in f"{stock.error} {ran.stock('flag-train_ds', 1).error}"
+            assert unpatched.ddp[0]["find_unused"] is False
+            assert (
+                "Expected to have finished reduction" in f"{unpatched.error} {ran.unpatched('flag-train_ds', 1).error}"
+            )
         for rank in (0, 1):
-            cured = ran.cured(f"flag-{entry}", rank)
-            assert cured.error is None, cured.log[-3000:]
-            assert cured.ddp[0]["find_unused"] is True
-            assert cured.steps == ran.cured(f"flag-{entry}").steps and len(cured.steps) > 1
+            patched = ran.patched(f"flag-{entry}", rank)
+            assert patched.error is None, patched.log[-3000:]
+            assert patched.ddp[0]["find_unused"] is True
+            assert patched.steps == ran.patched(f"flag-{entry}").steps and len(patched.steps) > 1
 
     @pytest.mark.skipif(not DS, reason="this release has no train_ds")
     def test_equals_the_release_edited_by_hand(self, ran: Ran) -> None:
-        edited = ran.stock("by-hand")
+        edited = ran.unpatched("by-hand")
         assert edited.error is None and len(edited.steps) > 1, edited.log[-3000:]
-        assert ran.cured("flag-train_ds").steps == edited.steps
+        assert ran.patched("flag-train_ds").steps == edited.steps
 
     def test_top_level(self, ran: Ran) -> None:
         # 1.0.24 has True for its default.
-        assert ran.stock("top").ddp[0]["find_unused"] is (RELEASE == (1, 0, 24))
-        assert ran.cured("top").ddp[0]["find_unused"] is True
-        assert "taken as train_conf.find_unused_parameters" in ran.cured("top").log
+        assert ran.unpatched("top").ddp[0]["find_unused"] is (RELEASE == (1, 0, 24))
+        assert ran.patched("top").ddp[0]["find_unused"] is True
+        assert "taken as train_conf.find_unused_parameters" in ran.patched("top").log
 
     def test_text_is_a_truth_value(self, ran: Ran) -> None:
-        stock = ran.stock("text")
+        unpatched = ran.unpatched("text")
         # torch 2.13 refuses the text; where it does not, "false" counts as true.
-        assert "incompatible" in str(stock.error) or stock.ddp[0]["find_unused"]
-        assert ran.cured("text").error is None and ran.cured("text").ddp[0]["find_unused"] is False
-        assert ran.cured("text").notes["asked"] == [True, False]
-        assert "find_unused_parameters='maybe': accepted are true and false" in str(ran.cured("maybe").error)
+        assert "incompatible" in str(unpatched.error) or unpatched.ddp[0]["find_unused"]
+        assert ran.patched("text").error is None and ran.patched("text").ddp[0]["find_unused"] is False
+        assert ran.patched("text").notes["user_choice"] == [True, False]
+        assert "find_unused_parameters='maybe': accepted are true and false" in str(ran.patched("maybe").error)
 
-    def test_what_the_user_said_is_known(self, ran: Ran) -> None:
-        assert ran.cured("nothing").notes["asked"] == [True, None]
-        assert ran.cured("no").notes["asked"] == [True, False]
-        assert ran.cured("top").notes["asked"] == [True, True]
+    def test_the_users_value_is_known(self, ran: Ran) -> None:
+        assert ran.patched("nothing").notes["user_choice"] == [True, None]
+        assert ran.patched("no").notes["user_choice"] == [True, False]
+        assert ran.patched("top").notes["user_choice"] == [True, True]
 
 
 @pytest.mark.patches("funasr.freeze")
@@ -332,28 +334,28 @@ class TestFreeze:
     @pytest.mark.parametrize("spelling", SPELLINGS)
     def test_spelling(self, ran: Ran, spelling: str) -> None:
         outcome = release_freezes(spelling)
-        stock = ran.stock(f"freeze-{spelling}")
+        unpatched = ran.unpatched(f"freeze-{spelling}")
         if isinstance(outcome, str):
-            assert str(stock.error).startswith(outcome), stock.error
+            assert str(unpatched.error).startswith(outcome), unpatched.error
         else:
-            assert frozen(stock) == outcome
-        assert frozen(ran.cured(f"freeze-{spelling}")) == (
+            assert frozen(unpatched) == outcome
+        assert frozen(ran.patched(f"freeze-{spelling}")) == (
             ["encoder"] if spelling == "plain" else ["decoder", "encoder"]
         )
 
     @pytest.mark.skipif(not DS, reason="this release has no train_ds")
     def test_train_ds(self, ran: Ran) -> None:
-        assert frozen(ran.cured("freeze-ds")) == ["decoder", "encoder"]
+        assert frozen(ran.patched("freeze-ds")) == ["decoder", "encoder"]
 
     @pytest.mark.parametrize("entry", ENTRIES)
     def test_freezing_nothing_stops(self, ran: Ran, entry: str) -> None:
-        stock = ran.stock(f"typo-{entry}")
+        unpatched = ran.unpatched(f"typo-{entry}")
         if DEAD and entry == "train_ds":
-            assert "TypeError" in str(stock.error)
+            assert "TypeError" in str(unpatched.error)
         else:
-            assert "NameError" in str(stock.error) if RELEASE < (1, 0, 25) else frozen(stock) == []
-        cured = ran.cured(f"typo-{entry}")
-        assert "there is no parameter encodr" in str(cured.error) and "did you mean encoder" in str(cured.error)
+            assert "NameError" in str(unpatched.error) if RELEASE < (1, 0, 25) else frozen(unpatched) == []
+        patched = ran.patched(f"typo-{entry}")
+        assert "there is no parameter encodr" in str(patched.error) and "did you mean encoder" in str(patched.error)
 
 
 def release_freezes(spelling: str) -> Any:
@@ -374,77 +376,80 @@ def release_freezes(spelling: str) -> Any:
 class TestParallel:
     @pytest.mark.parametrize("entry", ENTRIES)
     def test_fsdp_stops(self, ran: Ran, entry: str) -> None:
-        stock = [ran.stock(f"fsdp-{entry}", rank) for rank in (0, 1)]
+        unpatched = [ran.unpatched(f"fsdp-{entry}", rank) for rank in (0, 1)]
         if entry == "train_ds" and RELEASE >= (1, 4, 2):
             # Nothing wraps the model: the ranks drift apart, and nobody says so before the first checkpoint.
-            assert not stock[0].ddp and len(stock[0].steps) > 1
-            assert all(mine != other for mine, other in zip(stock[0].steps, stock[1].steps))
+            assert not unpatched[0].ddp and len(unpatched[0].steps) > 1
+            assert all(mine != other for mine, other in zip(unpatched[0].steps, unpatched[1].steps))
         elif not (DEAD and entry == "train_ds"):
-            assert "got multiple values for keyword argument 'use_fsdp'" in str(stock[0].error)
-        cured = ran.cured(f"fsdp-{entry}")
-        assert str(cured.error).startswith("ValueError: use_fsdp: FunASR has no FSDP") and not cured.batches
+            assert "got multiple values for keyword argument 'use_fsdp'" in str(unpatched[0].error)
+        patched = ran.patched(f"fsdp-{entry}")
+        assert str(patched.error).startswith("ValueError: use_fsdp: FunASR has no FSDP") and not patched.batches
 
     def test_fsdp_at_the_top_is_not_ddp(self, ran: Ran) -> None:
-        assert ran.stock("fsdp-top").error is None and ran.stock("fsdp-top").ddp
-        assert "use_fsdp: FunASR has no FSDP" in str(ran.cured("fsdp-top").error)
+        assert ran.unpatched("fsdp-top").error is None and ran.unpatched("fsdp-top").ddp
+        assert "use_fsdp: FunASR has no FSDP" in str(ran.patched("fsdp-top").error)
 
     def test_false_is_no_reason_to_die(self, ran: Ran) -> None:
-        assert "got multiple values for keyword argument 'use_fsdp'" in str(ran.stock("fsdp-false").error)
-        assert ran.cured("fsdp-false").error is None and ran.cured("fsdp-false").ddp
+        assert "got multiple values for keyword argument 'use_fsdp'" in str(ran.unpatched("fsdp-false").error)
+        assert ran.patched("fsdp-false").error is None and ran.patched("fsdp-false").ddp
 
     def test_train_has_no_deepspeed(self, ran: Ran) -> None:
-        stock = ran.stock("deepspeed")
-        assert (stock.error is None and stock.ddp) or "TypeError" in str(stock.error)
-        assert "this entry does not know DeepSpeed" in str(ran.cured("deepspeed").error)
+        unpatched = ran.unpatched("deepspeed")
+        assert (unpatched.error is None and unpatched.ddp) or "TypeError" in str(unpatched.error)
+        assert "this entry does not know DeepSpeed" in str(ran.patched("deepspeed").error)
 
     @pytest.mark.skipif(not DS, reason="this release has no train_ds")
     def test_deepspeed_in_both_places(self, ran: Ran) -> None:
         whole = RELEASE >= (1, 4, 2)
-        stock, cured = ran.stock("half"), ran.cured("half")
-        assert stock.notes.get("deepspeed") == ("gloo" if whole else None)
+        unpatched, patched = ran.unpatched("half"), ran.patched("half")
+        assert unpatched.notes.get("deepspeed") == ("gloo" if whole else None)
         if not DEAD:
-            assert stock.notes["trainer"]["ddp"] is not whole and stock.notes["trainer"]["deepspeed"] is True
-        assert cured.notes["deepspeed"] == "gloo"
-        assert cured.notes["trainer"]["ddp"] is False and cured.notes["trainer"]["deepspeed"] is True
-        assert cured.notes["trainer"]["file"].endswith("ds.json")
+            assert unpatched.notes["trainer"]["ddp"] is not whole and unpatched.notes["trainer"]["deepspeed"] is True
+        assert patched.notes["deepspeed"] == "gloo"
+        assert patched.notes["trainer"]["ddp"] is False and patched.notes["trainer"]["deepspeed"] is True
+        assert patched.notes["trainer"]["file"].endswith("ds.json")
 
     @pytest.mark.skipif(not DS, reason="this release has no train_ds")
     def test_deepspeed_that_is_not_installed(self, ran: Ran) -> None:
-        assert "'NoneType' object has no attribute 'init_distributed'" in str(ran.stock("none").error)
-        assert "pip install deepspeed" in str(ran.cured("none").error)
+        assert "'NoneType' object has no attribute 'init_distributed'" in str(ran.unpatched("none").error)
+        assert "pip install deepspeed" in str(ran.patched("none").error)
 
 
 @pytest.mark.patches("funasr.hub")
 class TestHub:
     def test_files_are_kept(self, ran: Ran, folder: Path) -> None:
-        stock, cured = ran.stock("fetch").notes["fetched"], ran.cured("fetch").notes["fetched"]
+        unpatched, patched = ran.unpatched("fetch").notes["fetched"], ran.patched("fetch").notes["fetched"]
         cmvn, tokens = str(folder / "plain" / "am.mvn"), str(folder / "plain" / "tokens.json")
         kept = RELEASE >= (1, 1, 8)
-        assert (stock["ms"]["cmvn"], stock["tokens"]["tokens"]) == ((cmvn, tokens) if kept else (None, None))
+        assert (unpatched["ms"]["cmvn"], unpatched["tokens"]["tokens"]) == ((cmvn, tokens) if kept else (None, None))
         for case in ("ms", "tokens"):
-            assert (cured[case]["cmvn"], cured[case]["tokens"]) == (cmvn, tokens)
-        assert cured["ms"]["dither"] == 0.5 and cured["tokens"]["dither"] == 0.0
+            assert (patched[case]["cmvn"], patched[case]["tokens"]) == (cmvn, tokens)
+        assert patched["ms"]["dither"] == 0.5 and patched["tokens"]["dither"] == 0.0
 
     @pytest.mark.skipif(RELEASE < (1, 0, 28), reason="hub=hf does nothing before 1.0.28: see test_no_hugging_face")
     def test_hugging_face(self, ran: Ran, folder: Path) -> None:
-        stock, cured = ran.stock("fetch").notes["fetched"]["hf"], ran.cured("fetch").notes["fetched"]["hf"]
-        assert stock["cmvn"] is None and stock["dither"] == 0.5
-        assert cured["cmvn"] == str(folder / "plain" / "am.mvn") and cured["dither"] == 0.5
+        unpatched, patched = ran.unpatched("fetch").notes["fetched"]["hf"], ran.patched("fetch").notes["fetched"]["hf"]
+        assert unpatched["cmvn"] is None and unpatched["dither"] == 0.5
+        assert patched["cmvn"] == str(folder / "plain" / "am.mvn") and patched["dither"] == 0.5
 
     @pytest.mark.skipif(RELEASE < (1, 0, 7), reason="a folder without configuration.json needs model.pb there")
     def test_without_configuration_json(self, ran: Ran, folder: Path) -> None:
-        stock, cured = ran.stock("fetch").notes["fetched"]["bare"], ran.cured("fetch").notes["fetched"]["bare"]
-        assert Path(stock["weights"]).name == ("model.pb" if RELEASE < (1, 0, 28) else "model.pt")
-        assert stock["tokens"] == str(folder / "bare" / "tokens.json")
-        assert cured["weights"] == str(folder / "bare" / "model.pt")
-        assert cured["tokens"] == str(folder / "mine.json")
+        unpatched, patched = (
+            ran.unpatched("fetch").notes["fetched"]["bare"],
+            ran.patched("fetch").notes["fetched"]["bare"],
+        )
+        assert Path(unpatched["weights"]).name == ("model.pb" if RELEASE < (1, 0, 28) else "model.pt")
+        assert unpatched["tokens"] == str(folder / "bare" / "tokens.json")
+        assert patched["weights"] == str(folder / "bare" / "model.pt")
+        assert patched["tokens"] == str(folder / "mine.json")
 
     def test_no_hugging_face(self, ran: Ran, folder: Path) -> None:
-        assert saved(folder, ran.cured("hub"), "cured-hub")["frontend_conf"]["cmvn_file"].endswith("am.mvn")
+        assert saved(folder, ran.patched("hub"), "patched-hub")["frontend_conf"]["cmvn_file"].endswith("am.mvn")
         if (1, 0, 12) <= RELEASE < (1, 0, 28):
-            assert ran.stock("hub").error is not None
+            assert ran.unpatched("hub").error is not None
         else:
-            assert not saved(folder, ran.stock("hub"), "stock-hub")["frontend_conf"].get("cmvn_file")
+            assert not saved(folder, ran.unpatched("hub"), "unpatched-hub")["frontend_conf"].get("cmvn_file")
 
     @pytest.mark.skipif(RELEASE >= (1, 0, 28), reason="this release fetches from Hugging Face")
     def test_repository_on_hugging_face(self) -> None:
@@ -458,51 +463,51 @@ class TestHub:
 def saved(folder: Path, result: Result, name: str) -> Dict[str, Any]:
     """The configuration that the release itself wrote beside its checkpoints."""
     assert result.error is None, result.log[-3000:]
-    found = yaml.safe_load((folder / "out" / name / "config.yaml").read_text())
-    assert isinstance(found, dict)
-    return found
+    config = yaml.safe_load((folder / "out" / name / "config.yaml").read_text())
+    assert isinstance(config, dict)
+    return config
 
 
 class TestModel:
     @pytest.mark.patches("funasr.model_conf")
     def test_model_conf_changes_the_models_own(self, ran: Ran, folder: Path) -> None:
-        assert ran.stock("model_conf").error is not None
-        cured = saved(folder, ran.cured("model_conf"), "cured-model_conf")
-        edited = saved(folder, ran.stock("edited"), "stock-edited")
-        assert cured["model_conf"] == edited["model_conf"] and cured["model_conf"]["lsm_weight"] == 0.7
-        assert ran.cured("model_conf").notes["sums"] == ran.stock("edited").notes["sums"]
+        assert ran.unpatched("model_conf").error is not None
+        patched = saved(folder, ran.patched("model_conf"), "patched-model_conf")
+        edited = saved(folder, ran.unpatched("edited"), "unpatched-edited")
+        assert patched["model_conf"] == edited["model_conf"] and patched["model_conf"]["lsm_weight"] == 0.7
+        assert ran.patched("model_conf").notes["sums"] == ran.unpatched("edited").notes["sums"]
 
     @pytest.mark.patches("funasr.model_conf")
     def test_a_described_model_is_left_alone(self, ran: Ran, folder: Path) -> None:
-        cured, stock = (
-            saved(folder, ran.results[f"{kind}-described"][0], f"{kind}-described") for kind in ("cured", "stock")
+        patched, unpatched = (
+            saved(folder, ran.results[f"{kind}-described"][0], f"{kind}-described") for kind in ("patched", "unpatched")
         )
-        assert {**cured, "output_dir": ""} == {**stock, "output_dir": ""}
+        assert {**patched, "output_dir": ""} == {**unpatched, "output_dir": ""}
 
     @pytest.mark.patches("funasr.init_param")
     def test_weights_that_are_not_there_stop(self, ran: Ran) -> None:
         if RELEASE < (1, 0, 10):
-            assert "FileNotFoundError" in str(ran.stock("missing").error)
+            assert "FileNotFoundError" in str(ran.unpatched("missing").error)
         else:
-            assert ran.stock("missing").error is None and ran.stock("missing").ddp
-            assert "nowhere.pt does not exist" in str(ran.cured("missing").error)
+            assert ran.unpatched("missing").error is None and ran.unpatched("missing").ddp
+            assert "nowhere.pt does not exist" in str(ran.patched("missing").error)
 
     @pytest.mark.patches("funasr.init_param")
     @pytest.mark.skipif(RELEASE < (1, 0, 10), reason="not affected")
     def test_list_of_weights(self, ran: Ran) -> None:
-        assert "path should be string" in str(ran.stock("two").error)
-        sums = ran.cured("two").notes["sums"]
+        assert "path should be string" in str(ran.unpatched("two").error)
+        sums = ran.patched("two").notes["sums"]
         assert (sums["encoder.after_norm.weight"], sums["decoder.after_norm.weight"]) == (4.0, 12.0)
 
 
 @pytest.mark.patches("funasr.overrides")
 class TestTable:
     def test_what_did_not_arrive(self, ran: Ran) -> None:
-        log = ran.cured("typos").log
+        log = ran.patched("typos").log
         assert "++train_conf.max_epoch=3" in log
         assert "train_conf.acum_grad=2: FunASR reads no such setting; did you mean train_conf.accum_grad?" in log
         assert "grad_clip=4:" not in log and "use_bf16=false:" not in log
 
-    def test_silent_where_all_arrives(self, ran: Ran) -> None:
+    def test_nothing_is_logged_where_all_arrives(self, ran: Ran) -> None:
         for name in ("no", "described", "model_conf", "two", "freeze-comma"):
-            assert "did not arrive" not in ran.cured(name).log
+            assert "did not arrive" not in ran.patched(name).log

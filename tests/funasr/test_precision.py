@@ -10,7 +10,7 @@ import torch
 
 import ddpfix.log
 from tests.funasr import tiny_training, trained
-from tests.funasr.trained import active as cured
+from tests.funasr.trained import active as patched
 
 RELEASE = trained.release()
 ENTRIES = tiny_training.entries()
@@ -24,7 +24,7 @@ def scaler(scale: float) -> Any:
 
 
 @pytest.fixture()
-def said(monkeypatch: pytest.MonkeyPatch) -> List[str]:
+def log_lines(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     """The lines that ddpfix prints."""
     lines: List[str] = []
     for name in ("info", "warning"):
@@ -52,9 +52,9 @@ def fp16(entry: str, folder: Path, scale: float, slope: float) -> tiny_training.
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_clipping_before_unscaling(entry: str, tmp_path: Path) -> None:
     # The gradient is 100, the limit 5, and SGD's learning rate 1: a step is 5, unless scaled gradients are clipped.
-    stock = fp16(entry, tmp_path, 65536.0, 100.0).train()
-    assert stock[0] == pytest.approx(-5 / 65536, rel=1e-3)
-    with cured("funasr.scaler"):
+    unpatched = fp16(entry, tmp_path, 65536.0, 100.0).train()
+    assert unpatched[0] == pytest.approx(-5 / 65536, rel=1e-3)
+    with patched("funasr.scaler"):
         steps = fp16(entry, tmp_path, 65536.0, 100.0).train()
     assert steps == pytest.approx([-5.0 * n for n in range(1, 7)], rel=1e-5)
 
@@ -64,9 +64,9 @@ def test_clipping_before_unscaling(entry: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_scale_backs_off(entry: str, tmp_path: Path) -> None:
     # A gradient of 16 overflows at scales from 2**124 on.
-    stock = fp16(entry, tmp_path, 2.0**127, 16.0)
-    assert stock.train() == [] and stock.scaler.get_scale() == 2.0**127
-    with cured("funasr.scaler"):
+    unpatched = fp16(entry, tmp_path, 2.0**127, 16.0)
+    assert unpatched.train() == [] and unpatched.scaler.get_scale() == 2.0**127
+    with patched("funasr.scaler"):
         run = fp16(entry, tmp_path, 2.0**127, 16.0)
         steps = run.train()
     assert run.scaler.get_scale() == 2.0**123
@@ -84,7 +84,7 @@ def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) 
         during.append(torch.nn.utils.clip_grad_norm_)
         raise ZeroDivisionError
 
-    with cured("funasr.scaler"):
+    with patched("funasr.scaler"):
         run = fp16(entry, tmp_path, 65536.0, 1.0)
         run.model.forward = fails  # type: ignore[method-assign]
         with pytest.raises(ZeroDivisionError):
@@ -98,10 +98,10 @@ def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_full_precision_is_left_alone(entry: str, tmp_path: Path) -> None:
     names = ("scaler", "bf16", "autocast", "bf16_scaler", "validation_precision")
-    stock = tiny_training.Run(entry, tmp_path, slope=100.0, grad_clip=5.0).train()
-    with cured(*("funasr." + name for name in names)):
+    unpatched = tiny_training.Run(entry, tmp_path, slope=100.0, grad_clip=5.0).train()
+    with patched(*("funasr." + name for name in names)):
         run = tiny_training.Run(entry, tmp_path, slope=100.0, grad_clip=5.0)
-        assert run.train() == stock
+        assert run.train() == unpatched
         run.validate()
     assert set(run.model.seen) == {torch.float32}
     assert "forward" not in vars(run.model)
@@ -113,7 +113,7 @@ def test_train_runs_in_bfloat16(entry: str, tmp_path: Path, cpu: None) -> None:
     run = tiny_training.Run(entry, tmp_path, use_bf16=True)
     run.train()
     assert set(run.model.seen) == {torch.bfloat16 if RELEASE >= (1, 3, 4) else torch.float32}
-    with cured("funasr.bf16"):
+    with patched("funasr.bf16"):
         run = tiny_training.Run(entry, tmp_path, use_bf16=True)
         steps = run.train()
     assert set(run.model.seen) == {torch.bfloat16} and steps == [-1.0 * n for n in range(1, 7)]
@@ -121,10 +121,10 @@ def test_train_runs_in_bfloat16(entry: str, tmp_path: Path, cpu: None) -> None:
 
 @pytest.mark.patches("funasr.bf16")
 @pytest.mark.skipif(RELEASE >= OLD_SCALER, reason="use_fp16 is read from 1.0.11 on")
-def test_fp16_where_there_is_none_is_named(tmp_path: Path, said: List[str]) -> None:
-    with cured("funasr.bf16"):
+def test_fp16_where_there_is_none_is_named(tmp_path: Path, log_lines: List[str]) -> None:
+    with patched("funasr.bf16"):
         tiny_training.Run("train", tmp_path, use_fp16=True)
-    assert any("use_fp16 does nothing before FunASR 1.0.11" in line for line in said)
+    assert any("use_fp16 does nothing before FunASR 1.0.11" in line for line in log_lines)
 
 
 @pytest.mark.patches("funasr.autocast")
@@ -138,7 +138,7 @@ def test_train_ds_runs_in_half_precision(tmp_path: Path, cpu: None, flag: str, d
 
     right = RELEASE >= (1, 2, 7)
     assert set(run().model.seen) == {dtype if right else torch.float32}
-    with cured("funasr.autocast"):
+    with patched("funasr.autocast"):
         assert set(run().model.seen) == {dtype}
 
 
@@ -152,7 +152,7 @@ def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
 
     first = run().train()[0]
     assert first == pytest.approx(-5 / 65536 if RELEASE < (1, 2, 7) else -5.0, rel=1e-3)
-    with cured("funasr.bf16_scaler", "funasr.scaler"):
+    with patched("funasr.bf16_scaler", "funasr.scaler"):
         made = run()
         assert made.train() == pytest.approx([-5.0 * n for n in range(1, 7)], rel=1e-5)
     if made.scaler is not None:
@@ -169,7 +169,7 @@ def test_train_validates_as_it_trains(tmp_path: Path, cpu: None) -> None:
         return run.model.seen
 
     assert set(validated()) == {torch.float32}
-    with cured("funasr.validation_precision"):
+    with patched("funasr.validation_precision"):
         # The stand-in for CUDA's autocast has bfloat16 where no precision is named, as before 1.3.4.
         assert set(validated()) == {torch.float16 if RELEASE >= (1, 3, 4) else torch.bfloat16}
 
@@ -182,7 +182,7 @@ def test_train_validates_in_bfloat16(tmp_path: Path, cpu: None) -> None:
         return run.model.seen
 
     assert set(validated()) == {torch.float32}
-    with cured("funasr.bf16", "funasr.validation_precision"):
+    with patched("funasr.bf16", "funasr.validation_precision"):
         assert set(validated()) == {torch.bfloat16}
 
 
@@ -221,10 +221,12 @@ class Gpu:
         self.parameter = Parameter()
 
     def train(self, run: tiny_training.Run, monkeypatch: pytest.MonkeyPatch) -> int:
-        """An epoch; returns how often memory was released. The first parameter that is asked for is on the GPU."""
-        stock = run.model.parameters
+        """An epoch; returns how often memory was released. The first parameter that is requested is on the GPU."""
+        original = run.model.parameters
         answers = [iter([self.parameter])]
-        monkeypatch.setattr(run.model, "parameters", lambda *a: answers.pop() if answers else stock(*a), raising=False)
+        monkeypatch.setattr(
+            run.model, "parameters", lambda *a: answers.pop() if answers else original(*a), raising=False
+        )
         del self.released[:]
         run.train()
         return len(self.released)
@@ -235,7 +237,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(monkeypatch)
 
 
-# From 1.0.6 to 1.0.17 the trainer itself releases after every forward (from 1.0.11 on unless told otherwise).
+# From 1.0.6 to 1.0.17 the trainer itself releases after every forward (from 1.0.11 on unless switched off).
 RELEASES_ITSELF = (1, 0, 6) <= RELEASE < (1, 0, 11)
 QUIET: Dict[str, Any] = {"disable_gpu_cache": False} if (1, 0, 11) <= RELEASE < (1, 0, 18) else {}
 
@@ -246,12 +248,12 @@ QUIET: Dict[str, Any] = {"disable_gpu_cache": False} if (1, 0, 11) <= RELEASE < 
 def test_memory_is_released_every_so_many_steps(
     entry: str, tmp_path: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with cured("funasr.cache", cache="4"):
+    with patched("funasr.cache", cache="4"):
         run = tiny_training.Run(entry, tmp_path, **QUIET)
         # Six steps an epoch: the fourth, then the eighth and the twelfth.
         assert [gpu.train(run, monkeypatch) for _ in range(2)] == [1, 2]
         assert set(gpu.released) == {"cuda"}
-    with cured("funasr.cache"):
+    with patched("funasr.cache"):
         assert gpu.train(tiny_training.Run(entry, tmp_path, **QUIET), monkeypatch) == 0
 
 
@@ -261,10 +263,10 @@ def test_without_a_gpu_nothing_is_released(entry: str, tmp_path: Path, monkeypat
     calls: List[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
     tiny_training.Run(entry, tmp_path, **QUIET).train()
-    stock = len(calls)
-    with cured("funasr.cache", cache="1"):
+    unpatched = len(calls)
+    with patched("funasr.cache", cache="1"):
         tiny_training.Run(entry, tmp_path, **QUIET).train()
-    assert len(calls) == 2 * stock and (stock == 0 or RELEASES_ITSELF)
+    assert len(calls) == 2 * unpatched and (unpatched == 0 or RELEASES_ITSELF)
 
 
 @pytest.mark.patches("funasr.cache")
@@ -276,24 +278,24 @@ def test_reset_gpu_cache(
 ) -> None:
     works = entry == "train" and RELEASE < (1, 0, 29)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: reserved * 2**30)
-    stock = tiny_training.Run(entry, tmp_path, reset_gpu_cache=True)
+    unpatched = tiny_training.Run(entry, tmp_path, reset_gpu_cache=True)
     calls: List[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
-    stock.train()
+    unpatched.train()
     assert len(calls) == (6 if works and reserved > 70 else 0)
     gpu = Gpu(monkeypatch, reserved * 2**30)
     gpu.current.append("the release's own")
-    with cured("funasr.cache"):
+    with patched("funasr.cache"):
         expected = len(calls) if works else times
         assert gpu.train(tiny_training.Run(entry, tmp_path, reset_gpu_cache=True), monkeypatch) == expected
 
 
 @pytest.mark.patches("funasr.cache")
-def test_disable_gpu_cache_is_named_where_it_does_nothing(tmp_path: Path, said: List[str]) -> None:
-    with cured("funasr.cache"):
+def test_disable_gpu_cache_is_named_where_it_does_nothing(tmp_path: Path, log_lines: List[str]) -> None:
+    with patched("funasr.cache"):
         tiny_training.Run("train", tmp_path, disable_gpu_cache=True)
     used = (1, 0, 11) <= RELEASE < (1, 0, 18)
-    assert any("disable_gpu_cache is not used by this release" in line for line in said) == (not used)
+    assert any("disable_gpu_cache is not used by this release" in line for line in log_lines) == (not used)
 
 
 @pytest.mark.patches("funasr.resume")
@@ -305,12 +307,12 @@ def test_a_checkpoint_is_loaded_by_way_of_the_cpu(entry: str, tmp_path: Path, mo
     state.update(scheduler=saved.scheduler.state_dict(), acc=[0.5], step_or_epoch=0, saved_ckpts={}, train_acc_avg=0.5)
     state["train_loss_avg"] = 0.5
     torch.save(state, tmp_path / "model.pt")
-    asked: List[Any] = []
-    stock = torch.load
+    requested: List[Any] = []
+    original = torch.load
 
     def load(*args: Any, **kwargs: Any) -> Any:
-        asked.append(kwargs.get("map_location"))
-        return stock(*args, **kwargs)
+        requested.append(kwargs.get("map_location"))
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(torch, "load", load)
 
@@ -323,7 +325,7 @@ def test_a_checkpoint_is_loaded_by_way_of_the_cpu(entry: str, tmp_path: Path, mo
         return run
 
     assert resumed().weight == 1.0
-    with cured("funasr.resume"):
+    with patched("funasr.resume"):
         assert resumed().weight == 1.0
-    assert asked == ["cpu" if RELEASE >= (1, 0, 20) else None, "cpu"]
+    assert requested == ["cpu" if RELEASE >= (1, 0, 20) else None, "cpu"]
     assert tiny_training.module(entry).torch is torch

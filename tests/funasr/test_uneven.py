@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches, on two real ranks through FunASR's own entries: stock, and under ddpfix."""
+"""Ranks with different numbers of batches, on two ranks through FunASR's own entries: unpatched, and under ddpfix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVEN = Version("1.0.6") <= HERE < Version("1.0.15")
 SAME = Version("1.0.6") <= HERE < Version("1.0.18")
 # From here to 1.0.28 the rank that is done first stops the others in trainer.py.
 JOINED = not OLD and Version("1.0.29") > HERE
-# 1.1.9 has a train_ds that cannot start on several ranks (cured by funasr.flag).
+# 1.1.9 has a train_ds that cannot start on several ranks (patched by funasr.flag).
 SECOND = Version("1.0.28") <= HERE and Version("1.1.9") != HERE
 # Up to 1.0.25 the last epoch is max_epoch itself.
 EPOCHS = 1 if Version("1.0.26") <= HERE else 2
@@ -27,10 +27,10 @@ LONG, SHORT = 4.0, 1.0
 
 PROBE = """
 import funasr.datasets.audio_datasets.datasets as datasets
-stock = datasets.AudioDataset.__getitem__
+original = datasets.AudioDataset.__getitem__
 def seen(self, index):
-    watcher.found.setdefault("seen", []).append(self.index_ds[index]["source"].rsplit("/", 1)[-1])
-    return stock(self, index)
+    recorder.record.setdefault("seen", []).append(self.index_ds[index]["source"].rsplit("/", 1)[-1])
+    return original(self, index)
 datasets.AudioDataset.__getitem__ = seen
 """
 
@@ -67,27 +67,27 @@ def _expected() -> Set[str]:
 
 def _scenarios(config: Path, ddpfix: bool) -> List[launch.Scenario]:
     short = 60 if ddpfix or JOINED else 10
-    found = []
+    plans = []
     if SAME:
         share = ["++dataset_conf.batch_sampler=DynamicBatchLocalShuffleSampler", "++dataset_conf.batch_size=2"]
-        found.append(launch.Scenario("share", config, overrides=share, before=PROBE))
+        plans.append(launch.Scenario("share", config, overrides=share, before=PROBE))
     if EVEN:
-        return found
-    found.append(launch.Scenario("train", config, before=PROBE, timeout=short))
+        return plans
+    plans.append(launch.Scenario("train", config, before=PROBE, timeout=short))
     if SECOND:
-        found.append(launch.Scenario("train_ds", config, "train_ds", before=PROBE, timeout=short))
+        plans.append(launch.Scenario("train_ds", config, "train_ds", before=PROBE, timeout=short))
     if not ddpfix:
-        return found
+        return plans
     stop = launch.Scenario("stop", config, settings={"uneven": "stop"}, before=PROBE)
     # What rank 0 has is over the limit, or over the batch size.
     empty = ["++dataset_conf.max_token_length=120" if OLD else "++dataset_conf.batch_size=300"]
     if SAME:
-        return [*found, stop]
+        return [*plans, stop]
     # Workers that live on from one epoch to the next, and validation in the midst of an epoch.
     busy = ["++dataset_conf.num_workers=2", "++train_conf.max_epoch=3", "++train_conf.validate_interval=3"]
     busy.append("++train_conf.save_checkpoint_interval=3")
     workers = launch.Scenario("workers", config, "train_ds" if SECOND else "train", overrides=busy, timeout=120)
-    return [*found, stop, workers, launch.Scenario("empty", config, overrides=empty)]
+    return [*plans, stop, workers, launch.Scenario("empty", config, overrides=empty)]
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def config(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path, config: Path) -> Dict[str, List[launch.Result]]:
-    return launch.train(_scenarios(config, False), folder / "stock", ddpfix=False)
+def unpatched(folder: Path, config: Path) -> Dict[str, List[launch.Result]]:
+    return launch.train(_scenarios(config, False), folder / "unpatched", ddpfix=False)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def _seen(rank: launch.Result) -> List[str]:
 
 @uneven
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_stock_does_not_finish_together(stock: Dict[str, List[launch.Result]], entry: str) -> None:
-    ranks = stock[entry]
+def test_unpatched_does_not_finish_together(unpatched: Dict[str, List[launch.Result]], entry: str) -> None:
+    ranks = unpatched[entry]
     if entry == "train" and JOINED:
         assert [rank.error for rank in ranks] == [None, None]
         assert [len(rank.training) for rank in ranks] == [2 * EPOCHS] * 2, "one rank drops six batches in silence"
@@ -171,9 +171,9 @@ def test_a_rank_without_data_is_named_on_all_ranks(patched: Dict[str, List[launc
 
 @pytest.mark.skipif(not SAME, reason="the default sampler knows its rank")
 def test_each_rank_has_its_own_share(
-    stock: Dict[str, List[launch.Result]], patched: Dict[str, List[launch.Result]]
+    unpatched: Dict[str, List[launch.Result]], patched: Dict[str, List[launch.Result]]
 ) -> None:
-    seen = [_seen(rank) for rank in stock["share"]]
+    seen = [_seen(rank) for rank in unpatched["share"]]
     assert seen[0] == seen[1], "all ranks train on the same batches"
     ranks = patched["share"]
     assert [rank.error for rank in ranks] == [None, None], ranks[0].log[-3000:]

@@ -1,4 +1,4 @@
-"""Parameters that no step uses: stock dies of them, with the cure DDP trains as a plain average of gradients does."""
+"""Parameters that no step uses: DDP fails unpatched, and trains as a plain average of gradients with the fix."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ if RELEASE >= (1, 0, 24):
 @pytest.fixture
 def site() -> Iterator[Site]:
     made = Site("test", {"unused": "auto"})
-    unused.dead(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
+    unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     yield made
     made.undo()
 
@@ -76,9 +76,9 @@ def frozen(model: Any) -> List[str]:
     return sorted(name for name, p in model.named_parameters() if not p.requires_grad)
 
 
-def wrap(model: Any, asked: Any = None) -> List[str]:
-    """What is frozen when FunASR's trainer wraps a model whose user asked for this value of the flag."""
-    with wrap_hooks.user_chose(asked):
+def wrap(model: Any, user_value: Any = None) -> List[str]:
+    """What is frozen when FunASR's trainer wraps a model whose user gave this value of the flag."""
+    with wrap_hooks.user_chose(user_value):
         wrap_hooks.run_before_wrap(model)
     return frozen(model)
 
@@ -152,11 +152,11 @@ def test_other_classes(case: str, site: Site, monkeypatch: pytest.MonkeyPatch) -
     # The sampler of ParaformerStreaming moves indices to CUDA, up to 1.3.14.
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
     model = tiny_model.build(name, **changes)
-    found = tiny_model.idle(model, 4)
-    assert set(found.values()) <= {4}
-    assert len(found) == count
-    assert {part for part in parts for name in found if name.startswith(f"{part}.")} == set(parts)
-    assert wrap(model) == sorted(found)
+    idle = tiny_model.idle(model, 4)
+    assert set(idle.values()) <= {4}
+    assert len(idle) == count
+    assert {part for part in parts for name in idle if name.startswith(f"{part}.")} == set(parts)
+    assert wrap(model) == sorted(idle)
     assert wrap_hooks.reasons(model) == []
 
 
@@ -194,8 +194,8 @@ def test_nothing_is_frozen_in_a_loop_of_the_users_own(site: Site) -> None:
 
 def test_a_subclass_with_other_code_gets_the_flag(site: Site) -> None:
     model = subject()
-    stock = type(model)
-    model.__class__ = type("Mine", (stock,), {"encode": lambda self, *args: stock.encode(self, *args)})
+    original = type(model)
+    model.__class__ = type("Mine", (original,), {"encode": lambda self, *args: original.encode(self, *args)})
     assert wrap(model) == []
     assert "Mine never uses" in wrap_hooks.reasons(model)[0]
 
@@ -235,7 +235,7 @@ def test_a_parameter_with_a_second_name_is_used(site: Site) -> None:
 
 def test_the_setting_find_freezes_nothing() -> None:
     made = Site("test", {"unused": "find"})
-    unused.dead(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
+    unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     try:
         model = subject()
         assert wrap(model) == []
@@ -269,8 +269,8 @@ CHIEF = "seaco" if SEACO else "paraformer"
 # The edit that maintainers advise: the flag, whatever the script says.
 BY_HAND = """
 from torch.nn.parallel import DistributedDataParallel
-def init(self, *args, stock=DistributedDataParallel.__init__, **kwargs):
-    stock(self, *args, **{**kwargs, "find_unused_parameters": True})
+def init(self, *args, original=DistributedDataParallel.__init__, **kwargs):
+    original(self, *args, **{**kwargs, "find_unused_parameters": True})
 DistributedDataParallel.__init__ = init
 """
 # No DDP at all: gradients are averaged one by one when the trainer clips them.
@@ -307,15 +307,15 @@ STAND_IN = "from tests.funasr import stand_in\nstand_in.cuda()\n"
 OTHER_CODE = f"""
 from funasr.register import tables
 name = "SeacoParaformer" if {SEACO} else "Paraformer"
-stock = tables.model_classes[name]
+original = tables.model_classes[name]
 def encode(self, *args, **kwargs):
-    return stock.encode(self, *args, **kwargs)
-tables.model_classes[name] = type(name, (stock,), {{"encode": encode}})
+    return original.encode(self, *args, **kwargs)
+tables.model_classes[name] = type(name, (original,), {{"encode": encode}})
 """
 
 
 def settings(**more: str) -> Dict[str, str]:
-    """The cures that this is about, alone: all others are off."""
+    """The fixes that this is about, alone: all others are off."""
     kept = ("funasr.flag", "funasr.unused")
     off = {name[len("DDPFIX_") :].lower(): value for name, value in trained.only(*kept).items()}
     return {**off, "unused": "auto", **more}
@@ -328,14 +328,14 @@ UNCLIPPED = ["++train_conf.grad_clip=1000000.0"]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.Result]]:
-    """All runs in one launch: those without settings are stock."""
+    """All runs in one launch: those without settings are unpatched."""
     folder = tmp_path_factory.mktemp("unused")
     wanted: List[launch.Scenario] = []
     for short, (name, conf) in NEEDED.items():
         config = _config(folder / short, name, conf)
         for entry in trained.entries() if short == CHIEF else ["train"]:
             wanted += [
-                launch.Scenario(f"stock {short} {entry}", config, entry, before=STAND_IN),
+                launch.Scenario(f"unpatched {short} {entry}", config, entry, before=STAND_IN),
                 launch.Scenario(f"auto {short} {entry}", config, entry, settings=settings()),
             ]
             if short == CHIEF:
@@ -345,19 +345,19 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.
                     launch.Scenario(f"late {short} {entry}", config, entry, UNCLIPPED, settings=LATE),
                 ]
     config = folder / CHIEF / "config.yaml"
-    said = "++train_conf.find_unused_parameters="
+    flag = "++train_conf.find_unused_parameters="
     wanted += [
         launch.Scenario("find", config, settings=settings(unused="find")),
         launch.Scenario("off", config, settings=settings(unused="off")),
-        launch.Scenario("said true", config, settings=settings(), overrides=[said + "true"]),
-        launch.Scenario("said false", config, settings=settings(), overrides=[said + "false"]),
+        launch.Scenario("user true", config, settings=settings(), overrides=[flag + "true"]),
+        launch.Scenario("user false", config, settings=settings(), overrides=[flag + "false"]),
         launch.Scenario("other code", config, settings=settings(), before=OTHER_CODE),
         launch.Scenario(
-            "other code said false", config, settings=settings(), before=OTHER_CODE, overrides=[said + "false"]
+            "other code user false", config, settings=settings(), before=OTHER_CODE, overrides=[flag + "false"]
         ),
         launch.Scenario("plain", config, before=STAND_IN + PLAIN),
-        launch.Scenario("late said true", config, overrides=[*UNCLIPPED, said + "true"], settings=LATE),
-        launch.Scenario("late said false", config, overrides=[*UNCLIPPED, said + "false"], settings=LATE),
+        launch.Scenario("late user true", config, overrides=[*UNCLIPPED, flag + "true"], settings=LATE),
+        launch.Scenario("late user false", config, overrides=[*UNCLIPPED, flag + "false"], settings=LATE),
     ]
     return launch.train(wanted, folder / "out", ddpfix=False, stand_in=False)
 
@@ -376,7 +376,7 @@ def ran() -> List[str]:
     return [f"{short} {entry}" for short in NEEDED for entry in (trained.entries() if short == CHIEF else ["train"])]
 
 
-def told(results: List[launch.Result]) -> Any:
+def flag_and_frozen(results: List[launch.Result]) -> Any:
     """(flag, number of frozen parameters) on all ranks alike."""
     (one,) = {(result.ddp[0]["find_unused"], len(result.ddp[0]["frozen"])) for result in results}
     return one
@@ -388,8 +388,8 @@ DEAD = {"seaco": 12 if RELEASE >= (1, 0, 24) else 14, "contextual": 1, "paraform
 
 
 @pytest.mark.parametrize("run", ran())
-def test_stock_dies_and_has_taken_a_step_that_parts_the_replicas(run: str, outcomes: Any) -> None:
-    first, second = outcomes[f"stock {run}"]
+def test_unpatched_fails_after_a_step_in_which_replicas_diverge(run: str, outcomes: Any) -> None:
+    first, second = outcomes[f"unpatched {run}"]
     if RELEASE == (1, 0, 24):
         # The only release whose own default is True.
         assert trained.same_steps([first, second])
@@ -402,38 +402,38 @@ def test_stock_dies_and_has_taken_a_step_that_parts_the_replicas(run: str, outco
 
 @pytest.mark.parametrize("run", ran())
 def test_with_the_dead_parts_frozen_it_trains_as_the_release_edited_by_hand(run: str, outcomes: Any) -> None:
-    cured, edited = outcomes[f"auto {run}"], outcomes.get(f"by hand {run}", [])
-    assert [result.error for result in cured] == [None, None]
-    assert told(cured) == (RELEASE == (1, 0, 24), DEAD[run.split()[0]])
-    assert not edited or told(edited) == (True, 0)
-    assert trained.same_steps([*cured, *edited])
-    assert len(cured[0].steps) == STEPS
+    patched, edited = outcomes[f"auto {run}"], outcomes.get(f"by hand {run}", [])
+    assert [result.error for result in patched] == [None, None]
+    assert flag_and_frozen(patched) == (RELEASE == (1, 0, 24), DEAD[run.split()[0]])
+    assert not edited or flag_and_frozen(edited) == (True, 0)
+    assert trained.same_steps([*patched, *edited])
+    assert len(patched[0].steps) == STEPS
 
 
 def test_it_trains_as_a_plain_average_of_gradients_does(outcomes: Any) -> None:
     assert trained.same_steps([*outcomes[f"auto {CHIEF} train"], *outcomes["plain"]])
 
 
-@pytest.mark.parametrize("run", ("find", "said true", "other code"))
+@pytest.mark.parametrize("run", ("find", "user true", "other code"))
 def test_the_flag_instead_trains_the_same(run: str, outcomes: Any) -> None:
-    assert told(outcomes[run]) == (True, 0)
+    assert flag_and_frozen(outcomes[run]) == (True, 0)
     assert trained.same_steps([*outcomes[run], *outcomes[f"auto {CHIEF} train"]])
 
 
 def test_frozen_parts_need_no_flag_where_the_user_forbids_it(outcomes: Any) -> None:
-    assert told(outcomes["said false"]) == (False, DEAD[CHIEF])
-    assert trained.same_steps([*outcomes["said false"], *outcomes[f"auto {CHIEF} train"]])
+    assert flag_and_frozen(outcomes["user false"]) == (False, DEAD[CHIEF])
+    assert trained.same_steps([*outcomes["user false"], *outcomes[f"auto {CHIEF} train"]])
 
 
 def test_the_users_false_stays_where_nothing_can_be_frozen(outcomes: Any) -> None:
-    first, second = outcomes["other code said false"]
+    first, second = outcomes["other code user false"]
     assert REDUCTION in first.error
     assert "find_unused_parameters=False is your own setting and stays" in first.log
-    assert told([first, second]) == (False, 0)
+    assert flag_and_frozen([first, second]) == (False, 0)
 
 
-def test_off_is_stock(outcomes: Any) -> None:
-    assert told(outcomes["off"]) == (RELEASE == (1, 0, 24), 0)
+def test_off_trains_as_unpatched(outcomes: Any) -> None:
+    assert flag_and_frozen(outcomes["off"]) == (RELEASE == (1, 0, 24), 0)
     assert (REDUCTION in str(outcomes["off"][0].error)) == (RELEASE != (1, 0, 24))
 
 
@@ -443,31 +443,31 @@ def test_one_line_says_what_was_done(outcomes: Any) -> None:
     assert "find_unused_parameters is not needed for them" in log
 
 
-CLOSED = "DDP's reduction is finalized after each backward"
+FINALIZED = "DDP's reduction is finalized after each backward"
 OWN_FLAG = pytest.mark.skipif(RELEASE == (1, 0, 24), reason="find_unused_parameters is True there")
 
 
 @OWN_FLAG
 @pytest.mark.parametrize("entry", trained.entries())
-def test_closed_after_backward_it_needs_neither_flag_nor_freezing(entry: str, outcomes: Any) -> None:
+def test_finalized_after_backward_it_needs_neither_flag_nor_freezing(entry: str, outcomes: Any) -> None:
     """Adam without weight decay stays where gradients are zeros, as where there are none: bit for bit."""
     late, edited = outcomes[f"late {CHIEF} {entry}"], outcomes[f"unclipped {CHIEF} {entry}"]
     assert [result.error for result in late] == [None, None]
-    assert (told(late), told(edited)) == ((False, 0), (True, 0))
+    assert (flag_and_frozen(late), flag_and_frozen(edited)) == ((False, 0), (True, 0))
     assert trained.same_steps([*late, *edited])
     assert len(late[0].steps) == STEPS
     assert f"{DEAD[CHIEF]} parameters of {NAME} got no gradient" in late[0].log
-    assert CLOSED in late[0].log
+    assert FINALIZED in late[0].log
 
 
 @OWN_FLAG
 def test_late_goes_before_the_users_false(outcomes: Any) -> None:
-    assert told(outcomes["late said false"]) == (False, 0)
-    assert trained.same_steps([*outcomes["late said false"], *outcomes[f"unclipped {CHIEF} train"]])
-    assert CLOSED in outcomes["late said false"][0].log
+    assert flag_and_frozen(outcomes["late user false"]) == (False, 0)
+    assert trained.same_steps([*outcomes["late user false"], *outcomes[f"unclipped {CHIEF} train"]])
+    assert FINALIZED in outcomes["late user false"][0].log
 
 
 def test_the_users_true_stays_under_late(outcomes: Any) -> None:
-    assert told(outcomes["late said true"]) == (True, 0)
-    assert trained.same_steps([*outcomes["late said true"], *outcomes[f"unclipped {CHIEF} train"]])
-    assert CLOSED not in outcomes["late said true"][0].log
+    assert flag_and_frozen(outcomes["late user true"]) == (True, 0)
+    assert trained.same_steps([*outcomes["late user true"], *outcomes[f"unclipped {CHIEF} train"]])
+    assert FINALIZED not in outcomes["late user true"][0].log

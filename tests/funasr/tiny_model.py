@@ -66,7 +66,7 @@ def two_models() -> Dict[str, Any]:
 def idle(model: Any, batches: int = 6) -> Dict[str, int]:
     """How many of ``batches`` random batches left a parameter without gradient, for those that ever were."""
     model.train()
-    found: Dict[str, int] = {}
+    counts: Dict[str, int] = {}
     parameters = inspect.signature(model.forward).parameters
     everything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for seed in range(batches):
@@ -75,5 +75,5 @@ def idle(model: Any, batches: int = 6) -> Dict[str, int]:
         model(**given)[0].backward()
         for name, parameter in model.named_parameters():
             if parameter.grad is None:
-                found[name] = found.get(name, 0) + 1
-    return found
+                counts[name] = counts.get(name, 0) + 1
+    return counts

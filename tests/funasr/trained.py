@@ -41,14 +41,14 @@ def write(folder: Path, **changes: Any) -> Path:
 
 
 def only(*patches: str) -> Dict[str, str]:
-    """Variables that leave these cures and what a CPU needs, so that a run can equal an edit by hand bit for bit."""
+    """Variables that leave these fixes and what a CPU needs, so that a run can equal an edit by hand bit for bit."""
     kept = ("funasr.entry", "funasr.cpu", *patches)
     return {switch_name(p): "0" for p in loader.load().patches if p.startswith("funasr.") and p not in kept}
 
 
 @contextlib.contextmanager
 def active(*patches: str, **settings: str) -> Iterator[None]:
-    """ddpfix in this process with these cures only, for the length of a test."""
+    """ddpfix in this process with these fixes only, for the length of a test."""
     import funasr  # noqa: F401
 
     ddpfix.activate(**{name[len("DDPFIX_") :].lower(): value for name, value in only(*patches).items()}, **settings)
@@ -81,9 +81,9 @@ source = textwrap.dedent(inspect.getsource(module.Trainer.{method}))
 for was, now in {list(replacements)!r}:
     assert source.count(was) == 1, (was, source.count(was))
     source = source.replace(was, now)
-found = {{}}
-exec(compile(source, "edited", "exec"), vars(module), found)
-module.Trainer.{method} = found["{method}"]
+names = {{}}
+exec(compile(source, "edited", "exec"), vars(module), names)
+module.Trainer.{method} = names["{method}"]
 """
 
 
@@ -93,13 +93,13 @@ def method(name: str) -> str:
 
 
 def wrapped_model(code: str) -> str:
-    """Code that is run with every model when DDP has wrapped it, as ``wrapper``; there are ``rank`` and ``watcher``."""
+    """Code that is run with every model when DDP has wrapped it, as ``wrapper``; it finds ``rank`` and ``recorder``."""
     return f"""
 from torch.nn.parallel import DistributedDataParallel
 def ready(wrapper, code={code!r}):
-    exec(code, {{"wrapper": wrapper, "rank": rank, "watcher": watcher}})
-def init(self, *args, stock=DistributedDataParallel.__init__, ready=ready, **kwargs):
-    stock(self, *args, **kwargs)
+    exec(code, {{"wrapper": wrapper, "rank": rank, "recorder": recorder}})
+def init(self, *args, original=DistributedDataParallel.__init__, ready=ready, **kwargs):
+    original(self, *args, **kwargs)
     ready(self)
 DistributedDataParallel.__init__ = init
 """

@@ -1,4 +1,4 @@
-"""Runs recipes of SpeechBrain on real ranks, stock or under ddpfix, and collects what the ranks saw."""
+"""Runs recipes of SpeechBrain on real ranks, unpatched or under ddpfix, and collects what the ranks saw."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Scenario(scenario.Scenario):
         yaml: path of the hyperparameters (see :mod:`tests.speechbrain.recipes`).
         options: what a user types behind it. ``--device=cpu`` and gloo are added, and before 0.5.16 what makes a
             release train on several processes, unless ``bare``.
-        settings: arguments of ``ddpfix.activate`` in the child; in a stock launch they switch ddpfix on, late.
-        before: Python code run just before the recipe (edits by hand, for reference runs); it finds ``watcher`` (whose
-            dict ``found`` is recorded) and ``rank``.
+        settings: arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
+        before: Python code run just before the recipe (edits by hand, for reference runs); it finds ``recorder`` (whose
+            dict ``record`` is kept) and ``rank``.
         timeout: seconds after which a hanging run is ended.
         keep: how many optimizer steps are kept whole (``Result.kept``), for a reference.
         script: another script than the recipe's.
@@ -49,8 +49,8 @@ class Scenario(scenario.Scenario):
             options += ["--device=cpu", "--distributed_backend=gloo"]
             if recipes.release() < Version("0.5.16"):
                 options += ["--distributed_launch", "--local_rank=RANK"]
-        found = {name: getattr(self, name) for name in names}
-        return {**found, "script": str(self.script), "arguments": [str(self.yaml), *options]}
+        plan = {name: getattr(self, name) for name in names}
+        return {**plan, "script": str(self.script), "arguments": [str(self.yaml), *options]}
 
 
 @dataclass

@@ -17,8 +17,8 @@ from ddpfix import log
 
 RELEASE = tuple(int(part) for part in str(speechbrain.__version__).split("."))
 PATCHES = ("options", "yaml_options", "device", "cuda", "precision")
-# In a list, because the cure looks for names that hold the release's parser, and binds them anew.
-STOCK: List[Callable[..., Any]] = [speechbrain.parse_arguments]
+# In a list, because the fix looks for names that hold the release's parser, and binds them anew.
+UNPATCHED: List[Callable[..., Any]] = [speechbrain.parse_arguments]
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Outcome:
 
     @property
     def typed(self) -> List[str]:
-        found = getattr(self.options, "overridden_args", None)
-        return sorted(self.options.typed if found is None else found)
+        names = getattr(self.options, "overridden_args", None)
+        return sorted(self.options.typed if names is None else names)
 
     def get(self, name: str) -> Any:
         return self.values.get(name)
@@ -60,11 +60,11 @@ def run(parse: Callable[..., Any], *words: Any) -> Outcome:
     return Outcome(path, options, overrides)
 
 
-def stock(*words: Any) -> Outcome:
-    return run(STOCK[0], *words)
+def unpatched(*words: Any) -> Outcome:
+    return run(UNPATCHED[0], *words)
 
 
-def cured(*words: Any) -> Outcome:
+def patched(*words: Any) -> Outcome:
     return run(speechbrain.parse_arguments, *words)
 
 
@@ -79,15 +79,15 @@ def active(**settings: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[List[str]]:
-    """What ddpfix says meanwhile."""
+def log_lines() -> Iterator[List[str]]:
+    """The lines that ddpfix logs in this context."""
     lines: List[str] = []
-    stock = log.info, log.warning
+    original = log.info, log.warning
     log.info = log.warning = lines.append  # type: ignore[assignment]
     try:
         yield lines
     finally:
-        log.info, log.warning = stock
+        log.info, log.warning = original
 
 
 def write(folder: Path, text: str, name: str = "train.yaml") -> Path:
@@ -110,6 +110,6 @@ def brain(run_opts: Any, hparams: Any) -> Any:
     return speechbrain.Brain(modules={"linear": torch.nn.Linear(1, 1)}, hparams=hparams, run_opts=run_opts)
 
 
-def as_stock(run_opts: Any) -> Any:
+def as_unpatched(run_opts: Any) -> Any:
     """Run options as plain data, for comparisons."""
     return dataclasses.asdict(run_opts) if dataclasses.is_dataclass(run_opts) else dict(run_opts)  # type: ignore[arg-type]

@@ -16,23 +16,23 @@ from tests.support import serving
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one scenario in this (forked) process."""
-    from tests.speechbrain.watcher import Watcher
+    from tests.speechbrain.recorder import Recorder
 
-    watcher = Watcher(scenario["keep"], scenario["found"])
+    recorder = Recorder(scenario["keep"], scenario["found"])
     if scenario.get("settings"):
         import ddpfix
 
         ddpfix.activate(**scenario["settings"])
-    watcher.attach()
+    recorder.attach()
     if scenario.get("before"):
-        exec(compile(scenario["before"], "before", "exec"), {"watcher": watcher, "rank": serving.RANK})
+        exec(compile(scenario["before"], "before", "exec"), {"recorder": recorder, "rank": serving.RANK})
     rank = os.environ["RANK"]
     sys.argv = [scenario["script"], *(word.replace("=RANK", f"={rank}") for word in scenario["arguments"])]
     sys.path[0] = str(Path(scenario["script"]).parent)
     try:
         runpy.run_path(scenario["script"], run_name="__main__")
     finally:
-        watcher.close(folder / f"{scenario['name']}.{serving.RANK}.pt")
+        recorder.close(folder / f"{scenario['name']}.{serving.RANK}.pt")
 
 
 def main() -> None:

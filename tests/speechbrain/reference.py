@@ -26,13 +26,13 @@ Requests = Mapping[str, Tuple[Path, Sequence[Path], str]]
 def errors(requests: Requests) -> Dict[str, float]:
     """The largest difference of a gradient in each run, as a part of its parameter's largest gradient (or of 1)."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
-    asked = {name: [str(yaml), [str(file) for file in kept], kind] for name, (yaml, kept, kind) in requests.items()}
+    as_json = {name: [str(yaml), [str(file) for file in kept], kind] for name, (yaml, kept, kind) in requests.items()}
     command = [sys.executable, "-W", "ignore", "-m", "tests.speechbrain.reference"]
     done = subprocess.run(
-        command, input=json.dumps(asked), cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=True
+        command, input=json.dumps(as_json), cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=True
     )
-    found: Dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: Dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def requests(results: Mapping[str, Sequence[Any]], yamls: Mapping[str, Path]) -> Requests:
@@ -42,18 +42,18 @@ def requests(results: Mapping[str, Sequence[Any]], yamls: Mapping[str, Path]) ->
         results: the outcome of :func:`tests.speechbrain.launch.train`.
         yamls: by the beginning of a run's name, the longest one counts; "" for all others.
     """
-    found = {}
+    result = {}
     for name, ranks in results.items():
         kept = [rank.kept for rank in ranks if rank.kept is not None and rank.error is None]
         if len(kept) == len(ranks):
             yaml = yamls[max((key for key in yamls if name.startswith(key)), key=len)]
-            found[name] = (yaml, kept, "bf16" if "bf16" in name else "fp32")
-    return found
+            result[name] = (yaml, kept, "bf16" if "bf16" in name else "fp32")
+    return result
 
 
 def _main() -> None:
-    asked = json.loads(sys.stdin.read())
-    print(json.dumps({name: _error(*request) for name, request in asked.items()}))
+    as_json = json.loads(sys.stdin.read())
+    print(json.dumps({name: _error(*request) for name, request in as_json.items()}))
 
 
 def _error(yaml: str, files: Sequence[str], precision: str) -> float:

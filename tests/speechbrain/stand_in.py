@@ -17,10 +17,10 @@ def apply(release: Version) -> None:
     if release >= Version("0.5.14"):
         return
     torch.cuda.device_count = lambda: 8
-    stock = torch.nn.parallel.DistributedDataParallel.__init__
+    original = torch.nn.parallel.DistributedDataParallel.__init__
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def init(self: Any, module: Any, device_ids: Any = None, **kwargs: Any) -> None:
-        stock(self, module, **kwargs)
+        original(self, module, **kwargs)
 
     torch.nn.parallel.DistributedDataParallel.__init__ = init

@@ -24,17 +24,17 @@ ONE_BY_ONE = [[(0, 100)], [(1, 101)], [(2, 102)]]
 
 
 def scenarios(folder: Path) -> List[launch.Scenario]:
-    found = [run(folder, "clip", ["--max_grad_norm=0.001"], lr=1.0)]
+    plans = [run(folder, "clip", ["--max_grad_norm=0.001"], lr=1.0)]
     if HAS_FACTOR:
         three = "--grad_accumulation_factor=3"
-        found += [run(folder, "clip_three", [three, "--max_grad_norm=0.001"], counts="6,6", lr=1.0)]
+        plans += [run(folder, "clip_three", [three, "--max_grad_norm=0.001"], counts="6,6", lr=1.0)]
     if MIXED:
-        found += [run(folder, "mixed", [three, "--auto_mix_prec"], counts="6,6")]
-        found += [run(folder, "clip_mixed", ["--auto_mix_prec", "--max_grad_norm=0.001"], lr=1.0)]
+        plans += [run(folder, "mixed", [three, "--auto_mix_prec"], counts="6,6")]
+        plans += [run(folder, "clip_mixed", ["--auto_mix_prec", "--max_grad_norm=0.001"], lr=1.0)]
     if since("1.0.0"):
-        found += [run(folder, "groups", ["--max_grad_norm=0.001"], groups=2, lr=1.0)]
-        found += [run(folder, "skipped", [three], counts="6,6", failing="1:2")]
-    return found
+        plans += [run(folder, "groups", ["--max_grad_norm=0.001"], groups=2, lr=1.0)]
+        plans += [run(folder, "skipped", [three], counts="6,6", failing="1:2")]
+    return plans
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +43,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path) -> Tuple[Path, Runs]:
-    return folder / "stock", launch.train(scenarios(folder / "stock"), folder / "stock", ddpfix=False)
+def unpatched(folder: Path) -> Tuple[Path, Runs]:
+    return folder / "unpatched", launch.train(scenarios(folder / "unpatched"), folder / "unpatched", ddpfix=False)
 
 
 @pytest.fixture(scope="module")
-def cured(folder: Path) -> Tuple[Path, Runs]:
-    return folder / "cured", launch.train(scenarios(folder / "cured"), folder / "cured", ddpfix=True)
+def patched(folder: Path) -> Tuple[Path, Runs]:
+    return folder / "patched", launch.train(scenarios(folder / "patched"), folder / "patched", ddpfix=True)
 
 
 @pytest.mark.skipif(not MIXED, reason="no auto_mix_prec with accumulation")
-def test_stock_counts_the_last_micro_batch_only_under_mixed_precision(stock: Tuple[Path, Runs]) -> None:
-    where, runs = stock
+def test_unpatched_counts_the_last_micro_batch_only_under_mixed_precision(unpatched: Tuple[Path, Runs]) -> None:
+    where, runs = unpatched
     assert tiny_runs.well(runs["mixed"])
     last_only = [[(None, None), (None, None), step[-1]] for step in WHOLE]
     wrong = error(where, "mixed", by_hand(last_only))
@@ -66,14 +66,14 @@ def test_stock_counts_the_last_micro_batch_only_under_mixed_precision(stock: Tup
 
 @pytest.mark.patches("speechbrain.accumulation")
 @pytest.mark.skipif(not MIXED, reason="no auto_mix_prec with accumulation")
-def test_every_micro_batch_counts_under_mixed_precision(cured: Tuple[Path, Runs]) -> None:
-    where, runs = cured
+def test_every_micro_batch_counts_under_mixed_precision(patched: Tuple[Path, Runs]) -> None:
+    where, runs = patched
     assert tiny_runs.alike(runs["mixed"]) and len(runs["mixed"][0].steps) == 2
     assert error(where, "mixed", by_hand(WHOLE)) < MIXED_ERROR
 
 
-def test_stock_clips_nothing_where_it_clips_before_backward(stock: Tuple[Path, Runs]) -> None:
-    where, runs = stock
+def test_unpatched_clips_nothing_where_it_clips_before_backward(unpatched: Tuple[Path, Runs]) -> None:
+    where, runs = unpatched
     assert tiny_runs.well(runs["clip"])
     clipped, free = by_hand(ONE_BY_ONE, 1.0, 0.001), by_hand(ONE_BY_ONE, 1.0, float("inf"))
     if CLIPS_TOO_EARLY:
@@ -84,8 +84,8 @@ def test_stock_clips_nothing_where_it_clips_before_backward(stock: Tuple[Path, R
 
 
 @pytest.mark.patches("speechbrain.clipping")
-def test_clipping_acts_on_the_gradients_of_the_step(cured: Tuple[Path, Runs]) -> None:
-    where, runs = cured
+def test_clipping_acts_on_the_gradients_of_the_step(patched: Tuple[Path, Runs]) -> None:
+    where, runs = patched
     assert tiny_runs.alike(runs["clip"])
     assert error(where, "clip", by_hand(ONE_BY_ONE, 1.0, 0.001)) < 1e-6
     if HAS_FACTOR:
@@ -98,22 +98,22 @@ def test_clipping_acts_on_the_gradients_of_the_step(cured: Tuple[Path, Runs]) ->
 
 @pytest.mark.patches("speechbrain.clip_groups")
 @pytest.mark.skipif(not since("1.0.0"), reason="clips the parameters of all modules")
-def test_every_group_of_an_optimizer_is_clipped(stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]) -> None:
+def test_every_group_of_an_optimizer_is_clipped(unpatched: Tuple[Path, Runs], patched: Tuple[Path, Runs]) -> None:
     expected = by_hand(ONE_BY_ONE, 1.0, 0.001)
-    assert tiny_runs.well(stock[1]["groups"]) and error(stock[0], "groups", expected) > 0.1
-    assert tiny_runs.alike(cured[1]["groups"]) and error(cured[0], "groups", expected) < 1e-6
+    assert tiny_runs.well(unpatched[1]["groups"]) and error(unpatched[0], "groups", expected) > 0.1
+    assert tiny_runs.alike(patched[1]["groups"]) and error(patched[0], "groups", expected) < 1e-6
 
 
 @pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not since("1.0.0"), reason="forward is outside of no_sync, or there is none")
 def test_skipping_a_micro_batch_on_one_rank_keeps_ranks_equal(
-    stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]
+    unpatched: Tuple[Path, Runs], patched: Tuple[Path, Runs]
 ) -> None:
-    first, second = stock[1]["skipped"]
+    first, second = unpatched[1]["skipped"]
     assert first.hung or first.steps != second.steps
-    assert tiny_runs.alike(cured[1]["skipped"])
+    assert tiny_runs.alike(patched[1]["skipped"])
     expected = by_hand([[(0, 100), (1, None), (2, 102)], WHOLE[1]])
-    assert error(cured[0], "skipped", expected) < 1e-6
+    assert error(patched[0], "skipped", expected) < 1e-6
 
 
 @pytest.fixture

@@ -44,20 +44,20 @@ def yamls(folder: Path) -> Dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path, yamls: Dict[str, Path]) -> Results:
+def unpatched(folder: Path, yamls: Dict[str, Path]) -> Results:
     scenarios = [Scenario(name, yaml, FLAG, timeout=30) for name, yaml in yamls.items()]
-    return launch.train(scenarios, folder / "stock", ddpfix=False)
+    return launch.train(scenarios, folder / "unpatched", ddpfix=False)
 
 
 @pytest.fixture(scope="module")
-def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
+def patched(folder: Path, yamls: Dict[str, Path]) -> Results:
     scenarios = [Scenario(name, yaml, keep=2) for name, yaml in yamls.items()]
     scenarios += [Scenario(f"{name}_flag", yaml, FLAG, keep=1) for name, yaml in yamls.items()]
     scenarios += [Scenario(f"{kind}_off", yamls[kind], settings={"layerdrop": "off"}, keep=1) for kind in KINDS]
     if Version("1.0.0") <= release:
         both = ["--precision=bf16", "--grad_accumulation_factor=3"]
         scenarios.append(Scenario("bf16_window", yamls[KINDS[0]], both, keep=1))
-    return launch.train(scenarios, folder / "cured", ddpfix=True)
+    return launch.train(scenarios, folder / "patched", ddpfix=True)
 
 
 def passed(results: List[Result]) -> None:
@@ -67,13 +67,13 @@ def passed(results: List[Result]) -> None:
 
 
 @pytest.fixture(scope="module")
-def errors(cured: Results, yamls: Dict[str, Path]) -> Dict[str, float]:
-    return reference.errors(reference.requests(cured, {"": yamls[KINDS[0]], **yamls}))
+def errors(patched: Results, yamls: Dict[str, Path]) -> Dict[str, float]:
+    return reference.errors(reference.requests(patched, {"": yamls[KINDS[0]], **yamls}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stock_trains_with_the_non_reentrant_kind_only(kind: str, stock: Results) -> None:
-    for results in (stock[kind], stock[f"{kind}_still"]):
+def test_unpatched_trains_with_the_non_reentrant_kind_only(kind: str, unpatched: Results) -> None:
+    for results in (unpatched[kind], unpatched[f"{kind}_still"]):
         if kind == "non_reentrant":
             passed(results)
         else:
@@ -82,8 +82,8 @@ def test_stock_trains_with_the_non_reentrant_kind_only(kind: str, stock: Results
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", ["", "_still", "_flag", "_still_flag"])
-def test_every_kind_trains(kind: str, case: str, cured: Results, errors: Dict[str, float]) -> None:
-    results = cured[f"{kind}{case}"]
+def test_every_kind_trains(kind: str, case: str, patched: Results, errors: Dict[str, float]) -> None:
+    results = patched[f"{kind}{case}"]
     passed(results)
     assert all(wrapped["find_unused"] for wrapped in results[0].ddp[:1])
     assert results[0].ran == results[1].ran
@@ -94,18 +94,18 @@ def test_every_kind_trains(kind: str, case: str, cured: Results, errors: Dict[st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_layerdrop_and_flag(kind: str, cured: Results, errors: Dict[str, float]) -> None:
-    results = cured[f"{kind}_off"]
+def test_without_layerdrop_and_flag(kind: str, patched: Results, errors: Dict[str, float]) -> None:
+    results = patched[f"{kind}_off"]
     passed(results)
     assert not results[0].ddp[0]["find_unused"]
     # Without the flag the reentrant kind stays, which adds up the position bias's gradients in another order.
     assert errors[f"{kind}_off"] <= (0.0 if CHOOSES else 2e-6)
 
 
-def test_masked_spec_embed_alone_is_a_reason(stock: Results, cured: Results, errors: Dict[str, float]) -> None:
+def test_masked_spec_embed_alone_is_a_reason(unpatched: Results, patched: Results, errors: Dict[str, float]) -> None:
     """No layer is skipped, and DDP has the flag for a parameter that is never used."""
-    assert all(FAILURE in str(result.error) for result in stock["wav2vec2"]), stock["wav2vec2"][0].log[-3000:]
-    results, flagged = cured["wav2vec2"], cured["wav2vec2_flag"]
+    assert all(FAILURE in str(result.error) for result in unpatched["wav2vec2"]), unpatched["wav2vec2"][0].log[-3000:]
+    results, flagged = patched["wav2vec2"], patched["wav2vec2_flag"]
     for each in (results, flagged):
         passed(each)
     # The flag is left out where a model tells that its checkpointing is of the kind that excludes it.
@@ -116,6 +116,6 @@ def test_masked_spec_embed_alone_is_a_reason(stock: Results, cured: Results, err
 
 
 @pytest.mark.skipif(Version("1.0.0") > release, reason="no --precision before 1.0.0")
-def test_bfloat16_with_accumulation(cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured["bf16_window"])
+def test_bfloat16_with_accumulation(patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched["bf16_window"])
     assert errors["bf16_window"] <= 2e-7

@@ -33,13 +33,13 @@ UNEQUAL_USE = """
 import hashlib, random
 import numpy, torch
 from speechbrain.core import Brain
-stock = Brain.fit_batch
-states = watcher.found.setdefault("states", [])
+original = Brain.fit_batch
+states = recorder.record.setdefault("states", [])
 
 def fit_batch(self, batch):
     if rank == 1:
         torch.rand(1), numpy.random.random(), random.random()
-    result = stock(self, batch)
+    result = original(self, batch)
     streams = torch.get_rng_state().numpy(), numpy.random.get_state()[1]
     states.append([hashlib.sha256(stream.tobytes()).hexdigest()[:16] for stream in streams])
     return result
@@ -68,16 +68,16 @@ def yamls(folder: Path) -> Dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path, yamls: Dict[str, Path]) -> Results:
+def unpatched(folder: Path, yamls: Dict[str, Path]) -> Results:
     flag = ["--find_unused_parameters"]
     scenarios = [Scenario(name, yamls[name], flag, before=UNEQUAL_USE) for name in ENCODERS]
     scenarios += [Scenario(f"{name}_plain", yamls[name], timeout=20) for name in ["transformer"]]
     scenarios += [Scenario(f"{name}_silent", yamls[f"{name}_silent"], flag, before=UNEQUAL_USE) for name in ENCODERS]
-    return launch.train(scenarios, folder / "stock", ddpfix=False)
+    return launch.train(scenarios, folder / "unpatched", ddpfix=False)
 
 
 @pytest.fixture(scope="module")
-def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
+def patched(folder: Path, yamls: Dict[str, Path]) -> Results:
     scenarios = [Scenario(name, yamls[name], before=UNEQUAL_USE) for name in ENCODERS]
     for name in ENCODERS:
         scenarios.append(Scenario(f"{name}_silent", yamls[f"{name}_silent"], before=UNEQUAL_USE, keep=3))
@@ -89,7 +89,7 @@ def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
     scenarios.append(Scenario("transformer_silent_shipped", silent, settings=shipped, before=UNEQUAL_USE, keep=3))
     late = {"unused": "late", **shipped}
     scenarios.append(Scenario("transformer_silent_late", silent, settings=late, before=UNEQUAL_USE, keep=3))
-    return launch.train(scenarios, folder / "cured", ddpfix=True)
+    return launch.train(scenarios, folder / "patched", ddpfix=True)
 
 
 def passed(results: List[Result]) -> None:
@@ -99,22 +99,24 @@ def passed(results: List[Result]) -> None:
 
 
 @pytest.fixture(scope="module")
-def errors(cured: Results, yamls: Dict[str, Path]) -> Dict[str, float]:
-    return reference.errors(reference.requests(cured, yamls))
+def errors(patched: Results, yamls: Dict[str, Path]) -> Dict[str, float]:
+    return reference.errors(reference.requests(patched, yamls))
 
 
-def test_stock_fails_without_the_flag(stock: Results) -> None:
-    assert any(FAILURE in str(result.error) for result in stock["transformer_plain"]), stock["transformer_plain"][0].log
+def test_unpatched_fails_without_the_flag(unpatched: Results) -> None:
+    assert any(FAILURE in str(result.error) for result in unpatched["transformer_plain"]), unpatched[
+        "transformer_plain"
+    ][0].log
 
 
 @pytest.mark.patches("speechbrain.layerdrop")
 @pytest.mark.parametrize("name", ENCODERS)
-def test_ranks_skip_the_same_layers(name: str, stock: Results, cured: Results) -> None:
-    passed(stock[name])
-    passed(cured[name])
-    one, other = stock[name]
+def test_ranks_skip_the_same_layers(name: str, unpatched: Results, patched: Results) -> None:
+    passed(unpatched[name])
+    passed(patched[name])
+    one, other = unpatched[name]
     assert one.ran != other.ran
-    one, other = cured[name]
+    one, other = patched[name]
     assert one.ran == other.ran
     assert len({tuple(layers) for layers in one.ran}) > 1
     assert [wrapped["find_unused"] for wrapped in one.ddp] == [True, False]
@@ -122,28 +124,28 @@ def test_ranks_skip_the_same_layers(name: str, stock: Results, cured: Results) -
 
 @pytest.mark.patches("speechbrain.layerdrop")
 @pytest.mark.parametrize("name", ENCODERS)
-def test_gradients_are_those_of_one_process(name: str, cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured[f"{name}_silent"])
+def test_gradients_are_those_of_one_process(name: str, patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched[f"{name}_silent"])
     assert errors[f"{name}_silent"] == 0.0
 
 
 @pytest.mark.patches("speechbrain.layerdrop")
 @pytest.mark.parametrize("name", ENCODERS)
-def test_random_streams_advance_as_in_stock(name: str, stock: Results, cured: Results) -> None:
+def test_random_streams_advance_as_without_ddpfix(name: str, unpatched: Results, patched: Results) -> None:
     # Recipes before 1.0.2 leave numpy without a seed.
     last = 1 if Version("1.0.2") > release else 2
-    found = [
+    streams = [
         [[state[:last] for state in result.notes["states"]] for result in results[f"{name}_silent"]]
-        for results in (stock, cured)
+        for results in (unpatched, patched)
     ]
     # The two ranks use the streams differently, and go on doing so.
-    assert found[0] == found[1] and found[0][0] != found[0][1]
+    assert streams[0] == streams[1] and streams[0][0] != streams[0][1]
 
 
 @pytest.mark.patches("speechbrain.layerdrop_off")
 @pytest.mark.parametrize("name", ENCODERS)
-def test_off_skips_nothing_and_needs_no_flag(name: str, cured: Results, errors: Dict[str, float]) -> None:
-    results = cured[f"{name}_silent_off"]
+def test_off_skips_nothing_and_needs_no_flag(name: str, patched: Results, errors: Dict[str, float]) -> None:
+    results = patched[f"{name}_silent_off"]
     passed(results)
     assert all(len(layers) == 4 for layers in results[0].ran)
     assert [wrapped["find_unused"] for wrapped in results[0].ddp] == [False, False]
@@ -151,25 +153,25 @@ def test_off_skips_nothing_and_needs_no_flag(name: str, cured: Results, errors: 
 
 
 @pytest.mark.patches("speechbrain.layerdrop")
-def test_the_seed_decides(cured: Results) -> None:
-    assert cured["again"][0].ran == cured["transformer"][0].ran
-    passed(cured["seeded"])
-    assert cured["seeded"][0].ran != cured["transformer"][0].ran
+def test_the_seed_decides(patched: Results) -> None:
+    assert patched["again"][0].ran == patched["transformer"][0].ran
+    passed(patched["seeded"])
+    assert patched["seeded"][0].ran != patched["transformer"][0].ran
 
 
 @pytest.mark.patches("speechbrain.layerdrop")
-def test_as_shipped_ranks_differ_and_gradients_are_right(cured: Results, errors: Dict[str, float]) -> None:
-    """With the flag, a layer that ran on one rank only counts half: as in stock, and as one process has it."""
-    one, other = cured["transformer_silent_shipped"]
+def test_as_shipped_ranks_differ_and_gradients_are_right(patched: Results, errors: Dict[str, float]) -> None:
+    """With the flag, a layer that ran on one rank only counts half: as without ddpfix, and as one process has it."""
+    one, other = patched["transformer_silent_shipped"]
     passed([one, other])
     assert one.ran != other.ran
     assert errors["transformer_silent_shipped"] == 0.0
 
 
 @pytest.mark.patches("speechbrain.layerdrop")
-def test_as_shipped_without_the_flag(cured: Results, errors: Dict[str, float]) -> None:
-    """What fails in stock (the first test here) trains where DDP's reduction is finalized after each backward."""
-    one, other = cured["transformer_silent_late"]
+def test_as_shipped_without_the_flag(patched: Results, errors: Dict[str, float]) -> None:
+    """What fails unpatched (the first test here) trains where DDP's reduction is finalized after each backward."""
+    one, other = patched["transformer_silent_late"]
     passed([one, other])
     assert [wrapped["find_unused"] for result in (one, other) for wrapped in result.ddp] == [False] * 4
     assert one.ran != other.ran

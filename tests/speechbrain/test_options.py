@@ -18,7 +18,7 @@ from ddpfix.patches.speechbrain import options as patch
 
 import ddpfix
 from tests.speechbrain import parsing
-from tests.speechbrain.parsing import RELEASE, STOCK, as_stock, cured, stock
+from tests.speechbrain.parsing import RELEASE, UNPATCHED, as_unpatched, patched, unpatched
 
 pytestmark = pytest.mark.patches("speechbrain.options")
 
@@ -59,8 +59,8 @@ def train(tmp_path: Path) -> Path:
 
 def test_the_patches_are_in_place() -> None:
     states = {entry.id: entry.state for entry in ddpfix.report().patches}
-    found = {name: states[f"speechbrain.{name}"] for name in parsing.PATCHES}
-    assert found == {**dict.fromkeys(parsing.PATCHES, "applied"), "cuda": "applied" if RELEASE < (0, 5, 11) else NOT}
+    applied = {name: states[f"speechbrain.{name}"] for name in parsing.PATCHES}
+    assert applied == {**dict.fromkeys(parsing.PATCHES, "applied"), "cuda": "applied" if RELEASE < (0, 5, 11) else NOT}
 
 
 NOT = "not-affected"
@@ -92,48 +92,48 @@ TRUE: List[Any] = [
 @pytest.mark.parametrize(("after", "front"), TRUE)
 def test_the_flag_is_true_in_every_spelling(after: List[str], front: List[str], train: Path) -> None:
     words = [*front, train, *after]
-    on_stock = stock(*words)
-    arrives = on_stock.error is None and on_stock.get(FLAG) is True and on_stock.overrides == ""
+    without_ddpfix = unpatched(*words)
+    arrives = without_ddpfix.error is None and without_ddpfix.get(FLAG) is True and without_ddpfix.overrides == ""
     exact = [f"--{FLAG}"] in (after, front)
     prefix = after in (["--find_unused"], ["--find"])
     if RELEASE >= (1, 1, 0):
         # An abbreviation is parsed, and then not noted as typed: Brain does not look at it.
-        arrives = arrives and FLAG in on_stock.typed
+        arrives = arrives and FLAG in without_ddpfix.typed
     assert arrives == (HAS_FLAG and (exact or (prefix and RELEASE < (1, 1, 0))))
 
-    outcome = cured(*words)
+    outcome = patched(*words)
     assert (outcome.error, outcome.path, outcome.overrides) == (None, str(train), "")
     assert outcome.get(FLAG) is True
     assert outcome.typed == [FLAG]
-    assert patch.said(outcome.options, {FLAG: False}, FLAG) == (True, True)
+    assert patch.user_value(outcome.options, {FLAG: False}, FLAG) == (True, True)
     if HAS_FLAG:
         assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: False}), FLAG) is True
 
 
 @pytest.mark.parametrize("words", [[f"--{FLAG}=False"], [f"--{FLAG}", "no"], ["--find_unused=0"], [f"--{FLAG}=off"]])
 def test_an_explicit_false_is_one(words: List[str], train: Path) -> None:
-    assert stock(train, *words).error == ("exit 2" if HAS_FLAG and words[-1] != "no" else None)
-    outcome = cured(train, *words)
+    assert unpatched(train, *words).error == ("exit 2" if HAS_FLAG and words[-1] != "no" else None)
+    outcome = patched(train, *words)
     assert (outcome.error, outcome.get(FLAG), outcome.typed, outcome.overrides) == (None, False, [FLAG], "")
-    assert patch.said(outcome.options, {FLAG: True}, FLAG) == (True, False)
+    assert patch.user_value(outcome.options, {FLAG: True}, FLAG) == (True, False)
     if HAS_FLAG:
         assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: True}), FLAG) is False
 
 
-def test_what_stock_says_of_the_published_advice(train: Path) -> None:
-    outcome = stock(train, f"--{FLAG}=True")
+def test_the_published_advice_on_the_unpatched_release(train: Path) -> None:
+    outcome = unpatched(train, f"--{FLAG}=True")
     if HAS_FLAG:
         assert outcome.error == "exit 2"
         assert f"argument --{FLAG}: ignored explicit argument 'True'" in outcome.printed
     else:
         with pytest.raises(KeyError, match=f"Override '{FLAG}' not found"):
             parsing.load(outcome)
-    parsing.load(cured(train, f"--{FLAG}=True"))
+    parsing.load(patched(train, f"--{FLAG}=True"))
 
 
 @pytest.mark.parametrize("words", [[f"--{FLAG}=maybe"], [f"--{FLAG}", "maybe"], ["--debug=maybe"]])
 def test_no_truth_value(words: List[str], train: Path) -> None:
-    outcome = cured(train, *words)
+    outcome = patched(train, *words)
     assert outcome.error == "exit 2"
     name = words[0].partition("=")[0]
     assert f"error: {name}=maybe: accepted are true and false" in outcome.printed
@@ -147,7 +147,7 @@ def flags() -> List[str]:
     if RELEASE >= (1, 1, 0):
         owner = sys.modules["speechbrain.utils.run_opts"].RunOptions
     known = parser.options(parser.of(owner)).values()
-    # A GPU is asked for as soon as data_parallel_backend is parsed.
+    # A GPU is required as soon as data_parallel_backend is parsed.
     skipped = {"help", "data_parallel_backend"}
     return sorted(option.name for option in known if option.kind == "flag" and option.name not in skipped)
 
@@ -155,34 +155,34 @@ def flags() -> List[str]:
 @pytest.mark.parametrize("name", flags())
 def test_all_truth_values_take_true_and_false(name: str, train: Path) -> None:
     for spelling in (f"--{name}", f"--{name}=True", f"--{name.replace('_', '-')}=true"):
-        outcome = cured(train, spelling)
+        outcome = patched(train, spelling)
         assert (outcome.error, outcome.get(name), outcome.typed) == (None, True, [name])
-    plain = stock(train, f"--{name}")
+    plain = unpatched(train, f"--{name}")
     if plain.error is None and not isinstance(plain.get(name), list):
-        assert as_stock(plain.options) == as_stock(cured(train, f"--{name}").options)
+        assert as_unpatched(plain.options) == as_unpatched(patched(train, f"--{name}").options)
     for spelling in (f"--{name}=False", f"--{name.replace('_', '-')}=no"):
-        outcome = cured(train, spelling)
+        outcome = patched(train, spelling)
         assert (outcome.error, outcome.get(name), outcome.typed) == (None, False, [name])
-    # Where the release takes any text for True, False is True; elsewhere the text is refused, or another flag is meant.
-    wrong = stock(train, f"--{name}=False")
+    # Where the release takes any text for True, False is True; elsewhere the text is refused, or names another flag.
+    wrong = unpatched(train, f"--{name}=False")
     assert wrong.error == "exit 2" or wrong.get(name) in (True, [True])
 
 
 def test_abbreviations(train: Path) -> None:
-    outcome = cured(train, "--max_grad=2.5")
+    outcome = patched(train, "--max_grad=2.5")
     assert (outcome.get("max_grad_norm"), outcome.typed) == (2.5, ["max_grad_norm"])
     if RELEASE >= (1, 1, 0):
-        assert stock(train, "--max_grad=2.5").typed == []
-    outcome = cured(train, "--debug_=3")
+        assert unpatched(train, "--max_grad=2.5").typed == []
+    outcome = patched(train, "--debug_=3")
     assert outcome.error == "exit 2"
     assert "ambiguous option: --debug_ could be --debug_" in outcome.printed
 
 
 def test_hparams_that_begin_like_a_run_option(train: Path) -> None:
-    assert stock(train, "--ckpt=there").error == "exit 2"
-    swallowed = stock(train, "--a=second")
+    assert unpatched(train, "--ckpt=there").error == "exit 2"
+    swallowed = unpatched(train, "--a=second")
     assert swallowed.error == "exit 2" or swallowed.overrides == ""
-    outcome = cured(train, "--ckpt=there", "--a=second", "--net.inner.depth=4")
+    outcome = patched(train, "--ckpt=there", "--a=second", "--net.inner.depth=4")
     assert outcome.loaded == {"ckpt": "there", "a": "second", "net": {"inner": {"depth": 4}}}
     assert outcome.typed == []
 
@@ -190,18 +190,20 @@ def test_hparams_that_begin_like_a_run_option(train: Path) -> None:
 def test_optimizer_step_limit_is_a_number(train: Path) -> None:
     if RELEASE < (0, 5, 13):
         pytest.skip("no such option")
-    assert stock(train, "--optimizer_step_limit=3").get("optimizer_step_limit") == (3 if RELEASE < (1, 1, 0) else "3")
-    assert cured(train, "--optimizer_step_limit=3").get("optimizer_step_limit") == 3
-    assert cured(train, "--optimizer_step_limit=x").error == "exit 2"
+    assert unpatched(train, "--optimizer_step_limit=3").get("optimizer_step_limit") == (
+        3 if RELEASE < (1, 1, 0) else "3"
+    )
+    assert patched(train, "--optimizer_step_limit=3").get("optimizer_step_limit") == 3
+    assert patched(train, "--optimizer_step_limit=x").error == "exit 2"
 
 
 def test_compile_mode_is_one_word(train: Path) -> None:
     if RELEASE < (0, 5, 15):
         pytest.skip("no such option")
-    was = stock(train, "--compile_mode=default").get("compile_mode")
+    was = unpatched(train, "--compile_mode=default").get("compile_mode")
     assert was == ("default" if RELEASE >= (1, 1, 0) else ["default"]) or was is None
     if was is not None:
-        assert cured(train, "--compile_mode", "default").get("compile_mode") == "default"
+        assert patched(train, "--compile_mode", "default").get("compile_mode") == "default"
 
 
 ORDINARY: List[List[str]] = [
@@ -238,13 +240,13 @@ ORDINARY: List[List[str]] = [
 @pytest.mark.parametrize("front", [False, True])
 def test_what_is_right_comes_out_the_same(words: List[str], front: bool, train: Path) -> None:
     line = [*words, train] if front else [train, *words]
-    before, now = stock(*line), cured(*line)
+    before, now = unpatched(*line), patched(*line)
     if front and before.path != str(train):
         # Where a value is a word of its own, or the last of many, the release takes the wrong word for the yaml.
         return
     assert (now.path, now.overrides, now.error) == (before.path, before.overrides, before.error)
     if before.error is None:
-        assert as_stock(now.options) == as_stock(before.options)
+        assert as_unpatched(now.options) == as_unpatched(before.options)
         assert isinstance(now.options, type(before.options))
     else:
         assert now.printed == before.printed
@@ -252,13 +254,13 @@ def test_what_is_right_comes_out_the_same(words: List[str], front: bool, train: 
 
 def test_without_a_readable_yaml_nothing_is_lost(tmp_path: Path) -> None:
     for words in (["none.yaml", "--zz=1"], [parsing.write(tmp_path, "a: [1\n"), "--zz", "2"], [], ["--debug"]):
-        before, now = stock(*words), cured(*words)
+        before, now = unpatched(*words), patched(*words)
         assert (now.path, now.overrides, now.error) == (before.path, before.overrides, before.error)
 
 
 def test_the_yaml_behind_a_value(train: Path) -> None:
-    assert stock("--lr", "5", train).path == "5"
-    outcome = cured("--lr", "5", train, "--done=True")
+    assert unpatched("--lr", "5", train).path == "5"
+    outcome = patched("--lr", "5", train, "--done=True")
     assert (outcome.path, outcome.overrides) == (str(train), "lr: 5\ndone: True")
 
 
@@ -271,37 +273,37 @@ def test_arguments_of_the_command_line_by_themselves(train: Path, monkeypatch: p
         assert speechbrain.parse_arguments()[1][FLAG] is True
 
 
-def test_what_was_said(train: Path) -> None:
-    typed = cured(train, f"--{FLAG}=False").options
-    nothing = cured(train).options
-    assert patch.said(typed, {FLAG: True}, FLAG) == (True, False)
-    assert patch.said(nothing, {}, FLAG) == (False, None)
-    assert patch.said(nothing, {FLAG: True}, FLAG) == (True, True)
-    assert patch.said(nothing, {FLAG: None}, FLAG) == (False, None)
-    assert patch.said(nothing, {FLAG: "False"}, FLAG) == (True, False)
-    assert patch.said(None, None, FLAG) == (False, None)
-    assert patch.said({FLAG: False}, {FLAG: True}, FLAG) == (True, False)
+def test_user_value(train: Path) -> None:
+    typed = patched(train, f"--{FLAG}=False").options
+    nothing = patched(train).options
+    assert patch.user_value(typed, {FLAG: True}, FLAG) == (True, False)
+    assert patch.user_value(nothing, {}, FLAG) == (False, None)
+    assert patch.user_value(nothing, {FLAG: True}, FLAG) == (True, True)
+    assert patch.user_value(nothing, {FLAG: None}, FLAG) == (False, None)
+    assert patch.user_value(nothing, {FLAG: "False"}, FLAG) == (True, False)
+    assert patch.user_value(None, None, FLAG) == (False, None)
+    assert patch.user_value({FLAG: False}, {FLAG: True}, FLAG) == (True, False)
     # The release's own parser, which does not note what was typed before 1.1.0.
-    assert patch.said(stock(train).options, {FLAG: True}, FLAG) == (True, True)
+    assert patch.user_value(unpatched(train).options, {FLAG: True}, FLAG) == (True, True)
     if HAS_FLAG:
-        assert patch.said(stock(train, f"--{FLAG}").options, {FLAG: False}, FLAG) == (True, True)
-        assert patch.said(stock(train).options, {}, FLAG) == (False, None)
+        assert patch.user_value(unpatched(train, f"--{FLAG}").options, {FLAG: False}, FLAG) == (True, True)
+        assert patch.user_value(unpatched(train).options, {}, FLAG) == (False, None)
 
 
 def test_run_options_stay_a_dict(train: Path) -> None:
-    found: Any = cured(train, f"--{FLAG}=True", "--device=cpu").options
+    options: Any = patched(train, f"--{FLAG}=True", "--device=cpu").options
     if RELEASE >= (1, 1, 0):
-        assert type(found).__name__ == "RunOptions"
-        assert pickle.loads(pickle.dumps(found)) == found
+        assert type(options).__name__ == "RunOptions"
+        assert pickle.loads(pickle.dumps(options)) == options
         return
-    assert isinstance(found, dict)
-    twins: Any = (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found), found.copy())
+    assert isinstance(options, dict)
+    twins: Any = (pickle.loads(pickle.dumps(options)), copy.copy(options), copy.deepcopy(options), options.copy())
     for twin in twins:
-        assert (twin, twin.typed) == (found, getattr(found, "typed"))  # noqa: B009
-    found["debug_batches"] = 7
-    assert patch.said(found, {"debug_batches": 1}, "debug_batches") == (True, 7)
-    assert patch.said({**found}, {"debug_batches": 1}, "debug_batches") == (True, 7)
-    assert patch.said({**found}, {"debug_epochs": 1}, "debug_epochs") == (True, 1)
+        assert (twin, twin.typed) == (options, getattr(options, "typed"))  # noqa: B009
+    options["debug_batches"] = 7
+    assert patch.user_value(options, {"debug_batches": 1}, "debug_batches") == (True, 7)
+    assert patch.user_value({**options}, {"debug_batches": 1}, "debug_batches") == (True, 7)
+    assert patch.user_value({**options}, {"debug_epochs": 1}, "debug_epochs") == (True, 1)
 
 
 def test_late_activation_reaches_every_name(train: Path) -> None:
@@ -317,12 +319,12 @@ def test_late_activation_reaches_every_name(train: Path) -> None:
     held = [vars(speechbrain)["parse_arguments"], names["another"], vars(home)[attribute]]
     sys.modules[user.__name__] = user
     try:
-        assert held[0] is STOCK[0]
+        assert held[0] is UNPATCHED[0]
         ddpfix.activate()
         bound = [speechbrain.parse_arguments, getattr(home, attribute), names["parse_arguments"], names["another"]]
         for parse in bound:
             assert parse([str(train), f"--{FLAG}=True"])[1][FLAG] is True
-        # A name that is taken while the cure is in place.
+        # A name that is taken while the fix is in place.
         names["later"] = speechbrain.parse_arguments
         ddpfix.deactivate()
         assert vars(speechbrain)["parse_arguments"] is held[0]
@@ -339,6 +341,6 @@ def test_overrides_off_leaves_the_release_alone(train: Path) -> None:
     ddpfix.deactivate()
     try:
         with parsing.active(overrides="off"):
-            assert speechbrain.parse_arguments is STOCK[0]
+            assert speechbrain.parse_arguments is UNPATCHED[0]
     finally:
         ddpfix.activate()

@@ -13,7 +13,7 @@ import yaml
 from ddpfix.patches.speechbrain import yaml_options
 
 from tests.speechbrain import parsing
-from tests.speechbrain.parsing import RELEASE, STOCK, cured, stock
+from tests.speechbrain.parsing import RELEASE, UNPATCHED, patched, unpatched
 
 pytestmark = pytest.mark.patches("speechbrain.yaml_options")
 
@@ -87,19 +87,21 @@ def test_the_yaml_is_not_shadowed(name: str, tmp_path: Path) -> None:
     if (name == "data_parallel_backend" and RELEASE >= NEW) or (name == "auto_mix_prec" and RELEASE >= (1, 0, 0)):
         pytest.skip("Brain itself refuses it on the CPU")
     file = written(tmp_path, **{name: value})
-    on_stock = made(stock, file, "--device=cpu")
-    known = hasattr(on_stock, name)
+    without_ddpfix = made(unpatched, file, "--device=cpu")
+    known = hasattr(without_ddpfix, name)
     if known:
-        assert (getattr(on_stock, name) == value) == (not first <= RELEASE < end)
+        assert (getattr(without_ddpfix, name) == value) == (not first <= RELEASE < end)
     with parsing.active():
-        outcome = cured(file, "--device=cpu")
+        outcome = patched(file, "--device=cpu")
         assert (outcome.get(name) == value) == (known or name == FLAG)
         assert name not in outcome.typed
         if known:
-            assert getattr(made(cured, file, "--device=cpu"), name) == value
+            assert getattr(made(patched, file, "--device=cpu"), name) == value
             # Without what the parser read of the yaml: hparams alone.
-            outcome = cured(file, "--device=cpu")
-            plain = outcome.options if RELEASE >= NEW else {**outcome.options, **of(stock(file, "--device=cpu"), name)}
+            outcome = patched(file, "--device=cpu")
+            plain = (
+                outcome.options if RELEASE >= NEW else {**outcome.options, **of(unpatched(file, "--device=cpu"), name)}
+            )
             assert getattr(parsing.brain(plain, parsing.load(outcome)), name) == value
 
 
@@ -107,15 +109,15 @@ def test_the_yaml_is_not_shadowed(name: str, tmp_path: Path) -> None:
 def test_the_command_line_wins(name: str, tmp_path: Path, active: None) -> None:
     value = NOT_SHADOWED[name]
     file = written(tmp_path, **{name: 1})
-    assert getattr(made(stock, file, "--device=cpu"), name) == 1
-    assert getattr(made(cured, file, "--device=cpu"), name) == 1
-    brain = made(cured, file, "--device=cpu", f"--{name}={value}")
+    assert getattr(made(unpatched, file, "--device=cpu"), name) == 1
+    assert getattr(made(patched, file, "--device=cpu"), name) == 1
+    brain = made(patched, file, "--device=cpu", f"--{name}={value}")
     assert (getattr(brain, name), getattr(brain.hparams, name)) == (value, value)
 
 
 def test_a_typed_default_beats_the_yaml(tmp_path: Path, active: None) -> None:
     file = written(tmp_path, debug_batches=7, debug=True)
-    brain = made(cured, file, "--device=cpu", "--debug_batches=2", "--debug=False")
+    brain = made(patched, file, "--device=cpu", "--debug_batches=2", "--debug=False")
     assert (brain.debug_batches, brain.debug) == (2, False)
     assert (brain.hparams.debug_batches, brain.hparams.debug) == (2, False)
 
@@ -125,41 +127,41 @@ def test_run_options_before_the_yaml_is_loaded(tmp_path: Path) -> None:
     with_reference = parsing.write(
         tmp_path, BASE + "backend: gloo\ndistributed_backend: !ref <backend>\ndevice: !apply:os.abort\n", "other.yaml"
     )
-    before = stock(file)
+    before = unpatched(file)
     assert (before.get("device"), before.get("distributed_backend")) == (None if RELEASE >= NEW else "cuda:0", "nccl")
     with parsing.active():
-        now = cured(file)
+        now = patched(file)
         assert (now.get("device"), now.get("distributed_backend"), now.typed) == ("cpu", "gloo", [])
-        assert made(cured, file).device == "cpu"
+        assert made(patched, file).device == "cpu"
         # A reference is followed, also to what is typed; what only a tag's code could tell is left out.
-        now = cured(with_reference)
+        now = patched(with_reference)
         assert (now.get("device"), now.get("distributed_backend")) == (before.get("device"), "gloo")
-        assert cured(with_reference, "--backend=mpi").get("distributed_backend") == "mpi"
-        assert cured(with_reference, "--distributed_backend=nccl").get("distributed_backend") == "nccl"
+        assert patched(with_reference, "--backend=mpi").get("distributed_backend") == "mpi"
+        assert patched(with_reference, "--distributed_backend=nccl").get("distributed_backend") == "nccl"
 
 
 def test_what_only_hparams_can_tell(tmp_path: Path, active: None) -> None:
     file = parsing.write(tmp_path, BASE + "debug_batches: !apply:operator.add [3, 4]\nnoprogressbar: !name:len\n")
-    outcome = cured(file, "--device=cpu")
+    outcome = patched(file, "--device=cpu")
     assert outcome.get("debug_batches") == 2
-    assert made(cured, file, "--device=cpu").debug_batches == 7
+    assert made(patched, file, "--device=cpu").debug_batches == 7
 
 
 def test_something_else_of_that_name_stays_out(tmp_path: Path, active: None) -> None:
     if RELEASE >= NEW:
         pytest.skip("the release takes it for the run option")
     file = parsing.write(tmp_path, BASE + "debug: !new:collections.Counter\n    x: 1\ndebug_batches: {a: 1}\n")
-    brain = made(cured, file, "--device=cpu")
+    brain = made(patched, file, "--device=cpu")
     assert (brain.debug, brain.debug_batches) == (False, 2)
-    typed = cured(file, "--device=cpu", "--debug")
+    typed = patched(file, "--device=cpu", "--debug")
     assert (typed.get("debug"), typed.overrides) == (True, "")
 
 
 def test_a_quoted_truth_value(tmp_path: Path, active: None) -> None:
     file = parsing.write(tmp_path, BASE + 'debug: "False"\n')
-    assert cured(file).get("debug") is False
+    assert patched(file).get("debug") is False
     if RELEASE < NEW:
-        assert made(cured, file, "--device=cpu").debug is False
+        assert made(patched, file, "--device=cpu").debug is False
 
 
 def test_run_options_of_the_users_own(tmp_path: Path, active: None) -> None:
@@ -169,7 +171,7 @@ def test_run_options_of_the_users_own(tmp_path: Path, active: None) -> None:
     if RELEASE >= NEW:
         return
     # The parser's dict, changed: what is not as the parser leaves it is the user's.
-    changed = {**cured(written(tmp_path)).options, "device": "cpu", "debug_epochs": 4}
+    changed = {**patched(written(tmp_path)).options, "device": "cpu", "debug_epochs": 4}
     brain = parsing.brain(changed, {"debug_batches": 7, "debug_epochs": 9})
     assert (brain.debug_batches, brain.debug_epochs) == (7, 4)
     assert yaml_options.unshadowed(changed, {}) is changed
@@ -178,18 +180,18 @@ def test_run_options_of_the_users_own(tmp_path: Path, active: None) -> None:
 def test_what_is_typed_is_in_hparams_and_in_what_is_saved(tmp_path: Path) -> None:
     file = written(tmp_path, max_grad_norm=5.0, debug_batches=3, device="cuda:0")
     words = [file, "--device=cpu", "--max_grad_norm=2.5", "--debug_batches", "4", "--nonfinite_patience=1"]
-    found = {}
-    for which, parse in (("stock", stock), ("cured", cured)):
-        with parsing.active(overrides="apply" if which == "cured" else "off"):
+    by_parser = {}
+    for which, parse in (("unpatched", unpatched), ("patched", patched)):
+        with parsing.active(overrides="apply" if which == "patched" else "off"):
             outcome = parse(*words)
             brain = parsing.brain(outcome.options, parsing.load(outcome))
             saved = saves(outcome, tmp_path / which)
         names = ("max_grad_norm", "debug_batches", "device")
         values = [[getattr(brain, n), getattr(brain.hparams, n), saved[n]] for n in names]
         assert "nonfinite_patience" not in saved
-        found[which] = values
-    assert found["stock"] == [[2.5, 5.0, 5.0], [4, 3, 3], ["cpu", "cuda:0", "cuda:0"]]
-    assert found["cured"] == [[2.5] * 3, [4] * 3, ["cpu"] * 3]
+        by_parser[which] = values
+    assert by_parser["unpatched"] == [[2.5, 5.0, 5.0], [4, 3, 3], ["cpu", "cuda:0", "cuda:0"]]
+    assert by_parser["patched"] == [[2.5] * 3, [4] * 3, ["cpu"] * 3]
 
 
 def saves(outcome: parsing.Outcome, folder: Path) -> Dict[str, Any]:
@@ -204,7 +206,7 @@ def saves(outcome: parsing.Outcome, folder: Path) -> Dict[str, Any]:
     return dict(yaml.safe_load(text.replace("!new:collections.Counter", "")))
 
 
-# Spelling, what comes of it on stock (an error's name, or the loaded value), and the value that is meant.
+# Spelling, its result on the unpatched release (an error's name, or the loaded value), and the intended value.
 SPELLINGS: List[Tuple[List[str], Any, Dict[str, Any]]] = [
     (["--lr=x=y"], {"lr": "x y"}, {"lr": "x=y"}),
     (["--lr", "x=y"], {"lr": "x y"}, {"lr": "x=y"}),
@@ -234,18 +236,20 @@ SPELLINGS: List[Tuple[List[str], Any, Dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("words", "was", "meant"), SPELLINGS)
-def test_overrides_as_they_are_meant(words: List[str], was: Any, meant: Dict[str, Any], tmp_path: Path) -> None:
+def test_overrides_have_the_intended_values(
+    words: List[str], was: Any, intended: Dict[str, Any], tmp_path: Path
+) -> None:
     file = written(tmp_path)
-    on_stock = parsing.run(lambda given: (file, {}, parsing.load(stock(*given))), file, *words)
+    without_ddpfix = parsing.run(lambda given: (file, {}, parsing.load(unpatched(*given))), file, *words)
     if isinstance(was, str):
-        assert on_stock.error == was
+        assert without_ddpfix.error == was
     else:
-        assert {name: on_stock.overrides[name] for name in was} == was  # type: ignore[index]
+        assert {name: without_ddpfix.overrides[name] for name in was} == was  # type: ignore[index]
     with parsing.active():
-        outcome = cured(file, *words)
+        outcome = patched(file, *words)
         assert outcome.error is None, outcome.printed
         hparams = parsing.load(outcome)
-    assert {name: hparams[name] for name in meant} == meant
+    assert {name: hparams[name] for name in intended} == intended
 
 
 REFUSED = [
@@ -259,17 +263,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED)
-def test_what_cannot_be_meant_ends_with_the_forms_that_can(
+def test_an_invalid_override_ends_with_the_accepted_forms(
     words: List[str], message: str, tmp_path: Path, active: None
 ) -> None:
-    outcome = cured(written(tmp_path), *words)
+    outcome = patched(written(tmp_path), *words)
     assert outcome.error == "exit 2"
     assert f"error: {message}" in outcome.printed
 
 
 def test_a_part_that_is_new(tmp_path: Path, active: None) -> None:
-    with parsing.told() as lines:
-        outcome = cured(written(tmp_path), "--net.inner.dept=2")
+    with parsing.log_lines() as lines:
+        outcome = patched(written(tmp_path), "--net.inner.dept=2")
     assert outcome.loaded == {"net": {"inner": {"dept": 2}}}
     assert lines == ["--net.inner.dept: net.inner has no dept so far; did you mean depth?"]
 
@@ -278,12 +282,12 @@ def test_a_key_that_nobody_knows(tmp_path: Path) -> None:
     file = written(tmp_path)
     for words, hint in ((["--sed=3"], "--seed"), (["--nonfinite_pation=3"], "--nonfinite_patience")):
         with pytest.raises(KeyError) as caught:
-            parsing.load(stock(file, *words))
+            parsing.load(unpatched(file, *words))
         name = words[0].partition("=")[0][2:]
         assert str(caught.value).startswith(f"\"Override '{name}' not found in: ['output_folder', ")
         assert "did you mean" not in str(caught.value)
         with parsing.active():
-            outcome = cured(file, *words)
+            outcome = patched(file, *words)
             with pytest.raises(KeyError) as caught:
                 parsing.load(outcome)
         assert str(caught.value).startswith(
@@ -295,7 +299,7 @@ def test_a_key_that_nobody_knows(tmp_path: Path) -> None:
 def test_overrides_that_need_not_match(tmp_path: Path, active: None) -> None:
     from hyperpyyaml import load_hyperpyyaml
 
-    outcome = cured(written(tmp_path), "--brand_new=3")
+    outcome = patched(written(tmp_path), "--brand_new=3")
     with open(outcome.path) as file:
         assert load_hyperpyyaml(file, outcome.overrides, overrides_must_match=False)["brand_new"] == 3
     with pytest.raises(KeyError, match="Override 'mine' not found"):
@@ -310,4 +314,4 @@ def test_undo(tmp_path: Path) -> None:
         assert home.recursive_update is not update
     assert home.recursive_update is update
     assert vars(speechbrain.Brain)["__init__"] is built
-    assert speechbrain.parse_arguments is STOCK[0]
+    assert speechbrain.parse_arguments is UNPATCHED[0]

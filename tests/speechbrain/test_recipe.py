@@ -74,7 +74,7 @@ def start(folder: Path, options: Sequence[str], environ: Dict[str, str], before:
     return Run(code, output, results)
 
 
-def test_stock_refuses_the_advice_and_fails_without_it(folder: Path) -> None:
+def test_unpatched_refuses_the_advice_and_fails_without_it(folder: Path) -> None:
     refused = start(folder, [ADVICE], {})
     assert refused.code != 0 and "ignored explicit argument 'True'" in refused.output
     plain = start(folder, [], {})

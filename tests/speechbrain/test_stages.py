@@ -24,12 +24,12 @@ RACES = since("0.5.16", "1.0.0")
 SLOW = """
 import time
 from speechbrain.utils.checkpoints import Checkpointer
-stock = Checkpointer._list_checkpoint_dirs
-def found(self):
-    folders = stock(self)
+original = Checkpointer._list_checkpoint_dirs
+def listed(self):
+    folders = original(self)
     time.sleep(rank / 2)
     return folders
-Checkpointer._list_checkpoint_dirs = found
+Checkpointer._list_checkpoint_dirs = listed
 """
 EPOCH: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, 101)]]
 
@@ -37,22 +37,22 @@ EPOCH: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, 101)]]
 def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
     # A run that hangs is ended early: it is expected to.
     limit = 30 if ddpfix else 6
-    # Stock 0.5.16 dies of its checkpoints now and then.
+    # The unpatched 0.5.16 fails over its checkpoints now and then.
     keep = ddpfix or not RACES
-    found = [
+    plans = [
         run(folder, "anneal", number_of_epochs=3, counts="2,2", anneal=0.01, keep=keep, timeout=limit),
         run(folder, "stop", number_of_epochs=3, counts="2,2", stop_at=1, keep=keep, timeout=limit),
         run(folder, "alone", alone=True, timeout=limit),
     ]
     if RACES:
-        found += [run(folder, "slow", counts="1,1", number_of_epochs=3, before=SLOW, timeout=limit)]
+        plans += [run(folder, "slow", counts="1,1", number_of_epochs=3, before=SLOW, timeout=limit)]
     if BEFORE_1:
-        found += [run(folder, "nan", nan="1:2", counts="4,4", timeout=limit)]
+        plans += [run(folder, "nan", nan="1:2", counts="4,4", timeout=limit)]
     if BEFORE_1 and HAS_FACTOR:
         three = ["--grad_accumulation_factor=3"]
-        found += [run(folder, "nan_last", three, nan="1:3", counts="6,6", timeout=limit)]
-        found += [run(folder, "nan_clipped", ["--max_grad_norm=0.01"], nan="1:2", counts="4,4", timeout=limit)]
-    return found
+        plans += [run(folder, "nan_last", three, nan="1:3", counts="6,6", timeout=limit)]
+        plans += [run(folder, "nan_clipped", ["--max_grad_norm=0.01"], nan="1:2", counts="4,4", timeout=limit)]
+    return plans
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +61,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path) -> Tuple[Path, Runs]:
-    return folder / "stock", launch.train(scenarios(folder / "stock", False), folder / "stock", ddpfix=False)
+def unpatched(folder: Path) -> Tuple[Path, Runs]:
+    return folder / "unpatched", launch.train(
+        scenarios(folder / "unpatched", False), folder / "unpatched", ddpfix=False
+    )
 
 
 @pytest.fixture(scope="module")
-def cured(folder: Path) -> Tuple[Path, Runs]:
-    return folder / "cured", launch.train(scenarios(folder / "cured", True), folder / "cured", ddpfix=True)
+def patched(folder: Path) -> Tuple[Path, Runs]:
+    return folder / "patched", launch.train(scenarios(folder / "patched", True), folder / "patched", ddpfix=True)
 
 
-def test_stock_anneals_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
-    first, second = stock[1]["anneal"]
+def test_unpatched_anneals_on_rank_0_only(unpatched: Tuple[Path, Runs]) -> None:
+    first, second = unpatched[1]["anneal"]
     assert tiny_runs.well([first, second]) and first.lr == pytest.approx([0.1] * 4 + [0.001] * 2)
     if MAIN_ONLY:
         assert second.lr == [0.1] * 6
@@ -81,8 +83,8 @@ def test_stock_anneals_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
 
 
 @pytest.mark.patches("speechbrain.stages")
-def test_every_rank_anneals_alike(cured: Tuple[Path, Runs]) -> None:
-    where, runs = cured
+def test_every_rank_anneals_alike(patched: Tuple[Path, Runs]) -> None:
+    where, runs = patched
     assert tiny_runs.alike(runs["anneal"])
     assert runs["anneal"][1].lr == pytest.approx([0.1] * 4 + [0.001] * 2)
     expected = by_hand(EPOCH * 3, [0.1] * 4 + [0.001] * 2)
@@ -90,8 +92,8 @@ def test_every_rank_anneals_alike(cured: Tuple[Path, Runs]) -> None:
 
 
 @pytest.mark.patches("speechbrain.stages")
-def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(cured: Tuple[Path, Runs]) -> None:
-    where, _ = cured
+def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(patched: Tuple[Path, Runs]) -> None:
+    where, _ = patched
     assert (where / "anneal" / "ends0").read_text().split() == ["1", "2", "3"]
     assert (where / "anneal" / "ends1").exists() != MAIN_ONLY
     assert len((where / "anneal" / "train_log.txt").read_text().splitlines()) == 3
@@ -100,17 +102,17 @@ def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(cu
 @pytest.mark.patches("speechbrain.checkpoints")
 @pytest.mark.skipif(not RACES, reason="rank 0 alone saves checkpoints, or there are barriers")
 def test_old_checkpoints_are_deleted_while_nobody_reads_them(
-    stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]
+    unpatched: Tuple[Path, Runs], patched: Tuple[Path, Runs]
 ) -> None:
-    assert "FileNotFoundError" in str(stock[1]["slow"][1].error)
-    where, runs = cured
+    assert "FileNotFoundError" in str(unpatched[1]["slow"][1].error)
+    where, runs = patched
     assert tiny_runs.alike(runs["slow"]) and len(runs["slow"][0].steps) == 3
     # The latest and the best, which are the same.
     assert len(list((where / "slow" / "save").glob("CKPT*"))) in (1, 2)
 
 
-def test_stock_stops_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
-    first, second = stock[1]["stop"]
+def test_unpatched_stops_on_rank_0_only(unpatched: Tuple[Path, Runs]) -> None:
+    first, second = unpatched[1]["stop"]
     if MAIN_ONLY:
         # Rank 0 is gone: what rank 1 waits for comes to an end with gloo, once rank 0's process has ended.
         assert (second.hung or second.error) and not first.hung
@@ -120,8 +122,8 @@ def test_stock_stops_on_rank_0_only(stock: Tuple[Path, Runs]) -> None:
 
 
 @pytest.mark.patches("speechbrain.stages")
-def test_every_rank_stops(cured: Tuple[Path, Runs]) -> None:
-    where, runs = cured
+def test_every_rank_stops(patched: Tuple[Path, Runs]) -> None:
+    where, runs = patched
     assert tiny_runs.alike(runs["stop"]) and len(runs["stop"][0].steps) == 2
     assert [tiny_runs.end(where, "stop", rank)["current"] for rank in (0, 1)] == [3, 3]
 
@@ -141,8 +143,8 @@ def test_an_ordinary_recipe_anneals_alike(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not BEFORE_1, reason="a NaN reaches all ranks alike")
-def test_stock_parts_a_rank_whose_loss_is_not_finite(stock: Tuple[Path, Runs]) -> None:
-    where, runs = stock
+def test_unpatched_parts_a_rank_whose_loss_is_not_finite(unpatched: Tuple[Path, Runs]) -> None:
+    where, runs = unpatched
     first, second = runs["nan"]
     if since("0.5.15"):
         # One all-reduce less on rank 1: rank 0 waits for it until that process ends.
@@ -155,8 +157,8 @@ def test_stock_parts_a_rank_whose_loss_is_not_finite(stock: Tuple[Path, Runs]) -
 
 @pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not BEFORE_1, reason="a NaN reaches all ranks alike")
-def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(cured: Tuple[Path, Runs]) -> None:
-    where, runs = cured
+def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(patched: Tuple[Path, Runs]) -> None:
+    where, runs = patched
     assert tiny_runs.alike(runs["nan"]) and len(runs["nan"][0].steps) == 4
     expected = by_hand([[(0, 100)], [(1, None)], [(2, 102)], [(3, 103)]])
     assert max(error(where, "nan", expected, rank) for rank in (0, 1)) < 1e-6
@@ -164,8 +166,8 @@ def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(cured: Tu
 
 @pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not (BEFORE_1 and HAS_FACTOR), reason="no accumulation, or a NaN reaches all ranks alike")
-def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(cured: Tuple[Path, Runs]) -> None:
-    where, runs = cured
+def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(patched: Tuple[Path, Runs]) -> None:
+    where, runs = patched
     assert tiny_runs.alike(runs["nan_last"]) and len(runs["nan_last"][0].steps) == 2
     windows: List[List[tiny_runs.Micro]] = [[(0, 100), (1, 101), (2, None)], [(3, 103), (4, 104), (5, 105)]]
     assert max(error(where, "nan_last", by_hand(windows), rank) for rank in (0, 1)) < 1e-6
@@ -174,8 +176,8 @@ def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(cured: T
     assert max(error(where, "nan_clipped", expected, rank) for rank in (0, 1)) < 1e-6
 
 
-def test_stock_cannot_log_on_the_main_process_only(stock: Tuple[Path, Runs]) -> None:
-    results = stock[1]["alone"]
+def test_unpatched_cannot_log_on_the_main_process_only(unpatched: Tuple[Path, Runs]) -> None:
+    results = unpatched[1]["alone"]
     if BROADCASTS:
         assert any(result.hung or result.error for result in results)
     else:
@@ -183,8 +185,8 @@ def test_stock_cannot_log_on_the_main_process_only(stock: Tuple[Path, Runs]) -> 
 
 
 @pytest.mark.patches("speechbrain.loggers")
-def test_logging_on_the_main_process_only_is_no_collective(cured: Tuple[Path, Runs]) -> None:
-    where, runs = cured
+def test_logging_on_the_main_process_only_is_no_collective(patched: Tuple[Path, Runs]) -> None:
+    where, runs = patched
     assert tiny_runs.alike(runs["alone"])
     assert error(where, "alone", by_hand([*EPOCH, [(2, 102)]])) < 1e-6
     # Three steps and one validation.
@@ -210,20 +212,20 @@ def test_a_patch_that_is_taken_back_leaves_nothing(patch: str) -> None:
         names = target.attribute.split(".")[:-1]
         places.append((module, reduce(getattr, names, module) if target.attribute != "*" else None))
     kinds = {kind for module, _ in places for kind in vars(module).values() if isinstance(kind, type)}
-    watched = [*{module for module, _ in places}, *kinds]
-    before = [dict(vars(one)) for one in watched]
+    owners = [*{module for module, _ in places}, *kinds]
+    before = [dict(vars(one)) for one in owners]
     module_name, _, function = loader.load().patches[f"speechbrain.{patch}"].code.partition(":")
     site = Site(f"speechbrain.{patch}", {"uneven": "pad"})
     for module, owner in places:
         getattr(import_module(f"ddpfix.patches.{module_name}"), function)(site, module, owner)
-    assert untouched(watched, before) is not bool(places)
+    assert untouched(owners, before) is not bool(places)
     assert site.undo() == []
-    assert untouched(watched, before)
+    assert untouched(owners, before)
 
 
-def untouched(watched: List[Any], before: List[Dict[str, Any]]) -> bool:
+def untouched(owners: List[Any], before: List[Dict[str, Any]]) -> bool:
     """Whether modules and classes hold the very same objects as before: a wrapper is equal to what it wraps."""
     return all(
         set(vars(one)) == set(was) and all(vars(one)[name] is value for name, value in was.items())
-        for one, was in zip(watched, before)
+        for one, was in zip(owners, before)
     )

@@ -16,10 +16,10 @@ Runs = Dict[str, List[launch.Result]]
 # Collectives from Python: the tiny recipe has no other ones (DDP reduces gradients in C++).
 COUNT = """
 import torch
-stock, watcher.found["reduced"] = torch.distributed.all_reduce, 0
+original, recorder.record["reduced"] = torch.distributed.all_reduce, 0
 def all_reduce(*args, **kwargs):
-    watcher.found["reduced"] += 1
-    return stock(*args, **kwargs)
+    recorder.record["reduced"] += 1
+    return original(*args, **kwargs)
 torch.distributed.all_reduce = all_reduce
 """
 PADDED = [[(0, 100)], [(1, 101)], [(2, 102)], [(3, 100)], [(4, 101)]]
@@ -31,18 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path) -> Tuple[Path, Runs]:
-    where = folder / "stock"
-    found = [run(where, "loader", counts="5,3", timeout=6)]
+def unpatched(folder: Path) -> Tuple[Path, Runs]:
+    where = folder / "unpatched"
+    plans = [run(where, "loader", counts="5,3", timeout=6)]
     if since("0.5.14"):
-        found += [run(where, "dataset", kind="dataset", counts="3,3")]
-    return where, launch.train(found, where, ddpfix=False)
+        plans += [run(where, "dataset", kind="dataset", counts="3,3")]
+    return where, launch.train(plans, where, ddpfix=False)
 
 
 @pytest.fixture(scope="module")
-def cured(folder: Path) -> Tuple[Path, Runs]:
-    where, stop = folder / "cured", {"uneven": "stop"}
-    found = [
+def patched(folder: Path) -> Tuple[Path, Runs]:
+    where, stop = folder / "patched", {"uneven": "stop"}
+    plans = [
         run(where, "equal", before=COUNT),
         run(where, "loader", counts="5,3", before=COUNT, number_of_epochs=2),
         run(where, "debug", ["--debug"], counts="5,1"),
@@ -54,8 +54,8 @@ def cured(folder: Path) -> Tuple[Path, Runs]:
         run(where, "dataset", kind="dataset", counts="3,3"),
     ]
     if since("0.5.12"):
-        found += [run(where, "limit", ["--optimizer_step_limit=4"], counts="6,3")]
-    runs = launch.train(found, where, ddpfix=True)
+        plans += [run(where, "limit", ["--optimizer_step_limit=4"], counts="6,3")]
+    runs = launch.train(plans, where, ddpfix=True)
     # The others switch ddpfix on late, in ranks that have imported SpeechBrain without it.
     late = [
         run(where, "stop", counts="5,3", number_of_epochs=2, settings=stop),
@@ -64,14 +64,14 @@ def cured(folder: Path) -> Tuple[Path, Runs]:
     return where, {**runs, **launch.train(late, where, ddpfix=False)}
 
 
-def test_stock_hangs(stock: Tuple[Path, Runs]) -> None:
-    assert any(result.hung for result in stock[1]["loader"])
+def test_unpatched_hangs(unpatched: Tuple[Path, Runs]) -> None:
+    assert any(result.hung for result in unpatched[1]["loader"])
 
 
 @pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["loader", "iterable"])
-def test_the_shorter_rank_reads_some_again(cured: Tuple[Path, Runs], name: str) -> None:
-    where, runs = cured
+def test_the_shorter_rank_reads_some_again(patched: Tuple[Path, Runs], name: str) -> None:
+    where, runs = patched
     first, second = runs[name]
     assert tiny_runs.alike([first, second])
     assert first.batches == [[str(number)] for number in [*range(5)] * 2]
@@ -82,8 +82,8 @@ def test_the_shorter_rank_reads_some_again(cured: Tuple[Path, Runs], name: str) 
 
 @pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["stop", "stop_iterable"])
-def test_all_stop_at_the_shortest(cured: Tuple[Path, Runs], name: str) -> None:
-    where, runs = cured
+def test_all_stop_at_the_shortest(patched: Tuple[Path, Runs], name: str) -> None:
+    where, runs = patched
     epochs = 2 if name == "stop" else 1
     assert tiny_runs.alike(runs[name]) and len(runs[name][0].steps) == 3 * epochs
     assert error(where, name, by_hand(PADDED[:3] * epochs)) < 1e-6
@@ -91,15 +91,15 @@ def test_all_stop_at_the_shortest(cured: Tuple[Path, Runs], name: str) -> None:
 
 
 @pytest.mark.patches("speechbrain.uneven")
-def test_ranks_ask_each_other_once_an_epoch(cured: Tuple[Path, Runs]) -> None:
-    runs = cured[1]
+def test_ranks_ask_each_other_once_an_epoch(patched: Tuple[Path, Runs]) -> None:
+    runs = patched[1]
     assert [result.notes["reduced"] for result in runs["equal"]] == [1, 1]
     assert [result.notes["reduced"] for result in runs["loader"]] == [2, 2]
 
 
 @pytest.mark.patches("speechbrain.uneven")
-def test_only_without_a_length_they_agree_ahead(cured: Tuple[Path, Runs]) -> None:
-    runs = cured[1]
+def test_only_without_a_length_they_agree_ahead(patched: Tuple[Path, Runs]) -> None:
+    runs = patched[1]
     # Once an epoch, once for each batch fetched ahead and for the end, once where the shorter rank begins again.
     assert [result.notes["reduced"] for result in runs["iterable"]] == [2 * (1 + 5 + 1 + 1)] * 2
     assert [result.notes["reduced"] for result in runs["iterable_equal"]] == [1 + 3 + 1] * 2
@@ -107,32 +107,32 @@ def test_only_without_a_length_they_agree_ahead(cured: Tuple[Path, Runs]) -> Non
 
 
 @pytest.mark.patches("speechbrain.uneven")
-def test_a_stream_that_can_be_read_once_ends_the_epoch_on_all_ranks(cured: Tuple[Path, Runs]) -> None:
-    where, runs = cured
+def test_a_stream_that_can_be_read_once_ends_the_epoch_on_all_ranks(patched: Tuple[Path, Runs]) -> None:
+    where, runs = patched
     assert tiny_runs.alike(runs["once"]) and len(runs["once"][0].steps) == 3
     assert error(where, "once", by_hand(PADDED[:3])) < 1e-6
 
 
 @pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["nothing", "nothing_iterable"])
-def test_a_rank_without_data_is_an_error_on_all_ranks(cured: Tuple[Path, Runs], name: str) -> None:
-    for result in cured[1][name]:
+def test_a_rank_without_data_is_an_error_on_all_ranks(patched: Tuple[Path, Runs], name: str) -> None:
+    for result in patched[1][name]:
         assert result.error is not None and "1 of 2 ranks have no batch at all" in result.error
 
 
 @pytest.mark.patches("speechbrain.uneven")
-def test_debug_and_step_limits_end_all_ranks(cured: Tuple[Path, Runs]) -> None:
-    runs = cured[1]
+def test_debug_and_step_limits_end_all_ranks(patched: Tuple[Path, Runs]) -> None:
+    runs = patched[1]
     assert tiny_runs.alike(runs["debug"]) and len(runs["debug"][0].steps) == 2
     if since("0.5.12"):
         assert tiny_runs.alike(runs["limit"]) and len(runs["limit"][0].steps) == 4
 
 
 @pytest.mark.patches("speechbrain.no_hparams")
-def test_a_brain_without_hparams_trains(stock: Tuple[Path, Runs], cured: Tuple[Path, Runs]) -> None:
+def test_a_brain_without_hparams_trains(unpatched: Tuple[Path, Runs], patched: Tuple[Path, Runs]) -> None:
     if since("0.5.14"):
-        assert all("has no attribute 'hparams'" in str(result.error) for result in stock[1]["dataset"])
-    assert tiny_runs.alike(cured[1]["dataset"]) and len(cured[1]["dataset"][0].steps) == 2
+        assert all("has no attribute 'hparams'" in str(result.error) for result in unpatched[1]["dataset"])
+    assert tiny_runs.alike(patched[1]["dataset"]) and len(patched[1]["dataset"][0].steps) == 2
 
 
 def loaded(count: int, **arguments: Any) -> Any:
@@ -173,7 +173,7 @@ def test_a_looped_loader_goes_on_in_its_data_and_begins_epochs_anew() -> None:
 
 
 @pytest.mark.patches("speechbrain.uneven")
-def test_a_loader_with_a_guessed_length_or_none_is_asked_batch_by_batch() -> None:
+def test_for_a_loader_with_a_guessed_length_or_none_ranks_agree_batch_by_batch() -> None:
     import torch
     from ddpfix.patches.speechbrain import uneven
 
@@ -236,7 +236,7 @@ def test_loops_within_the_loop_are_left_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(brains, "together", lambda brain: True)
     monkeypatch.setattr(uneven, "evened", lambda brain, loader, stop: [f"even {brain.name}", *loader])
     site = Site("test", {"uneven": "pad"})
-    stock = vars(module)["tqdm"]
+    original = vars(module)["tqdm"]
     uneven.even(site, module, vars(module)["Brain"])
     try:
         assert vars(module)["Brain"]("outer").fit(["data"], ["other"]) == {
@@ -246,7 +246,7 @@ def test_loops_within_the_loop_are_left_alone(monkeypatch: pytest.MonkeyPatch) -
         }
     finally:
         assert site.undo() == []
-    assert vars(module)["tqdm"] is stock
+    assert vars(module)["tqdm"] is original
 
 
 WITH_LOOPS = """
@@ -261,11 +261,11 @@ class Brain:
         return self._fit_train(data, other)
 
     def _fit_train(self, data, other):
-        found = {self.name: tqdm(data)}
+        result = {self.name: tqdm(data)}
         if self.name == "outer":
-            found["evaluated"] = self.evaluate(other)
-            found.update(Brain("inner").fit(other, None))
-        return found
+            result["evaluated"] = self.evaluate(other)
+            result.update(Brain("inner").fit(other, None))
+        return result
 
     def _fit_valid(self, data):
         return tqdm(data)

@@ -1,4 +1,4 @@
-"""The reported failure and its two published cures, on two ranks through SpeechBrain's own Brain (issue 2340)."""
+"""The reported failure and its two published fixes, on two ranks through SpeechBrain's own Brain (issue 2340)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HAS_PRECISION = Version("1.0.0") <= release
 # Where the Brain knows no flag, what holds for every toolkit is enough.
 SWITCHED_OFF = {"speechbrain.unused" if HAS_FLAG else "torch.unused": "0", "torch.late": "0"}
 LATE = {"unused": "late", "layerdrop": "stock"}
-CLOSED = "DDP's reduction is finalized after each backward"
+FINALIZED = "DDP's reduction is finalized after each backward"
 Results = Dict[str, List[Result]]
 REWRITTEN = """import torch
 
@@ -38,21 +38,21 @@ class ASR(sb.Brain):
 UNEQUAL_USE = """
 import numpy, torch
 from speechbrain.core import Brain
-stock = Brain.fit_batch
+original = Brain.fit_batch
 
 def fit_batch(self, batch):
     if rank == 1:
         torch.rand(1), numpy.random.random()
-    return stock(self, batch)
+    return original(self, batch)
 
 Brain.fit_batch = fit_batch
 """
 # Notes, for an extractor that DDP does not wrap, its mode and how many of its layers run in each step.
-WATCH_FROZEN = """
+RECORD_FROZEN = """
 from speechbrain.core import Brain
-stock = Brain.fit_batch
+original = Brain.fit_batch
 ran, counts, modes = [], [], []
-watcher.found.update(frozen_layers=counts, frozen_modes=modes)
+recorder.record.update(frozen_layers=counts, frozen_modes=modes)
 
 def fit_batch(self, batch):
     extractor = self.modules["wav2vec2"]
@@ -61,7 +61,7 @@ def fit_batch(self, batch):
         for layer in model.encoder.layers:
             layer.register_forward_hook(lambda *_: ran.append(1))
     ran.clear()
-    result = stock(self, batch)
+    result = original(self, batch)
     counts.append(len(ran))
     modes.append(model.training)
     return result
@@ -105,28 +105,28 @@ def rewritten(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path, yamls: Dict[str, Path]) -> Results:
+def unpatched(folder: Path, yamls: Dict[str, Path]) -> Results:
     scenarios = [
         Scenario("plain", yamls["plain"], timeout=30),
         Scenario("still", yamls["still"], timeout=30),
-        Scenario("frozen", yamls["frozen"], before=WATCH_FROZEN),
+        Scenario("frozen", yamls["frozen"], before=RECORD_FROZEN),
     ]
     if HAS_FLAG:
         scenarios.append(Scenario("flag", yamls["still"], flag(), keep=2))
     if ACCUMULATES:
         scenarios.append(Scenario("window", yamls["plain"], ["--grad_accumulation_factor=2"], timeout=30))
-    return launch.train(scenarios, folder / "stock", ddpfix=False)
+    return launch.train(scenarios, folder / "unpatched", ddpfix=False)
 
 
 @pytest.fixture(scope="module")
-def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
+def patched(folder: Path, yamls: Dict[str, Path]) -> Results:
     scenarios = [
         Scenario("plain", yamls["plain"], keep=3),
         Scenario("flag", yamls["plain"], flag(), keep=3),
         Scenario("still", yamls["still"], keep=2),
         Scenario("off", yamls["plain"], settings={"layerdrop": "off"}, keep=2),
-        Scenario("frozen", yamls["frozen"], before=WATCH_FROZEN),
-        Scenario("frozen_stock", yamls["frozen"], settings={"speechbrain.frozen": "0"}, before=WATCH_FROZEN),
+        Scenario("frozen", yamls["frozen"], before=RECORD_FROZEN),
+        Scenario("frozen_unpatched", yamls["frozen"], settings={"speechbrain.frozen": "0"}, before=RECORD_FROZEN),
         Scenario("refused", yamls["plain"], ["--find_unused_parameters=False"], timeout=30),
         Scenario("rewritten", yamls["plain"], script=rewritten(folder)),
         Scenario("switched_off", yamls["plain"], settings=SWITCHED_OFF, timeout=30),
@@ -143,7 +143,7 @@ def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
         scenarios.append(Scenario("late_window", yamls["plain"], window, settings=LATE, keep=1, before=UNEQUAL_USE))
     if release >= Version("1.1.0"):
         scenarios.append(Scenario("old_place", yamls["old_place"], keep=2))
-        scenarios.append(Scenario("frozen_old_place", yamls["frozen_old_place"], before=WATCH_FROZEN))
+        scenarios.append(Scenario("frozen_old_place", yamls["frozen_old_place"], before=RECORD_FROZEN))
     if recipes.has_all_hiddens():
         scenarios.append(Scenario("hiddens", yamls["hiddens"], keep=2))
     if ACCUMULATES:
@@ -152,7 +152,7 @@ def cured(folder: Path, yamls: Dict[str, Path]) -> Results:
         scenarios.append(Scenario("bf16", yamls["plain"], ["--precision=bf16"], keep=2))
         both = ["--precision=bf16", "--grad_accumulation_factor=3"]
         scenarios.append(Scenario("bf16_window", yamls["plain"], both, keep=1))
-    return launch.train(scenarios, folder / "cured", ddpfix=True)
+    return launch.train(scenarios, folder / "patched", ddpfix=True)
 
 
 def passed(results: List[Result]) -> None:
@@ -173,92 +173,92 @@ def flags(results: List[Result]) -> List[Tuple[bool, ...]]:
 
 
 @pytest.fixture(scope="module")
-def errors(cured: Results, yamls: Dict[str, Path]) -> Dict[str, float]:
-    return reference.errors(reference.requests(cured, {"": yamls["plain"], **yamls}))
+def errors(patched: Results, yamls: Dict[str, Path]) -> Dict[str, float]:
+    return reference.errors(reference.requests(patched, {"": yamls["plain"], **yamls}))
 
 
-def test_stock_fails_in_the_second_step(stock: Results) -> None:
-    failed(stock["plain"])
-    assert flags(stock["plain"]) == [(False, False)] * 2
+def test_unpatched_fails_in_the_second_step(unpatched: Results) -> None:
+    failed(unpatched["plain"])
+    assert flags(unpatched["plain"]) == [(False, False)] * 2
 
 
 @pytest.mark.patches("speechbrain.unused")
-def test_it_trains_as_one_process_would(cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured["plain"])
+def test_it_trains_as_one_process_would(patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched["plain"])
     # The small layer behind the encoder uses all of its parameters, and is not searched.
-    assert flags(cured["plain"]) == [(True, False)] * 2
+    assert flags(patched["plain"]) == [(True, False)] * 2
     assert errors["plain"] == 0.0
 
 
 @pytest.mark.patches("speechbrain.unused")
-def test_every_rank_skips_the_same_layers(cured: Results) -> None:
-    one, other = cured["plain"]
+def test_every_rank_skips_the_same_layers(patched: Results) -> None:
+    one, other = patched["plain"]
     assert one.ran == other.ran
     assert len({tuple(layers) for layers in one.ran}) > 1
 
 
 @pytest.mark.patches("speechbrain.unused")
-def test_what_the_user_asked_for_stays(cured: Results) -> None:
-    passed(cured["flag"])
-    assert flags(cured["flag"]) == [(True, HAS_FLAG)] * 2
-    assert cured["flag"][0].steps == cured["plain"][0].steps
+def test_the_users_value_stays(patched: Results) -> None:
+    passed(patched["flag"])
+    assert flags(patched["flag"]) == [(True, HAS_FLAG)] * 2
+    assert patched["flag"][0].steps == patched["plain"][0].steps
 
 
 @pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not HAS_MASK, reason="before 0.5.8 masked_spec_embed is used: spec_augment was left on")
-def test_without_layerdrop_masked_spec_embed_is_enough_to_fail(stock: Results, cured: Results) -> None:
-    failed(stock["still"])
-    passed(cured["still"])
-    assert flags(cured["still"]) == [(True, False)] * 2
-    assert "masked_spec_embed is never used with apply_spec_augment=False" in cured["still"][0].log
+def test_without_layerdrop_masked_spec_embed_is_enough_to_fail(unpatched: Results, patched: Results) -> None:
+    failed(unpatched["still"])
+    passed(patched["still"])
+    assert flags(patched["still"]) == [(True, False)] * 2
+    assert "masked_spec_embed is never used with apply_spec_augment=False" in patched["still"][0].log
     if HAS_FLAG:
-        passed(stock["flag"])
-        assert cured["still"][0].steps == stock["flag"][0].steps
+        passed(unpatched["flag"])
+        assert patched["still"][0].steps == unpatched["flag"][0].steps
 
 
 @pytest.mark.patches("speechbrain.spec_augment", "speechbrain.layerdrop_off")
-def test_layerdrop_off_trains_without_the_flag(cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured["off"])
-    assert flags(cured["off"]) == [(False, False)] * 2
+def test_layerdrop_off_trains_without_the_flag(patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched["off"])
+    assert flags(patched["off"]) == [(False, False)] * 2
     if HAS_MASK:
-        assert [wrapped["frozen"] for wrapped in cured["off"][0].ddp] == [["model.masked_spec_embed"], []]
-    assert all(len(layers) == 4 for layers in cured["off"][0].ran)
+        assert [wrapped["frozen"] for wrapped in patched["off"][0].ddp] == [["model.masked_spec_embed"], []]
+    assert all(len(layers) == 4 for layers in patched["off"][0].ran)
     assert errors["off"] == 0.0
 
 
 @pytest.mark.patches("speechbrain.unused")
-def test_all_hidden_states(cured: Results, errors: Dict[str, float]) -> None:
+def test_all_hidden_states(patched: Results, errors: Dict[str, float]) -> None:
     if not recipes.has_all_hiddens():
         pytest.skip("the wrapper returns the last hidden state only")
-    passed(cured["hiddens"])
+    passed(patched["hiddens"])
     assert errors["hiddens"] == 0.0
 
 
 @pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not ACCUMULATES, reason="no accumulation before 0.5.12")
-def test_accumulation(stock: Results, cured: Results, errors: Dict[str, float]) -> None:
-    failed(stock["window"])
-    passed(cured["window"])
+def test_accumulation(unpatched: Results, patched: Results, errors: Dict[str, float]) -> None:
+    failed(unpatched["window"])
+    passed(patched["window"])
     assert errors["window"] <= 2e-7
 
 
 @pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not HAS_PRECISION, reason="no --precision before 1.0.0")
-def test_bfloat16(cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured["bf16"])
-    passed(cured["bf16_window"])
+def test_bfloat16(patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched["bf16"])
+    passed(patched["bf16_window"])
     assert errors["bf16"] == 0.0
     assert errors["bf16_window"] <= 2e-7
 
 
 @pytest.mark.patches("speechbrain.unused")
 @pytest.mark.parametrize("name", ["late", "late_unequal"])
-def test_ranks_that_skip_differently_need_no_flag(name: str, cured: Results, errors: Dict[str, float]) -> None:
-    """Its stock failure is the first one here; the reference runs on each rank's batches the layers that ran there."""
-    passed(cured[name])
-    assert flags(cured[name]) == [(False, False)] * 2
-    assert CLOSED in cured[name][0].log + cured[name][1].log
-    one, other = cured[name]
+def test_ranks_that_skip_differently_need_no_flag(name: str, patched: Results, errors: Dict[str, float]) -> None:
+    """The first test here is the failure of it; the reference runs the layers that ran on each rank's batches."""
+    passed(patched[name])
+    assert flags(patched[name]) == [(False, False)] * 2
+    assert FINALIZED in patched[name][0].log + patched[name][1].log
+    one, other = patched[name]
     assert any(len(layers) < 4 for result in (one, other) for layers in result.ran)
     assert name == "late" or one.ran != other.ran
     assert errors[name] == 0.0
@@ -266,69 +266,69 @@ def test_ranks_that_skip_differently_need_no_flag(name: str, cured: Results, err
 
 @pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not HAS_MASK, reason="before 0.5.8 masked_spec_embed is used: spec_augment was left on")
-def test_masked_spec_embed_needs_no_flag(stock: Results, cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured["still_late"])
-    assert flags(cured["still_late"]) == [(False, False)] * 2
+def test_masked_spec_embed_needs_no_flag(unpatched: Results, patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched["still_late"])
+    assert flags(patched["still_late"]) == [(False, False)] * 2
     # Nothing is frozen: what no rank uses has a gradient of zeros, which SGD alone does not move by.
-    assert [wrapped["frozen"] for wrapped in cured["still_late"][0].ddp] == [[], []]
+    assert [wrapped["frozen"] for wrapped in patched["still_late"][0].ddp] == [[], []]
     assert errors["still_late"] == 0.0
     if HAS_FLAG:
-        assert cured["still_late"][0].steps == stock["flag"][0].steps
+        assert patched["still_late"][0].steps == unpatched["flag"][0].steps
 
 
 @pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not HAS_FLAG, reason="no such flag before 0.5.9")
-def test_what_the_user_asked_for_stays_under_late(cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured["late_flag"])
-    assert flags(cured["late_flag"]) == [(True, True)] * 2
-    assert CLOSED not in cured["late_flag"][0].log + cured["late_flag"][1].log
+def test_the_users_value_stays_under_late(patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched["late_flag"])
+    assert flags(patched["late_flag"]) == [(True, True)] * 2
+    assert FINALIZED not in patched["late_flag"][0].log + patched["late_flag"][1].log
     assert errors["late_flag"] == 0.0
 
 
 @pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(not ACCUMULATES, reason="no accumulation before 0.5.12")
-def test_accumulation_needs_no_flag(cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured["late_window"])
-    assert flags(cured["late_window"]) == [(False, False)] * 2
+def test_accumulation_needs_no_flag(patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched["late_window"])
+    assert flags(patched["late_window"]) == [(False, False)] * 2
     assert errors["late_window"] <= 2e-7
 
 
 @pytest.mark.patches("speechbrain.unused")
-def test_an_explicit_no_stays_and_is_said(cured: Results) -> None:
-    failed(cured["refused"])
-    assert flags(cured["refused"]) == [(False, False)] * 2
-    assert "find_unused_parameters=False is your own setting and stays" in cured["refused"][0].log
+def test_an_explicit_no_stays_and_is_logged(patched: Results) -> None:
+    failed(patched["refused"])
+    assert flags(patched["refused"]) == [(False, False)] * 2
+    assert "find_unused_parameters=False is your own setting and stays" in patched["refused"][0].log
 
 
 @pytest.mark.patches("speechbrain.unused")
-def test_a_brain_that_rewrites_on_fit_start(cured: Results) -> None:
-    passed(cured["rewritten"])
-    assert flags(cured["rewritten"]) == [(True, False)] * 2
-    assert cured["rewritten"][0].steps == cured["plain"][0].steps
+def test_a_brain_that_rewrites_on_fit_start(patched: Results) -> None:
+    passed(patched["rewritten"])
+    assert flags(patched["rewritten"]) == [(True, False)] * 2
+    assert patched["rewritten"][0].steps == patched["plain"][0].steps
 
 
 @pytest.mark.patches("speechbrain.unused")
 @pytest.mark.skipif(release < Version("1.1.0"), reason="there is one place")
-def test_the_old_place_of_the_wrappers(cured: Results, errors: Dict[str, float]) -> None:
-    passed(cured["old_place"])
-    assert cured["old_place"][0].steps == cured["plain"][0].steps[: len(cured["old_place"][0].steps)]
+def test_the_old_place_of_the_wrappers(patched: Results, errors: Dict[str, float]) -> None:
+    passed(patched["old_place"])
+    assert patched["old_place"][0].steps == patched["plain"][0].steps[: len(patched["old_place"][0].steps)]
     assert errors["old_place"] == 0.0
-    passed(cured["frozen_old_place"])
-    assert set(cured["frozen_old_place"][0].notes["frozen_modes"]) == {False}
+    passed(patched["frozen_old_place"])
+    assert set(patched["frozen_old_place"][0].notes["frozen_modes"]) == {False}
 
 
 @pytest.mark.patches("speechbrain.unused")
-def test_without_the_patch_it_fails_as_before(cured: Results) -> None:
-    failed(cured["switched_off"])
+def test_without_the_patch_it_fails_as_before(patched: Results) -> None:
+    failed(patched["switched_off"])
 
 
 @pytest.mark.patches("speechbrain.frozen", "speechbrain.frozen_parameters")
-def test_a_frozen_extractor_keeps_all_of_its_layers(stock: Results, cured: Results) -> None:
-    for results in (stock["frozen"], cured["frozen"], cured["frozen_stock"]):
+def test_a_frozen_extractor_keeps_all_of_its_layers(unpatched: Results, patched: Results) -> None:
+    for results in (unpatched["frozen"], patched["frozen"], patched["frozen_unpatched"]):
         passed(results)
     # Nothing in it is trained, and nothing of it is wrapped.
-    assert [wrapped["module"] for wrapped in cured["frozen"][0].ddp] == ["Linear"]
-    assert "is frozen and stays in eval mode" in cured["frozen"][0].log
-    notes = [results[0].notes for results in (stock["frozen"], cured["frozen"], cured["frozen_stock"])]
+    assert [wrapped["module"] for wrapped in patched["frozen"][0].ddp] == ["Linear"]
+    assert "is frozen and stays in eval mode" in patched["frozen"][0].log
+    notes = [results[0].notes for results in (unpatched["frozen"], patched["frozen"], patched["frozen_unpatched"])]
     assert [min(note["frozen_layers"]) < 4 for note in notes] == [True, False, True]
     assert [set(note["frozen_modes"]) for note in notes] == [{True}, {False}, {True}]

@@ -33,8 +33,8 @@ def run(folder: Path, name: str, options: Sequence[str] = (), **changes: Any) ->
 
 def end(folder: Path, name: str, rank: int) -> Dict[str, Any]:
     """What a rank of the tiny recipe had at its end."""
-    found: Dict[str, Any] = torch.load(folder / name / f"end{rank}.pt")
-    return found
+    record: Dict[str, Any] = torch.load(folder / name / f"end{rank}.pt")
+    return record
 
 
 def weights() -> List[torch.Tensor]:
@@ -73,8 +73,8 @@ def _mean(now: List[torch.Tensor], micro: Micro) -> List[torch.Tensor]:
 
 def error(folder: Path, name: str, expected: List[torch.Tensor], rank: int = 0) -> float:
     """Largest difference between a rank's last weights and the expected ones."""
-    found = end(folder, name, rank)
-    pairs = zip((found["weight"], found["bias"]), expected)
+    record = end(folder, name, rank)
+    pairs = zip((record["weight"], record["bias"]), expected)
     return max(float((mine - theirs).abs().max()) for mine, theirs in pairs)
 
 

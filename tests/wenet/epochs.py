@@ -36,13 +36,13 @@ def executor() -> Any:
 
 
 def patched() -> Dict[str, Any]:
-    """What the cures for uneven data change, as it is now."""
+    """What the fixes for uneven data change, as it is now."""
     home = import_module("wenet.utils.executor")
-    found = {"train": vars(home.Executor)["train"], "cv": vars(home.Executor)["cv"]}
+    functions = {"train": vars(home.Executor)["train"], "cv": vars(home.Executor)["cv"]}
     if hasattr(home, "wenet_join"):
-        found["wenet_join"] = home.wenet_join
-        found["train_utils.wenet_join"] = import_module("wenet.utils.train_utils").wenet_join
-    return found
+        functions["wenet_join"] = home.wenet_join
+        functions["train_utils.wenet_join"] = import_module("wenet.utils.train_utils").wenet_join
+    return functions
 
 
 def loader(scenario: Dict[str, Any]) -> Any:
@@ -57,7 +57,7 @@ def loader(scenario: Dict[str, Any]) -> Any:
 
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
-    """Train as a scenario (see :mod:`tests.wenet.uneven_runs`) says; fills its ``found``."""
+    """Train as a scenario (see :mod:`tests.wenet.uneven_runs`) says; fills its record."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     # Beyond the scenario's own limit: a rank that waits is to be seen as one that hangs.
@@ -65,48 +65,48 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     tiny, fails = Tiny(), scenario["fail"] or {}
     if fails.get("rank") == serving.RANK and fails["where"] in ("step", "cv"):
         tiny.fail_at = fails["at"]
-    found = scenario["found"]
-    found.update(trained=tiny.trained, steps=[], lr=[], seconds=[])
+    record = scenario["found"]
+    record.update(trained=tiny.trained, steps=[], lr=[], seconds=[])
     model = wrapped(tiny, scenario["engine"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     scheduler = import_module("wenet.utils.scheduler").WarmupLR(optimizer, warmup_steps=4)
-    optimizer.register_step_post_hook(lambda *_: stepped(found, model, optimizer))
+    optimizer.register_step_post_hook(lambda *_: stepped(record, model, optimizer))
     doer, data = executor()(), loader(scenario)
-    count_agreements(found)
+    count_agreements(record)
     try:
         for epoch in range(scenario["epochs"]):
             begun = time.monotonic()
             train(doer, scenario, data, epoch, folder, model, optimizer, scheduler)
-            found["seconds"].append(time.monotonic() - begun)
-            found["lr_after"] = optimizer.param_groups[0]["lr"]
+            record["seconds"].append(time.monotonic() - begun)
+            record["lr_after"] = optimizer.param_groups[0]["lr"]
             validate(doer, scenario, model)
     except Exception:
         time.sleep(scenario["alive"])
         raise
     finally:
-        found["executor_step"] = doer.step
-        found["joins"] = "join" in vars(model)
-    note_weights(found, model)
+        record["executor_step"] = doer.step
+        record["joins"] = "join" in vars(model)
+    note_weights(record, model)
     distributed.barrier()
 
 
-def count_agreements(found: Dict[str, Any]) -> None:
+def count_agreements(record: Dict[str, Any]) -> None:
     """``agreed``: how many collectives the CPU has in training; DDP's own ones are not seen from here."""
-    stock, found["agreed"] = distributed.all_reduce, 0
+    original, record["agreed"] = distributed.all_reduce, 0
 
     def all_reduce(*args: Any, **kwargs: Any) -> Any:
-        found["agreed"] += "group" in kwargs and kwargs.get("async_op", False)
-        return stock(*args, **kwargs)
+        record["agreed"] += "group" in kwargs and kwargs.get("async_op", False)
+        return original(*args, **kwargs)
 
     distributed.all_reduce = all_reduce
 
 
-def note_weights(found: Dict[str, Any], model: Any) -> None:
+def note_weights(record: Dict[str, Any], model: Any) -> None:
     """``weights``, which are to be equal on all ranks, and ``statistics`` of BatchNorm, which rank 0's are saved of."""
     shards = not isinstance(model, torch.nn.parallel.DistributedDataParallel)
     with type(model).summon_full_params(model) if shards else contextlib.nullcontext():
-        found["weights"] = {name: value.flatten().tolist() for name, value in model.module.named_parameters()}
-    found["statistics"] = {name: value.flatten().tolist() for name, value in model.module.named_buffers()}
+        record["weights"] = {name: value.flatten().tolist() for name, value in model.module.named_parameters()}
+    record["statistics"] = {name: value.flatten().tolist() for name, value in model.module.named_buffers()}
 
 
 def wrapped(tiny: Tiny, engine: str) -> Any:
@@ -117,12 +117,12 @@ def wrapped(tiny: Tiny, engine: str) -> Any:
     return FullyShardedDataParallel(tiny, use_orig_params=True, device_id=torch.device("cpu"))
 
 
-def stepped(found: Dict[str, Any], model: Any, optimizer: Any) -> None:
+def stepped(record: Dict[str, Any], model: Any, optimizer: Any) -> None:
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    found["steps"].append(digest.hexdigest()[:16])
-    found["lr"].append(optimizer.param_groups[0]["lr"])
+    record["steps"].append(digest.hexdigest()[:16])
+    record["lr"].append(optimizer.param_groups[0]["lr"])
 
 
 def configs(scenario: Dict[str, Any], epoch: int, folder: Path) -> Dict[str, Any]:

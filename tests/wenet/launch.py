@@ -1,4 +1,4 @@
-"""Scenarios on two ranks of a tree, stock or under ddpfix, and what each rank found."""
+"""Scenarios on two ranks of a tree, unpatched or under ddpfix, and what each rank records."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def scenario(
     """One scenario.
 
     Args:
-        name: how its outcome is asked for.
+        name: the key of its outcome.
         function: a function of :mod:`tests.wenet.scenarios`.
-        settings: arguments of ``ddpfix.activate``; None is stock.
+        settings: arguments of ``ddpfix.activate``; None is unpatched.
         timeout: seconds after which a hanging run is ended.
-        plan: what the function is told.
+        plan: arguments of the function.
     """
     return {"name": name, "function": function, "settings": settings, "timeout": timeout, **plan}
 
 
 def run(tree: Path, scenarios: List[Any], folder: Path) -> Dict[str, List[Any]]:
-    """What the ranks found, by scenario; None for a rank that had to be killed."""
+    """What the ranks recorded, by scenario; None for a rank that had to be killed."""
     pool.train(RANK, scenarios, folder, 2, {"TREE": str(tree)})
-    found = {}
+    results = {}
     for one in scenarios:
         pairs = pool.records(folder, one["name"], 2)
-        found[one["name"]] = [None if record is None else {**record, "log": log} for log, record in pairs]
-    return found
+        results[one["name"]] = [None if record is None else {**record, "log": log} for log, record in pairs]
+    return results

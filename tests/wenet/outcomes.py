@@ -19,46 +19,46 @@ Words = Dict[str, Dict[str, str]]
 
 def words(tree: Path, folder: Path) -> Dict[str, str]:
     """What becomes of each scenario on a tree: "before -> after"."""
-    before = uneven_runs.train(tree, uneven_scenarios.stock(tree), folder / "stock")
-    after = uneven_runs.train(tree, uneven_scenarios.cured(tree), folder / "cured")
+    before = uneven_runs.train(tree, uneven_scenarios.unpatched(tree), folder / "unpatched")
+    after = uneven_runs.train(tree, uneven_scenarios.patched(tree), folder / "patched")
     return {name: f"{before[name].word()} → **{after[name].word()}**" for name in before}
 
 
 def milliseconds(tree: Path, folder: Path) -> Dict[str, str]:
-    """Time of a step on two ranks, for a small and a larger model: stock -> with the agreement."""
+    """Time of a step on two ranks, for a small and a larger model: unpatched -> with the agreement."""
     plan = Scenario("time", (STEPS, STEPS), epochs=ROUNDS, settings={}, timeout=400)
     outcome = uneven_runs.train(tree, [plan], folder / "time")["time"]
     assert outcome.well()
-    found = outcome.of("times")[0]
-    return {name: f"{each['stock'] * 1000:.2f} → {each['ddpfix'] * 1000:.2f}" for name, each in found.items()}
+    times = outcome.of("times")[0]
+    return {name: f"{each['unpatched'] * 1000:.2f} → {each['ddpfix'] * 1000:.2f}" for name, each in times.items()}
 
 
-def table(found: Words, rows: Dict[str, str]) -> List[str]:
+def table(by_tag: Words, rows: Dict[str, str]) -> List[str]:
     """One row a scenario, one column a version."""
-    lines = [f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+    lines = [f"| | {' | '.join(by_tag)} |", f"|---|{'---|' * len(by_tag)}"]
     for name, meaning in rows.items():
-        lines.append(f"| {meaning} | {' | '.join(words.get(name, '-') for words in found.values())} |")
+        lines.append(f"| {meaning} | {' | '.join(words.get(name, '-') for words in by_tag.values())} |")
     return lines
 
 
-def page(found: Words) -> str:
+def page(by_tag: Words) -> str:
     """The page with its generated part made anew."""
     rows = {**uneven_scenarios.MEANING, "Tiny": "ms a step, 15 weights", "Wide": "ms a step, 4 MB of weights"}
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    return "\n".join([before + BEGIN, *table(found, rows), END + after])
+    return "\n".join([before + BEGIN, *table(by_tag, rows), END + after])
 
 
 def main(tags: Sequence[str]) -> None:
-    found: Words = {}
+    by_tag: Words = {}
     for tag, tree in trees.available().items():
         if tag in (tags or trees.TAGS):
             folder = Path(tempfile.mkdtemp(prefix="ddpfix-outcomes-"))
-            found[tag] = {**words(tree, folder), **milliseconds(tree, folder)}
-            print(tag, found[tag], flush=True)
-    if not found:
+            by_tag[tag] = {**words(tree, folder), **milliseconds(tree, folder)}
+            print(tag, by_tag[tag], flush=True)
+    if not by_tag:
         raise SystemExit(trees.HOW)
-    PAGE.write_text(page(found), encoding="utf-8")
+    PAGE.write_text(page(by_tag), encoding="utf-8")
 
 
 if __name__ == "__main__":

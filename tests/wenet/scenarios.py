@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.wenet import tiny_model
 
 RANK = int(os.environ.get("RANK", "0"))
-Found = Dict[str, Any]
+Record = Dict[str, Any]
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -35,14 +35,14 @@ def group() -> Iterator[None]:
     distributed.barrier()
 
 
-def depth(plan: Dict[str, Any], found: Found) -> None:
+def depth(plan: Dict[str, Any], record: Record) -> None:
     """Train a net with stochastic depth for some steps; note what ran, and the weights after each step.
 
     Plan: ``encoder``, ``rate``, ``branch``, ``steps``, ``checkpointing``; ``same_length``: all ranks have batches of
     one length; ``moved``: rank 1's generator is used once more, as for a batch that it skipped; ``decisions``: what
-    stock is to draw, instead of its numbers.
+    plain torch is to draw, instead of its numbers.
     """
-    found.update(ran=[], weights=[])
+    record.update(ran=[], weights=[])
     made = _spied() if plan.get("spied") else None
     more = {"gradient_checkpointing": True} if plan.get("checkpointing") else {}
     with group(), _scripted(plan.get("decisions", {}).get(str(RANK))):
@@ -55,16 +55,16 @@ def depth(plan: Dict[str, Any], found: Found) -> None:
                 torch.rand(3)
             net.ran = []
             loss = model(*tiny_model.features(0 if plan.get("same_length") else RANK, step))
-            found["ran"].append(list(net.ran))
+            record["ran"].append(list(net.ran))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found["weights"].append(digest(net))
+            record["weights"].append(digest(net))
     if made is not None:
         kinds: Dict[str, List[bool]] = {"numbers": [], "vectors": []}
         for draw in made:
             kinds["vectors" if draw.call.listed else "numbers"].append(draw.index in draw.call.skipped)
-        found["decisions"] = kinds
+        record["decisions"] = kinds
 
 
 def _spied() -> List[Any]:
@@ -72,10 +72,10 @@ def _spied() -> List[Any]:
     from ddpfix.layerdrop import cover
 
     made: List[Any] = []
-    stock = cover.Call.draw
+    original = cover.Call.draw
 
     def noting(self: Any, value: float, index: int) -> Any:
-        made.append(stock(self, value, index))
+        made.append(original(self, value, index))
         return made[-1]
 
     cover.Call.draw = noting  # type: ignore[method-assign, assignment]
@@ -84,19 +84,19 @@ def _spied() -> List[Any]:
 
 @contextlib.contextmanager
 def _scripted(decisions: Any) -> Iterator[None]:
-    """Stock draws that make these decisions, and take the stock numbers first."""
+    """Plain draws that make these decisions, and take the numbers of the original functions first."""
     if decisions is None:
         yield
         return
     numbers, vectors = list(decisions["numbers"]), list(decisions["vectors"])
-    stock_rand, stock_uniform = torch.rand, torch.Tensor.uniform_
+    original_rand, original_uniform = torch.rand, torch.Tensor.uniform_
 
     def rand(*size: Any, **kwargs: Any) -> Any:
-        value = stock_rand(*size, **kwargs)
+        value = original_rand(*size, **kwargs)
         return torch.tensor([0.0 if numbers.pop(0) else 0.99]) if size == (1,) else value
 
     def uniform_(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stock_uniform(self, *args, **kwargs)
+        original_uniform(self, *args, **kwargs)
         # A list of layers draws at rate 0, too.
         if decisions["vectors"] and not args and self.dim() == 1:
             for index in range(len(self)):
@@ -107,45 +107,49 @@ def _scripted(decisions: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.rand, torch.Tensor.uniform_ = stock_rand, stock_uniform  # type: ignore[method-assign]
+        torch.rand, torch.Tensor.uniform_ = original_rand, original_uniform  # type: ignore[method-assign]
     assert not numbers and not vectors, (numbers, vectors)
 
 
-def idle(plan: Dict[str, Any], found: Found) -> None:
+def idle(plan: Dict[str, Any], record: Record) -> None:
     """Train a checkpointed model through the tree's own wrap_cuda_model.
 
     Plan: ``all_used``; ``by_hand``: DDP is built without it, with the flag and non-reentrant checkpoints; ``forced``:
     only the flag is edited in.
     """
-    found.update(weights=[], none=[])
+    record.update(weights=[], none=[])
     with group():
         model = tiny_model.idle(plan["all_used"])
         if plan.get("by_hand"):
-            stock = torch.utils.checkpoint.checkpoint
-            torch.utils.checkpoint.checkpoint = lambda *args, **kwargs: stock(
+            original = torch.utils.checkpoint.checkpoint
+            torch.utils.checkpoint.checkpoint = lambda *args, **kwargs: original(
                 *args, **{**kwargs, "use_reentrant": False}
             )
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         else:
             wrapped = _wrapped(model, plan.get("forced", False))
-        found["flag"] = wrapped.find_unused_parameters
+        record["flag"] = wrapped.find_unused_parameters
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(3):
             wrapped(tiny_model.batch(RANK, step), torch.device("cpu"))["loss"].backward()
-            found["none"] = sorted({n.partition(".")[0] for n, p in model.named_parameters() if p.grad is None})
+            record["none"] = sorted({n.partition(".")[0] for n, p in model.named_parameters() if p.grad is None})
             optimizer.step()
             optimizer.zero_grad()
-            found["weights"].append(digest(model))
+            record["weights"].append(digest(model))
 
 
 def _wrapped(model: torch.nn.Module, forced: bool) -> Any:
     """3.0 and 3.1 insist on a GPU, for as long as this takes."""
     arguments = SimpleNamespace(train_engine="torch_ddp", fp16_grad_sync=False, device="cpu")
-    stock_init, stock_cuda, there = DistributedDataParallel.__init__, torch.nn.Module.cuda, torch.cuda.is_available
+    original_init, original_cuda, there = (
+        DistributedDataParallel.__init__,
+        torch.nn.Module.cuda,
+        torch.cuda.is_available,
+    )
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         torch.cuda.is_available = there
-        stock_init(self, *args, **{**kwargs, **({"find_unused_parameters": True} if forced else {})})
+        original_init(self, *args, **{**kwargs, **({"find_unused_parameters": True} if forced else {})})
 
     torch.cuda.is_available = lambda: True
     torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
@@ -153,23 +157,23 @@ def _wrapped(model: torch.nn.Module, forced: bool) -> Any:
     try:
         return import_module("wenet.utils.train_utils").wrap_cuda_model(arguments, model)[0]
     finally:
-        torch.nn.Module.cuda, torch.cuda.is_available = stock_cuda, there  # type: ignore[method-assign]
-        DistributedDataParallel.__init__ = stock_init  # type: ignore[method-assign]
+        torch.nn.Module.cuda, torch.cuda.is_available = original_cuda, there  # type: ignore[method-assign]
+        DistributedDataParallel.__init__ = original_init  # type: ignore[method-assign]
 
 
-def flags(plan: Dict[str, Any], found: Found) -> None:
+def flags(plan: Dict[str, Any], record: Record) -> None:
     """What the options with True and False make of words; "error" for a word that the parser refuses."""
     utils = import_module("wenet.utils.train_utils")
     for word in plan["words"]:
         parser = utils.add_fsdp_args(utils.add_lora_args(argparse.ArgumentParser()))
         try:
             given = parser.parse_args(["--use_lora", word, "--fsdp_sync_module_states", word])
-            found[word] = [given.use_lora, given.fsdp_sync_module_states, given.lora_rank]
+            record[word] = [given.use_lora, given.fsdp_sync_module_states, given.lora_rank]
         except SystemExit:
-            found[word] = "error"
+            record[word] = "error"
 
 
-def undone(plan: Dict[str, Any], found: Found) -> None:
+def undone(plan: Dict[str, Any], record: Record) -> None:
     """Whether everything is what it was after ddpfix was switched on and off again, and something else in between."""
     import ddpfix
 
@@ -177,18 +181,18 @@ def undone(plan: Dict[str, Any], found: Found) -> None:
     owners += [value for owner in list(owners) for value in vars(owner).values() if isinstance(value, type)]
     before = [dict(vars(owner)) for owner in owners]
     ddpfix.activate(**plan["arguments"])
-    found["applied"] = sorted(p.id for p in ddpfix.report().patches if p.state == "applied" and p.toolkit == "wenet")
-    found["failed"] = [p.id for p in ddpfix.report().patches if p.state == "failed"]
-    found["changed"] = sum(_differ(vars(owner), was) for owner, was in zip(owners, before))
-    found["problems"] = ddpfix.deactivate()
-    found["left"] = sum(_differ(vars(owner), was) for owner, was in zip(owners, before))
+    record["applied"] = sorted(p.id for p in ddpfix.report().patches if p.state == "applied" and p.toolkit == "wenet")
+    record["failed"] = [p.id for p in ddpfix.report().patches if p.state == "failed"]
+    record["changed"] = sum(_differ(vars(owner), was) for owner, was in zip(owners, before))
+    record["problems"] = ddpfix.deactivate()
+    record["left"] = sum(_differ(vars(owner), was) for owner, was in zip(owners, before))
 
 
 def _differ(now: Any, was: Dict[str, Any]) -> bool:
     return now.keys() != was.keys() or any(now[name] is not value for name, value in was.items())
 
 
-def scripted(plan: Dict[str, Any], found: Found) -> None:
+def scripted(plan: Dict[str, Any], record: Record) -> None:
     """Compile what draws, as train.py does on rank 0, and note what comes out in evaluation."""
     net = tiny_model.deep(plan["encoder"], 0.5, 0.5 if plan["encoder"] == "branchformer" else None).eval()
     for part in net.modules():
@@ -196,9 +200,9 @@ def scripted(plan: Dict[str, Any], found: Found) -> None:
     feats, lengths = tiny_model.features(0, 0)
     whole: Any = net.encoder
     if tiny_model.is_real():
-        found["out"] = float(torch.jit.script(whole)(feats, lengths, -1)[0].abs().sum())
+        record["out"] = float(torch.jit.script(whole)(feats, lengths, -1)[0].abs().sum())
     else:
-        found["out"] = float(torch.jit.script(whole.encoders._modules["0"])(feats).abs().sum())
+        record["out"] = float(torch.jit.script(whole.encoders._modules["0"])(feats).abs().sum())
 
 
 FUNCTIONS = {function.__name__: function for function in (depth, idle, flags, undone, scripted)}

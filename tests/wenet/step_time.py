@@ -27,26 +27,26 @@ class Wide(Tiny):
         return super().loss(feats) + self.wide(feats.new_ones(64, 256)).mean()
 
 
-def run(scenario: Dict[str, Any], folder: Path, stock: Any) -> None:
+def run(scenario: Dict[str, Any], folder: Path, original: Any) -> None:
     """Fill ``found["times"]`` with seconds a step (medians of epochs), for a small and a larger model.
 
     Args:
-        stock: ``Executor.train`` as it was before ddpfix.
+        original: ``Executor.train`` as it was before ddpfix.
     """
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    scenario["found"]["times"] = {kind.__name__: _times(scenario, folder, stock, kind()) for kind in (Tiny, Wide)}
+    scenario["found"]["times"] = {kind.__name__: _times(scenario, folder, original, kind()) for kind in (Tiny, Wide)}
 
 
-def _times(scenario: Dict[str, Any], folder: Path, stock: Any, tiny: Tiny) -> Dict[str, float]:
+def _times(scenario: Dict[str, Any], folder: Path, original: Any, tiny: Tiny) -> Dict[str, float]:
     model = epochs.wrapped(tiny, "torch_ddp")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     scheduler = import_module("wenet.utils.scheduler").WarmupLR(optimizer, warmup_steps=4)
     doer = epochs.executor()()
-    cured = doer.train
-    times: Dict[str, List[float]] = {"stock": [], "ddpfix": []}
+    patched = doer.train
+    times: Dict[str, List[float]] = {"unpatched": [], "ddpfix": []}
     for epoch in range(scenario["epochs"]):
-        for name, train in (("stock", stock.__get__(doer)), ("ddpfix", cured)):
+        for name, train in (("unpatched", original.__get__(doer)), ("ddpfix", patched)):
             # What an epoch under model.join leaves on would slow the next one down.
             model._join_config = _JoinConfig.construct_disabled_join_config()
             doer.train = train

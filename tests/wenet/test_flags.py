@@ -12,14 +12,14 @@ from tests.wenet import launch, trees
 pytestmark = pytest.mark.patches("wenet.flags")
 
 WORDS = ["True", "true", "1", "yes", "False", "false", "0", "no", "OFF", "", "maybe"]
-MEANT = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word != "maybe"}
+INTENDED = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word != "maybe"}
 
 
 @pytest.fixture(scope="module", params=trees.every(("v3",), ("v3.1.0", "main")))
-def found(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
+def results(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
     tree: Path = request.param
     scenarios = [
-        launch.scenario("stock", "flags", words=WORDS),
+        launch.scenario("unpatched", "flags", words=WORDS),
         launch.scenario("ours", "flags", {"overrides": "apply"}, words=WORDS),
         launch.scenario("off", "flags", {"overrides": "off"}, words=WORDS),
         launch.scenario("undone", "undone", arguments={}, modules=["wenet.utils.train_utils", "wenet.utils.config"]),
@@ -27,14 +27,16 @@ def found(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, L
     return launch.run(tree, scenarios, tmp_path_factory.mktemp("flags"))
 
 
-def test_stock_takes_every_word_for_true(found: Dict[str, List[Any]]) -> None:
-    for name in ("stock", "off"):
-        assert {word: found[name][0][word] for word in WORDS} == {word: [bool(word), bool(word), 8] for word in WORDS}
+def test_unpatched_takes_every_word_for_true(results: Dict[str, List[Any]]) -> None:
+    for name in ("unpatched", "off"):
+        assert {word: results[name][0][word] for word in WORDS} == {word: [bool(word), bool(word), 8] for word in WORDS}
 
 
-def test_words_mean_what_they_say(found: Dict[str, List[Any]]) -> None:
-    for rank in found["ours"]:
-        assert {word: rank[word] for word in MEANT} == {word: [meant, meant, 8] for word, meant in MEANT.items()}
+def test_words_mean_what_they_say(results: Dict[str, List[Any]]) -> None:
+    for rank in results["ours"]:
+        assert {word: rank[word] for word in INTENDED} == {
+            word: [intended, intended, 8] for word, intended in INTENDED.items()
+        }
         assert rank["maybe"] == "error"
         assert (
             "argument --use_lora: 'maybe' is neither true nor false: accepted are true, yes, on, 1, false"
@@ -42,7 +44,7 @@ def test_words_mean_what_they_say(found: Dict[str, List[Any]]) -> None:
         )
 
 
-def test_undo_leaves_everything_as_it_was(found: Dict[str, List[Any]]) -> None:
-    for rank in found["undone"]:
+def test_undo_leaves_everything_as_it_was(results: Dict[str, List[Any]]) -> None:
+    for rank in results["undone"]:
         assert {"wenet.flags", "wenet.overrides"} <= set(rank["applied"])
         assert rank["problems"] == [] and rank["changed"] > 0 and rank["left"] == 0

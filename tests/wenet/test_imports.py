@@ -1,4 +1,4 @@
-"""What newer torch and torchaudio broke at import: stock fails, the missing name is supplied, and taken back again."""
+"""What newer torch and torchaudio broke at import: WeNet fails, the missing name is supplied, and taken back again."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def processor(tree: Path) -> str:
 
 
 def missing(module: str, name: str) -> bool:
-    found: Any = pytest.importorskip(module)
-    return not hasattr(found, name)
+    imported: Any = pytest.importorskip(module)
+    return not hasattr(imported, name)
 
 
-def said(name: str, tree: Path, before: List[str], **environ: str) -> Any:
+def output_of(name: str, tree: Path, before: List[str], **environ: str) -> Any:
     return ran(["-W", "ignore", "-c", CODE.format(name=name, before=before)], tree, **environ)  # type: ignore[arg-type]
 
 
@@ -56,10 +56,10 @@ def said(name: str, tree: Path, before: List[str], **environ: str) -> Any:
 def test_names_of_typing(tree: Path) -> None:
     if not missing("torch.nn.modules.conv", "Union"):
         pytest.skip("this torch still has them")
-    stock = said(conv2d(tree), tree, [])
-    assert stock.returncode == 1 and f"ImportError: {TORCH} '" in stock.stderr
-    assert "from 'torch.nn.modules.conv'" in stock.stderr
-    done = said(conv2d(tree), tree, ["torch"], DDPFIX="1")
+    unpatched = output_of(conv2d(tree), tree, [])
+    assert unpatched.returncode == 1 and f"ImportError: {TORCH} '" in unpatched.stderr
+    assert "from 'torch.nn.modules.conv'" in unpatched.stderr
+    done = output_of(conv2d(tree), tree, ["torch"], DDPFIX="1")
     assert done.returncode == 0, done.stderr
     first, within = done.stdout.splitlines()[-1].split("] ")[:2]
     assert first.startswith("[False, False,") and within.startswith("[True, True,")
@@ -72,16 +72,16 @@ def test_the_buffer_of_sox(tree: Path) -> None:
     if not missing("torchaudio.utils", "sox_utils"):
         pytest.skip("this torchaudio still has it")
     names = {"DDPFIX": "1", "DDPFIX_WENET_SOX_BUFFER": "0"}
-    stock = said(processor(tree), tree, [], **names)
-    assert stock.returncode == 1 and f"AttributeError: {SOX}" in stock.stderr
-    done = said(processor(tree), tree, ["torch"], DDPFIX="1")
+    unpatched = output_of(processor(tree), tree, [], **names)
+    assert unpatched.returncode == 1 and f"AttributeError: {SOX}" in unpatched.stderr
+    done = output_of(processor(tree), tree, ["torch"], DDPFIX="1")
     assert done.returncode == 0, done.stderr
     assert ", True] [] [" in done.stdout.splitlines()[-1] and done.stdout.splitlines()[-1].endswith("True")
 
 
 @pytest.mark.parametrize("tree", trees.real(("v2.2.1", "v3.0.0", "v3.1.0", "main")))
 def test_init_model_can_be_imported(tree: Path) -> None:
-    stock = said("wenet.utils.init_model", tree, [])
-    assert stock.returncode == 1 and f"ImportError: {TORCH} '" in stock.stderr
-    done = said("wenet.utils.init_model", tree, [], DDPFIX="1")
+    unpatched = output_of("wenet.utils.init_model", tree, [])
+    assert unpatched.returncode == 1 and f"ImportError: {TORCH} '" in unpatched.stderr
+    done = output_of("wenet.utils.init_model", tree, [], DDPFIX="1")
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """Ways in which WeNet's recipes start ``wenet/bin/train.py``, and ways to switch ddpfix on: every rank is patched.
 
-An item of ``--override_config`` that nobody can read tells them apart: stock skips it with a line.
+An item of ``--override_config`` that nobody can read tells them apart: unpatched WeNet skips it with a line.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_the_script_itself(tree: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tree", trees.every(("v3",), ("v2.0.0", "main")))
-def test_stock_goes_on(tree: Path, tmp_path: Path) -> None:
+def test_unpatched_goes_on(tree: Path, tmp_path: Path) -> None:
     """With all our patches off, but for the imports that could not be done here."""
     environ = trees.environ(tree, DDPFIX="1", DDPFIX_OVERRIDES="off")
     done = start([sys.executable, script(tree), *arguments(tmp_path, tree)], environ, tmp_path)
@@ -117,8 +117,8 @@ def test_a_recipe_with_one_process_a_gpu(tree: Path, tmp_path: Path) -> None:
     done = start(["bash", "-c", text], trees.environ(Path(os.devnull), DDPFIX="1"), tmp_path)
     assert done.returncode == 0
     for rank in (0, 1):
-        said = (tmp_path / f"{rank}.log").read_text()
-        assert REFUSED in said, said
+        log = (tmp_path / f"{rank}.log").read_text()
+        assert REFUSED in log, log
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -127,9 +127,9 @@ def test_data_loader_workers(tree: Path, way: str, tmp_path: Path) -> None:
     """A forked worker inherits the patches, a spawned one gets them by the environment."""
     environ, before = WAYS[way]
     if way == "variable":
-        stock = start([sys.executable, PROBE, "fork"], trees.environ(tree), tmp_path)
-        assert [line for line in stock.stdout.splitlines() if " True" in line] == []
+        unpatched = start([sys.executable, PROBE, "fork"], trees.environ(tree), tmp_path)
+        assert [line for line in unpatched.stdout.splitlines() if " True" in line] == []
     words = [sys.executable, *before, PROBE, "fork", *([] if way == "auto" else ["spawn"])]
     done = start(words, trees.environ(tree, **environ), tmp_path)
-    told = [line for line in done.stdout.splitlines() if line.endswith((" True", " False"))]
-    assert told == ["main True", "fork True", *([] if way == "auto" else ["spawn True"])], done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.endswith((" True", " False"))]
+    assert lines == ["main True", "fork True", *([] if way == "auto" else ["spawn True"])], done.stdout

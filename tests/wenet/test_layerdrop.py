@@ -1,6 +1,6 @@
 """Stochastic depth: with dynamic chunks and batches of different lengths, all ranks skip the same layers.
 
-The reference does not go through ddpfix: stock code, whose draws are scripted to the decisions that ddpfix took.
+The reference does not go through ddpfix: unpatched code, whose draws are scripted to the decisions that ddpfix took.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.wenet import launch, trees
 TREES = trees.every(("v2", "v30", "v3"), ("v2.2.1", "v3.0.0", "v3.1.0", "main"))
 ON = {"layerdrop": "sync"}
 STEPS = 6
-# What is asked for, by name.
+# Configurations, by name.
 KINDS: Dict[str, Dict[str, Any]] = {
     "branchformer": {"encoder": "branchformer", "rate": 0.5},
     "attention": {"encoder": "branchformer", "rate": 0.0, "branch": 0.5},
@@ -39,24 +39,24 @@ def tree(request: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
+def results(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
     folder = tmp_path_factory.mktemp("layerdrop")
     scenarios = []
     for name in kinds(tree):
         plan = {**KINDS[name], "steps": STEPS}
         none = {**plan, "rate": 0.0, **({"branch": 0.0} if "branch" in plan else {})}
         scenarios += [
-            launch.scenario(f"stock_{name}", "depth", **plan),
+            launch.scenario(f"unpatched_{name}", "depth", **plan),
             launch.scenario(f"ours_{name}", "depth", ON, spied=True, moved=True, **plan),
             launch.scenario(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
             launch.scenario(f"none_{name}", "depth", **none),
-            launch.scenario(f"stock_script_{name}", "scripted", **plan),
+            launch.scenario(f"unpatched_script_{name}", "scripted", **plan),
             launch.scenario(f"ours_script_{name}", "scripted", ON, **plan),
             launch.scenario(f"off_script_{name}", "scripted", {"layerdrop": "off"}, **plan),
         ]
     alone = {**KINDS["branchformer"], "steps": STEPS}
-    scenarios.append(launch.scenario("stock_moved", "depth", moved=True, **{**alone, "same_length": True}))
-    scenarios.append(launch.scenario("stock_level", "depth", **{**alone, "same_length": True}))
+    scenarios.append(launch.scenario("unpatched_moved", "depth", moved=True, **{**alone, "same_length": True}))
+    scenarios.append(launch.scenario("unpatched_level", "depth", **{**alone, "same_length": True}))
     if recomputes(tree):
         again = {**KINDS["both"], "steps": STEPS, "checkpointing": True}
         scenarios.append(launch.scenario("ours_again", "depth", ON, moved=True, **again))
@@ -93,68 +93,68 @@ def ran(ranks: List[Any]) -> List[Any]:
     return [rank["ran"] for rank in ranks]
 
 
-def test_stock_skips_other_layers_on_each_rank(tree: Path, found: Dict[str, List[Any]]) -> None:
+def test_unpatched_skips_other_layers_on_each_rank(tree: Path, results: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
-        one, other = ran(found[f"stock_{name}"])
+        one, other = ran(results[f"unpatched_{name}"])
         assert one != other, name
 
 
 @pytest.mark.patches("wenet.layerdrop")
-def test_the_cause_is_a_generator_that_one_rank_has_used_more(found: Dict[str, List[Any]]) -> None:
+def test_the_cause_is_a_generator_that_one_rank_has_used_more(results: Dict[str, List[Any]]) -> None:
     """With batches of one length ranks agree by luck, until one of them skips a batch."""
-    one, other = ran(found["stock_level"])
+    one, other = ran(results["unpatched_level"])
     assert one == other
-    one, other = ran(found["stock_moved"])
+    one, other = ran(results["unpatched_moved"])
     assert one[:1] == other[:1] and one != other
 
 
 @pytest.mark.patches("wenet.layerdrop")
-def test_all_ranks_skip_the_same_layers(tree: Path, found: Dict[str, List[Any]]) -> None:
+def test_all_ranks_skip_the_same_layers(tree: Path, results: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
-        one, other = ran(found[f"ours_{name}"])
+        one, other = ran(results[f"ours_{name}"])
         assert one == other, name
         assert len({str(step) for step in one}) > 1, "every step skipped the same layers"
 
 
 @pytest.mark.patches("wenet.layerdrop")
-def test_training_equals_stock_with_these_decisions(tree: Path, found: Dict[str, List[Any]]) -> None:
+def test_training_equals_unpatched_with_these_decisions(tree: Path, results: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
-        assert ran(found[f"by_hand_{name}"]) == ran(found[f"ours_{name}"])
+        assert ran(results[f"by_hand_{name}"]) == ran(results[f"ours_{name}"])
         for rank in (0, 1):
-            assert found[f"ours_{name}"][rank]["weights"] == found[f"by_hand_{name}"][0]["weights"], name
+            assert results[f"ours_{name}"][rank]["weights"] == results[f"by_hand_{name}"][0]["weights"], name
 
 
 @pytest.mark.patches("wenet.layerdrop")
-def test_recomputed_layers_get_the_decisions_of_their_forward(tree: Path, found: Dict[str, List[Any]]) -> None:
+def test_recomputed_layers_get_the_decisions_of_their_forward(tree: Path, results: Dict[str, List[Any]]) -> None:
     if not recomputes(tree):
         pytest.skip("these encoders do not checkpoint their layers")
-    one, other = ran(found["ours_again"])
+    one, other = ran(results["ours_again"])
     assert one == other
-    assert found["ours_again"][0]["weights"] == found["ours_both"][0]["weights"]
+    assert results["ours_again"][0]["weights"] == results["ours_both"][0]["weights"]
 
 
 @pytest.mark.patches("wenet.layerdrop_off")
-def test_off_is_rate_0(tree: Path, found: Dict[str, List[Any]]) -> None:
+def test_off_is_rate_0(tree: Path, results: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
-        assert ran(found[f"off_{name}"]) == ran(found[f"none_{name}"]), name
-        assert all(len({layer for layer, _ in step}) == 4 for step in ran(found[f"off_{name}"])[0])
-        assert found[f"off_{name}"][0]["weights"] == found[f"none_{name}"][0]["weights"], name
+        assert ran(results[f"off_{name}"]) == ran(results[f"none_{name}"]), name
+        assert all(len({layer for layer, _ in step}) == 4 for step in ran(results[f"off_{name}"])[0])
+        assert results[f"off_{name}"][0]["weights"] == results[f"none_{name}"][0]["weights"], name
 
 
 @pytest.mark.patches("wenet.layerdrop")
-def test_the_encoder_is_compiled_as_in_stock(tree: Path, found: Dict[str, List[Any]]) -> None:
+def test_the_encoder_is_compiled_as_without_ddpfix(tree: Path, results: Dict[str, List[Any]]) -> None:
     """Up to 2.2.1 train.py compiles the model on rank 0 in every run, later with --jit."""
     for name in kinds(tree):
-        stock = found[f"stock_script_{name}"][0]
-        assert stock["error"] is None, stock["log"]
+        unpatched = results[f"unpatched_script_{name}"][0]
+        assert unpatched["error"] is None, unpatched["log"]
         for ours in (f"ours_script_{name}", f"off_script_{name}"):
-            assert found[ours][0]["error"] is None, found[ours][0]["log"]
-            assert found[ours][0]["out"] == stock["out"]
+            assert results[ours][0]["error"] is None, results[ours][0]["log"]
+            assert results[ours][0]["out"] == unpatched["out"]
 
 
 @pytest.mark.patches("wenet.layerdrop")
-def test_undo_leaves_everything_as_it_was(found: Dict[str, List[Any]]) -> None:
+def test_undo_leaves_everything_as_it_was(results: Dict[str, List[Any]]) -> None:
     for setting, patch in (("sync", "wenet.layerdrop"), ("off", "wenet.layerdrop_off")):
-        for rank in found[f"undone_{setting}"]:
+        for rank in results[f"undone_{setting}"]:
             assert rank["error"] is None and patch not in rank["failed"] and rank["problems"] == []
             assert patch in rank["applied"] and rank["changed"] > 0 and rank["left"] == 0

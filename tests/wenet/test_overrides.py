@@ -34,7 +34,7 @@ CONFIG: Dict[str, Any] = {
 
 
 @pytest.fixture(params=TREES)
-def stock(request: Any) -> ModuleType:
+def unpatched(request: Any) -> ModuleType:
     spec = importlib.util.spec_from_file_location("wenet_utils_config", request.param / "wenet" / "utils" / "config.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -43,20 +43,20 @@ def stock(request: Any) -> ModuleType:
 
 
 @pytest.fixture
-def ours(stock: ModuleType) -> Iterator[ModuleType]:
+def ours(unpatched: ModuleType) -> Iterator[ModuleType]:
     site = Site("test")
-    was = vars(stock)["override_config"]
-    overrides.read(site, stock, None)
-    yield stock
+    was = vars(unpatched)["override_config"]
+    overrides.read(site, unpatched, None)
+    yield unpatched
     assert site.undo() == []
-    assert vars(stock)["override_config"] is was
+    assert vars(unpatched)["override_config"] is was
 
 
 def given(module: ModuleType, *items: str) -> Any:
     before = copy.deepcopy(CONFIG)
-    found = module.override_config(CONFIG, list(items))
+    result = module.override_config(CONFIG, list(items))
     assert before == CONFIG
-    return found
+    return result
 
 
 def value(config: Dict[str, Any], path: str) -> Any:
@@ -80,18 +80,18 @@ SAME = {
 
 
 @pytest.mark.parametrize("item", SAME)
-def test_what_stock_takes_is_the_same(item: str, stock: ModuleType) -> None:
+def test_what_the_original_reads_is_the_same(item: str, unpatched: ModuleType) -> None:
     path, expected = SAME[item]
-    before = given(stock, item)
+    before = given(unpatched, item)
     site = Site("test")
-    overrides.read(site, stock, None)
-    found = given(stock, item)
+    overrides.read(site, unpatched, None)
+    result = given(unpatched, item)
     site.undo()
-    assert found == before
-    assert value(found, path) == expected and type(value(found, path)) is type(expected)
+    assert result == before
+    assert value(result, path) == expected and type(value(result, path)) is type(expected)
 
 
-# (path, what it means, what stock makes of it: an error, a value, or nothing at all)
+# (path, what it means, what unpatched WeNet makes of it: an error, a value, or nothing at all)
 LOST: Dict[str, Any] = {
     "accum_grad=2": ("accum_grad", 2, 1),
     "optim_conf.lr = 1e-4": ("optim_conf.lr", 1e-4, 0.002),
@@ -126,7 +126,7 @@ LOST: Dict[str, Any] = {
 
 
 @pytest.mark.parametrize("item", LOST)
-def test_what_stock_loses_arrives(item: str, ours: ModuleType) -> None:
+def test_what_the_original_loses_arrives(item: str, ours: ModuleType) -> None:
     path, expected, lost = LOST[item]
     inner = ours.override_config.__wrapped__
     if isinstance(lost, type):
@@ -136,8 +136,8 @@ def test_what_stock_loses_arrives(item: str, ours: ModuleType) -> None:
         assert inner(CONFIG, [item]) == CONFIG
     else:
         assert value(inner(CONFIG, [item]), path) == lost
-    found = value(given(ours, item), path)
-    assert found == expected and type(found) is type(expected)
+    result = value(given(ours, item), path)
+    assert result == expected and type(result) is type(expected)
 
 
 REFUSED = {
@@ -167,14 +167,14 @@ def test_what_means_nothing_ends_the_run(item: str, ours: ModuleType) -> None:
 
 
 def test_several_are_applied_in_order(ours: ModuleType) -> None:
-    found = given(ours, "accum_grad 2", "new.a 1", "new.b=2", "accum_grad=4")
-    assert found["accum_grad"] == 4 and found["new"] == {"a": 1, "b": 2}
+    result = given(ours, "accum_grad 2", "new.a 1", "new.b=2", "accum_grad=4")
+    assert result["accum_grad"] == 4 and result["new"] == {"a": 1, "b": 2}
 
 
-def test_the_patch_is_undone(stock: ModuleType) -> None:
+def test_the_patch_is_undone(unpatched: ModuleType) -> None:
     site = Site("test")
-    was = vars(stock)["override_config"]
-    overrides.read(site, stock, None)
-    assert vars(stock)["override_config"] is not was
+    was = vars(unpatched)["override_config"]
+    overrides.read(site, unpatched, None)
+    assert vars(unpatched)["override_config"] is not was
     site.undo()
-    assert vars(stock)["override_config"] is was
+    assert vars(unpatched)["override_config"] is was

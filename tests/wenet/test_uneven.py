@@ -14,7 +14,7 @@ from tests.wenet.uneven_runs import Outcome, era, shards, trained
 STAND_INS = Path(__file__).parent / "stand_ins"
 TREES: List[Any] = [pytest.param(STAND_INS / name, id=f"stand_in_{name}") for name in ("v1", "v2", "v3")]
 # The table in docs/wenet.md is of all scenarios; these are enough to show each fault.
-STOCK = ("uneven", "step_mode", "validation", "empty", "loader", "fsdp")
+UNPATCHED = ("uneven", "step_mode", "validation", "empty", "loader", "fsdp")
 WAITING = "its process is ended"
 
 
@@ -23,14 +23,14 @@ class Runs:
 
     def __init__(self, tree: Path, folder: Path) -> None:
         self.tree, self.era = tree, era(tree)
-        plans = [plan for plan in uneven_scenarios.stock(tree) if plan.name in STOCK]
-        self.stock = uneven_runs.train(tree, plans, folder / "stock")
-        self.cured = uneven_runs.train(tree, uneven_scenarios.cured(tree), folder / "cured")
+        plans = [plan for plan in uneven_scenarios.unpatched(tree) if plan.name in UNPATCHED]
+        self.unpatched = uneven_runs.train(tree, plans, folder / "unpatched")
+        self.patched = uneven_runs.train(tree, uneven_scenarios.patched(tree), folder / "patched")
 
     def __getitem__(self, name: str) -> Outcome:
-        if name not in self.cured:
+        if name not in self.patched:
             pytest.skip("this release has nothing of the kind")
-        return self.cured[name]
+        return self.patched[name]
 
     def as_by_hand(self, name: str, numbers: Sequence[Sequence[int]], **how: Any) -> bool:
         """Whether all ranks ended well and equal, where training by hand ends, too."""
@@ -50,8 +50,8 @@ def runs(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(request.param, tmp_path_factory.mktemp("uneven"))
 
 
-def test_stock_goes_wrong(runs: Runs) -> None:
-    words = {name: outcome.word() for name, outcome in runs.stock.items()}
+def test_unpatched_fails_or_hangs(runs: Runs) -> None:
+    words = {name: outcome.word() for name, outcome in runs.unpatched.items()}
     broken = ("hangs", "aborts", "error")
     assert words["empty"] in broken and words["loader"] == "hangs"
     if runs.era == 1:
@@ -59,13 +59,13 @@ def test_stock_goes_wrong(runs: Runs) -> None:
         return
     # From 2.0 on all batches are trained, but learning rates differ, and in the second epoch so do the weights.
     assert words["uneven"] == "ranks differ" and words["validation"] in broken
-    assert runs.stock["uneven"].of("trained") == trained((3, 5), epochs=2)
-    one, other = runs.stock["uneven"].ranks
+    assert runs.unpatched["uneven"].of("trained") == trained((3, 5), epochs=2)
+    one, other = runs.unpatched["uneven"].ranks
     assert one and other and one["lr_after"] > other["lr_after"] and one["steps"][3] != other["steps"][5]
     if runs.era == 3:
         assert words["step_mode"] in broken
     if shards(runs.tree):
-        assert all("has no attribute 'options'" in error for error in runs.stock["fsdp"].errors)
+        assert all("has no attribute 'options'" in error for error in runs.unpatched["fsdp"].errors)
 
 
 @pytest.mark.patches("wenet.uneven")
@@ -167,7 +167,7 @@ def test_without_agreement_the_barrier_works_as_on_older_torch(runs: Runs) -> No
 
 
 @pytest.mark.patches("wenet.uneven")
-def test_what_wenet_does_not_have_is_said(runs: Runs) -> None:
+def test_what_wenet_does_not_have_is_logged(runs: Runs) -> None:
     assert runs["asked_pad"].well()
     assert runs["asked_pad"].logs[0].count("WeNet has no uneven=pad: it does the nearest to it, uneven=join") == 1
     assert "no uneven=" not in runs["uneven"].logs[0]
@@ -184,7 +184,7 @@ def test_all_is_as_it_was_after_undo(runs: Runs) -> None:
 
 
 @pytest.mark.patches("wenet.uneven")
-def test_the_agreement_is_asked_for_once_a_step(runs: Runs) -> None:
-    found: Dict[str, List[int]] = {name: runs[name].of("agreed") for name in ("asked_pad", "uneven")}
+def test_ranks_agree_once_a_step(runs: Runs) -> None:
+    counts: Dict[str, List[int]] = {name: runs[name].of("agreed") for name in ("asked_pad", "uneven")}
     # Once for each batch and once for the end; where it was uneven, once more for the line that says so.
-    assert found == {"asked_pad": [3, 3], "uneven": [2 * (5 + 1 + 1)] * 2}
+    assert counts == {"asked_pad": [3, 3], "uneven": [2 * (5 + 1 + 1)] * 2}

@@ -17,8 +17,8 @@ REDUCTION = "RuntimeError: Expected to have finished reduction in the prior iter
 TWICE = "RuntimeError: Expected to mark a variable ready only once"
 ON = {"unused": "auto"}
 SCENES = [
-    launch.scenario("stock", "idle", all_used=False),
-    launch.scenario("stock_used", "idle", all_used=True),
+    launch.scenario("unpatched", "idle", all_used=False),
+    launch.scenario("unpatched_used", "idle", all_used=True),
     launch.scenario("flag_alone", "idle", all_used=False, forced=True),
     launch.scenario("by_hand", "idle", all_used=False, by_hand=True),
     launch.scenario("by_hand_used", "idle", all_used=True, by_hand=True),
@@ -35,7 +35,7 @@ def tree(request: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
+def results(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
     return launch.run(tree, SCENES, tmp_path_factory.mktemp("unused"))
 
 
@@ -43,49 +43,49 @@ def errors(ranks: List[Any]) -> List[Any]:
     return [rank["error"] for rank in ranks]
 
 
-def test_stock_fails(found: Dict[str, List[Any]]) -> None:
-    assert all(error.startswith(REDUCTION) for error in errors(found["stock"]))
-    assert found["stock"][0]["flag"] is False
+def test_unpatched_fails(results: Dict[str, List[Any]]) -> None:
+    assert all(error.startswith(REDUCTION) for error in errors(results["unpatched"]))
+    assert results["unpatched"][0]["flag"] is False
 
 
 @pytest.mark.patches("wenet.unused", "wenet.checkpointing")
-def test_the_flag_alone_is_no_cure_for_reentrant_checkpoints(tree: Path, found: Dict[str, List[Any]]) -> None:
+def test_the_flag_alone_is_no_fix_for_reentrant_checkpoints(tree: Path, results: Dict[str, List[Any]]) -> None:
     if trees.version(tree) == "3.0.0":
-        assert all(error.startswith(TWICE) for error in errors(found["flag_alone"]))
+        assert all(error.startswith(TWICE) for error in errors(results["flag_alone"]))
     else:
-        assert errors(found["flag_alone"]) == [None, None]
+        assert errors(results["flag_alone"]) == [None, None]
 
 
 @pytest.mark.patches("wenet.unused", "wenet.checkpointing")
-def test_it_trains_as_edited_by_hand(found: Dict[str, List[Any]]) -> None:
+def test_it_trains_as_edited_by_hand(results: Dict[str, List[Any]]) -> None:
     for ours, reference in (("ours", "by_hand"), ("ours_used", "by_hand_used")):
-        assert errors(found[ours]) == [None, None], found[ours][0]["log"]
-        assert len(found[ours][0]["weights"]) == 3
-        assert found[ours][0]["weights"] == found[ours][1]["weights"] == found[reference][0]["weights"]
-    assert found["ours"][0]["flag"] is True
-    assert found["ours"][0]["none"] == ["decoder"]
+        assert errors(results[ours]) == [None, None], results[ours][0]["log"]
+        assert len(results[ours][0]["weights"]) == 3
+        assert results[ours][0]["weights"] == results[ours][1]["weights"] == results[reference][0]["weights"]
+    assert results["ours"][0]["flag"] is True
+    assert results["ours"][0]["none"] == ["decoder"]
 
 
 @pytest.mark.patches("wenet.unused")
-def test_where_all_is_used_nothing_changes_but_the_flag(found: Dict[str, List[Any]]) -> None:
-    assert found["stock_used"][0]["weights"] == found["ours_used"][0]["weights"]
-    assert found["ours_used"][0]["none"] == []
+def test_where_all_is_used_nothing_changes_but_the_flag(results: Dict[str, List[Any]]) -> None:
+    assert results["unpatched_used"][0]["weights"] == results["ours_used"][0]["weights"]
+    assert results["ours_used"][0]["none"] == []
 
 
 @pytest.mark.patches("wenet.unused")
-def test_the_reason_is_said(found: Dict[str, List[Any]]) -> None:
-    said = "find_unused_parameters=True: with gradient checkpointing WeNet switches it off"
-    assert said in found["ours"][0]["log"] and said not in found["stock"][0]["log"]
+def test_the_reason_is_logged(results: Dict[str, List[Any]]) -> None:
+    reason = "find_unused_parameters=True: with gradient checkpointing WeNet switches it off"
+    assert reason in results["ours"][0]["log"] and reason not in results["unpatched"][0]["log"]
 
 
 @pytest.mark.patches("wenet.unused")
-def test_it_can_be_switched_off(found: Dict[str, List[Any]]) -> None:
-    assert all(error.startswith(REDUCTION) for error in errors(found["off"]))
+def test_it_can_be_switched_off(results: Dict[str, List[Any]]) -> None:
+    assert all(error.startswith(REDUCTION) for error in errors(results["off"]))
 
 
 @pytest.mark.patches("wenet.unused")
-def test_undo_leaves_everything_as_it_was(tree: Path, found: Dict[str, List[Any]]) -> None:
+def test_undo_leaves_everything_as_it_was(tree: Path, results: Dict[str, List[Any]]) -> None:
     patch = "wenet.checkpointing" if trees.version(tree) == "3.0.0" else "wenet.unused"
-    for rank in found["undone"]:
+    for rank in results["undone"]:
         assert rank["error"] is None and patch not in rank["failed"] and rank["problems"] == []
         assert patch in rank["applied"] and rank["changed"] > 0 and rank["left"] == 0

@@ -34,9 +34,9 @@ def test_the_plan_knows_the_version_and_every_patch(tree: Path, tmp_path: Path) 
     metadata = tmp_path / "wenet-0.0.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: wenet\nVersion: 0.0.0\n")
-    told = plan(tree, tmp_path)
-    assert told["toolkits"]["wenet"] == trees.version(tree)
-    decided = {entry["id"]: entry["action"] for entry in told["patches"] if entry["toolkit"] == "wenet"}
+    report = plan(tree, tmp_path)
+    assert report["toolkits"]["wenet"] == trees.version(tree)
+    decided = {entry["id"]: entry["action"] for entry in report["patches"] if entry["toolkit"] == "wenet"}
     assert set(decided) == {name for name, p in loader.load().patches.items() if p.toolkit == "wenet"}
     assert set(decided.values()) <= {"apply", "not-affected", "not-cured", "off"}
     assert decided["wenet.torchaudio"] == "not-cured"
@@ -47,11 +47,11 @@ def test_recognition_is_cheap(tree: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """It reads one file, and asks for few more."""
     monkeypatch.syspath_prepend(str(tree))
     read: List[Path] = []
-    stock = Path.read_text
+    original = Path.read_text
 
     def noting(self: Path, *args: Any, **kwargs: Any) -> str:
         read.append(self)
-        return stock(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "read_text", noting)
     assert detect.recognise("wenet", loader.load().marks["wenet"]) == trees.version(tree)
@@ -87,15 +87,15 @@ def test_nothing_is_looked_at_before_wenet_is_imported(tree: Path) -> None:
 def test_another_package_of_that_name_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "wenet").mkdir()
     (tmp_path / "wenet" / "__init__.py").write_text("value = 1\n")
-    told = plan(tmp_path)
-    assert told["toolkits"]["wenet"] == detect.UNRECOGNISED
-    assert {p["action"] for p in told["patches"] if p["toolkit"] == "wenet"} <= {"skip", "off"}
+    report = plan(tmp_path)
+    assert report["toolkits"]["wenet"] == detect.UNRECOGNISED
+    assert {p["action"] for p in report["patches"] if p["toolkit"] == "wenet"} <= {"skip", "off"}
     done = ran(["-c", "import wenet; print(wenet.value)"], tmp_path, DDPFIX="1")
     assert done.stdout == "1\n"
     assert done.stderr == "ddpfix: the package wenet is no release that ddpfix knows, and it is left as it is\n"
 
 
 def test_without_wenet_it_is_absent(tmp_path: Path) -> None:
-    told = plan(tmp_path)
-    assert told["toolkits"]["wenet"] is None
-    assert {p["action"] for p in told["patches"] if p["toolkit"] == "wenet"} <= {"absent", "off"}
+    report = plan(tmp_path)
+    assert report["toolkits"]["wenet"] is None
+    assert {p["action"] for p in report["patches"] if p["toolkit"] == "wenet"} <= {"absent", "off"}

@@ -43,18 +43,19 @@ def available() -> Dict[str, Path]:
     folder = os.environ.get(VARIABLE, "").strip()
     if not folder:
         return {}
-    found = {entry.name: entry.resolve() for entry in sorted(Path(folder).iterdir()) if (entry / "wenet").is_dir()}
-    known = [tag for tag in VERSIONS if tag in found]
-    return {tag: found[tag] for tag in known}
+    folders = {entry.name: entry.resolve() for entry in sorted(Path(folder).iterdir()) if (entry / "wenet").is_dir()}
+    known = [tag for tag in VERSIONS if tag in folders]
+    return {tag: folders[tag] for tag in known}
 
 
 def real(tags: Sequence[str] = TAGS) -> List[Any]:
     """Parameters for tests on real trees: the checkout's folder, named by its tag; skipped where it is not there."""
-    found = available()
-    if not found:
+    folders = available()
+    if not folders:
         return [pytest.param(None, id="real_trees", marks=pytest.mark.skip(reason=HOW))]
     return [
-        pytest.param(found.get(tag), id=tag, marks=() if tag in found else pytest.mark.skip(reason=HOW)) for tag in tags
+        pytest.param(folders.get(tag), id=tag, marks=() if tag in folders else pytest.mark.skip(reason=HOW))
+        for tag in tags
     ]
 
 

@@ -60,7 +60,7 @@ def add(model: Any, rank: int, number: int, parts: int) -> None:
             value.copy_(before[name])
 
 
-def apart(found: Dict[str, List[float]], expected: Dict[str, List[float]]) -> float:
+def apart(actual: Dict[str, List[float]], expected: Dict[str, List[float]]) -> float:
     """Largest difference of weights or statistics; how many batches there were is not of interest."""
     names = [name for name in expected if not name.endswith("num_batches_tracked")]
-    return max(abs(one - other) for name in names for one, other in zip(found[name], expected[name]))
+    return max(abs(one - other) for name in names for one, other in zip(actual[name], expected[name]))

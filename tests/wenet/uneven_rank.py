@@ -27,16 +27,16 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     import ddpfix
     from ddpfix.ranks import failure_watch
 
-    stock = epochs.patched()
+    original = epochs.patched()
     ddpfix.activate(**scenario["settings"])
     failure_watch.PERIOD, failure_watch.GRACE = 0.2, 0.5
     if scenario["name"] == "time":
-        step_time.run(scenario, folder, stock["train"])
+        step_time.run(scenario, folder, original["train"])
         return
-    scenario["found"].update(changed=[name for name, raw in epochs.patched().items() if raw is not stock[name]])
+    scenario["found"].update(changed=[name for name, raw in epochs.patched().items() if raw is not original[name]])
     epochs.run(scenario, folder / scenario["name"])
     scenario["found"].update(problems=ddpfix.deactivate())
-    scenario["found"].update(left=[name for name, raw in epochs.patched().items() if raw is not stock[name]])
+    scenario["found"].update(left=[name for name, raw in epochs.patched().items() if raw is not original[name]])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Runs of an Executor on ranks that have different numbers of batches, stock or under ddpfix, and what to expect."""
+"""Runs of an Executor on ranks with different numbers of batches, unpatched or under ddpfix, and what to expect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Scenario(scenario.Scenario):
     Attributes:
         counts: batches of each rank in an epoch; as many ranks as there are numbers.
         cv: validation batches of each rank.
-        settings: arguments of ``ddpfix.activate``; None is stock.
+        settings: arguments of ``ddpfix.activate``; None is unpatched.
         accum: micro-batches an optimizer step.
         save_interval: steps from one validation to the next (step mode, from 3.0.0 on); 0 is epoch mode.
         empty: numbers of batches that have no utterance (rank 1's begin at 100).
@@ -53,7 +53,7 @@ class Scenario(scenario.Scenario):
 
 @dataclass
 class Outcome:
-    """What the ranks of a scenario found; a rank that had to be killed, or ended itself, found nothing (None)."""
+    """What the ranks of a scenario recorded; a rank that had to be killed, or ended itself, recorded nothing (None)."""
 
     ranks: List[Optional[Dict[str, Any]]]
     logs: List[str]
@@ -90,8 +90,8 @@ class Outcome:
         """Whether all ranks had the same weights and learning rate in each step, and the same at the end."""
         # Under FSDP each rank has a part of the weights only, until the end.
         names = ("steps", "lr", "lr_after", "weights", "executor_step")[self.sharded :]
-        found = [{name: rank.get(name) for name in names} for rank in self.ranks if rank]
-        return len(found) == len(self.ranks) and all(one == found[0] for one in found)
+        outcomes = [{name: rank.get(name) for name in names} for rank in self.ranks if rank]
+        return len(outcomes) == len(self.ranks) and all(one == outcomes[0] for one in outcomes)
 
     def of(self, name: str) -> List[Any]:
         return [rank.get(name) if rank else None for rank in self.ranks]
@@ -100,13 +100,13 @@ class Outcome:
 def train(tree: Path, scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Outcome]:
     """Run scenarios one after the other on a tree's ranks, which stay for the next ones."""
     pool.train(RANK, [each.plan(folder) for each in scenarios], folder, SIZE, {"TREE": str(tree)})
-    found = {}
+    outcomes = {}
     for each in scenarios:
         pairs = pool.records(folder, each.name, each.size)
-        found[each.name] = Outcome(
+        outcomes[each.name] = Outcome(
             [record for _, record in pairs], [log for log, _ in pairs], each.engine != "torch_ddp"
         )
-    return found
+    return outcomes
 
 
 def era(tree: Path) -> int:

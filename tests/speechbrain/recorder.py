@@ -9,12 +9,12 @@ from typing import Any, Dict, List
 import torch
 
 
-class Watcher:
-    """One run's notes; ``found`` is recorded as JSON, the first ``keep`` optimizer steps as tensors."""
+class Recorder:
+    """One run's notes; ``record`` is recorded as JSON, the first ``keep`` optimizer steps as tensors."""
 
-    def __init__(self, keep: int, found: Dict[str, Any]) -> None:
-        found.update(ddp=[], batches=[], ran=[], steps=[], lr=[])
-        self.found = found
+    def __init__(self, keep: int, record: Dict[str, Any]) -> None:
+        record.update(ddp=[], batches=[], ran=[], steps=[], lr=[])
+        self.record = record
         self.keep = keep
         self.kept: List[Dict[str, Any]] = []
         self.brain: Any = None
@@ -28,15 +28,15 @@ class Watcher:
         from torch.nn.parallel import DistributedDataParallel
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        stock_init, stock_batch, watcher = DistributedDataParallel.__init__, Brain.fit_batch, self
+        original_init, original_batch, recorder = DistributedDataParallel.__init__, Brain.fit_batch, self
 
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            stock_init(self, *args, **kwargs)
-            watcher.wrapped(self)
+            original_init(self, *args, **kwargs)
+            recorder.wrapped(self)
 
         def fit_batch(self: Any, batch: Any) -> Any:
-            watcher.begun(self, batch)
-            return stock_batch(self, batch)
+            recorder.begun(self, batch)
+            return original_batch(self, batch)
 
         DistributedDataParallel.__init__, Brain.fit_batch = init, fit_batch
         register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self.stepping())
@@ -45,12 +45,12 @@ class Watcher:
     def wrapped(self, model: Any) -> None:
         frozen = [name for name, p in model.module.named_parameters() if not p.requires_grad]
         kind = type(model.module).__name__
-        self.found["ddp"].append({"module": kind, "find_unused": model.find_unused_parameters, "frozen": frozen})
+        self.record["ddp"].append({"module": kind, "find_unused": model.find_unused_parameters, "frozen": frozen})
         parts = model.module.named_modules()
-        found = [(name, module) for name, module in parts if f".{name}".rpartition(".")[0].endswith(".layers")]
-        if found:
+        skipping = [(name, module) for name, module in parts if f".{name}".rpartition(".")[0].endswith(".layers")]
+        if skipping:
             model.register_forward_pre_hook(lambda module, args: self.layers.append([]) if module.training else None)
-        for name, module in found:
+        for name, module in skipping:
             module.register_forward_hook(lambda module, args, output, name=name: self.layer(module, name))
 
     def layer(self, module: Any, name: str) -> None:
@@ -61,7 +61,7 @@ class Watcher:
     def begun(self, brain: Any, batch: Any) -> None:
         self.brain = brain
         self.window.append(list(batch.id))
-        self.found["batches"].append(list(batch.id))
+        self.record["batches"].append(list(batch.id))
         if self.keep > len(self.kept) and len(self.window) == 1:
             self.before = {name: p.detach().clone() for name, p in self.parameters()}
 
@@ -81,10 +81,10 @@ class Watcher:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 digest.update(parameter.detach().cpu().numpy().tobytes())
-        self.found["steps"].append(digest.hexdigest()[:16])
-        self.found["lr"].append(optimizer.param_groups[0]["lr"])
+        self.record["steps"].append(digest.hexdigest()[:16])
+        self.record["lr"].append(optimizer.param_groups[0]["lr"])
 
     def close(self, file: Path) -> None:
-        self.found["ran"] = self.layers
+        self.record["ran"] = self.layers
         if self.kept:
             torch.save(self.kept, file)
