@@ -58,7 +58,7 @@ def test_fsdp2(own: List[Any], given: Any, expected: Optional[List[int]]) -> Non
     [
         ({"process_group": [2, 3]}, [2, 3]),
         ({"process_group": [0, 1, 2, 3], "_inter_node_pg": [0, 4]}, list(range(8))),
-        # Hybrid on half of the ranks: which half cannot be told from two of its groups.
+        # Hybrid on half of the ranks: which half cannot be determined from two of its groups.
         ({"process_group": [0, 1], "_inter_node_pg": [0, 2]}, None),
         ({"process_group": [0, 2], "_fsdp_extension": object()}, None),
     ],

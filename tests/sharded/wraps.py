@@ -115,14 +115,14 @@ class Sent:
                     setattr(distributed, name, self._counting(getattr(distributed, name), counted, first))
 
     @staticmethod
-    def _counting(stock: Callable[..., Any], counted: List[int], place: int) -> Callable[..., Any]:
+    def _counting(original: Callable[..., Any], counted: List[int], place: int) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
             # The keyword is called output, output_tensor or output_tensor_list, and the input likewise.
             word = ("output", "input")[place]
             tensors = args[place] if len(args) > place else next(v for k, v in kwargs.items() if k.startswith(word))
             each = tensors if isinstance(tensors, (list, tuple)) else [tensors]
             counted.append(sum(tensor.numel() for tensor in each))
-            return stock(*args, **kwargs)
+            return original(*args, **kwargs)
 
         return called
 

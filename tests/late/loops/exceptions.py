@@ -227,7 +227,7 @@ def nan_guard_replaces_the_loss(loop: Loop) -> None:
 def nan_guard_with_a_constant(loop: Loop) -> None:
     """A loss that is no number is replaced by a constant that has a graph of its own, which no output reaches.
 
-    Nothing on this rank tells anyone that a backward of the model was meant: the graph of its forward is not touched.
+    Nothing on this rank shows that a backward of the model was intended: the graph of its forward is not touched.
     """
     model = loop.wrap(mlp())
     optimizer = sgd(model)

@@ -19,10 +19,10 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
     from tests.late.loops import kinds
 
-    found, declared = scenario["found"], kinds.load()[scenario["kind"]]
-    found["unavailable"] = kinds.missing(declared.needs)
-    if found["unavailable"] or scenario["size"] <= serving.RANK:
-        found["left_out"] = True
+    record, declared = scenario["found"], kinds.load()[scenario["kind"]]
+    record["unavailable"] = kinds.missing(declared.needs)
+    if record["unavailable"] or scenario["size"] <= serving.RANK:
+        record["left_out"] = True
         return
     os.environ["WORLD_SIZE"] = str(scenario["size"])
     set_num_threads(1)
