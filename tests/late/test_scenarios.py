@@ -98,7 +98,7 @@ def test_a_gradient_that_comes_after_the_reduction_is_averaged(outcomes: Dict[st
 
 @pytest.mark.skipif(not CAN_ASK, reason="before torch 2.1 the reducer has no check")
 @pytest.mark.parametrize("name", ["cannot_finalize_auto", "cannot_finalize_late"])
-def test_what_cannot_be_closed_ends_before_gradients_are_used(outcomes: Dict[str, Ranks], name: str) -> None:
+def test_what_cannot_be_finalized_ends_before_gradients_are_used(outcomes: Dict[str, Ranks], name: str) -> None:
     assert all("DDP still waits for gradients" in end for end in ends(outcomes[name])), outcomes[name]
     assert [record["moved"] for _, record in outcomes[name] if record] == [False, False]
 
@@ -129,7 +129,7 @@ def test_a_second_backward_adds_its_mean(outcomes: Dict[str, Ranks]) -> None:
     assert of(outcomes["second_backward"], "twice") == [True, True]
 
 
-def test_what_the_flag_cost_is_said_once_if_it_was_of_no_use(outcomes: Dict[str, Ranks]) -> None:
+def test_what_the_flag_cost_is_logged_once_if_it_was_of_no_use(outcomes: Dict[str, Ranks]) -> None:
     first, second = (log for log, _ in outcomes["advised"])
     assert first.count("find_unused_parameters=True has found no unused parameter in 12 steps on this rank.") == 1
     assert first.count("were unused in each of 12 steps on this rank.") == 1
