@@ -1,4 +1,4 @@
-"""Trains a model with LayerDrop and notes all there is to be compared with a run in another mode."""
+"""Trains a model with LayerDrop and records what is compared with a run in another mode."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def batch(kind: str, number: int) -> Dict[str, Any]:
 
 
 def loss(output: Any) -> Any:
-    """Of a model without a head, a weighted sum: what comes out of a layer norm has always the same mean square."""
+    """Of a model without a head, a weighted sum: the output of a layer norm always has the same mean square."""
     if "loss" in output:
         return output.loss
     state = output.last_hidden_state
@@ -148,7 +148,7 @@ def checkpointed(model: Any, kind: str) -> None:
 
 
 def counting(count: List[int]) -> Any:
-    """The backward of the reentrant kind of checkpointing, counted."""
+    """The backward of reentrant checkpointing, with a counter."""
     original = CheckpointFunction.backward
 
     def backward(*args: Any) -> Any:

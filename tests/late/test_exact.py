@@ -81,7 +81,7 @@ def test_by_default_a_model_that_would_fail_trains_and_one_line_says_so(outcomes
 
 def test_the_flag_is_set_where_it_is_asked_for(outcomes: Dict[str, Ranks]) -> None:
     records = [record for _, record in outcomes["find-Plain"]]
-    # What nobody used has no gradient there, so that momentum moves it on by less than in the reference.
+    # A parameter that no rank used has no gradient there, so momentum moves it less than in the reference.
     assert [(record["error"], record["flag"]) for record in records if record] == [(None, True)] * 2
 
 

@@ -1,4 +1,4 @@
-"""With the same layers skipped on all ranks, no flag means what the flag means, and what nobody used is not sent."""
+"""If all ranks skip the same layers, training without the flag equals training with it, and unused buckets stay."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_views(outcomes: Dict[str, Ranks], name: str) -> None:
     records, expected = both(outcomes, name), both(outcomes, "sgd-find")
     assert records[0]["steps"] == expected[0]["steps"][:12] and records[0]["none"] == expected[0]["none"][:12]
     assert records[0]["views"] and not expected[0]["views"]
-    # Buckets that nobody used are not sent there either, if they end where layers end.
+    # Buckets that no rank used are not sent there either, if they end where layers end.
     assert records[0]["traffic"][3] > 0 or (OLD and name == "late_views")
 
 

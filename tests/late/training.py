@@ -105,7 +105,7 @@ def apart_from_others(model: Any) -> float:
     """How far this rank's parameters are from rank 0's."""
     far = 0.0
     for parameter in model.parameters():
-        theirs = parameter.detach().clone()
-        distributed.broadcast(theirs, 0)
-        far = max(far, float((theirs - parameter.detach()).abs().max()))
+        first = parameter.detach().clone()
+        distributed.broadcast(first, 0)
+        far = max(far, float((first - parameter.detach()).abs().max()))
     return far

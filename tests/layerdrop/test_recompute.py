@@ -198,7 +198,7 @@ def test_recomputing_does_not_count(reentrant: bool) -> None:
 
 @pytest.mark.patches("transformers.layerdrop")
 def test_an_ambiguous_recomputation_is_refused() -> None:
-    """Twice the same input, no generator state kept and no dropout: nothing tells the two calls apart."""
+    """Twice the same input, no generator state kept and no dropout: the two calls cannot be distinguished."""
     run = Run()
     for module in run.model.modules():
         if isinstance(module, nn.Dropout):

@@ -1,4 +1,4 @@
-"""What happens to a model when it is wrapped: own classes are found, rates nobody reads are named, checkpointing."""
+"""Wrapping a model: the user's own classes are covered, unread rates are named, checkpointing is checked."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LocalSource(OwnStack):
 
 
 def wrapped(site: Site, model: nn.Module) -> None:
-    """Everything that looks at a model before DDP wraps it."""
+    """Run all wrap hooks on a model."""
     layerdrop.sync(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
     wrap_hooks.run_before_wrap(model)
 

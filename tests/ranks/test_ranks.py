@@ -68,7 +68,7 @@ def check_skips(records: List[Dict[str, Any]]) -> None:
 
 
 def raised(records: List[Dict[str, Any]], *messages: str) -> bool:
-    """Whether a rank raised it. The other may find its peer gone first, if it skipped nothing in that step."""
+    """Whether a rank raised it. The other rank may first notice that its peer has ended, if it skipped nothing."""
     return any(message in one.get("error", "") for one in records for message in messages)
 
 

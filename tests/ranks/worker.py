@@ -1,7 +1,7 @@
 """One rank: runs the scenarios that it is given and writes its records, for the test to judge.
 
 Nothing here asks ddpfix which layers ran or what a gradient should be: layers are watched by hooks on the real
-modules, and the reference gradients come from the stock forward without DDP, averaged over the ranks.
+modules, and the reference gradients come from the original forward without DDP, averaged over the ranks.
 """
 
 from __future__ import annotations

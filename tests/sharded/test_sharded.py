@@ -1,4 +1,4 @@
-"""LayerDrop under FSDP: unpatched runs every layer; ours runs the kept ones, and no rank gathers the others.
+"""LayerDrop under FSDP: unpatched, every layer runs; under ddpfix, only the kept ones run and are gathered.
 
 The reference is the same model without FSDP and without ddpfix, made of the layers that ran by hand.
 """
@@ -99,7 +99,7 @@ def gathers(record: Dict[str, Any]) -> List[int]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["unpatched", "stays", "off"])
 def test_unpatched_runs_and_gathers_every_layer(ran: Found, kind: str, mode: str) -> None:
-    """So does ddpfix with DDPFIX_LAYERDROP=unpatched, and without this patch."""
+    """So does ddpfix with DDPFIX_LAYERDROP=stock, and without this patch."""
     for record in ran[f"{mode}-{kind}"]:
         assert skipped(record) == [0, 0] and not record["decided"]
         # The root once, each layer in forward and in backward.

@@ -151,12 +151,12 @@ class Run:
 
     def look_at_gradients(self) -> None:
         """How far the shards' gradients are from the reference, and the layers all of whose gradients are None."""
-        mine: Dict[str, List[Any]] = {name: [] for name in self.names}
+        gradients: Dict[str, List[Any]] = {name: [] for name in self.names}
         for name, parameter in self.model.named_parameters():
             holder = self.holder(name.replace("_fsdp_wrapped_module.", ""))
             if holder:
-                mine[holder].append(parameter.grad)
-        self.record["none"].append([name for name in self.names if all(grad is None for grad in mine[name])])
+                gradients[holder].append(parameter.grad)
+        self.record["none"].append([name for name in self.names if all(grad is None for grad in gradients[name])])
         self.record["gradients"].append(self.gradients_apart() if "fsdp2" in self.plan["kind"] else 0.0)
 
     def gradients_apart(self) -> float:
@@ -164,18 +164,18 @@ class Run:
         wholes = dict(self.alone.named_parameters())
         worst = 0.0
         for name, parameter in self.model.named_parameters():
-            mine, other = parameter.grad, wholes[name].grad
-            if (mine is None) != (other is None):
+            sharded, other = parameter.grad, wholes[name].grad
+            if (sharded is None) != (other is None):
                 return float("inf")
-            if mine is not None:
-                worst = max(worst, float((mine.full_tensor() - other).abs().max()))
+            if sharded is not None:
+                worst = max(worst, float((sharded.full_tensor() - other).abs().max()))
         return worst
 
     def apart(self) -> float:
         """The largest difference of a parameter from the reference's."""
         wholes = dict(self.alone.named_parameters())
-        with wraps.whole(self.model) as mine, torch.no_grad():
-            return max(float((mine[name].reshape_as(value) - value).abs().max()) for name, value in wholes.items())
+        with wraps.whole(self.model) as sharded, torch.no_grad():
+            return max(float((sharded[name].reshape_as(value) - value).abs().max()) for name, value in wholes.items())
 
     def decided(self) -> Any:
         """What ddpfix says of the last step; None where it has no say."""

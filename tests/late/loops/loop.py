@@ -112,7 +112,7 @@ class Loop:
     # Steps.
 
     def steps(self, count: int = 4) -> Iterator[int]:
-        """The numbers of the steps; what a step has made of the parameters is recorded when the next one begins."""
+        """The numbers of the steps; the parameters after a step are recorded when the next one begins."""
         for step in range(count):
             with self._named(f"loops: step {step}"):
                 yield step
@@ -170,7 +170,7 @@ def average(parameters: List[nn.Parameter], group: Any = None) -> None:
 
 
 class Profile(torch.autograd.profiler.profile):
-    """Only what the process group did is looked at: to parse all events would take longer than the program."""
+    """Skips the parsing of all events, which would take longer than the program: only gloo's are needed."""
 
     def __init__(self) -> None:
         super().__init__(record_shapes=True)

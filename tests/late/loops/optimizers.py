@@ -1,4 +1,4 @@
-"""Optimizers of all kinds, and what is no optimizer of torch."""
+"""Optimizers of all kinds, and optimizers that are not from torch."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def train(scenario: Dict[str, Any], declared: Any) -> None:
 
 
 def wait_for_others(scenario: Dict[str, Any], folder: Path) -> None:
-    """A rank that ends early would break connections through which others still have to hear from it."""
+    """A rank that ends early would break connections that other ranks still use."""
     name, end = scenario["name"], time.monotonic() + 1.5
     (folder / f"{name}.{serving.RANK}.ended").touch()
     while time.monotonic() < end:
