@@ -1,1 +1,1 @@
-"""What the code of several toolkits was copied from: it is none of them, and all may import it."""
+"""Patches of code that several toolkits have copied; the folder of every toolkit may import them."""

@@ -1,7 +1,7 @@
-"""Stochastic depth (Huang et al., arXiv 1603.09382) of encoders that ESPnet's layers were copied into.
+"""Stochastic depth (Huang et al., arXiv 1603.09382) of encoders with layers copied from ESPnet.
 
-A layer draws for itself, and branchformer's for its attention branch as well; or a list or stack of layers draws for
-all of them at once.
+A layer draws for itself (branchformer's also for its attention branch), or a list or stack of layers draws for all of
+them at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def share(site: Site, owner: type) -> None:
 
 
 def _rate_of(owner: type) -> Optional[Callable[[Any], float]]:
-    """The rate in force, where a branch's rate is one of those that are read: it is not in force in every layer."""
+    """A function that gives a layer's rate in force, if the forward reads a branch's rate; None otherwise."""
     names = [path[-1] for path in cover.rate_paths(vars(owner)[cover.drawing_method(owner) or ""])]
     if _BRANCH not in names:
         return None

@@ -1,1 +1,1 @@
-"""What holds for every toolkit, because all of them end in torch's own data parallel classes."""
+"""Patches of torch's own data parallel classes, which all toolkits use."""

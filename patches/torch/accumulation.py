@@ -1,8 +1,8 @@
-"""Gradient accumulation: what belongs to one reduction, and what no rank has used in it.
+"""Gradient accumulation: which forwards belong to one reduction, and which parameters no rank has used in it.
 
 All ranks skip the same layers (:mod:`ddpfix.layerdrop.schedule`), so a parameter that stands in skipped layers only has
-no gradient on any of them, and every rank knows it without communication. An accumulation window has several forwards:
-what one of them used counts as used.
+no gradient on any rank, and every rank knows it without communication. An accumulation window has several forwards: a
+parameter that one of them used counts as used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Window:
         self._model = model
         self._numbers = {id(parameter): index for index, parameter in enumerate(model.parameters)}
         self._layers: Optional[Dict[Tuple[str, int], FrozenSet[int]]] = None
-        # The last forward that was to be reduced, and whether a forward has been since the last reduction.
+        # The last forward whose gradients are reduced, and whether there was a forward since the last reduction.
         self._reduced: Optional[training.Step] = None
         self._begun = False
         self._seen: Optional[training.Step] = None
@@ -59,7 +59,7 @@ class Window:
         self.unused: FrozenSet[int] = _NOTHING
 
     def forward_ended(self, output: Any = None) -> None:
-        """A forward that may be followed by a backward has ended; to be told so twice changes nothing."""
+        """Called after a forward that a backward may follow; a second call for the same forward changes nothing."""
         wrapper, replica = self._model.wrapper, ddp.replica(self._model)
         step = replica.last if replica is not None and wrapper.training else None
         if step is not None and step is self._seen:
@@ -86,23 +86,23 @@ class Window:
             if not skip.part:
                 skips[skip.module, skip.layer] = skips.get((skip.module, skip.layer), 0) + 1
         # A module that is called twice in a forward (siamese, contrastive) may skip a layer in one of the calls only.
-        found = [layers.get(place, _NOTHING) for place, count in skips.items() if count >= step.calls_of(*place)]
-        return frozenset().union(*found)
+        unused = [layers.get(place, _NOTHING) for place, count in skips.items() if count >= step.calls_of(*place)]
+        return frozenset().union(*unused)
 
     def layers(self) -> Dict[Tuple[str, int], FrozenSet[int]]:
         """(module, index) of each layer that may be skipped -> the parameters that stand in it and nowhere else."""
         if self._layers is None:
-            found = droppable(self._model.wrapper.module, ddp.replica(self._model), self.number)
-            self._layers = {place: frozenset(numbers) for place, numbers in found.items()}
+            numbers_of = droppable(self._model.wrapper.module, ddp.replica(self._model), self.number)
+            self._layers = {place: frozenset(numbers) for place, numbers in numbers_of.items()}
         return self._layers
 
 
 def window_of(model: ddp.Wrapped) -> Optional[Window]:
-    """The window of a model that may skip layers, told of each forward; None for one that cannot."""
-    if model.skips is None and ddp.replica(model) is not None and may_skip(model.wrapper.module):
-        window = model.skips = Window(model)
+    """The accumulation window of a model that may skip layers, called after each forward; None for other models."""
+    if model.window is None and ddp.replica(model) is not None and may_skip(model.wrapper.module):
+        window = model.window = Window(model)
         model.attach(Hold.place, after=window.forward_ended)
-    return model.skips
+    return model.window
 
 
 def may_skip(module: Any) -> bool:
@@ -116,13 +116,13 @@ def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> D
     Args:
         model: the module inside of the wrapper.
         replica: gives modules the names under which skips are noted; None: their names in the model.
-        number: ``number(parameter)`` is -1 for those that do not count.
+        number: ``number(parameter)`` is -1 for a parameter that does not count.
     """
     places: Dict[int, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             places[id(parameter)] = places.get(id(parameter), 0) + 1
-    found: Dict[Tuple[str, int], List[int]] = {}
+    numbers: Dict[Tuple[str, int], List[int]] = {}
     for name, module, _ in cover.active(model):
         shown = name if replica is None else replica.key(module)[0]
         for place, layer in _layers(shown, module):
@@ -130,16 +130,16 @@ def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> D
             counts: Dict[int, int] = {}
             for parameter in own:
                 counts[id(parameter)] = counts.get(id(parameter), 0) + 1
-            alone = [p for p in layer.parameters() if counts[id(p)] == places.get(id(p)) and number(p) >= 0]
-            found[place] = [number(p) for p in alone]
-    return found
+            unshared = [p for p in layer.parameters() if counts[id(p)] == places.get(id(p)) and number(p) >= 0]
+            numbers[place] = [number(p) for p in unshared]
+    return numbers
 
 
 def _layers(name: str, module: Any) -> List[Tuple[Tuple[str, int], Any]]:
     """The layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.draw.StepCall`)."""
     layers = _listed(module)
     if layers is not None:
-        # By their places: to iterate over a list of layers may be what draws for them (torchaudio, WeNet 3.1).
+        # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1).
         return [((name, index), layers[index]) for index in range(len(layers))]
     holder, _, place = name.rpartition(".")
     return [((holder, int(place)) if place.isdigit() else (name, 0), module)]

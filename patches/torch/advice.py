@@ -1,7 +1,7 @@
-"""After some steps: what the flag cost so far, and whether it was of any use.
+"""Advice after some steps: what the flag has cost so far, and whether it was of any use.
 
 DDP keeps a record of its own (``_get_ddp_logging_data``), and knows whether the same parameters went unused in each
-step. Both are read once; a few steps before, the walk through the graph is timed.
+step. Both are read once, after the walk through the graph was timed in the last steps before that.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ddpfix.patching.site import Site
 
 from . import ddp
 
-# Steps that are timed, at the end of those after which something is said.
+# How many steps are timed, the last ones before the advice.
 _TIMED = 10
 
 
 class Timed:
-    """The first steps of one model under DDP.
+    """Times the first steps of one model under DDP.
 
     Args:
         wrapper: the DistributedDataParallel module.
-        steps: after how many something is said.
+        steps: the number of steps after which advice is given.
     """
 
     def __init__(self, wrapper: Any, steps: int) -> None:
@@ -36,7 +36,7 @@ class Timed:
         self.steps = steps
         # Seconds from the end of the model's own forward to the end of DDP's, and from one step to the next.
         self.walks: List[float] = []
-        # Whether some micro-batches are not reduced (``no_sync``), with which torch takes no graph for static.
+        # Whether some micro-batches are not reduced (``no_sync``): torch then never regards a graph as static.
         self.accumulates = False
         self.whole: List[float] = []
         self._ended = 0.0
@@ -44,7 +44,7 @@ class Timed:
         self._hook: Optional[Any] = None
 
     def begin(self) -> None:
-        """A step that will be reduced begins."""
+        """Called before a step that will be reduced."""
         self.left -= 1
         if self.left >= _TIMED:
             return
@@ -60,7 +60,7 @@ class Timed:
         self._ended = time.perf_counter()
 
     def end(self, output: Any = None) -> None:
-        """DDP's forward has ended."""
+        """Called after DDP's forward."""
         if self._ended:
             self.walks.append(time.perf_counter() - self._ended)
             self._ended = 0.0
@@ -82,7 +82,7 @@ class Advice(ddp.Stage):
     """Times the first steps of models that have the flag.
 
     Args:
-        steps: after how many something is said.
+        steps: the number of steps after which advice is given.
     """
 
     place = "advice"
@@ -104,14 +104,14 @@ class Advice(ddp.Stage):
         else:
             timed.close()
             model.detach(self.place)
-            _say(model.wrapper, timed)
+            _advise(model.wrapper, timed)
 
     def ended(self, model: ddp.Wrapped) -> None:
         if model.timed is not None:
             model.timed.close()
 
 
-def _say(wrapper: Any, timed: Timed) -> None:
+def _advise(wrapper: Any, timed: Timed) -> None:
     try:
         record: Dict[str, Any] = wrapper._get_ddp_logging_data()
         static = bool(wrapper.reducer._ddp_graph_static())
@@ -124,12 +124,12 @@ def _say(wrapper: Any, timed: Timed) -> None:
 
 
 def advice(static: bool, unused: int, timed: Timed) -> str:
-    """What is to be said of the first steps; "" if the flag does what it is there for.
+    """The advice after the first steps; "" if the flag is useful.
 
     Args:
         static: whether the same parameters were unused in every step.
         unused: bytes of unused parameters, in a step.
-        timed: what was timed.
+        timed: the times.
     """
     if not static:
         return ""

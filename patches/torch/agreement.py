@@ -1,4 +1,4 @@
-"""Ranks agree when a model is wrapped, and every training forward of it is one numbered step from then on."""
+"""Ranks agree when a model is wrapped; from then on each of its training forwards is one numbered step."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Steps:
         if not wrapper.training:
             self.tokens.append(None)
             return
-        # The micro-batches of a window skip the same layers where that is needed (see accumulation.py).
+        # The micro-batches of an accumulation window skip the same layers if needed (see accumulation.py).
         if self.model.holds and replica.open:
             replica.iteration -= 1
         replica.open = not wrapper.require_backward_grad_sync
@@ -99,7 +99,7 @@ class Steps:
 
 
 def watch(output: Any, step: training.Step) -> None:
-    """Note when the backward of this step has begun: its decisions are not needed any more once it has ended."""
+    """Note when the backward of this step has begun: after it, the decisions of the step are not needed any more."""
     if not step.calls:
         return
 
@@ -117,39 +117,39 @@ def agree_on(site: Site, model: Any, members: List[int], failure: Optional[Excep
 
     Args:
         site: of the patch that asks.
-        model: the module that is about to be wrapped, after everything has looked at it.
+        model: the module that is about to be wrapped, after the wrap hooks have run on it.
         members: the global ranks of its group.
-        failure: what looking at it raised on this rank.
+        failure: what the wrap hooks raised on this rank.
     """
     facts = {} if site.activation is None else dict(site.activation.facts())
     facts["LayerDrop"] = "; ".join(f"{name or 'the model'} {rate:g}" for name, _, rate in cover.active(model))
     if failure is not None:
         facts["failure"] = repr(failure)
     seed = agreement.meet(members, distributed.get_rank(), facts, _seed(site), site.settings.seconds())
-    _tell(site)
+    _log_summary(site)
     return seed
 
 
 def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
-    """A copy may be trained on some ranks only, so nobody is waited for: all know the seed of its original."""
+    """The seed of a copy: made from its original's without waiting, since only some ranks may train the copy."""
     seed = agreement.agreed(sharding.ranks_of(wrapper.process_group))
     return None if seed is None else schedule.fold(seed, schedule.text_key("copy"))
 
 
 def _seed(site: Site) -> int:
-    """The user's seed makes the decisions reproducible; a restarted job continues with others than it began with."""
+    """A seed for one model: reproducible if the user has set one, and another one after each restart of the job."""
     chosen = site.settings.seed()
     base = torch.initial_seed() if chosen is None else chosen
     return schedule.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), next(_MODELS))
 
 
-def _tell(site: Site) -> None:
-    """The one line of a process group, when the first model is wrapped."""
+def _log_summary(site: Site) -> None:
+    """Log the summary once, when the first model is wrapped."""
     if site.activation is not None and log.first_time("summary"):
         for lost in site.activation.verify():
             log.warning(lost)
         log.info(site.activation.summary())
 
 
-# Models that are wrapped one after the other get seeds of their own.
+# Counts wrapped models, so that each gets a seed of its own.
 _MODELS = itertools.count()

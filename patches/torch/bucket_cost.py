@@ -1,4 +1,4 @@
-"""Whether it pays that buckets end where layers end, decided from what collectives cost in this group.
+"""Decides whether buckets that end where layers end save time, from what collectives cost in this group.
 
 A bucket of its own lets a layer be left out of the communication when all ranks skip it; it costs one more collective
 in every step. Two numbers decide: the time of one more collective, and the time that the bytes take. Both are measured
@@ -31,7 +31,7 @@ class Costs(NamedTuple):
         collective: of one more collective, while others are under way.
         byte: of one more byte in a collective.
         launch: of a communication hook, for each bucket.
-        copy: of a communication hook, for each byte: torch divides apart from its copy then.
+        copy: of a communication hook, for each byte, because torch then divides in a pass of its own.
     """
 
     collective: float
@@ -125,7 +125,7 @@ def plan(model: Any, cap: int, costs: Costs, hooked: bool = False) -> Plan:
         model: the module inside of the wrapper.
         cap: DDP's limit for a bucket, in bytes.
         costs: of collectives in its group.
-        hooked: whether the user has a communication hook of his own, so that ours costs nothing more.
+        hooked: whether the user has a communication hook already, so that ours adds no cost.
     """
     sizes = {id(p): p.numel() * p.element_size() for p in model.parameters() if p.requires_grad}
     layers = _layers(model, sizes)
@@ -140,11 +140,11 @@ def plan(model: Any, cap: int, costs: Costs, hooked: bool = False) -> Plan:
 def _layers(model: Any, sizes: Any) -> List[Tuple[int, float]]:
     """(bytes, rate) of each layer that may be skipped."""
     rates = {name: rate for name, _, rate in cover.active(model)}
-    found = []
+    sized = []
     for (name, index), own in droppable(model, None, id).items():
         rate = rates.get(name, rates.get(f"{name}.{index}", max(rates.values())))
-        found.append((sum(sizes.get(number, 0) for number in own), float(rate)))
-    return [(size, rate) for size, rate in found if size]
+        sized.append((sum(sizes.get(number, 0) for number in own), float(rate)))
+    return [(size, rate) for size, rate in sized if size]
 
 
 def _plan(
@@ -155,7 +155,7 @@ def _plan(
     least = own / len(layers) * together
     saved = own * rate**together
     buckets = math.ceil(len(layers) / together) * max(1, round(least / cap)) + math.ceil((whole - own) / cap)
-    # That buckets come out a little larger than DDP's is no reason to lay them out.
+    # Buckets a little larger than DDP's own are no gain.
     more = max(0, buckets - math.ceil(whole / cap))
     hook = 0.0 if hooked else buckets * costs.launch + whole * costs.copy
     return Plan(together, least, saved * costs.byte - more * costs.collective - hook, saved / whole)
@@ -166,8 +166,8 @@ def for_model(model: Any, cap: Optional[int], group: Any, hooked: bool = False) 
     parameter = next((p for p in model.parameters() if p.requires_grad), None)
     if parameter is None or cap is None or distributed.get_world_size(group) < 2:
         return NOTHING
-    found = plan(model, cap, measured(group, parameter.device), hooked)
-    text = f"{found.together} layers share a bucket, and {found.share:.0%} of all gradients are not sent"
+    best = plan(model, cap, measured(group, parameter.device), hooked)
+    text = f"{best.together} layers share a bucket, and {best.share:.0%} of all gradients are not sent"
     otherwise = "buckets stay as torch makes them, and all are sent: that takes less time"
-    log.debug(f"{type(model).__name__}: {text if found.together else otherwise}")
-    return found
+    log.debug(f"{type(model).__name__}: {text if best.together else otherwise}")
+    return best

@@ -1,7 +1,7 @@
-"""DDP's gradient buckets end where layers end that may be skipped, so that what a skipped layer has fills its own.
+"""DDP's gradient buckets end where layers end that may be skipped, so that a skipped layer has buckets of its own.
 
-Under ``find_unused_parameters=True`` the assignment that DDP makes at construction stays. Without the flag DDP makes
-it anew after the first step, and a newer torch can be told the sizes. Small layers share a bucket where many small
+Under ``find_unused_parameters=True`` the assignment that DDP makes at construction stays. Without the flag DDP rebuilds
+its buckets after the first step, and a newer torch accepts their sizes. Small layers share a bucket where many small
 collectives cost more than they save (:mod:`.bucket_cost`).
 """
 
@@ -38,7 +38,7 @@ def layers(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 class BucketLayout(ddp.Stage):
-    """Replaces what DDP asks for the assignment, and what it makes its reducer of, while it is constructed."""
+    """Replaces the function that assigns buckets and the class of the reducer while DDP's constructor runs."""
 
     place = "bucket_layout"
 
@@ -59,7 +59,7 @@ class BucketLayout(ddp.Stage):
 
 
 def _plan(call: ddp.Call) -> bucket_cost.Plan:
-    """How layers share buckets; asked by all ranks together, for what it costs is measured."""
+    """How layers share buckets; all ranks call it together, because it measures what collectives cost."""
     given = call.arguments
     agreed = call.facts.get("seed") is not None and cover.active(call.module)
     if not agreed or given.get("static_graph") or given.get("mixed_precision") is not None:
@@ -70,17 +70,17 @@ def _plan(call: ddp.Call) -> bucket_cost.Plan:
     return bucket_cost.for_model(call.module, int(max(caps) * 1024 * 1024), group)
 
 
-# Megabytes, as DDP has it.
+# In megabytes, DDP's own default.
 _DEFAULT_CAP = 25
 # By how much layers that have buckets of their own may be smaller than their mean.
 _UNEVEN = 0.1
 
 
-def assignment(stock: Callable[..., Assigned], model: Any, least: float) -> Callable[..., Assigned]:
-    """torch's function, asked for each run of parameters that belong to one layer, or to none.
+def assignment(original: Callable[..., Assigned], model: Any, least: float) -> Callable[..., Assigned]:
+    """torch's function, called once for each run of parameters that belong to one layer, or to none.
 
     Args:
-        stock: ``stock(tensors, limits, expect_sparse)`` gives lists of indices and the limit of each.
+        original: ``original(tensors, limits, expect_sparse)`` gives lists of indices and the limit of each.
         model: the module that is about to be wrapped.
         least: how many bytes the layers that share a bucket have at least.
     """
@@ -91,37 +91,37 @@ def assignment(stock: Callable[..., Assigned], model: Any, least: float) -> Call
         except Exception as error:
             log.debug(f"buckets stay as torch makes them: {error!r}")
             runs = []
-        # Without the flag there is one bucket for the first step, after which DDP makes them anew by itself.
+        # Without the flag there is one bucket in the first step, after which DDP rebuilds its buckets by itself.
         if rest or len(runs) < 2 or limits[0] == sys.maxsize:
-            return stock(tensors, limits, sparse, *rest)
-        found: List[List[int]] = []
+            return original(tensors, limits, sparse, *rest)
+        assigned: List[List[int]] = []
         sizes: List[int] = []
         for run in runs:
             part = [tensors[index] for index in run]
             # The first limit is for the first parameters, whose gradients come last.
             own = list(limits) if run[0] == 0 else [_even(sum(map(_bytes, part)), limits[-1])]
-            lists, given = stock(part, own, [sparse[index] for index in run] if len(sparse) else list(sparse))
-            found += [[run[index] for index in each] for each in lists]
+            lists, given = original(part, own, [sparse[index] for index in run] if len(sparse) else list(sparse))
+            assigned += [[run[index] for index in each] for each in lists]
             sizes += list(given)
-        return found, sizes
+        return assigned, sizes
 
     return assign
 
 
 class Rebuilt:
-    """torch's reducer, told the size of each bucket for when it makes them anew.
+    """Constructs torch's reducer with the sizes of the buckets that it will rebuild.
 
-    Only a newer torch takes a list of sizes, and none of the user's own may be there.
+    Only a newer torch takes a list of sizes. A list of the user's own stays.
 
     Args:
-        stock: the class of the reducer.
+        reducer_class: torch's class.
         model: the module that is about to be wrapped.
         least: how many bytes the layers that share a bucket have at least.
     """
 
-    def __init__(self, stock: Any, model: Any, least: float) -> None:
-        self._stock, self._model, self._least = stock, model, least
-        # Whether it was told.
+    def __init__(self, reducer_class: Any, model: Any, least: float) -> None:
+        self._reducer_class, self._model, self._least = reducer_class, model, least
+        # Whether the reducer got the sizes.
         self.sized = False
 
     def __call__(self, *given: Any, **others: Any) -> Any:
@@ -134,7 +134,7 @@ class Rebuilt:
                 log.debug(f"buckets stay as torch makes them: {error!r}")
             self.sized = bool(sizes)
             given = (*given[:_SIZES], sizes, *given[_SIZES + 1 :])
-        return self._stock(*given, **others)
+        return self._reducer_class(*given, **others)
 
 
 _CAP, _FLAG, _FIRST, _SIZES = 5, 6, 9, 12
@@ -148,21 +148,21 @@ def _sizes(tensors: Sequence[Any], model: Any, first: int, cap: int, least: floa
     runs = _runs(tensors, model, least)
     if len(runs) < 2:
         return []
-    found: List[int] = []
+    sizes: List[int] = []
     for run in reversed(runs):
         filled, limit = 0, _even(sum(_bytes(tensors[index]) for index in run), cap)
         for index in reversed(run):
             filled += _bytes(tensors[index])
-            if filled >= (limit if found else first):
-                found.append(filled)
+            if filled >= (limit if sizes else first):
+                sizes.append(filled)
                 filled = 0
         if filled:
-            found.append(filled)
-    return found
+            sizes.append(filled)
+    return sizes
 
 
 def _even(size: int, cap: int) -> int:
-    """The limit that leaves no small remainder: a layer that is a little larger than DDP's stays in one bucket."""
+    """The limit that leaves no small remainder: a layer a little larger than DDP's limit stays in one bucket."""
     return math.ceil(size / max(1, round(size / cap)))
 
 
@@ -182,7 +182,7 @@ def _runs(tensors: Sequence[Any], model: Any, least: float) -> List[List[int]]:
     numbers = {id(tensor): index for index, tensor in enumerate(tensors)}
     layers = droppable(model, None, lambda parameter: numbers.get(id(parameter), -1)).values()
     places = {index: layer for layer, own in enumerate(sorted(map(sorted, layers))) for index in own}
-    # It is the mean of all layers, of which some may be a little smaller (WavLM's first one has an embedding more).
+    # ``least`` comes from the mean of all layers; some may be a little smaller (WavLM's first has one more embedding).
     least *= 1 - _UNEVEN
     runs: List[_Run] = []
     for index, tensor in enumerate(tensors):
@@ -216,12 +216,12 @@ class _Run:
 
 def _without_remainders(runs: Sequence[_Run], least: float) -> List[_Run]:
     """A last layer of a stack that is too small for buckets of its own joins the group before it."""
-    found: List[_Run] = []
+    joined: List[_Run] = []
     for run in runs:
-        before = found[-1] if found else None
+        before = joined[-1] if joined else None
         if before is not None and before.place is not None and run.place is not None and run.size < least:
             before.indices += run.indices
             before.size += run.size
         else:
-            found.append(run)
-    return found
+            joined.append(run)
+    return joined

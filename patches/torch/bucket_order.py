@@ -1,7 +1,8 @@
-"""What has to be known of the first step without the flag, after which DDP makes its buckets anew.
+"""The order of buckets, set before the first step by a dummy reduction.
 
-DDP takes the order in which the first gradients come. What a rank skips in that step would come last, and share buckets
-with whatever comes last, too; so the order is given before it, in a reduction of nothing that is not communicated.
+Without the flag DDP rebuilds its buckets after the first step, in the order in which the gradients of that step came.
+A layer that is skipped in it would come last, and share buckets with other late parameters. So the order is set before
+that step, in a dummy reduction that is not communicated.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from . import reducer
 
 
 def give_order(wrapper: Any, parameters: Sequence[Any]) -> None:
-    """Have DDP make its buckets from the last parameter to the first, in its next forward.
+    """Make DDP rebuild its buckets from the last parameter to the first, in its next forward.
 
-    Whoever calls this returns all buckets at once in a communication hook meanwhile. Nothing happens where gradients
-    are there already.
+    During the call, the caller's communication hook must return each bucket at once. Nothing happens if a parameter
+    has a gradient already.
 
     Args:
         wrapper: the DistributedDataParallel module, before its first step.

@@ -1,7 +1,7 @@
 """A gradient bucket of which no rank used any parameter is not communicated.
 
-All ranks skip the same layers, so all know it without asking. It goes through DDP's communication hook, on top of the
-user's own one.
+All ranks skip the same layers, so each rank knows it without communication. The decision is taken in DDP's
+communication hook, which calls the user's own one for all other buckets.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from ddpfix.ranks.traffic import COUNTED, Traffic
 from . import bucket_cost, bucket_order, ddp, reducer
 from .accumulation import Window, window_of
 
-# Hooks of torch that do the same with a bucket whatever they did with it before: to leave one out changes nothing for
-# the rest.
+# Hooks of torch that keep no state between buckets, so that a bucket can be left out without an effect on the others.
 _STATELESS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
 Hook = Callable[[Any, distributed.GradBucket], Any]
 
@@ -38,8 +37,8 @@ class Unsent:
     wrapper: Any
     window: Window
     inner: Optional[Tuple[Any, Hook]] = None
-    # While a reduction of nothing is made for the order of the buckets.
-    rehearsing: bool = False
+    # While a dummy reduction sets the order of the buckets.
+    in_dummy_reduction: bool = False
     # After undo.
     ended: bool = False
     traffic: Traffic = field(default_factory=Traffic)
@@ -50,17 +49,17 @@ class Unsent:
         if not unused or self.ended:
             return False
         wrapper = self.wrapper()
-        # A rank that has joined stands in for forwards that it did not run.
+        # A rank that has joined shadows forwards that it did not run.
         if wrapper is None or wrapper._join_config.enable:
             return False
-        # With a gradient of its own, the layer did run, or the optimizer's zero_grad keeps zeros.
+        # A parameter with a gradient was used, or the optimizer's zero_grad keeps zeros.
         return all(p.grad is None and self.window.number(p) in unused for p in bucket.parameters())
 
 
 def skipping_buckets(state: Unsent, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook: the user's, or torch's own all-reduce, for every bucket that somebody used."""
+    """The communication hook: the user's, or torch's own all-reduce, for every bucket that some rank used."""
     buffer = bucket.buffer()
-    if state.rehearsing:
+    if state.in_dummy_reduction:
         return _done(buffer)
     size = buffer.numel() * buffer.element_size()
     traffic = state.traffic
@@ -71,9 +70,9 @@ def skipping_buckets(state: Unsent, bucket: distributed.GradBucket) -> torch.fut
     traffic.buckets += 1
     traffic.sent += size
     if state.inner is not None:
-        theirs, hook = state.inner
-        found: torch.futures.Future[torch.Tensor] = hook(theirs, bucket)
-        return found
+        user_state, hook = state.inner
+        future: torch.futures.Future[torch.Tensor] = hook(user_state, bucket)
+        return future
     return _reduced(state, buffer)
 
 
@@ -105,7 +104,7 @@ class BucketSkip(ddp.Stage):
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         if window_of(model) is not None:
-            # Measured by all ranks together, if nobody has: now, and not when a rank first trains.
+            # All ranks measure together, so this happens now and not when a rank first trains.
             model.plan = (call.facts.get("plan") if call is not None else None) or _plan(model, call)
             model.attach(self.place, functools.partial(self._first_forward, model))
 
@@ -115,11 +114,11 @@ class BucketSkip(ddp.Stage):
             _begin(model)
 
     def hook(self, model: ddp.Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
-        if model.unsent is not None and model.unsent.inner is None:
-            # Ours is there already, and torch takes no second one.
-            model.unsent.inner = (state, hook)
+        if model.hook_state is not None and model.hook_state.inner is None:
+            # Our hook is registered already, and torch takes no second one.
+            model.hook_state.inner = (state, hook)
             return True
-        if model.unsent is not None or not _shares_skips(model):
+        if model.hook_state is not None or not _shares_skips(model):
             return False
         if not _stateless(hook):
             name = getattr(hook, "__qualname__", repr(hook))
@@ -130,27 +129,27 @@ class BucketSkip(ddp.Stage):
         return True
 
     def ended(self, model: ddp.Wrapped) -> None:
-        if model.unsent is not None:
-            # A hook cannot be taken back: from here on it sends everything.
-            model.unsent.ended = True
-            model.unsent = None
+        if model.hook_state is not None:
+            # torch cannot remove a hook: from here on it sends every bucket.
+            model.hook_state.ended = True
+            model.hook_state = None
 
 
 def _begin(model: ddp.Wrapped) -> None:
-    """Before the first step."""
+    """Register the hook and set the order of the buckets, before the first step."""
     try:
         _consider(model)
     except Exception as error:
         name = type(model.wrapper.module).__name__
         log.warning(f"gradients of skipped layers are communicated: a {name} gave {error!r}")
         return
-    # What ends in an error halfway through a reduction of torch's must not be passed over.
-    _rehearse(model)
+    # An error in the middle of a reduction must not be caught.
+    _set_bucket_order(model)
 
 
 def _consider(model: ddp.Wrapped) -> None:
-    """Register the hook in a model that skips layers on all ranks alike, where that pays."""
-    if model.unsent is not None or not _shares_skips(model):
+    """Register the hook in a model that skips the same layers on all ranks, if it saves time."""
+    if model.hook_state is not None or not _shares_skips(model):
         return
     wrapper = model.wrapper
     if model.plan is None or not model.plan.together:
@@ -166,27 +165,27 @@ def _consider(model: ddp.Wrapped) -> None:
 
 
 def _plan(model: ddp.Wrapped, call: Optional[ddp.Call]) -> bucket_cost.Plan:
-    # Some ranks alone may train a copy, and nothing is measured with it.
+    # A copy may be trained on some ranks only, so nothing is measured for it.
     if call is None or not _shares_skips(model):
         return bucket_cost.NOTHING
     return bucket_cost.for_model(model.wrapper.module, model.wrapper.bucket_bytes_cap, model.wrapper.process_group)
 
 
-def _rehearse(model: ddp.Wrapped) -> None:
-    """Without the flag DDP makes its buckets anew; where it was told their sizes, give it their order."""
-    state = model.unsent
+def _set_bucket_order(model: ddp.Wrapped) -> None:
+    """Give DDP the order of its buckets, if it has their sizes: without the flag it rebuilds them."""
+    state = model.hook_state
     if state is None or not model.sized or not reducer.AT_ANY_TIME:
         return
-    # A rank that has joined already makes them anew in its own time.
+    # A rank that has joined rebuilds its buckets by itself.
     if model.wrapper._join_config.enable:
         return
-    with temporary.replaced(state, "rehearsing", True):
+    with temporary.replaced(state, "in_dummy_reduction", True):
         bucket_order.give_order(model.wrapper, model.parameters)
 
 
 def _shares_skips(model: ddp.Wrapped) -> bool:
     wrapper = model.wrapper
-    if model.skips is None or distributed.get_world_size(wrapper.process_group) < 2:
+    if model.window is None or distributed.get_world_size(wrapper.process_group) < 2:
         return False
     if getattr(wrapper, "static_graph", False) or getattr(wrapper, "mixed_precision", None) is not None:
         return False
@@ -194,20 +193,20 @@ def _shares_skips(model: ddp.Wrapped) -> bool:
 
 
 def _shared(module: Any) -> bool:
-    """Whether the decisions of this module are those of all ranks."""
+    """Whether all ranks take the same decisions for this module."""
     return any(level in cover.COVERED and not cover.COVERED[level].never for level in type(module).__mro__)
 
 
 def _install(model: ddp.Wrapped, inner: Optional[Tuple[Any, Hook]]) -> None:
-    assert model.skips is not None
+    assert model.window is not None
     wrapper = model.wrapper
-    state = Unsent(weakref.ref(wrapper), model.skips, inner)
+    state = Unsent(weakref.ref(wrapper), model.window, inner)
     distributed._register_comm_hook(wrapper.reducer, state, skipping_buckets)
-    model.unsent = state
+    model.hook_state = state
     COUNTED[wrapper] = state.traffic
 
 
 def _stateless(hook: Any) -> bool:
-    # Whoever has one of them has imported its module; we would do so for nothing.
+    # If the user's hook is one of them, its module is imported already.
     known = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
     return any(hook is getattr(known, name, None) for name in _STATELESS)

@@ -1,9 +1,9 @@
-"""Activation checkpointing beside ``find_unused_parameters=True``.
+"""Activation checkpointing with ``find_unused_parameters=True``.
 
-The reentrant kind, torch's default, and the flag exclude each other: DDP does not find what a checkpoint hides, takes
-it for unused, and raises "Expected to mark a variable ready only once" when its gradients come (transformers issue
-30113). In a model that has the flag such a checkpoint is made of the other kind, wherever it stands: around a layer, or
-around a whole encoder in the user's own code.
+The reentrant kind, torch's default, and the flag exclude each other: DDP does not find the parameters behind such a
+checkpoint, takes them for unused, and raises "Expected to mark a variable ready only once" when their gradients come
+(transformers issue 30113). In a model that has the flag the checkpoint is made non-reentrant, wherever it stands:
+around a layer, or around a whole encoder in the user's own code.
 """
 
 from __future__ import annotations

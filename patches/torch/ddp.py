@@ -2,8 +2,8 @@
 
 What ddpfix does for a model under DDP is done by stages (:class:`Stage`). A patch id of the matrix puts one stage in;
 their order is :data:`ORDER`, whatever the order of the matrix, and each works without the others. A stage looks at the
-constructor's arguments, and attaches to a model what it wants to be called for before and after its forwards: a model
-for which a stage has nothing to do pays nothing for it.
+constructor's arguments, and attaches callbacks to a model that run before and after its forwards. A model for which a
+stage has nothing to do pays nothing for that stage.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 # Where each stage stands, the first one outermost: it sees the arguments first, and the end of a forward last.
 ORDER = (
-    "agreement",  # Nothing that needs the other ranks may happen before all are known to be there.
-    "flag",  # Everything below asks whether DDP looks for unused parameters.
-    "bucket_view",  # An argument of its own, after all reasons against it are known.
-    "bucket_layout",  # What DDP builds buckets from is replaced while its constructor runs.
+    "agreement",  # Must come before every stage that communicates: all ranks have to be present.
+    "flag",  # Every later stage depends on whether DDP looks for unused parameters.
+    "bucket_view",  # Changes an argument of its own.
+    "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
-    "bucket_skip",  # Its hook has to be registered before the first reduction, which the next stage may bring about.
-    "finalize",  # Looks at the output that DDP returns, and at its reducer, which no later stage changes.
-    "advice",  # Times DDP's own forward, and nothing of ours.
-    "diagnosis",  # Nearest to DDP, whose error it completes.
+    "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
+    "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
+    "advice",  # Times DDP's own forward without the stages above.
+    "diagnosis",  # Innermost: it completes the error that DDP raises.
 )
-# The stages that look at DDP's flag or reducer when a model is built.
+# The stages that read DDP's flag or reducer when a model is built.
 REDUCER = ("finalize", "advice")
 Before = Callable[[], None]
 After = Callable[[Any], None]
@@ -53,12 +53,12 @@ Failed = Callable[[BaseException], None]
 
 
 class Call:
-    """A call of the constructor, before DDP sees it.
+    """A call of DDP's constructor, before it runs.
 
     Attributes:
         arguments: by name, as they will be passed on; a stage may change them.
         around: context managers that are open while DDP's constructor runs.
-        facts: what a stage leaves for a later one, and for when the model is built.
+        facts: values that a stage stores for later stages, and for its own ``built``.
     """
 
     def __init__(self, bound: inspect.BoundArguments) -> None:
@@ -72,36 +72,37 @@ class Call:
 
 
 class Wrapped:
-    """What ddpfix knows of one model under DDP.
+    """The record of one model under DDP.
 
     Attributes:
-        parameters: those that DDP reduces, in the order of the reducer's own numbers, as they were at construction.
-        names: theirs.
+        parameters: the parameters that DDP reduces, in the order of the reducer's own numbers, as they were at
+            construction.
+        names: the names of these parameters.
         holds: whether all micro-batches of an accumulation window skip the same layers.
-        flag_is_ours: whether ddpfix has set find_unused_parameters, and nobody else.
-        finalizer: what completes its reductions, if they are to be completed after backward.
-        skips: what no rank has used, if it skips layers on all ranks alike.
+        flag_is_ours: whether find_unused_parameters=True was set by ddpfix and by nobody else.
+        finalizer: completes its reductions after backward, if the model has no flag.
+        window: its accumulation window, if it skips layers on all ranks alike.
         plan: how its layers share buckets.
-        unsent: the state of our communication hook, if it is registered.
-        timed: its first steps, while they are timed.
+        hook_state: the state of our communication hook, if it is registered.
+        timed: the times of its first steps, while the stage ``advice`` takes them.
     """
 
     def __init__(self, wrapper: Any, copied: bool = False) -> None:
         self._wrapper = weakref.ref(wrapper)
-        # DDP's own order; it has no public name. What is replaced in the module later stays in DDP's list.
+        # DDP's own order, which has no public accessor. A parameter that is replaced later stays in DDP's list.
         self.parameters: List[Any] = list(wrapper._build_params_for_reducer()[0])
         named = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
         self.names: List[str] = [named.get(id(parameter), "?") for parameter in self.parameters]
-        # What the members of its group call it among themselves.
+        # The name of this model in messages between the ranks of its group.
         self.number = roll_call.name_of_next(sharding.ranks_of(wrapper.process_group), "copy" if copied else "model")
         self.holds = False
         self.flag_is_ours = False
         # Whether DDP's reducer knows the sizes of buckets for when it makes them anew.
         self.sized = False
         self.finalizer: Optional[Finalizer] = None
-        self.skips: Optional[Window] = None
+        self.window: Optional[Window] = None
         self.plan: Optional[Plan] = None
-        self.unsent: Optional[Unsent] = None
+        self.hook_state: Optional[Unsent] = None
         self.timed: Optional[Timed] = None
         self.before: Tuple[Before, ...] = ()
         self.after: Tuple[After, ...] = ()
@@ -119,7 +120,7 @@ class Wrapped:
         after: Optional[After] = None,
         failed: Optional[Failed] = None,
     ) -> None:
-        """Have something called before, after and instead of the end of each forward with gradients enabled."""
+        """Call these before, after, and at an error of each forward that has gradients enabled."""
         self._attached[place] = (before, after, failed)
         self._arrange()
 
@@ -128,45 +129,45 @@ class Wrapped:
             self._arrange()
 
     def _arrange(self) -> None:
-        found = [self._attached[place] for place in ORDER if place in self._attached]
-        self.before = tuple(before for before, _, _ in found if before is not None)
-        self.after = tuple(after for _, after, _ in reversed(found) if after is not None)
-        self.failed = tuple(failed for _, _, failed in reversed(found) if failed is not None)
+        attached = [self._attached[place] for place in ORDER if place in self._attached]
+        self.before = tuple(before for before, _, _ in attached if before is not None)
+        self.after = tuple(after for _, after, _ in reversed(attached) if after is not None)
+        self.failed = tuple(failed for _, _, failed in reversed(attached) if failed is not None)
 
 
 class Stage:
-    """One thing that is done for models under DDP. ``place`` is its name in :data:`ORDER`."""
+    """One task that is done for models under DDP. ``place`` is its name in :data:`ORDER`."""
 
     place: ClassVar[str]
 
     def arguments(self, call: Call) -> None:
-        """DDP's constructor is about to run."""
+        """Called before DDP's constructor runs."""
 
     def built(self, model: Wrapped, call: Optional[Call]) -> None:
-        """A model was wrapped; ``call`` is None for a copy of one."""
+        """Called after a model was wrapped; ``call`` is None for a copy of one."""
 
     def hook(self, model: Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
-        """The user registers a communication hook; True: this stage has done so itself."""
+        """Called when the user registers a communication hook; returns whether this stage has registered it."""
         return False
 
     def ended(self, model: Wrapped) -> None:
-        """This stage is taken away from a model (undo)."""
+        """Called when this stage is removed from a model (undo)."""
 
 
-# None for those that were wrapped before us: they agreed on nothing, and are left as they are.
+# None for models that were wrapped before ddpfix was activated: their ranks agreed on nothing, so they stay unchanged.
 MODELS: weakref.WeakKeyDictionary[Any, Optional[Wrapped]] = weakref.WeakKeyDictionary()
 _STAGES: List[Stage] = []
-# The wrappers themselves, while there are stages.
+# The site of the three wrappers, as long as there are stages.
 _SITE: List[Site] = []
 
 
 def of(wrapper: Any) -> Optional[Wrapped]:
-    """What is known of a model under DDP; None if it was wrapped without us."""
+    """The record of a model under DDP; None if it was wrapped without ddpfix."""
     return MODELS.get(wrapper)
 
 
 def known() -> List[Wrapped]:
-    """The models under DDP of which something is known."""
+    """The records of all models under DDP."""
     return [model for model in list(MODELS.values()) if model is not None]
 
 
@@ -225,11 +226,11 @@ def _take_out(stage: Stage) -> List[str]:
 def _name_those_before(owner: Any) -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
         return
-    for found in [found for found in gc.get_objects() if issubclass(type(found), owner)]:
-        MODELS[found] = None
+    for wrapper in [each for each in gc.get_objects() if issubclass(type(each), owner)]:
+        MODELS[wrapper] = None
         log.warning(
-            f"a {type(found.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated: it is"
-            " not covered. Activate ddpfix first (import ddpfix.auto as the first line)."
+            f"a {type(wrapper.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated: it"
+            " is not covered. Activate ddpfix first (import ddpfix.auto as the first line)."
         )
 
 
@@ -239,15 +240,15 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
     call.facts["failure"] = wrap_hooks.run_before_wrap(call.module)
     for stage in _STAGES:
         stage.arguments(call)
-    with contextlib.ExitStack() as open_now:
+    with contextlib.ExitStack() as contexts:
         for context in call.around:
-            open_now.enter_context(context)
+            contexts.enter_context(context)
         wrapped(*bound.args, **bound.kwargs)
-    _meet(wrapper, call)
+    _record(wrapper, call)
 
 
-def _meet(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
-    """A model has come into being, by the constructor or as a copy."""
+def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
+    """Record a new model, made by the constructor or as a copy, and run the stages on it."""
     try:
         model = MODELS[wrapper] = Wrapped(wrapper, copied=call is None)
     except Exception as error:
@@ -263,31 +264,31 @@ def _meet(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
     return model
 
 
-def build_again(model: Wrapped) -> None:
-    """DDP has made another reducer for a model that was not trained yet."""
+def rebuild_stages(model: Wrapped) -> None:
+    """Rebuild the stages that read the reducer: DDP has made another one for a model that was not trained yet."""
     for stage in _STAGES:
         if stage.place in REDUCER:
             model.detach(stage.place)
             stage.built(model, None)
 
 
-def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    # All of it is C, so that torch.compile finds no frame of Python here.
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Functions in C only, so that torch.compile finds no Python frame here.
     models: Any = MODELS
     find, ref, enabled = models.data.get, weakref.ref, torch.is_grad_enabled
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if not enabled():
-            return stock(self, *inputs, **kwargs)
+            return original(self, *inputs, **kwargs)
         model = find(ref(self)) or _copy(self)
         if model is None:
-            return stock(self, *inputs, **kwargs)
+            return original(self, *inputs, **kwargs)
         try:
             for before in model.before:
                 before()
-            output = stock(self, *inputs, **kwargs)
+            output = original(self, *inputs, **kwargs)
         except BaseException as error:
-            _has_failed(model, error)
+            _run_failed(model, error)
             raise
         for after in model.after:
             after(output)
@@ -297,11 +298,11 @@ def _forward(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy(wrapper: Any) -> Optional[Wrapped]:
-    """A model that nobody was seen to wrap: a copy of one, or one from before us."""
-    return None if wrapper in MODELS else _meet(wrapper, None)
+    """The record of a copy of a wrapped model; None for a model that was wrapped before ddpfix was activated."""
+    return None if wrapper in MODELS else _record(wrapper, None)
 
 
-def _has_failed(model: Wrapped, error: BaseException) -> None:
+def _run_failed(model: Wrapped, error: BaseException) -> None:
     for failed in model.failed:
         failed(error)
 
@@ -316,7 +317,7 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
 
 
 def tensors(output: Any) -> Sequence[Any]:
-    """The tensors in what a forward has returned, as DDP finds them."""
+    """The tensors in a forward's output, as DDP finds them."""
     if type(output) is torch.Tensor:
         return (output,)
     from torch.nn.parallel.distributed import _find_tensors
@@ -325,5 +326,5 @@ def tensors(output: Any) -> Sequence[Any]:
 
 
 def replica(model: Wrapped) -> Optional[training.Replica]:
-    """The agreed seed and the steps of a model, if its ranks have agreed."""
+    """The agreed seed and the steps of a model; None if its ranks have not agreed."""
     return training.replica_of(model.wrapper)

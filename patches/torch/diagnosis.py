@@ -1,4 +1,4 @@
-"""Completes torch's "Expected to have finished reduction" with the names of the parameters and the cure."""
+"""Completes torch's "Expected to have finished reduction" with the names of the parameters and the fix."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def _complete(model: ddp.Wrapped, error: BaseException) -> None:
 
 
 def explain(model: ddp.Wrapped, message: str) -> str:
-    """The diagnosis: parameters without gradient on this rank, grouped by module, and the line that cures it."""
-    found = reducer.NO_GRADIENT.search(message)
+    """The diagnosis: parameters without gradient on this rank, grouped by module, and the line that fixes it."""
+    match = reducer.NO_GRADIENT.search(message)
     names = model.names
-    if found is None:
+    if match is None:
         missing, where = [], ""
     else:
-        missing = [names[int(i)] for i in found["indices"].split() if int(i) < len(names)]
-        where = f" on rank {found['rank']}"
-    cure = _ALREADY_SET if model.wrapper.find_unused_parameters else _SET_THE_FLAG
+        missing = [names[int(i)] for i in match["indices"].split() if int(i) < len(names)]
+        where = f" on rank {match['rank']}"
+    fix = _ALREADY_SET if model.wrapper.find_unused_parameters else _SET_THE_FLAG
     more = model.finalizer.backwards.explain() if model.finalizer is not None else ""
     count = len(missing) or "some"
-    return f"ddpfix: {count} parameters got no gradient{where}:{_listed(missing)}{more}\nddpfix: {cure}"
+    return f"ddpfix: {count} parameters got no gradient{where}:{_listed(missing)}{more}\nddpfix: {fix}"
 
 
 def _listed(names: List[str]) -> str:
-    """The parameters, a line a layer, and no more lines than can be read."""
+    """The parameters, one line a layer, at most twenty lines."""
     groups = _grouped(names)
     lines = [f"\n    {module}: {_short(parts, 4)}" for module, parts in groups.items()]
     more = f"\n    and {len(lines) - 20} more modules" if len(lines) > 20 else ""
@@ -62,7 +62,7 @@ def _listed(names: List[str]) -> str:
 
 
 def in_short(names: List[str]) -> str:
-    """The modules of some parameters, and no more than can be read."""
+    """The modules of some parameters, at most four of them."""
     return _short(list(_grouped(names)), 4)
 
 

@@ -1,4 +1,4 @@
-"""What the autograd engine says of the backward that runs now: which parameters it will reach."""
+"""Asks the autograd engine which parameters the backward that runs now will reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NODE = getattr(torch._C, "_current_autograd_node", None)
 # What a backward does with the parameters of a model.
 REACHES = "reaches some"
 LEAVES_ALONE = "is for something else"
-# All of the graph is run, and nothing of the model is in it, or a reentrant checkpoint hides it.
+# The whole graph runs, and no parameter of the model is in it, or a reentrant checkpoint hides it.
 UNSEEN = "reaches none that can be seen"
 UNSURE = "may be for something else"
 # How many reentrant checkpoints have been made in this process, by torch's own function.
@@ -29,23 +29,23 @@ def accumulators(parameters: Iterable[Any]) -> List[Any]:
 
 
 class View:
-    """What backwards do with the parameters of one model.
+    """Determines which parameters of one model a backward reaches.
 
     Args:
         parameters: in DDP's order.
-        nodes: theirs (:func:`accumulators`).
+        nodes: the nodes of these parameters (:func:`accumulators`).
     """
 
     def __init__(self, parameters: Sequence[Any], nodes: Sequence[Any]) -> None:
         self._parameters = parameters
-        # Gradients come from the last parameter to the first: what is reached is found soon.
+        # Gradients come from the last parameter to the first, so this order finds a reached one soon.
         self._backwards = tuple(reversed(nodes))
         self._nodes = nodes
-        # The one that was reached the last time will be reached again, most of the time.
+        # A node that was reached the last time is likely to be reached again.
         self._last = self._backwards[0]
 
     def effect(self) -> str:
-        """REACHES, LEAVES_ALONE, UNSEEN or UNSURE; asked within a backward.
+        """REACHES, LEAVES_ALONE, UNSEEN or UNSURE; to be called within a backward.
 
         The engine knows only the graph of the backward that it runs: what a reentrant checkpoint hides is not in it.
         """
@@ -60,11 +60,11 @@ class View:
                     return REACHES
             return self._of_others()
         except RuntimeError:
-            # torch.autograd.grad asks for the gradients of leaves, and trains nothing.
+            # torch.autograd.grad computes the gradients of leaves, and trains nothing.
             return LEAVES_ALONE
 
     def _of_others(self) -> str:
-        """No parameter is reached: the backward is for something else, or it cannot be seen, or nothing was used."""
+        """The effect of a backward that reaches no parameter as far as the engine knows."""
         if not any(parameter.requires_grad for parameter in self._parameters):
             return LEAVES_ALONE
         return _of_unseen()
@@ -84,7 +84,7 @@ def _of_unseen() -> str:
 
 
 def may_hide() -> bool:
-    """Whether the graph behind the node whose hooks run now has functions of somebody's own, which may hide a graph."""
+    """Whether the graph behind the node whose hooks run now has custom functions, which may hide a graph."""
     node = _NODE() if _NODE is not None else None
     return node is None or any(isinstance(each, torch.autograd.function.BackwardCFunction) for each in _behind(node))
 

@@ -1,7 +1,7 @@
 """DDP without ``find_unused_parameters``: which models have their reductions finalized after backward.
 
-``auto`` does it wherever DDP has no flag and the user has not said ``find_unused_parameters=False`` in so many words;
-``late`` instead of the flag everywhere (:mod:`.finalizer` is how).
+``auto`` does so wherever DDP has no flag and the user has not set ``find_unused_parameters=False`` explicitly; ``late``
+does so everywhere, instead of the flag. :mod:`.finalizer` has the method.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 class Finalize(ddp.Stage):
-    """Wherever DDP has no flag and the user has not said ``find_unused_parameters=False`` in so many words.
+    """Finalizes where DDP has no flag and the user has not set ``find_unused_parameters=False`` explicitly.
 
     Args:
-        everywhere: also where the user has said so.
+        everywhere: also where the user has set it.
     """
 
     place = "finalize"
@@ -52,7 +52,7 @@ class Finalize(ddp.Stage):
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)
         replica = ddp.replica(model)
         if replica is not None:
-            # Checkpointing of either kind may stay.
+            # Without the flag, checkpointing of either kind works.
             replica.flagged = False
 
     def ended(self, model: ddp.Wrapped) -> None:
@@ -62,7 +62,7 @@ class Finalize(ddp.Stage):
 
 
 def _possible(arguments: Dict[str, Any]) -> bool:
-    """The same as far as the arguments of the constructor tell it."""
+    """Whether reductions can be finalized, as far as the constructor's arguments show it."""
     return not any(arguments.get(name) for name in ("static_graph", "mixed_precision", *_DELAYED))
 
 
@@ -70,7 +70,7 @@ _DELAYED = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
 
 
 def impossible(wrapper: Any) -> str:
-    """Why gradients would not be right ("": they are)."""
+    """Why reductions cannot be finalized with right gradients; "" if they can."""
     if getattr(wrapper, "static_graph", False):
         return "static_graph=True counts on the same parameters in each step"
     if getattr(wrapper, "mixed_precision", None) is not None:

@@ -1,7 +1,7 @@
-"""The first step of a model without the flag, which may have more backwards: nobody knows yet.
+"""The first step of a model without the flag, in which the number of backwards is not known yet.
 
-If an output is left that no backward has reached, each rank keeps its own gradients beside their mean. They take the
-place of the mean when another backward follows, so that its sum is rounded as if there had been one reduction.
+If no backward has reached some output, each rank keeps its own gradients beside their mean. They replace the mean when
+another backward follows, so that the sum is rounded as if there had been one reduction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FirstStep:
-    """What a rank keeps until the next step begins.
+    """Keeps the gradients of a rank until the next step begins.
 
     Args:
         finalizer: of the model.
@@ -25,7 +25,7 @@ class FirstStep:
     def __init__(self, finalizer: Finalizer) -> None:
         self._finalizer = weakref.ref(finalizer)
         self._outputs: List[weakref.ref[Output]] = []
-        # On the CPU: this may be as much again as all gradients.
+        # On the CPU, because it may need as much memory as all gradients.
         self._own: List[Any] = []
         self._mean: Optional[Gradients] = None
 
@@ -40,28 +40,28 @@ class FirstStep:
         return made
 
     def keep(self, reductions: int) -> None:
-        """The gradients of this rank are about to be averaged, after so many reductions."""
+        """Copy the gradients of this rank, which are about to be averaged, after this number of reductions."""
         if reductions and not self._own:
             return
-        left = [known() for known in self._outputs]
-        if any(output is not None and not output.reached for output in left):
+        outputs = [reference() for reference in self._outputs]
+        if any(output is not None and not output.reached for output in outputs):
             gradients = [parameter.grad for parameter in self._parameters]
             self._own = [None if each is None else each.detach().to("cpu", copy=True) for each in gradients]
 
     def reduced(self) -> None:
-        """They are averaged."""
+        """Record the mean, after the gradients were averaged."""
         if self._own:
             self._mean = Gradients(self._parameters)
 
     def used(self) -> bool:
-        """Whether something was done with the mean (it was clipped, say), which holds."""
+        """Whether the mean was changed (clipped, say), so that it must stay."""
         return self._mean is not None and self._mean.changed()
 
     def may_restore(self) -> bool:
         return bool(self._own) and not self.used()
 
     def restore(self) -> None:
-        """Another backward begins."""
+        """Put this rank's own gradients back, because another backward begins."""
         for parameter, own in zip(self._parameters, self._own):
             if own is None:
                 parameter.grad = None
@@ -69,7 +69,7 @@ class FirstStep:
                 parameter.grad.detach().copy_(own)
 
     def ended(self) -> None:
-        """A step begins that is reduced."""
+        """Forget everything, because the next reduced step begins."""
         self._outputs, self._own, self._mean = [], [], None
 
 

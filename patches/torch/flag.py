@@ -1,4 +1,4 @@
-"""``find_unused_parameters=True`` reaches DDP where the model needs it and the user has not said otherwise.
+"""``find_unused_parameters=True`` reaches DDP where the model needs it and the user has not chosen otherwise.
 
 A model that skips layers leaves their parameters without gradient; DDP then fails in the next forward (pytorch issue
 90171, speechbrain 2340, transformers 17116).
@@ -17,7 +17,7 @@ from ddpfix.ranks import wrap_hooks
 from . import ddp
 
 FLAG = "find_unused_parameters"
-# possible(arguments): whether a model can do without the flag, however much goes unused (see :mod:`.finalizer`).
+# possible(arguments): whether a model can train without the flag whatever it leaves unused (see :mod:`.finalizer`).
 FLAG_ALTERNATIVES: Registry[Callable[[Dict[str, Any]], bool]] = Registry(wrap_hooks.AT)
 
 
@@ -50,17 +50,17 @@ class Flag(ddp.Stage):
 
     def hook(self, model: ddp.Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
         if model.flag_is_ours and getattr(hook, "__name__", "") in _EXCLUDED_HOOKS:
-            _take_back(model, hook.__name__)
+            _unset_flag(model, hook.__name__)
         return False
 
 
-# Hooks whose later collectives mix with that of DDP's bitmap of used parameters: ranks may wait for ever (gloo does),
-# in plain torch, too.
+# Hooks that start further collectives, which interleave with the one of DDP's bitmap of used parameters: ranks may wait
+# for ever (gloo does), in plain torch as well.
 _EXCLUDED_HOOKS = ("powerSGD_hook", "batched_powerSGD_hook")
 
 
-def _take_back(model: ddp.Wrapped, hook: str) -> None:
-    """Have DDP make its reducer anew without the flag, as it does for a copy, where the model can do without."""
+def _unset_flag(model: ddp.Wrapped, hook: str) -> None:
+    """Rebuild DDP's reducer without the flag, as DDP does for a copy, if the model can train without it."""
     wrapper = model.wrapper
     if not any(possible({}) for possible in FLAG_ALTERNATIVES):
         return
@@ -68,7 +68,7 @@ def _take_back(model: ddp.Wrapped, hook: str) -> None:
     parameters, sparse = wrapper._build_params_for_reducer()
     names = wrapper._build_debug_param_to_name_mapping(parameters)
     wrapper._ddp_init_helper(parameters, sparse, names, False)
-    ddp.build_again(model)
+    ddp.rebuild_stages(model)
     log.info(
         f"{FLAG} is taken back: {hook} and the flag may make ranks wait for each other for ever. What goes unused is"
         " marked as ready after each backward"
@@ -76,7 +76,7 @@ def _take_back(model: ddp.Wrapped, hook: str) -> None:
 
 
 def _may_be_static(model: Any) -> bool:
-    skipping = [found for found in cover.active(model) if _trainable(found[1])]
+    skipping = [entry for entry in cover.active(model) if _trainable(entry[1])]
     if skipping:
         log.warning(
             f"DDPFIX_UNUSED=static cannot work with LayerDrop ({_named(skipping)}): {FLAG} is chosen as by auto"
@@ -85,24 +85,24 @@ def _may_be_static(model: Any) -> bool:
 
 
 def _decide(arguments: Dict[str, Any], always: bool) -> bool:
-    """Whether the flag is to be set to True."""
-    # A frozen layer waits for no gradient, skipped or not.
-    skipping = [found for found in cover.active(arguments["module"]) if _trainable(found[1])]
+    """Whether to set the flag to True."""
+    # DDP waits for no gradient of a frozen layer, skipped or not.
+    skipping = [entry for entry in cover.active(arguments["module"]) if _trainable(entry[1])]
     idle = wrap_hooks.reasons(arguments["module"])
     if not skipping and not idle and not always:
         return False
     names = _named(skipping)
-    said = user_choice(arguments)
+    user_value = user_choice(arguments)
     if arguments.get("static_graph"):
-        # What is unused in every step is no trouble there.
+        # A static graph accepts parameters that are unused in every step.
         if skipping:
             log.warning(f"static_graph=True cannot work with LayerDrop ({names}): set the rate to 0, or leave it out")
         return False
-    if said is not None:
-        if not said and (skipping or idle):
+    if user_value is not None:
+        if not user_value and (skipping or idle):
             _warn(names, idle)
-        # A toolkit may lose on the way what its user asked for.
-        return said
+        # A toolkit may drop its user's setting before it builds DDP.
+        return user_value
     reasons = ([f"{names} skips layers"] if names else []) + idle
     against = [] if always else wrap_hooks.excluded(arguments["module"])
     if against and any(possible(arguments) for possible in FLAG_ALTERNATIVES):
@@ -122,15 +122,15 @@ def _trainable(module: Any) -> bool:
 
 def _warn(names: str, idle: List[str]) -> None:
     why = "; ".join(([f"with LayerDrop active in {names}"] if names else []) + idle)
-    cure = "Leave it out, or set DDPFIX_LAYERDROP=off." if names and not idle else "Leave it out."
+    fix = "Leave it out, or set DDPFIX_LAYERDROP=off." if names and not idle else "Leave it out."
     log.warning(
         f"{FLAG}=False is your own setting and stays; {why}, the next step raises 'Expected to have finished"
-        f" reduction'. {cure}"
+        f" reduction'. {fix}"
     )
 
 
 def user_choice(arguments: Dict[str, Any]) -> Optional[bool]:
-    """What the user chose: told by the toolkit that builds the model, else the argument if there is one."""
+    """The user's value: as reported by the toolkit that builds the model, else the argument if there is one."""
     known, value = wrap_hooks.user_choice()
     return value if known else arguments.get(FLAG)
 

@@ -22,7 +22,7 @@ from . import agreement, sharding
 
 
 class First:
-    """The first training forward of a sharded model: what its stages find out."""
+    """The first training forward of a sharded model, and what its stages have determined."""
 
     def __init__(self, site: Site, root: Any, ranks: List[int]) -> None:
         self.site, self.root, self.ranks = site, root, ranks
@@ -44,9 +44,9 @@ def _checkpoints(first: First) -> None:
 
 
 ORDER: Tuple[Callable[[First], None], ...] = (
-    _look,  # What looks at a model may change which layers it skips, which is what ranks compare.
-    _agree,  # Nothing else may happen before all ranks are known to be there.
-    _checkpoints,  # Asks whether it skips layers.
+    _look,  # These hooks may change which layers a model skips, and ranks compare that next.
+    _agree,  # All ranks have to be present before anything else happens.
+    _checkpoints,  # Depends on whether the model skips layers.
 )
 
 
@@ -63,21 +63,21 @@ def fully_shard(site: Site, module: ModuleType, owner: Any) -> None:
     site.at_undo(training.forget)
 
 
-def _forward(site: Site, stock: Any) -> Callable[..., Any]:
+def _forward(site: Site, original: Any) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if _inner(self) or getattr(self, "_is_root", None) is False:
-            return stock(self, *inputs, **kwargs)
+            return original(self, *inputs, **kwargs)
         replica = _replica(site, self, lambda: sharding.of_fsdp1(self))
         if replica is None:
-            return stock(self, *inputs, **kwargs)
-        # A unit that ran under no_sync and not in the last micro-batch keeps a gradient that is never reduced, and FSDP
-        # ends in an assertion: all micro-batches of a window skip the same layers.
+            return original(self, *inputs, **kwargs)
+        # All micro-batches of an accumulation window skip the same layers: a unit that ran under no_sync and not in the
+        # last micro-batch keeps a gradient that is never reduced, and FSDP raises an AssertionError.
         if replica.open:
             replica.iteration -= 1
         replica.open = not self._sync_gradients
         token = training.enter(replica)
         try:
-            output = stock(self, *inputs, **kwargs)
+            output = original(self, *inputs, **kwargs)
         finally:
             training.leave(token)
         agreement.watch(output, token[0])
@@ -87,7 +87,7 @@ def _forward(site: Site, stock: Any) -> Callable[..., Any]:
 
 
 def _inner(module: Any) -> bool:
-    """Whether this call is not the beginning of a step: evaluation, a part of a step, or a recomputation."""
+    """Whether this call begins no step: it is an evaluation, a part of a step, or a recomputation."""
     if not module.training or not torch.is_grad_enabled():
         return True
     return training.current() is not None or recompute.in_backward()
@@ -115,7 +115,7 @@ def _fully_sharded(site: Site, wrapped: Any, instance: Any, args: Tuple[Any, ...
 
 
 class _Steps:
-    """FSDP2 leaves the module what it is, so steps are counted by a pair of hooks on it."""
+    """Counts the steps of a module with a pair of hooks, because FSDP2 does not wrap it."""
 
     def __init__(self, site: Site, module: Any, mesh: Any) -> None:
         self.site, self.module, self.ranks = site, module, sharding.of_fsdp2(module, mesh)

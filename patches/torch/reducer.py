@@ -1,4 +1,4 @@
-"""What is asked of DDP's reducer, and what it is told: its methods that are not public, in one place."""
+"""All calls of the methods of DDP's reducer that are not public."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.autograd import Variable
 _CLASS = getattr(torch.distributed, "Reducer", None)
 # Whether a parameter can be marked while a backward runs (torch 2.1).
 AT_ANY_TIME = hasattr(_CLASS, "_autograd_hook")
-# What torch's error says of the parameters that a rank still waits for; it names a hundred at most, and then dots.
+# The parameters that a rank still waits for, in torch's error. It lists a hundred at most, followed by dots.
 NO_GRADIENT = re.compile(r"did not receive grad for rank (?P<rank>\d+): (?P<indices>[\d ]+)(?P<more>\.\.\.)?")
 
 
 def unfinished(reducer: Any) -> str:
     """The error that torch would raise at the next forward; "" if the reduction is finished or has not begun.
 
-    Before torch 2.1 the question is put by the function that makes the buckets anew. That is a collective once, after
-    the first reduction: until then nobody may ask.
+    Before torch 2.1 only the function that rebuilds the buckets checks this. After the first reduction it runs a
+    collective, so it must not be called before that.
     """
     ask = getattr(reducer, "_check_reducer_finalized", None) or reducer._rebuild_buckets
     try:
@@ -56,18 +56,18 @@ def mark_ready(reducer: Any, parameters: Sequence[Any], indices: Sequence[int]) 
 
 
 def arm_again(reducer: Any) -> None:
-    """Have the gradients that come from here on reduced, as those after a forward; all ranks do it alike."""
-    # Without the flag the buckets are made anew after the first reduction, in the order in which gradients came.
+    """Reduce the gradients that come from here on, as after a forward; all ranks call it alike."""
+    # Without the flag DDP rebuilds the buckets after the first reduction, in the order in which gradients came.
     reducer._rebuild_buckets()
     reducer.prepare_for_backward([])
 
 
-# at_end_of_backward(action): have action() called when the backward that runs now has ended; called within it.
+# at_end_of_backward(action): called within a backward; calls action() when that backward has ended.
 at_end_of_backward: Callable[[Callable[[], Any]], None] = Variable._execution_engine.queue_callback
 
 
 def within_backward(action: Callable[[], None]) -> None:
-    """Call ``action()`` at the end of a backward of nothing, where DDP can put off what it does at an end."""
+    """Call ``action()`` at the end of a dummy backward, in which DDP can queue its own callbacks."""
     with torch.enable_grad():
         start = torch.zeros((), requires_grad=True)
         end = start * 1
@@ -76,7 +76,7 @@ def within_backward(action: Callable[[], None]) -> None:
 
 
 class _Undefined(torch.autograd.Function):  # type: ignore[misc]
-    """Sends no gradient to its parameters, on which autograd runs their hooks all the same."""
+    """Sends no gradient to its parameters; autograd runs their hooks all the same."""
 
     @staticmethod
     def forward(ctx: Any, start: Any, *parameters: Any) -> Any:
@@ -89,11 +89,11 @@ class _Undefined(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _run_backward(parameters: List[Any]) -> None:
-    """Before torch 2.1 the reducer's hook can be run by autograd only."""
-    # A user's hooks on parameters expect a gradient. They are no attribute of the tensor's own dictionary, so they are
-    # put back by hand.
-    held: List[Tuple[Any, Any]] = [(p, p._backward_hooks) for p in parameters if p._backward_hooks]
-    for parameter, _ in held:
+    """Run the reducer's hooks through autograd, which is the only way before torch 2.1."""
+    # The user's hooks on parameters expect a gradient, so they are removed during this backward. They are not in the
+    # tensor's own dictionary, so they are restored by hand.
+    removed: List[Tuple[Any, Any]] = [(p, p._backward_hooks) for p in parameters if p._backward_hooks]
+    for parameter, _ in removed:
         parameter._backward_hooks = None
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     for parameter in frozen:
@@ -104,5 +104,5 @@ def _run_backward(parameters: List[Any]) -> None:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
-        for parameter, hooks in held:
+        for parameter, hooks in removed:
             parameter._backward_hooks = hooks

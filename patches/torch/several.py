@@ -3,7 +3,7 @@
 A loop that calls backward for one output after the other is right in plain torch if each parameter gets its gradient in
 one of them: DDP completes its buckets in the last one. In the first such step DDP is finalized after each backward and
 armed again for the next. From then on the ranks know how many there are, and the reduction is finalized after the last
-one, so that nothing is communicated twice.
+one, so that no gradient is communicated twice.
 
 Ranks that do not call backward equally often would mix up the gradients of different steps. So a step that has more or
 fewer backwards than the one before begins, or ends, with a roll-call; the others cost nothing.
@@ -27,24 +27,24 @@ class Backwards:
     """The backwards of one model's steps.
 
     Args:
-        model: what is known of it.
+        model: its record.
     """
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._model = model
         self._roll: Optional[roll_call.RollCall] = None
-        # How many of this step have ended, and how many a step has, as all ranks know.
+        # How many backwards of this step have ended, and how many all ranks expect in a step.
         self.done, self.expected = 0, 1
         # Whether each parameter gets its gradient in one backward of a step: one reduction is enough then.
-        self.once = False
-        # Whether this step has more of them than the one before.
+        self.one_gradient_each = False
+        # Whether this step has more backwards than the one before.
         self._more = False
-        # What each reduction of this step has left out.
+        # The parameters that each reduction of this step has left out.
         self._left_out: List[Dict[int, Any]] = []
         self._pending: Optional[Gradients] = None
         # Whether gradients of this step were used between two of its backwards.
         self.used_between = False
-        # Whether a step of this model may wait for a further backward: only then optimizers are listened to.
+        # Whether a step of this model may wait for a further backward: only then a hook on optimizers is needed.
         self.may_wait = False
 
     @property
@@ -54,7 +54,7 @@ class Backwards:
 
     def is_last(self) -> bool:
         """Whether the backward that runs is the last one before the reduction."""
-        return not self.once or self.done + 1 >= self.expected
+        return not self.one_gradient_each or self.done + 1 >= self.expected
 
     def ended(self) -> bool:
         """A backward has ended; returns whether the reduction is to be finalized now."""
@@ -71,15 +71,15 @@ class Backwards:
         if self.done < self.expected:
             return False
         self._more = True
-        self._all(f"backward {self.done + 1} of a step of {type(self._model.wrapper.module).__name__}")
+        self._check_all_ranks(f"backward {self.done + 1} of a step of {type(self._model.wrapper.module).__name__}")
         return True
 
     def agree_to(self, wanted: bool) -> bool:
-        """Whether all ranks want it."""
-        return self._call().same("yes" if wanted else "no") and wanted
+        """Whether ``wanted`` is true on all ranks."""
+        return self._roll_call().same("yes" if wanted else "no") and wanted
 
     def reduced(self, left_out: Dict[int, Any]) -> None:
-        """A reduction has ended, to which all parameters but these have given a gradient."""
+        """Record that a reduction has ended, to which all parameters but these have contributed."""
         if self.done > 1 or self.expected > 1 or left_out:
             self._left_out.append(left_out)
         self._pending = None
@@ -92,28 +92,28 @@ class Backwards:
         """
         done, more = self.done, self._more
         self.done, self._more = 0, False
-        if more or (done < self.expected and not self.once):
-            self._all(f"a step with {done} backwards of {type(self._model.wrapper.module).__name__}")
+        if more or (done < self.expected and not self.one_gradient_each):
+            self._check_all_ranks(f"a step with {done} backwards of {type(self._model.wrapper.module).__name__}")
             self.expected = done
-            self.once = done > 1 and self._once_on_all_ranks()
+            self.one_gradient_each = done > 1 and self._once_on_all_ranks()
         self._left_out.clear()
         self.used_between = False
 
     def _once_on_all_ranks(self) -> bool:
         reductions = len(self._left_out)
         numbers = range(len(self._model.parameters))
-        alone = all(sum(number in left for left in self._left_out) == reductions - 1 for number in numbers)
-        complete = alone and not self.used_between
-        agreed = self._call().same("each parameter once" if complete else "some more than once, or never")
+        disjoint = all(sum(number in left for left in self._left_out) == reductions - 1 for number in numbers)
+        complete = disjoint and not self.used_between
+        agreed = self._roll_call().same("each parameter once" if complete else "some more than once, or never")
         if complete and agreed:
             log.debug(f"a step has {self.expected} backwards, and one reduction after the last of them")
         return complete and agreed
 
-    def _all(self, word: str) -> None:
-        if not self._call().same(word):
+    def _check_all_ranks(self, word: str) -> None:
+        if not self._roll_call().same(word):
             raise roll_call.RollCallError(f"ddpfix: this rank has {word}, and others have more or fewer")
 
-    def _call(self) -> roll_call.RollCall:
+    def _roll_call(self) -> roll_call.RollCall:
         if self._roll is None:
             group = self._model.wrapper.process_group
             ranks = sharding.ranks_of(group)
@@ -123,16 +123,16 @@ class Backwards:
     # The time between two backwards.
 
     def wait(self, finalizer: Finalizer) -> None:
-        """More backwards are to come before the reduction; a step may have fewer all the same."""
+        """Wait for more backwards before the reduction; a step may still have fewer."""
         self._pending = Gradients(self._model.parameters)
         self.may_wait = True
-        _listen()
+        _add_optimizer_hook()
 
     def use(self, finalizer: Finalizer) -> None:
-        """An optimizer is about to use gradients that are not reduced yet.
+        """Reduce pending gradients before an optimizer uses them.
 
         Raises:
-            RuntimeError: something was done with them before.
+            RuntimeError: they were changed before.
         """
         if self._pending is not None and self._pending.changed():
             raise RuntimeError(
@@ -144,7 +144,7 @@ class Backwards:
         finalizer.finalize_pending()
 
     def explain(self) -> str:
-        """What to say where torch misses a gradient: "" if nothing is known."""
+        """An addition to torch's error about missing gradients; "" if no backward is pending."""
         if self._pending is None:
             return ""
         return (
@@ -155,11 +155,11 @@ class Backwards:
     def end(self) -> None:
         self.may_wait = False
         if not _waiting():
-            _stop()
+            _remove_optimizer_hook()
 
 
 class Gradients:
-    """The gradients of one model, as a backward has left them."""
+    """A record of the gradients of one model after a backward."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = parameters
@@ -177,45 +177,47 @@ def _version(gradient: Any) -> Tuple[Any, int]:
 
 
 def _waiting() -> List[Finalizer]:
-    found = (model.finalizer for model in ddp.known())
-    return [finalizer for finalizer in found if finalizer is not None and finalizer.backwards.may_wait]
+    finalizers = (model.finalizer for model in ddp.known())
+    return [finalizer for finalizer in finalizers if finalizer is not None and finalizer.backwards.may_wait]
 
 
 _HANDLES: List[Any] = []
 
 
-def _listen() -> None:
+def _add_optimizer_hook() -> None:
     from torch.optim import optimizer
 
     if not _HANDLES:
         _HANDLES.append(optimizer.register_optimizer_step_pre_hook(_step_begins))
 
 
-def _stop() -> None:
+def _remove_optimizer_hook() -> None:
     while _HANDLES:
         _HANDLES.pop().remove()
 
 
 def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    concerned = [finalizer for finalizer in _waiting() if _holds(optimizer, finalizer)]
-    if not concerned:
+    affected = [finalizer for finalizer in _waiting() if _holds(optimizer, finalizer)]
+    if not affected:
         return None
-    _complete(concerned)
+    _complete(affected)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         return None
-    # What a closure leaves to be reduced is used as soon as it returns.
-    closed = _then(closure, lambda: _complete(concerned))
-    return (args[:1], {**kwargs, "closure": closed}) if "closure" in kwargs else ((args[0], closed, *args[2:]), kwargs)
+    # The optimizer uses the gradients as soon as a closure returns.
+    reducing = _then(closure, lambda: _complete(affected))
+    if "closure" in kwargs:
+        return args[:1], {**kwargs, "closure": reducing}
+    return (args[0], reducing, *args[2:]), kwargs
 
 
 def _then(closure: Callable[[], Any], action: Callable[[], None]) -> Callable[[], Any]:
-    def closed() -> Any:
+    def both() -> Any:
         value = closure()
         action()
         return value
 
-    return closed
+    return both
 
 
 def _complete(finalizers: Sequence[Finalizer]) -> None:

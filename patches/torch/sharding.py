@@ -43,7 +43,7 @@ def of_fsdp2(module: Any, mesh: Any) -> Optional[List[int]]:
     meshes = {id(p.device_mesh): p.device_mesh for p in module.parameters() if hasattr(p, "device_mesh")}
     if not meshes:
         return ranks_of(None) if mesh is None else _flat(mesh)
-    first, *others = {tuple(_flat(found)) for found in meshes.values()}
+    first, *others = {tuple(_flat(each)) for each in meshes.values()}
     return None if others else list(first)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Nothing has been reduced yet, or a backward was none of this model's.
+# Nothing has been reduced yet, or the last backward did not belong to this model.
 IDLE = "idle"
 # A forward that is reduced has ended: DDP waits for gradients.
 ARMED = "armed"
@@ -12,5 +12,5 @@ RUNNING = "running"
 PENDING = "pending"
 # Gradients are averaged. One that still comes arms DDP again.
 FINALIZED = "finalized"
-# A forward under no_sync has followed: what comes now stays on this rank until the next forward that is reduced.
+# A forward under no_sync has followed: gradients stay on this rank until the next forward that is reduced.
 LOCAL = "local"

@@ -1,7 +1,7 @@
 """Activation checkpointing that works with unused parameters.
 
 Reentrant checkpointing and ``find_unused_parameters=True`` exclude each other ("Expected to mark a variable ready only
-once"). Under DDP the flag is left out then, where what goes unused can be closed after backward (``torch.late``); a
+once"). Under DDP the flag is left out then, where the reduction can be finalized after backward (``torch.late``); a
 model that has the flag all the same, or whose layers are sharded, gets the non-reentrant kind when it is wrapped.
 WavLM with reentrant checkpointing never ends its backward on recent releases, even on one process: its position bias
 reaches each layer by keyword, stays attached, and every recomputation runs backward through the ones before it.
@@ -38,9 +38,9 @@ def is_reentrant(function: Any) -> bool:
 
 def _make_non_reentrant(modules: List[Any]) -> None:
     for module in modules:
-        stock = getattr(module, _FUNCTION)
-        keywords = {**stock.keywords, "use_reentrant": False}
-        setattr(module, _FUNCTION, functools.partial(stock.func, *stock.args, **keywords))
+        function = getattr(module, _FUNCTION)
+        keywords = {**function.keywords, "use_reentrant": False}
+        setattr(module, _FUNCTION, functools.partial(function.func, *function.args, **keywords))
 
 
 def _reentrant_modules(model: Any) -> List[Any]:
@@ -52,22 +52,22 @@ def _reentrant_modules(model: Any) -> List[Any]:
 
 
 def _excluded(model: Any) -> str:
-    found = _reentrant_modules(model)
-    # WavLM's own kind may never end its backward.
-    if not found or any(type(module).__name__.startswith("WavLM") for module in found):
+    modules = _reentrant_modules(model)
+    # WavLM may never end its backward with the reentrant kind.
+    if not modules or any(type(module).__name__.startswith("WavLM") for module in modules):
         return ""
-    return f"reentrant gradient checkpointing of {type(found[0]).__name__}"
+    return f"reentrant gradient checkpointing of {type(modules[0]).__name__}"
 
 
 def _flagged(model: Any) -> None:
-    found = _reentrant_modules(model)
-    if found:
-        _make_non_reentrant(found)
+    modules = _reentrant_modules(model)
+    if modules:
+        _make_non_reentrant(modules)
         log.info(
             "gradient checkpointing is now non-reentrant (use_reentrant=False): the reentrant kind cannot train a model"
             " that skips layers, or whose unused parameters DDP looks for"
         )
-    unknown = [module for module in model.modules() if _by_another(module)]
+    unknown = [module for module in model.modules() if _of_unknown_kind(module)]
     if unknown:
         log.warning(
             f"{type(unknown[0]).__name__} checkpoints by a function of its own: with find_unused_parameters=True it has"
@@ -76,8 +76,8 @@ def _flagged(model: Any) -> None:
         )
 
 
-def _by_another(module: Any) -> bool:
-    """Whether checkpointing is on with a function that does not tell its kind."""
+def _of_unknown_kind(module: Any) -> bool:
+    """Whether checkpointing is on with a function whose kind cannot be determined."""
     function = vars(module).get(_FUNCTION)
     known = function is None or isinstance(function, functools.partial)
     return bool(getattr(module, "gradient_checkpointing", False)) and not known
@@ -85,8 +85,8 @@ def _by_another(module: Any) -> bool:
 
 def _switched(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    found = [module for module in _reentrant_modules(instance) if type(module).__name__.startswith("WavLM")]
-    if found:
-        _make_non_reentrant(found)
+    modules = [module for module in _reentrant_modules(instance) if type(module).__name__.startswith("WavLM")]
+    if modules:
+        _make_non_reentrant(modules)
         log.info("WavLM with reentrant gradient checkpointing never ends its backward: use_reentrant=False is used")
     return result

@@ -1,6 +1,6 @@
-"""What the user asked of ``find_unused_parameters``, noted before Trainer and accelerate lose it.
+"""Records the user's value of ``find_unused_parameters`` before Trainer and accelerate lose it.
 
-Trainer turns "nothing said" into its own True or False. accelerate passes on only what differs from its defaults, so
+Trainer turns an unset value into its own True or False. accelerate passes on only what differs from its defaults, so
 an explicit False arrives at DDP as no keyword at all.
 """
 
@@ -20,7 +20,7 @@ _NOTES: Dict[int, Tuple[Any, Optional[bool]]] = {}
 
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
-    """Note ``TrainingArguments.ddp_find_unused_parameters`` (None: nothing said) on the handler that Trainer makes."""
+    """Note ``TrainingArguments.ddp_find_unused_parameters`` (None: not set) on the handler that Trainer makes."""
     site.wrap(owner, "_wrap_model", _model_wrapped)
 
 
@@ -30,12 +30,12 @@ def trainer_arguments(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def accelerate(site: Site, module: ModuleType, owner: Any) -> None:
-    """Say what the user gave to ``DistributedDataParallelKwargs`` while accelerate wraps the model."""
+    """Report the user's value in ``DistributedDataParallelKwargs`` while accelerate wraps the model."""
     site.wrap(owner, "prepare_model", _prepared)
 
 
 def accelerate_handler(site: Site, module: ModuleType, owner: Any) -> None:
-    """Note what the user gave to ``DistributedDataParallelKwargs``."""
+    """Note the user's value in ``DistributedDataParallelKwargs``."""
     site.wrap(owner, "__init__", _handler_made)
 
 
@@ -48,13 +48,13 @@ def _arguments_built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
 
 
 def _model_wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    said = instance.args.ddp_find_unused_parameters
+    user_value = instance.args.ddp_find_unused_parameters
     # Up to 4.29 the model is wrapped in this call, later by accelerate with the handler that this call made.
-    with wrap_hooks.user_chose(said):
+    with wrap_hooks.user_chose(user_value):
         model = wrapped(*args, **kwargs)
     handler = getattr(getattr(instance, "accelerator", None), "ddp_handler", None)
     if handler is not None:
-        _note(handler, said)
+        _note(handler, user_value)
     return model
 
 
@@ -66,11 +66,11 @@ def _handler_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
 
 def _prepared(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     handler = getattr(instance, "ddp_handler", None)
-    held, said = _NOTES.get(id(handler), (lambda: None, None))
-    with wrap_hooks.user_chose(said if held() is handler else None):
+    reference, user_value = _NOTES.get(id(handler), (lambda: None, None))
+    with wrap_hooks.user_chose(user_value if reference() is handler else None):
         return wrapped(*args, **kwargs)
 
 
-def _note(handler: Any, said: Optional[bool]) -> None:
+def _note(handler: Any, user_value: Optional[bool]) -> None:
     number = id(handler)
-    _NOTES[number] = (weakref.ref(handler, lambda _: _NOTES.pop(number, None)), said)
+    _NOTES[number] = (weakref.ref(handler, lambda _: _NOTES.pop(number, None)), user_value)

@@ -1,8 +1,8 @@
-"""Outputs of a model that DDP can look into.
+"""Makes the outputs of a model visible to DDP.
 
 With ``find_unused_parameters`` DDP leads every output through a node of its own, so that an output outside of the loss
-gets a gradient of zeros. It takes the output apart with torch's pytree, and before 4.33 transformers does not tell
-that one what a ``ModelOutput`` is: in a step in which all decoder layers are skipped, the encoder's output (returned,
+gets a gradient of zeros. It takes the output apart with torch's pytree, and before 4.33 transformers does not
+register ``ModelOutput`` there: in a step in which all decoder layers are skipped, the encoder's output (returned,
 but behind nothing that reaches the loss) leaves the reduction unfinished although the flag is set.
 """
 
@@ -30,7 +30,7 @@ def _register(site: Site) -> None:
     for kind in _subclasses(ModelOutput):
         if kind not in known:
             with warnings.catch_warnings():
-                # Newer releases of torch want their public function, which registers where nothing can be undone.
+                # Newer releases of torch ask for their public function, whose registration cannot be undone.
                 warnings.simplefilter("ignore")
                 pytree._register_pytree_node(kind, _take_apart, _put_together)
             site.at_undo(lambda kind=kind: known.pop(kind, None))  # type: ignore[misc]

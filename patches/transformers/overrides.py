@@ -1,4 +1,4 @@
-"""LayerDrop rates that were changed where nobody reads them, named when the model is wrapped.
+"""Warns of LayerDrop rates that were changed in a config that is not read, when the model is wrapped.
 
 bart-like families copy the rate from the config when they are built; an encoder inside a composite model may hold a
 config of its own. In both cases a later ``model.config.layerdrop = 0`` changes nothing.
@@ -17,19 +17,19 @@ from ddpfix.ranks import wrap_hooks
 
 
 def rates(site: Site, module: ModuleType, owner: Any) -> None:
-    """Compare the rates in force with what the configs say, when a model is wrapped."""
+    """Compare the rates in force with the rates in the configs, when a model is wrapped."""
     wrap_hooks.before_wrap(site, _report)
 
 
 def _report(model: Any) -> None:
-    for name, setting, said, effective in differences(model):
+    for name, setting, rate, effective in differences(model):
         log.warning(
-            f"LayerDrop: {setting}={said:g} in the config has no effect, {name or 'the model'} uses {effective:g}. The"
-            f" value that counts is the module's own: model.get_submodule({name!r}).{_counting(model, name)} = {said:g}"
+            f"LayerDrop: {setting}={rate:g} in the config has no effect, {name or 'the model'} uses {effective:g}. The"
+            f" value that counts is the module's own: model.get_submodule({name!r}).{_path(model, name)} = {rate:g}"
         )
 
 
-def _counting(model: Any, name: str) -> str:
+def _path(model: Any, name: str) -> str:
     module = model.get_submodule(name)
     return ".".join(_covered(module).path)
 
@@ -41,29 +41,29 @@ def _covered(module: Any) -> cover.Covered:
 def differences(model: Any) -> List[Tuple[str, str, float, float]]:
     """(module name, setting in the config, its value, the rate in force) wherever the two differ."""
     modules: Dict[str, Any] = dict(model.named_modules())
-    found: List[Tuple[str, str, float, float]] = []
+    different: List[Tuple[str, str, float, float]] = []
     for name, module in modules.items():
         if not any(level in cover.COVERED for level in type(module).__mro__):
             continue
         effective = cover.rate_of(module)
-        for setting, said in _said(modules, name, module):
-            if said != effective:
-                found.append((name, setting, said, effective))
+        for setting, rate in _config_rates(modules, name, module):
+            if rate != effective:
+                different.append((name, setting, rate, effective))
                 break
-    return found
+    return different
 
 
-def _said(modules: Dict[str, Any], name: str, module: Any) -> Iterator[Tuple[str, float]]:
-    """What the configs above a module say about its rate, the outermost first."""
+def _config_rates(modules: Dict[str, Any], name: str, module: Any) -> Iterator[Tuple[str, float]]:
+    """The rates for a module in the configs above it, the outermost first."""
     settings = _settings(module)
     parts = name.split(".") if name else []
     for length in range(len(parts) + 1):
         above = modules.get(".".join(parts[:length]))
         config = getattr(above, "config", None)
         for setting in settings:
-            said = getattr(config, setting, None)
-            if isinstance(said, (int, float)):
-                yield setting, float(said)
+            rate = getattr(config, setting, None)
+            if isinstance(rate, (int, float)):
+                yield setting, float(rate)
 
 
 def _settings(module: Any) -> List[str]:

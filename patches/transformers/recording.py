@@ -1,7 +1,7 @@
-"""Hidden states of skipped layers are recorded, so that there is one entry a layer again.
+"""Records the hidden states of skipped layers, so that there is one entry a layer again.
 
 transformers 5 collects hidden states with hooks on the layers, and a layer that is not called leaves no entry:
-``use_weighted_layer_sum`` then multiplies lists of different lengths and dies. A skipped layer's output is its input.
+``use_weighted_layer_sum`` then multiplies lists of different lengths and fails. A skipped layer's output is its input.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def skipped(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _wanted(module: Any, kwargs: Dict[str, Any]) -> bool:
-    """Whether hidden states are collected in this call: stock dies of a gap on a single process, too."""
-    asked = kwargs.get(f"output_{KEY}") or getattr(getattr(module, "config", None), f"output_{KEY}", False)
-    return bool(asked) or _collected() is not None
+    """Whether hidden states are collected in this call: unpatched transformers fails at a gap on one process, too."""
+    requested = kwargs.get(f"output_{KEY}") or getattr(getattr(module, "config", None), f"output_{KEY}", False)
+    return bool(requested) or _collected() is not None
 
 
 def _collected() -> Optional[List[Any]]:
@@ -46,13 +46,13 @@ def _end(module: Any, begun: Tuple[List[Any], int], call: cover.Call) -> None:
     entries, before = begun
     count = cover.layer_count(module)
     left_out = {cover.first_layer(module, call) + index for index in call.skipped}
-    mine = entries[before:]
+    added = entries[before:]
     # The first entry is the input of the first layer that ran, and that is the input of all skipped before it. Where
     # no layer ran, or the toolkit records otherwise, nothing is known to be missing.
-    if not left_out or len(mine) != count - len(left_out) + 1:
+    if not left_out or len(added) != count - len(left_out) + 1:
         return
-    outputs = iter(mine[1:])
-    completed = [mine[0]]
+    outputs = iter(added[1:])
+    completed = [added[0]]
     for layer in range(count):
         completed.append(completed[-1] if layer in left_out else next(outputs))
     entries[before:] = completed

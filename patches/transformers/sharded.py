@@ -1,4 +1,4 @@
-"""A layer that all ranks skip is skipped under FSDP as well: nothing of it is run, and no rank gathers its parameters.
+"""Skips a layer under FSDP as well if all ranks skip it: it does not run, and no rank gathers its parameters.
 
 From 4.46 on, wav2vec2-like encoders run every layer of a model under FSDP, also one that is to be skipped, and its
 output counts: ranks that disagree would wait for each other for ever (transformers pull request 33483). LayerDrop then
@@ -6,9 +6,9 @@ does nothing. Ranks that follow the schedule cannot disagree, so in their traini
 of these, the question whether a module is under FSDP is answered with no (:mod:`ddpfix.layerdrop.code_copy`).
 
 The question whether DeepSpeed ZeRO-3 is on keeps its answer, and all layers run. ZeRO-3 has the gradients of all
-parameters in one buffer, into which a backward copies those that it has: a layer that is not run keeps the gradient of
-the step before, and the optimizer takes it (seen with DeepSpeed 0.19.8). It also drops its record of what to prefetch
-whenever modules run in another order than the last time.
+parameters in one buffer, into which a backward copies the ones that it has computed: a layer that does not run keeps
+the gradient of the step before, and the optimizer uses it (seen with DeepSpeed 0.19.8). ZeRO-3 also drops its record of
+what to prefetch whenever modules run in another order than the last time.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ddpfix.patching.site import PatchError, Site
 
 from .layerdrop import TRAITS
 
-(_ASKS,) = TRAITS.checks
+(_CHECK,) = TRAITS.checks
 
 
 def skip(site: Site, module: ModuleType, owner: Any) -> None:
     """Let the copies of forwards that follow the schedule skip (:data:`~ddpfix.layerdrop.code_copy.SKIPPABLE_CHECKS`).
 
     Raises:
-        PatchError: transformers no longer has the function that they ask.
+        PatchError: transformers no longer has the function that they call.
     """
-    if not callable(getattr(module, _ASKS, None)):
-        raise PatchError(f"{module.__name__} has no {_ASKS}")
-    site.register(code_copy.SKIPPABLE_CHECKS, _ASKS)
+    if not callable(getattr(module, _CHECK, None)):
+        raise PatchError(f"{module.__name__} has no {_CHECK}")
+    site.register(code_copy.SKIPPABLE_CHECKS, _CHECK)

@@ -99,7 +99,7 @@ class Arm:
         if keeps:
             # Also where it is not expected to pay, so that this can be seen.
             bucket_skip._install(model, None)
-            bucket_skip._rehearse(model)
+            bucket_skip._set_bucket_order(model)
         if model is not None:
             model.detach("bucket_skip")
             shared = ddp.replica(model)

@@ -35,12 +35,12 @@ def demo(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[
 
 def processes(folder: Path) -> List[str]:
     """The command lines, of any process, that name this folder: launchers and ranks of a demo that uses it."""
-    found = []
+    commands = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(folder) in words:
-            found.append(words)
-    return found
+            commands.append(words)
+    return commands

@@ -1,4 +1,4 @@
-"""The demo with real ranks: it shows the failure and the cure, and says so when the cure is not there."""
+"""The demo with real ranks: it shows the failure and the fix, and says so when the fix is not there."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests.demo import support
         pytest.param("bart", "plain", marks=pytest.mark.sampled(inside=False)),
     ],
 )
-def test_stock_fails_and_ddpfix_trains(model: str, loop: str, tmp_path: Path) -> None:
+def test_the_unpatched_toolkit_fails_and_ddpfix_trains(model: str, loop: str, tmp_path: Path) -> None:
     if loop != "plain":
         pytest.importorskip("accelerate")
     # A reader's own switch must not turn the demo into something else.
     done = support.demo(tmp_path, "--model", model, "--loop", loop, DDPFIX="0")
     assert done.returncode == 0, done.stdout
-    stock, cured = done.stdout.split("2. The same under ddpfix")
-    assert f"RuntimeError: {verdict.UNFINISHED}" in stock
-    assert re.search(r"Failed in step \d+, rank [01]:", stock)
-    assert verdict.UNFINISHED not in cured
-    assert "\nddpfix 0.1.0: " in cured and "find_unused_parameters=True" in cured
-    assert len(re.findall(r"^│ +\d+ │.*│ same +│", cured, re.MULTILINE)) == 20
-    assert "DIFFERENT" not in cured
-    assert "in the last five" in cured and "identical on all ranks" in cured
+    unpatched, patched = done.stdout.split("2. The same under ddpfix")
+    assert f"RuntimeError: {verdict.UNFINISHED}" in unpatched
+    assert re.search(r"Failed in step \d+, rank [01]:", unpatched)
+    assert verdict.UNFINISHED not in patched
+    assert "\nddpfix 0.1.0: " in patched and "find_unused_parameters=True" in patched
+    assert len(re.findall(r"^│ +\d+ │.*│ same +│", patched, re.MULTILINE)) == 20
+    assert "DIFFERENT" not in patched
+    assert "in the last five" in patched and "identical on all ranks" in patched
     for way in ("import ddpfix.auto", "python -m ddpfix run train.py", "DDPFIX=1 bash"):
-        assert way in cured
+        assert way in patched
     # What libraries and the launcher print stays out of sight.
     assert "ChildFailedError" not in done.stdout and "Warning" not in done.stdout
     assert list(tmp_path.iterdir()) == [] and support.processes(tmp_path) == []
@@ -46,7 +46,7 @@ def test_stock_fails_and_ddpfix_trains(model: str, loop: str, tmp_path: Path) ->
     ("unused", "complaint"),
     [
         ("off", "the training did not finish: rank"),
-        # It trains, but no layer is shared: the record comes from the layers, and is not asked of ddpfix.
+        # It trains, but no layer is shared: the record comes from the layers, not from ddpfix.
         ("find", "the ranks skipped different layers in"),
     ],
 )
@@ -62,9 +62,9 @@ def test_without_the_cure_it_fails_and_shows_why(
     # The first half is the same as in every other test here.
     monkeypatch.setattr(story, "_stock", lambda shown, job: True)
     assert story.tell("wavlm", "plain", 20, tmp_path) == 1
-    said = capsys.readouterr().out
-    assert f"NOT as expected (ddpfix): {complaint}" in said
+    output = capsys.readouterr().out
+    assert f"NOT as expected (ddpfix): {complaint}" in output
     # What was hidden is worth reading now.
-    assert "----- rank 1" in said
-    assert ("ChildFailedError" in said and f"RuntimeError: {verdict.UNFINISHED}" in said) is (unused == "off")
-    assert "DIFFERENT" in said
+    assert "----- rank 1" in output
+    assert ("ChildFailedError" in output and f"RuntimeError: {verdict.UNFINISHED}" in output) is (unused == "off")
+    assert "DIFFERENT" in output

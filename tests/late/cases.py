@@ -20,7 +20,7 @@ class Case:
         ddp: keywords of DistributedDataParallel.
         accum: micro-batches an optimizer step.
         clip: largest norm, or 0.
-        stock: what stock ends with.
+        plain_error: the error that plain torch ends with, or "".
     """
 
     ddp: Dict[str, Any] = {}
@@ -28,7 +28,7 @@ class Case:
     clip = 0.0
     scale = False
     depth = 6
-    stock = "Expected to have finished reduction"
+    plain_error = "Expected to have finished reduction"
 
     def model(self) -> Any:
         return Stack(self.depth)
@@ -83,7 +83,7 @@ class Many(Case):
 class Full(Case):
     """Nothing is unused."""
 
-    stock = ""
+    plain_error = ""
 
     def model(self) -> Any:
         model = Stack(self.depth)
@@ -202,7 +202,7 @@ class TwoLosses(Case):
 
 
 class OneOfTwo(TwoLosses):
-    """The second output is for logging: what used it is closed before the optimizer's step."""
+    """The second output is for logging: its reduction is finalized before the optimizer's step."""
 
     def run(self, model: Any, rank: int, number: int, scale: Any) -> None:
         first, second = model(self.batch(rank, number), self.skips(rank, number))

@@ -1,4 +1,4 @@
-"""Trains a model with LayerDrop and notes all there is to be compared with a run in another mode."""
+"""Trains a model with LayerDrop and records what is compared with a run in another mode."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def batch(kind: str, number: int) -> Dict[str, Any]:
 
 
 def loss(output: Any) -> Any:
-    """Of a model without a head, a weighted sum: what comes out of a layer norm has always the same mean square."""
+    """Of a model without a head, a weighted sum: the output of a layer norm always has the same mean square."""
     if "loss" in output:
         return output.loss
     state = output.last_hidden_state
@@ -93,21 +93,21 @@ def loss(output: Any) -> Any:
 
 
 def run(scenario: Dict[str, Any]) -> None:
-    """``found``: a digest of all parameters and one of which gradients are None after each step, and more."""
-    found, plan = scenario["found"], scenario["comparison"]
+    """``record``: a digest of all parameters and one of which gradients are None after each step, and more."""
+    record, plan = scenario["found"], scenario["comparison"]
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     torch.manual_seed(5)
     inner = {"wav2vec2": wav2vec2, "bart_encoder": bart_encoder, "siamese": Siamese}[plan["model"]](plan["rate"])
     checkpointed(inner, plan["checkpointing"])
-    found["recomputed"] = recomputed = [0]
+    record["recomputed"] = recomputed = [0]
     CheckpointFunction.backward = counting(recomputed)
     torch.manual_seed(distributed.get_rank())
     model = DistributedDataParallel(inner, bucket_cap_mb=plan["cap"], **scenario["ddp"])
     if scenario["hook"]:
         register(model, scenario["hook"])
     optimizer = OPTIMIZERS[plan["optimizer"]](model.parameters())
-    found.update(flag=model.find_unused_parameters, views=model.gradient_as_bucket_view, steps=[], none=[], layers=[])
+    record.update(flag=model.find_unused_parameters, views=model.gradient_as_bucket_view, steps=[], none=[], layers=[])
     reduced = counted()
     for step in range(scenario["steps"]):
         optimizer.zero_grad(set_to_none=plan["to_none"])
@@ -117,13 +117,13 @@ def run(scenario: Dict[str, Any]) -> None:
                 output = model(**batch(plan["model"], step * plan["accum"] + index))
                 (loss(output) / plan["accum"]).backward()
         optimizer.step()
-        found["none"].append(digest([torch.tensor(p.grad is None) for p in model.parameters()]))
-        found["steps"].append(digest(list(model.parameters())))
-    found["all_reduces"] = reduced()
+        record["none"].append(digest([torch.tensor(p.grad is None) for p in model.parameters()]))
+        record["steps"].append(digest(list(model.parameters())))
+    record["all_reduces"] = reduced()
     # Numbers that are none compare as equal.
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
-    assert len(set(found["steps"])) == len(found["steps"])
-    found.update(traffic=traffic(model))
+    assert len(set(record["steps"])) == len(record["steps"])
+    record.update(traffic=traffic(model))
 
 
 def checkpointed(model: Any, kind: str) -> None:
@@ -134,12 +134,12 @@ def checkpointed(model: Any, kind: str) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords)
     elif where == "encoder":
         encoder = model.get_encoder() if hasattr(model, "get_encoder") else model.encoder
-        stock = encoder.forward
+        original = encoder.forward
 
         def forward(*args: Any, **others: Any) -> Any:
             # The reentrant kind takes no keywords, and needs an argument that requires a gradient.
             def states(_: Any, *given: Any) -> Any:
-                return stock(*given, **others).last_hidden_state
+                return original(*given, **others).last_hidden_state
 
             known = torch.zeros((), requires_grad=True)
             return BaseModelOutput(last_hidden_state=checkpoint(states, known, *args, **keywords))
@@ -148,12 +148,12 @@ def checkpointed(model: Any, kind: str) -> None:
 
 
 def counting(count: List[int]) -> Any:
-    """The backward of the reentrant kind of checkpointing, counted."""
-    stock = CheckpointFunction.backward
+    """The backward of reentrant checkpointing, with a counter."""
+    original = CheckpointFunction.backward
 
     def backward(*args: Any) -> Any:
         count[0] += 1
-        return stock(*args)
+        return original(*args)
 
     return staticmethod(backward)
 
@@ -167,11 +167,11 @@ def digest(tensors: List[Any]) -> str:
 
 def counted() -> Any:
     """Counts gradient buckets that were really communicated, as gloo sees them."""
-    stock, count = distributed.all_reduce, [0]
+    original, count = distributed.all_reduce, [0]
 
     def all_reduce(*args: Any, **kwargs: Any) -> Any:
         count[0] += 1
-        return stock(*args, **kwargs)
+        return original(*args, **kwargs)
 
     distributed.all_reduce = all_reduce
     return lambda: count[0]

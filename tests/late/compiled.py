@@ -89,10 +89,10 @@ def main() -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     try:
-        found = train(plan)
+        record = train(plan)
     except RuntimeError as error:
-        found = {"error": str(error)}
-    print("FOUND " + json.dumps({"rank": distributed.get_rank(), **found}), flush=True)
+        record = {"error": str(error)}
+    print("FOUND " + json.dumps({"rank": distributed.get_rank(), **record}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trains cases on real ranks, stock or under ddpfix."""
+"""Trains cases on real ranks, with plain torch or under ddpfix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Scenario(scenario.Scenario):
     Attributes:
         case: a key of :data:`tests.late.cases.CASES`.
         function: a function of :mod:`tests.late.scenarios` instead.
-        settings: arguments of ``ddpfix.activate``; None is stock.
+        settings: arguments of ``ddpfix.activate``; None is plain torch.
         ddp: further keywords of DistributedDataParallel.
         comparison: what to train instead of a case (:func:`comparison`).
         environ: environment variables of the ranks.
@@ -45,16 +45,16 @@ class Scenario(scenario.Scenario):
 
 
 def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[pool.Record]]:
-    """(log, what was found) of each rank, by scenario; None for a rank that had to be killed."""
+    """(log, record) of each rank, by scenario; None for a rank that had to be killed."""
     pool.train(RANK, [each.plan(folder) for each in scenarios], folder, RANKS, {})
     return {each.name: pool.records(folder, each.name, each.size) for each in scenarios}
 
 
 def both(outcomes: Dict[str, List[pool.Record]], name: str) -> List[Dict[str, Any]]:
-    """What the ranks of a scenario found; none failed, and all have the same parameters after each step."""
-    found = []
+    """The records of a scenario's ranks; none failed, and all have the same parameters after each step."""
+    records = []
     for log, record in outcomes[name]:
         assert record is not None and record["error"] is None, log
-        found.append(record)
-    assert found[0]["steps"] == found[1]["steps"]
-    return found
+        records.append(record)
+    assert records[0]["steps"] == records[1]["steps"]
+    return records

@@ -41,7 +41,7 @@ def main() -> None:
     import torch.distributed.optim  # noqa: F401
     import transformers
 
-    # Names of transformers are imported when they are asked for: before the fork, once for all.
+    # Names of transformers are imported on access: before the fork, once for all.
     assert transformers.Wav2Vec2Model and transformers.BartForConditionalGeneration
 
     serving.serve(Path(sys.argv[1]), run)

@@ -1,4 +1,4 @@
-"""Single things that a job may do with a model under DDP; each fills ``found``."""
+"""Single things that a job may do with a model under DDP; each fills ``record``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.late.cases import SIZE, Plain, Stack, TwoLosses
 
-Found = Dict[str, Any]
+Record = Dict[str, Any]
 
 
 def run(scenario: Dict[str, Any]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
     torch.manual_seed(3)
-    function: Callable[[Found], None] = globals()[scenario["function"]]
+    function: Callable[[Record], None] = globals()[scenario["function"]]
     function(scenario["found"])
 
 
@@ -43,26 +43,26 @@ def step(model: Any) -> None:
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-def said_false(found: Found) -> None:
-    """An explicit False of the user stands: what he gets is what stock does."""
+def explicit_false(record: Record) -> None:
+    """An explicit False of the user stands: he gets what plain torch does."""
     model = wrapped(find_unused_parameters=False)
     for number in range(2):
         loss(model, number).backward()
         step(model)
 
 
-def static(found: Found) -> None:
-    """static_graph with parameters that are the same in each step: torch's own affair."""
+def static(record: Record) -> None:
+    """static_graph with parameters that are the same in each step: torch alone handles it."""
     model = wrapped(static_graph=True)
     for number in range(3):
         model(Plain().batch(0, number), [1, 2]).mean().backward()
     from ddpfix.patches.torch import ddp
 
     known = ddp.of(model)
-    found["armed"] = known is None or known.finalizer is not None
+    record["armed"] = known is None or known.finalizer is not None
 
 
-def second_backward(found: Found) -> None:
+def second_backward(record: Record) -> None:
     """A second backward through the same outputs."""
     model = wrapped()
     loss(model, 0).backward()
@@ -72,9 +72,9 @@ def second_backward(found: Found) -> None:
     value.backward(retain_graph=True)
     once = gradients(model)
     value.backward()
-    found["twice"] = bool(torch.allclose(gradients(model), 2 * once))
+    record["twice"] = bool(torch.allclose(gradients(model), 2 * once))
     step(model)
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
 class Hidden(Stack):
@@ -90,18 +90,18 @@ class Hidden(Stack):
         return super().forward(x, [])
 
 
-def hidden_loss(found: Found) -> None:
-    """Two backwards, the second through nothing that an output shows: right in stock, and it stays so."""
+def hidden_loss(record: Record) -> None:
+    """Two backwards, the second through nothing that an output shows: right in plain torch, and it stays so."""
     model = DistributedDataParallel(Hidden())
     for number in range(4):
         model.zero_grad()
         model(Plain().batch(distributed.get_rank(), number), []).mean().backward()
         model.module.own_loss.backward()
         step(model)
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
-def hidden_loss_left_out(found: Found) -> None:
+def hidden_loss_left_out(record: Record) -> None:
     """The same after a step without it, which plain torch does not survive."""
     model = DistributedDataParallel(Hidden())
     for number in range(5):
@@ -110,10 +110,10 @@ def hidden_loss_left_out(found: Found) -> None:
         if number > 1:
             model.module.own_loss.backward()
         step(model)
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
-def closure(found: Found) -> None:
+def closure(record: Record) -> None:
     """Forward and backward within the optimizer's step, as Lightning does it."""
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -126,10 +126,10 @@ def closure(found: Found) -> None:
             return value
 
         optimizer.step(run)
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
-def parameter_returned(found: Found) -> None:
+def parameter_returned(record: Record) -> None:
     """An output that is a parameter itself."""
 
     class Returning(Stack):
@@ -142,19 +142,19 @@ def parameter_returned(found: Found) -> None:
         output, bias = model(Plain().batch(distributed.get_rank(), number), [1])
         (output.mean() + bias.sum()).backward()
         step(model)
-    found["hooks"] = len(model.module.blocks[0][0].bias._backward_hooks or {})
+    record["hooks"] = len(model.module.blocks[0][0].bias._backward_hooks or {})
 
 
-def two_backwards_of_two(found: Found) -> None:
+def two_backwards_of_two(record: Record) -> None:
     case = TwoLosses()
     model = DistributedDataParallel(case.model())
     for number in range(3):
         case.run(model, distributed.get_rank(), number, None)
         step(model)
-    found["ended"] = True
+    record["ended"] = True
 
 
-def loss_reduced(found: Found) -> None:
+def loss_reduced(record: Record) -> None:
     """The loss is averaged between backward and step, and one rank alone has left something out."""
     model = wrapped()
     del model.module.never
@@ -165,10 +165,10 @@ def loss_reduced(found: Found) -> None:
         value.backward()
         distributed.all_reduce(value.detach().clone())
         step(model)
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
-def losses_reduced(found: Found) -> None:
+def losses_reduced(record: Record) -> None:
     """A loss is averaged between two backwards, which use all parameters together."""
     heads = TwoLosses().model()
     del heads.never, heads.one.never, heads.other.never
@@ -179,10 +179,10 @@ def losses_reduced(found: Found) -> None:
             value.mean().backward()
             distributed.all_reduce(value.detach().mean())
         step(model)
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
-def other_model_dropped(found: Found) -> None:
+def other_model_dropped(record: Record) -> None:
     """A step has one backward fewer than those before it, and another model is given up before the optimizer steps."""
     heads = TwoLosses().model()
     del heads.never, heads.one.never, heads.other.never
@@ -197,10 +197,10 @@ def other_model_dropped(found: Found) -> None:
             del other
             gc.collect()
         step(model)
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
-def by_hand(found: Found) -> None:
+def by_hand(record: Record) -> None:
     """A loop that uses gradients in a way that cannot be seen, while an output is still to be reached."""
     model = DistributedDataParallel(TwoLosses().model())
     for number in range(2):
@@ -211,11 +211,11 @@ def by_hand(found: Found) -> None:
                 if parameter.grad is not None:
                     parameter -= 0.1 * parameter.grad
         del later
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
-def broken_backward(found: Found) -> None:
-    """An exception in backward that the loop catches leaves the reduction as stock leaves it."""
+def broken_backward(record: Record) -> None:
+    """An exception in backward that the loop catches leaves the reduction as plain torch leaves it."""
     model = wrapped()
 
     def raising(gradient: Any) -> Any:
@@ -230,8 +230,8 @@ def broken_backward(found: Found) -> None:
     loss(model, 1).backward()
 
 
-def plain_torch(found: Found) -> None:
-    """A forward without gradients, and one whose graph is only asked for the input's gradient."""
+def plain_torch(record: Record) -> None:
+    """A forward without gradients, and one whose graph only gives the input's gradient."""
     model = wrapped()
     for number in range(3):
         with torch.no_grad():
@@ -240,10 +240,10 @@ def plain_torch(found: Found) -> None:
         torch.autograd.grad(model(inputs, [1]).sum(), inputs)
         loss(model, number).backward()
         step(model)
-    found["sum"] = float(gradients(model).sum())
+    record["sum"] = float(gradients(model).sum())
 
 
-def uneven(found: Found) -> None:
+def uneven(record: Record) -> None:
     """``join``: rank 1 has three batches more than rank 0, all of which leave parameters out."""
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -252,10 +252,10 @@ def uneven(found: Found) -> None:
             optimizer.zero_grad()
             loss(model, number).backward()
             optimizer.step()
-    found["weights"] = weights(model)
+    record["weights"] = weights(model)
 
 
-def advised(found: Found) -> None:
+def advised(record: Record) -> None:
     """The flag on a model that uses all of its parameters, on one that never uses the same, and where it is needed."""
     for skips in ([], [2, 3], None):
         model = DistributedDataParallel(Plain().model(), find_unused_parameters=True)
@@ -266,11 +266,11 @@ def advised(found: Found) -> None:
         for number in range(14):
             chosen = Plain().skips(0, number) if skips is None else skips
             model(Plain().batch(0, number), chosen).mean().backward()
-        found[str(skips)] = len(model.module._forward_hooks)
+        record[str(skips)] = len(model.module._forward_hooks)
 
 
-def cannot_close(found: Found) -> None:
-    """A reducer on which a report has no effect: more than a hundred parameters are missing, and stay so."""
+def cannot_finalize(record: Record) -> None:
+    """A reducer on which marking has no effect: more than a hundred parameters are missing, and stay so."""
     from ddpfix.patches.torch import reducer
 
     reducer.mark_ready = lambda *_: None
@@ -280,11 +280,11 @@ def cannot_close(found: Found) -> None:
         model(Plain().batch(0, 0), list(range(1, 80))).mean().backward()
         step(model)
     finally:
-        found["moved"] = before != [float(p.detach().sum()) for p in model.parameters()]
+        record["moved"] = before != [float(p.detach().sum()) for p in model.parameters()]
 
 
-def undone(found: Found) -> None:
-    """After undo a model is stock's again."""
+def undone(record: Record) -> None:
+    """After undo a model behaves as in plain torch again."""
     import ddpfix
 
     model = wrapped()
@@ -292,7 +292,7 @@ def undone(found: Found) -> None:
     for number in range(2):
         loss(model, number).backward()
         optimizer.step()
-    found["problems"] = ddpfix.deactivate()
+    record["problems"] = ddpfix.deactivate()
     assert SIZE
     for number in range(2):
         loss(model, number).backward()

@@ -34,9 +34,9 @@ def per_layer(bytes_a_layer: float, costs: Costs) -> Costs:
 
 @pytest.mark.parametrize(("rate", "share"), [(0.5, 0.5), (0.1, 0.1)])
 def test_where_collectives_cost_nothing_each_layer_has_its_own(rate: float, share: float) -> None:
-    found = planned(rate, 25.0, Costs(0.0, 1e-9, 0.0, 0.0))
-    assert found.together == 1
-    assert found.share == pytest.approx(share, rel=0.1)
+    plan = planned(rate, 25.0, Costs(0.0, 1e-9, 0.0, 0.0))
+    assert plan.together == 1
+    assert plan.share == pytest.approx(share, rel=0.1)
 
 
 def test_where_bytes_cost_nothing_buckets_stay() -> None:
@@ -45,16 +45,16 @@ def test_where_bytes_cost_nothing_buckets_stay() -> None:
 
 def test_the_layers_of_wavlm_base_at_rate_one_half() -> None:
     """7 MB each, a quarter of DDP's limit: by the limit alone four of them shared a bucket, and nothing was saved."""
-    found = planned(0.5, 25 * MEGABYTE / (7 * MEGABYTE), per_layer(7 * MEGABYTE, LOOPBACK))
-    assert found.together == 1
-    assert found.gain > 0.02
+    plan = planned(0.5, 25 * MEGABYTE / (7 * MEGABYTE), per_layer(7 * MEGABYTE, LOOPBACK))
+    assert plan.together == 1
+    assert plan.gain > 0.02
 
 
 def test_a_crossover_from_alone_to_together_to_not_at_all() -> None:
     """The dearer one more collective is beside the bytes, the more layers share a bucket, until none is worth it."""
-    found = [planned(0.8, 100.0, Costs(collective, 1e-9, 0.0, 0.0)) for collective in (1e-6, 1e-4, 1e-2)]
-    assert [each.together for each in found] == [1, 2, 0]
-    gains = [each.gain for each in found]
+    plans = [planned(0.8, 100.0, Costs(collective, 1e-9, 0.0, 0.0)) for collective in (1e-6, 1e-4, 1e-2)]
+    assert [each.together for each in plans] == [1, 2, 0]
+    gains = [each.gain for each in plans]
     assert gains == sorted(gains, reverse=True)
 
 

@@ -34,22 +34,22 @@ def scenario(name: str, kind: str, **others: Any) -> Scenario:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     flag = {"find_unused_parameters": True}
-    plans = [scenario(f"stock-{kind}", kind, ddp=flag, steps=3, timeout=8) for kind in KINDS]
+    plans = [scenario(f"plain-{kind}", kind, ddp=flag, steps=3, timeout=8) for kind in KINDS]
     plans += [scenario(f"flag-{kind}", kind, ddp=flag, settings={}) for kind in KINDS]
     plans += [scenario(f"{mode}-{kind}", kind, settings={"unused": mode}) for kind in ["", *KINDS] for mode in MODES]
     return launch.train(plans, tmp_path_factory.mktemp("checkpointing"))
 
 
 @pytest.mark.parametrize("kind", REENTRANT)
-def test_stock_cannot_train_with_the_flag(outcomes: Dict[str, Ranks], kind: str) -> None:
-    assert any(READY_TWICE in ((record or {}).get("error") or "") for _, record in outcomes[f"stock-{kind}"])
+def test_plain_torch_cannot_train_with_the_flag(outcomes: Dict[str, Ranks], kind: str) -> None:
+    assert any(READY_TWICE in ((record or {}).get("error") or "") for _, record in outcomes[f"plain-{kind}"])
 
 
 @pytest.mark.parametrize("mode", [*MODES, "flag"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_those_without_checkpointing(outcomes: Dict[str, Ranks], kind: str, mode: str) -> None:
-    expected, found = both(outcomes, "find-"), both(outcomes, f"{mode}-{kind}")
-    for one, other in zip(expected, found):
+    expected, records = both(outcomes, "find-"), both(outcomes, f"{mode}-{kind}")
+    for one, other in zip(expected, records):
         assert one["steps"] == other["steps"] and one["none"] == other["none"]
 
 
@@ -69,10 +69,10 @@ def test_the_flag_makes_it_the_other_kind(outcomes: Dict[str, Ranks], kind: str,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_auto_leaves_the_flag_out_where_the_model_tells_its_kind(outcomes: Dict[str, Ranks], kind: str) -> None:
+def test_auto_leaves_the_flag_out_where_the_kind_is_known(outcomes: Dict[str, Ranks], kind: str) -> None:
     log = outcomes[f"auto-{kind}"][0][0]
-    told = kind == "layers-reentrant"
+    is_known = kind == "layers-reentrant"
     for record in both(outcomes, f"auto-{kind}"):
-        assert record["flag"] is not told
-        assert bool(record["recomputed"][0]) == told
-    assert ("find_unused_parameters is left out: reentrant gradient checkpointing" in log) == told
+        assert record["flag"] is not is_known
+        assert bool(record["recomputed"][0]) == is_known
+    assert ("find_unused_parameters is left out: reentrant gradient checkpointing" in log) == is_known

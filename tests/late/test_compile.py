@@ -35,9 +35,9 @@ def run(model: str, settings: Settings, compiled: bool = True, rate: float = 0.0
         timeout=300,
     )
     # Two ranks may write into one line.
-    found = [json.JSONDecoder().raw_decode(part)[0] for part in done.stdout.split("FOUND ")[1:]]
-    assert len(found) == 2, done.stdout[-4000:]
-    return sorted(found, key=lambda each: int(each["rank"]))
+    records = [json.JSONDecoder().raw_decode(part)[0] for part in done.stdout.split("FOUND ")[1:]]
+    assert len(records) == 2, done.stdout[-4000:]
+    return sorted(records, key=lambda each: int(each["rank"]))
 
 
 @pytest.mark.parametrize("ddp", [{}, {"static_graph": True}], ids=["", "static"])
@@ -53,10 +53,10 @@ def test_no_more_frames_and_breaks_than_in_plain_torch(ddp: Dict[str, bool]) -> 
 
 def test_unused_parameters_train_compiled_as_they_do_otherwise() -> None:
     plain = run("spare", None)
-    assert all("Expected to have finished reduction" in found["error"] for found in plain)
+    assert all("Expected to have finished reduction" in record["error"] for record in plain)
     compiled, eager = run("spare", {}), run("spare", {}, compiled=False)
-    assert [found["digests"] for found in compiled] == [eager[0]["digests"]] * 2
-    assert not any(found["flag"] for found in compiled)
+    assert [record["digests"] for record in compiled] == [eager[0]["digests"]] * 2
+    assert not any(record["flag"] for record in compiled)
 
 
 @pytest.mark.parametrize("unused", ["auto", "late"])

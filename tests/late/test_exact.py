@@ -1,4 +1,4 @@
-"""Parameters without gradient under DDP without the flag: stock fails, and with ddpfix gradients are exact."""
+"""Parameters without gradient under DDP without the flag: plain torch fails, and with ddpfix gradients are exact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ranks = List[Tuple[str, Optional[Dict[str, Any]]]]
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     late = {"unused": "late"}
-    plans = [Scenario(f"stock-{name}", case=name, steps=2, timeout=6) for name in CASES]
+    plans = [Scenario(f"plain-{name}", case=name, steps=2, timeout=6) for name in CASES]
     plans += [Scenario(f"late-{name}", case=name, settings=late) for name in CASES]
     plans += [Scenario(f"three-{name}", case=name, settings=late, size=3) for name in THREE]
     plans += [Scenario(f"auto-{name}", case=name, settings={}) for name in ("Plain", "Full")]
@@ -33,32 +33,32 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     # Other blocks in each step.
     plans += [Scenario("static-Plain", case="Plain", settings={"unused": "static"}, timeout=8)]
     declared = {"static_graph": True}
-    plans += [Scenario("stock-static-Accumulating", case="Accumulating", ddp=declared, steps=2, timeout=8)]
+    plans += [Scenario("plain-static-Accumulating", case="Accumulating", ddp=declared, steps=2, timeout=8)]
     return launch.train(plans, tmp_path_factory.mktemp("exact"))
 
 
 def well(ranks: Ranks, close: float = CLOSE) -> List[Dict[str, Any]]:
-    found = []
+    records = []
     for log, record in ranks:
         assert record is not None and record["error"] is None, log
         assert record["gradients"] <= close and record["parameters"] <= close and record["apart"] == 0.0, record
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "Full"])
-def test_stock_fails(outcomes: Dict[str, Ranks], name: str) -> None:
-    ends = [record["error"] or "" for _, record in outcomes[f"stock-{name}"] if record is not None]
-    assert any(FAILURE in end for end in ends), outcomes[f"stock-{name}"]
+def test_plain_torch_fails(outcomes: Dict[str, Ranks], name: str) -> None:
+    ends = [record["error"] or "" for _, record in outcomes[f"plain-{name}"] if record is not None]
+    assert any(FAILURE in end for end in ends), outcomes[f"plain-{name}"]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_the_mean_of_the_ranks(outcomes: Dict[str, Ranks], name: str) -> None:
-    found = well(outcomes[f"late-{name}"])
-    assert [record["flag"] for record in found] == [False, False]
-    assert [record["steps"] for record in found] == [6, 6]
+    records = well(outcomes[f"late-{name}"])
+    assert [record["flag"] for record in records] == [False, False]
+    assert [record["steps"] for record in records] == [6, 6]
     # Frozen parameters keep none; all others have one, be it of zeros.
-    assert {record["none"] for record in found} == {12 if name == "Freezing" else 0}
+    assert {record["none"] for record in records} == {12 if name == "Freezing" else 0}
 
 
 @pytest.mark.parametrize("name", THREE)
@@ -67,7 +67,7 @@ def test_three_ranks(outcomes: Dict[str, Ranks], name: str) -> None:
 
 
 def test_nothing_is_said_where_nothing_is_unused(outcomes: Dict[str, Ranks]) -> None:
-    well(outcomes["stock-Full"])
+    well(outcomes["plain-Full"])
     well(outcomes["auto-Full"])
     assert "got no gradient" not in outcomes["auto-Full"][0][0]
 
@@ -80,9 +80,9 @@ def test_by_default_a_model_that_would_fail_trains_and_one_line_says_so(outcomes
 
 
 def test_the_flag_is_set_where_it_is_asked_for(outcomes: Dict[str, Ranks]) -> None:
-    found = [record for _, record in outcomes["find-Plain"]]
-    # What nobody used has no gradient there, so that momentum moves it on by less than in the reference.
-    assert [(record["error"], record["flag"]) for record in found if record] == [(None, True)] * 2
+    records = [record for _, record in outcomes["find-Plain"]]
+    # A parameter that no rank used has no gradient there, so momentum moves it less than in the reference.
+    assert [(record["error"], record["flag"]) for record in records if record] == [(None, True)] * 2
 
 
 @pytest.mark.parametrize("name", [*STEADY, "Branch"])
@@ -94,7 +94,7 @@ def test_the_same_parameters_in_each_step(outcomes: Dict[str, Ranks], name: str)
 
 def test_torch_cannot_take_a_graph_for_static_that_begins_with_no_sync(outcomes: Dict[str, Ranks]) -> None:
     """Why the advice does not name static_graph where gradients are accumulated."""
-    ends = [record["error"] or "" for _, record in outcomes["stock-static-Accumulating"] if record is not None]
+    ends = [record["error"] or "" for _, record in outcomes["plain-static-Accumulating"] if record is not None]
     words = ("expect_autograd_hooks_ INTERNAL ASSERT", "Encountered gradient which is undefined")
     assert any(word in end for word in words for end in ends), ends
 

@@ -1,4 +1,4 @@
-"""With the same layers skipped on all ranks, no flag means what the flag means, and what nobody used is not sent."""
+"""If all ranks skip the same layers, training without the flag equals training with it, and unused buckets stay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if OLD:
     PLANS = {name: {**plan, "model": "bart_encoder"} for name, plan in PLANS.items()}
 POWER = "powerSGD_hook"
 HOOKS = ("allreduce_hook", "fp16_compress_hook", POWER)
-# Whether DDP can be told the size of each bucket for when it makes them anew.
+# Whether DDP accepts the sizes of the buckets that it will rebuild.
 SIZES = "bucket_bytes_cap_list" in (torch.distributed.Reducer.__init__.__doc__ or "")
 MODES: Dict[str, Tuple[str, str]] = {
     "find": ("find", "0"),
@@ -66,8 +66,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
             environ={ALIGNED: "0"},
             steps=12,
         ),
-        Scenario("stock", comparison=PLANS["sgd"], steps=3, timeout=8),
-        Scenario("stock_flag", comparison=PLANS["sgd"], ddp={"find_unused_parameters": True}, steps=12),
+        Scenario("plain", comparison=PLANS["sgd"], steps=3, timeout=8),
+        Scenario("plain_flag", comparison=PLANS["sgd"], ddp={"find_unused_parameters": True}, steps=12),
     ]
     for hook in HOOKS:
         # PowerSGD begins to compress after the steps that are run here: on gloo it may not end.
@@ -77,18 +77,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     return launch.train(plans, tmp_path_factory.mktemp("meaning"))
 
 
-def test_stock_fails_without_the_flag(outcomes: Dict[str, Ranks]) -> None:
+def test_plain_torch_fails_without_the_flag(outcomes: Dict[str, Ranks]) -> None:
     assert any(
-        "Expected to have finished reduction" in (record or {}).get("error", "") for _, record in outcomes["stock"]
+        "Expected to have finished reduction" in (record or {}).get("error", "") for _, record in outcomes["plain"]
     )
 
 
 @pytest.mark.parametrize("mode", ["find_unsent", "late", "late_unsent"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_parameters_are_bit_for_bit_those_of_the_flag(outcomes: Dict[str, Ranks], plan: str, mode: str) -> None:
-    expected, found = both(outcomes, f"{plan}-find"), both(outcomes, f"{plan}-{mode}")
-    assert [record["flag"] for record in found] == [mode == "find_unsent"] * 2
-    for one, other in zip(expected, found):
+    expected, records = both(outcomes, f"{plan}-find"), both(outcomes, f"{plan}-{mode}")
+    assert [record["flag"] for record in records] == [mode == "find_unsent"] * 2
+    for one, other in zip(expected, records):
         assert one["steps"] == other["steps"]
         # Which gradients are None decides about weight decay, momentum and Adam's moments.
         assert one["none"] == other["none"]
@@ -108,7 +108,7 @@ def test_what_nobody_used_is_not_sent(outcomes: Dict[str, Ranks], plan: str, mod
     elif mode == "find_unsent" or not OLD:
         # Without the flag the buckets end where DDP ends them, which is bad luck for the layers of these old stacks.
         assert saved > 0 and kept > 0
-    # No collective was added: each bucket that counts as sent is one, and those that were kept are none.
+    # No collective was added: each bucket that counts as sent is one, and a kept bucket is none.
     assert first["all_reduces"] == buckets
     if mode == "find_unsent" and PLANS[plan]["model"] == "wav2vec2" and plan == "sgd":
         # Buckets end where layers end: at a rate of 0.5, about a half of what the layers hold is saved.
@@ -116,12 +116,12 @@ def test_what_nobody_used_is_not_sent(outcomes: Dict[str, Ranks], plan: str, mod
 
 
 def test_buckets_end_where_layers_end_without_the_flag_too(outcomes: Dict[str, Ranks]) -> None:
-    found, plain, expected = (both(outcomes, name) for name in ("whole", "whole_plain", "sgd-find"))
-    assert found[0]["steps"] == plain[0]["steps"] == expected[0]["steps"][:12]
-    assert found[0]["none"] == plain[0]["none"] == expected[0]["none"][:12]
+    records, plain, expected = (both(outcomes, name) for name in ("whole", "whole_plain", "sgd-find"))
+    assert records[0]["steps"] == plain[0]["steps"] == expected[0]["steps"][:12]
+    assert records[0]["none"] == plain[0]["none"] == expected[0]["none"][:12]
     sent, saved, buckets, kept = plain[0]["traffic"]
     assert (saved, kept) == (0, 0)
-    sent, saved, buckets, kept = found[0]["traffic"]
+    sent, saved, buckets, kept = records[0]["traffic"]
     if SIZES:
         assert saved / (sent + saved) > 0.3
         # One for each of four layers and one for the rest, from the first step on.
@@ -132,23 +132,23 @@ def test_buckets_end_where_layers_end_without_the_flag_too(outcomes: Dict[str, R
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_of_the_user_has_all_other_buckets(outcomes: Dict[str, Ranks], hook: str) -> None:
-    found, expected = both(outcomes, hook), both(outcomes, f"{hook}_off")
-    assert found[0]["steps"] == expected[0]["steps"] and found[0]["none"] == expected[0]["none"]
+    records, expected = both(outcomes, hook), both(outcomes, f"{hook}_off")
+    assert records[0]["steps"] == expected[0]["steps"] and records[0]["none"] == expected[0]["none"]
     refused = hook == POWER
     assert (f"gradients of skipped layers are communicated: {hook} may keep" in outcomes[hook][0][0]) == refused
-    assert (found[0]["traffic"] is None) == refused and expected[0]["traffic"] is None
+    assert (records[0]["traffic"] is None) == refused and expected[0]["traffic"] is None
     if not refused:
         # What its hook would have sent.
-        assert found[0]["traffic"][3] > 0 and found[0]["all_reduces"] < expected[0]["all_reduces"]
+        assert records[0]["traffic"][3] > 0 and records[0]["all_reduces"] < expected[0]["all_reduces"]
 
 
 @pytest.mark.parametrize("name", ["views", "late_views"])
 def test_views(outcomes: Dict[str, Ranks], name: str) -> None:
-    found, expected = both(outcomes, name), both(outcomes, "sgd-find")
-    assert found[0]["steps"] == expected[0]["steps"][:12] and found[0]["none"] == expected[0]["none"][:12]
-    assert found[0]["views"] and not expected[0]["views"]
-    # Buckets that nobody used are not sent there either, if they end where layers end.
-    assert found[0]["traffic"][3] > 0 or (OLD and name == "late_views")
+    records, expected = both(outcomes, name), both(outcomes, "sgd-find")
+    assert records[0]["steps"] == expected[0]["steps"][:12] and records[0]["none"] == expected[0]["none"][:12]
+    assert records[0]["views"] and not expected[0]["views"]
+    # Buckets that no rank used are not sent there either, if they end where layers end.
+    assert records[0]["traffic"][3] > 0 or (OLD and name == "late_views")
 
 
 def test_no_views_are_made_for_who_has_said_so(outcomes: Dict[str, Ranks]) -> None:

@@ -89,12 +89,12 @@ def undo(sites: List[Site]) -> None:
 @given(st.permutations(STAGES))
 def test_any_order_of_the_matrix_gives_the_same_pipeline(order: List[str]) -> None:
     sites = put(order)
-    found = attached()
+    before = attached()
     places = [stage.place for stage in ddp._STAGES]
     undo(sites)
     ddpfix.deactivate()
     sites = put(STAGES)
-    assert found == attached()
+    assert before == attached()
     assert places == [stage.place for stage in ddp._STAGES] == sorted(places, key=ddp.ORDER.index)
     undo(sites)
 

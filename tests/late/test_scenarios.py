@@ -14,7 +14,7 @@ from tests.late.test_exact import FAILURE, Ranks
 
 pytestmark = pytest.mark.patches("torch.late", "torch.advice")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
-STOCK = (
+FAILS_IN_PLAIN_TORCH = (
     "two_backwards_of_two",
     "plain_torch",
     "uneven",
@@ -25,23 +25,31 @@ STOCK = (
     "hidden_loss_left_out",
     "parameter_returned",
 )
-RIGHT_IN_STOCK = ("hidden_loss", "losses_reduced")
-OURS = (*STOCK, "said_false", "static", "undone", "loss_reduced", "other_model_dropped", *RIGHT_IN_STOCK)
+RIGHT_IN_PLAIN_TORCH = ("hidden_loss", "losses_reduced")
+OURS = (
+    *FAILS_IN_PLAIN_TORCH,
+    "explicit_false",
+    "static",
+    "undone",
+    "loss_reduced",
+    "other_model_dropped",
+    *RIGHT_IN_PLAIN_TORCH,
+)
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    plans = [Scenario(f"stock-{name}", function=name, timeout=8) for name in STOCK]
-    plans += [Scenario("stock-loss_reduced", function="loss_reduced", timeout=8)]
-    plans += [Scenario(f"stock-{name}", function=name) for name in RIGHT_IN_STOCK]
+    plans = [Scenario(f"plain-{name}", function=name, timeout=8) for name in FAILS_IN_PLAIN_TORCH]
+    plans += [Scenario("plain-loss_reduced", function="loss_reduced", timeout=8)]
+    plans += [Scenario(f"plain-{name}", function=name) for name in RIGHT_IN_PLAIN_TORCH]
     plans += [Scenario(name, function=name, settings={}) for name in OURS]
     plans += [Scenario("advised", function="advised", settings={"advice": "12"})]
     plans += [Scenario("unadvised", function="advised", settings={"advice": "off"})]
-    asked = {"unused": "late"}
-    plans += [Scenario("forced", function="said_false", settings=asked)]
-    plans += [Scenario(f"{name}_at_once", function=name, settings=asked) for name in ("loss_reduced", "hidden_loss")]
+    settings = {"unused": "late"}
+    plans += [Scenario("forced", function="explicit_false", settings=settings)]
+    plans += [Scenario(f"{name}_at_once", function=name, settings=settings) for name in ("loss_reduced", "hidden_loss")]
     plans += [
-        Scenario(f"cannot_close_{word}", function="cannot_close", settings={"unused": word})
+        Scenario(f"cannot_finalize_{word}", function="cannot_finalize", settings={"unused": word})
         for word in ("auto", "late")
     ]
     return launch.train(plans, tmp_path_factory.mktemp("scenarios"))
@@ -56,11 +64,11 @@ def of(ranks: Ranks, name: str) -> List[Any]:
     return [record[name] for _, record in ranks if record is not None]
 
 
-@pytest.mark.parametrize("name", STOCK)
-def test_stock_fails(outcomes: Dict[str, Ranks], name: str) -> None:
-    found = ends(outcomes[f"stock-{name}"])
+@pytest.mark.parametrize("name", FAILS_IN_PLAIN_TORCH)
+def test_plain_torch_fails(outcomes: Dict[str, Ranks], name: str) -> None:
+    errors = ends(outcomes[f"plain-{name}"])
     words = (FAILURE, "Expected to mark a variable ready only once") if name == "second_backward" else (FAILURE,)
-    assert any(word in end for word in words for end in found), outcomes[f"stock-{name}"]
+    assert any(word in end for word in words for end in errors), outcomes[f"plain-{name}"]
 
 
 def test_separate_losses(outcomes: Dict[str, Ranks]) -> None:
@@ -77,10 +85,10 @@ def test_a_closure_within_the_optimizers_step(outcomes: Dict[str, Ranks]) -> Non
     assert one == other
 
 
-@pytest.mark.parametrize("name", RIGHT_IN_STOCK)
-def test_several_backwards_are_reduced_as_in_stock(outcomes: Dict[str, Ranks], name: str) -> None:
-    found = of(outcomes[name], "weights") + of(outcomes[f"stock-{name}"], "weights")
-    assert all(weights == found[0] for weights in found)
+@pytest.mark.parametrize("name", RIGHT_IN_PLAIN_TORCH)
+def test_several_backwards_are_reduced_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
+    values = of(outcomes[name], "weights") + of(outcomes[f"plain-{name}"], "weights")
+    assert all(weights == values[0] for weights in values)
 
 
 def test_the_end_of_another_model_leaves_a_pending_reduction(outcomes: Dict[str, Ranks]) -> None:
@@ -90,9 +98,9 @@ def test_the_end_of_another_model_leaves_a_pending_reduction(outcomes: Dict[str,
 
 def test_a_collective_between_backward_and_step(outcomes: Dict[str, Ranks]) -> None:
     # One rank waits in DDP's collective, the other in that of the loss.
-    assert all(ends(outcomes["stock-loss_reduced"]))
-    found = of(outcomes["loss_reduced"], "weights") + of(outcomes["loss_reduced_at_once"], "weights")
-    assert all(weights == found[0] for weights in found)
+    assert all(ends(outcomes["plain-loss_reduced"]))
+    values = of(outcomes["loss_reduced"], "weights") + of(outcomes["loss_reduced_at_once"], "weights")
+    assert all(weights == values[0] for weights in values)
 
 
 @pytest.mark.parametrize("name", ["hidden_loss_at_once", "hidden_loss_left_out", "by_hand", "second_backward"])
@@ -101,9 +109,9 @@ def test_a_gradient_that_comes_after_the_reduction_is_averaged(outcomes: Dict[st
     assert one == other
 
 
-@pytest.mark.skipif(not CAN_ASK, reason="before torch 2.1 the reducer cannot be asked")
-@pytest.mark.parametrize("name", ["cannot_close_auto", "cannot_close_late"])
-def test_what_cannot_be_closed_ends_before_gradients_are_used(outcomes: Dict[str, Ranks], name: str) -> None:
+@pytest.mark.skipif(not CAN_ASK, reason="before torch 2.1 the reducer has no check")
+@pytest.mark.parametrize("name", ["cannot_finalize_auto", "cannot_finalize_late"])
+def test_what_cannot_be_finalized_ends_before_gradients_are_used(outcomes: Dict[str, Ranks], name: str) -> None:
     assert all("DDP still waits for gradients" in end for end in ends(outcomes[name])), outcomes[name]
     assert [record["moved"] for _, record in outcomes[name] if record] == [False, False]
 
@@ -117,8 +125,8 @@ def test_join(outcomes: Dict[str, Ranks]) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("name", ["said_false", "broken_backward", "undone"])
-def test_what_is_not_ours_to_close_fails_as_in_stock(outcomes: Dict[str, Ranks], name: str) -> None:
+@pytest.mark.parametrize("name", ["explicit_false", "broken_backward", "undone"])
+def test_what_is_not_ours_to_finalize_fails_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     assert any(FAILURE in end for end in ends(outcomes[name])), outcomes[name]
 
 
@@ -134,7 +142,7 @@ def test_a_second_backward_adds_its_mean(outcomes: Dict[str, Ranks]) -> None:
     assert of(outcomes["second_backward"], "twice") == [True, True]
 
 
-def test_what_the_flag_cost_is_said_once_if_it_was_of_no_use(outcomes: Dict[str, Ranks]) -> None:
+def test_what_the_flag_cost_is_logged_once_if_it_was_of_no_use(outcomes: Dict[str, Ranks]) -> None:
     first, second = (log for log, _ in outcomes["advised"])
     assert first.count("find_unused_parameters=True has found no unused parameter in 12 steps on this rank.") == 1
     assert first.count("were unused in each of 12 steps on this rank.") == 1

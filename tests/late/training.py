@@ -14,8 +14,8 @@ from tests.late.cases import CASES, Case
 
 
 def run(scenario: Dict[str, Any]) -> None:
-    """Fill ``found``: how far gradients and parameters are from the reference, at most."""
-    found = scenario["found"]
+    """Fill ``record``: how far gradients and parameters are from the reference, at most."""
+    record = scenario["found"]
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
     torch.manual_seed(3)
@@ -26,11 +26,11 @@ def run(scenario: Dict[str, Any]) -> None:
     model = DistributedDataParallel(prepared(case, inner), **{**case.ddp, **scenario["ddp"]})
     if scenario["hook"]:
         register(model, scenario["hook"])
-    found.update(
+    record.update(
         flag=model.find_unused_parameters, static=model.static_graph, gradients=0.0, parameters=0.0, none=0, steps=0
     )
-    train(case, model, reference, scenario, found)
-    found.update(apart=apart_from_others(model))
+    train(case, model, reference, scenario, record)
+    record.update(apart=apart_from_others(model))
 
 
 def prepared(case: Case, inner: Any) -> Any:
@@ -46,7 +46,7 @@ def register(model: Any, name: str) -> None:
         model.register_comm_hook(None, getattr(default_hooks, name))
 
 
-def train(case: Case, model: Any, reference: Any, scenario: Dict[str, Any], found: Dict[str, Any]) -> None:
+def train(case: Case, model: Any, reference: Any, scenario: Dict[str, Any], record: Dict[str, Any]) -> None:
     rank, size = distributed.get_rank(), distributed.get_world_size()
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, reference)]
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if case.scale and scales() else None
@@ -70,11 +70,11 @@ def train(case: Case, model: Any, reference: Any, scenario: Dict[str, Any], foun
         else:
             scaler.step(optimizers[0])
             scaler.update()
-        compare(model, reference, found)
+        compare(model, reference, record)
         optimizers[1].step()
         for one, other in zip(model.parameters(), reference.parameters()):
-            found["parameters"] = max(found["parameters"], float((one - other).detach().abs().max()))
-        found["steps"] += 1
+            record["parameters"] = max(record["parameters"], float((one - other).detach().abs().max()))
+        record["steps"] += 1
 
 
 def scales() -> bool:
@@ -90,22 +90,22 @@ def average(reference: Any, size: int) -> None:
         parameter.grad = gradient if parameter.requires_grad else None
 
 
-def compare(model: Any, reference: Any, found: Dict[str, Any]) -> None:
+def compare(model: Any, reference: Any, record: Dict[str, Any]) -> None:
     """Called after the optimizer's step of the model, which is when everything is closed."""
     for one, other in zip(model.parameters(), reference.parameters()):
         if one.grad is None:
-            found["none"] += 1
+            record["none"] += 1
             continue
         assert one.requires_grad, "a frozen parameter has got a gradient"
         zero = torch.zeros_like(one) if other.grad is None else other.grad
-        found["gradients"] = max(found["gradients"], float((one.grad - zero).abs().max()))
+        record["gradients"] = max(record["gradients"], float((one.grad - zero).abs().max()))
 
 
 def apart_from_others(model: Any) -> float:
     """How far this rank's parameters are from rank 0's."""
     far = 0.0
     for parameter in model.parameters():
-        theirs = parameter.detach().clone()
-        distributed.broadcast(theirs, 0)
-        far = max(far, float((theirs - parameter.detach()).abs().max()))
+        first = parameter.detach().clone()
+        distributed.broadcast(first, 0)
+        far = max(far, float((first - parameter.detach()).abs().max()))
     return far

@@ -1,4 +1,4 @@
-"""torch.compile of a model that skips layers: right results, and a bounded number of graphs beside stock's."""
+"""torch.compile of a model that skips layers: right results, and a bounded number of further graphs."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ def steps(entry: zoo.TinyModel, model: torch.nn.Module, run: Any, count: int) ->
 @pytest.mark.parametrize("name", ("wav2vec2", "bart"))
 def test_whole_model(site: Site, name: str) -> None:
     entry = zoo.tiny_model(name)
-    stock = Counting()
+    unpatched = Counting()
     model = entry.build()
-    steps(entry, model, torch.compile(model, backend=stock), 12)
+    steps(entry, model, torch.compile(model, backend=unpatched), 12)
     torch._dynamo.reset()
     patched(site, name)
     model, same = entry.build(), entry.build()
     expected, patterns = steps(entry, same, same, 12)
     backend = Counting()
-    found, skips = steps(entry, model, torch.compile(model, backend=backend), 12)
+    losses, skips = steps(entry, model, torch.compile(model, backend=backend), 12)
     assert len(set(patterns)) > 4
     assert skips == patterns
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    # Which layers are skipped makes no new graph: stock, too, breaks at every draw, and compiles each layer once.
-    assert backend.graphs <= stock.graphs + 2, (backend.graphs, stock.graphs)
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
+    # A skipped layer makes no new graph: the unpatched model also breaks at every draw, and compiles each layer once.
+    assert backend.graphs <= unpatched.graphs + 2, (backend.graphs, unpatched.graphs)
 
 
 @pytest.mark.parametrize("name", ("wav2vec2", "bart"))
@@ -93,30 +93,30 @@ def test_each_layer(site: Site, name: str) -> None:
     # All layers share the code of Module.__call__, and each one is a variant of it: more than torch's default of 8.
     limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
     with torch._dynamo.config.patch({limit: 64}):
-        found, skips = steps(entry, model, model, 12)
+        losses, skips = steps(entry, model, model, 12)
     assert skips == patterns
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
     assert 0 < backend.graphs <= 16, backend.graphs
 
 
 @pytest.mark.parametrize("name", ("wav2vec2", "bart"))
-def test_evaluation_is_one_graph_as_in_stock(site: Site, name: str) -> None:
+def test_evaluation_is_one_graph_as_unpatched(site: Site, name: str) -> None:
     entry = zoo.tiny_model(name)
     model = entry.build().eval()
     backend = Counting()
     try:
-        stock = torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
+        expected = torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
     except torch._dynamo.exc.Unsupported:
-        pytest.skip("stock itself cannot be compiled as one graph on this release")
+        pytest.skip("the unpatched model cannot be compiled as one graph on this release")
     graphs = backend.graphs
     torch._dynamo.reset()
     patched(site, name)
-    found = torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
+    output = torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
     assert backend.graphs == 2 * graphs
-    assert torch.equal(entry.loss(found), entry.loss(stock))
+    assert torch.equal(entry.loss(output), entry.loss(expected))
 
 
-def test_rate_zero_is_one_graph_as_in_stock(site: Site) -> None:
+def test_rate_zero_is_one_graph_as_unpatched(site: Site) -> None:
     entry = patched(site, "bart")
     model = entry.build(rate=0.0)
     backend = Counting()
@@ -127,5 +127,5 @@ def test_rate_zero_is_one_graph_as_in_stock(site: Site) -> None:
         torch._dynamo.reset()
         with pytest.raises(torch._dynamo.exc.Unsupported):
             torch.compile(entry.build(rate=0.0), backend=backend, fullgraph=True)(**entry.batch())
-        pytest.skip("stock itself cannot be compiled as one graph on this release")
+        pytest.skip("the unpatched model cannot be compiled as one graph on this release")
     assert backend.graphs == 1

@@ -1,6 +1,6 @@
-"""Every family that draws a layer skip, on the installed release: covered, exact, and the stock streams kept.
+"""Every family that draws a layer skip, on the installed release: covered, exact, and with unchanged random streams.
 
-The reference does not go through ddpfix: stock code, whose draws are scripted to the decisions that ddpfix took.
+The reference does not go through ddpfix: it is the unpatched code, with draws scripted to the decisions of ddpfix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddpfix.patching.site import Site
 from tests.support import zoo
 
 ENTRIES = [entry for entry in zoo.ZOO if entry.available()]
-# Where stock itself dies in some patterns of skips, there is nothing to compare with.
+# Where the unpatched family itself fails in some patterns of skips, there is nothing to compare with.
 SURVIVING = [entry for entry in ENTRIES if entry.survives()]
 
 
@@ -107,7 +107,7 @@ def test_equals_stock_with_the_same_decisions(
 
 
 def assert_equal(grads: Dict[str, torch.Tensor], expected: Dict[str, torch.Tensor]) -> None:
-    """Bit for bit. torch 2.0 gives other gradients for small convolutions on the CPU at each call, also in stock."""
+    """Bit for bit. torch 2.0 gives other gradients for small convolutions on the CPU at each call, also unpatched."""
     trusted = not torch.__version__.startswith(("1.", "2.0."))
     for name, gradient in grads.items():
         assert torch.equal(gradient, expected[name]) or (not trusted and "feature_extractor" in name), name
@@ -125,30 +125,30 @@ def reference(entry: zoo.TinyModel, site: Site, decisions: List[bool]) -> Tuple[
 
 @pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
-def test_generators_advance_as_in_stock(entry: zoo.TinyModel, site: Site) -> None:
+def test_generators_advance_as_unpatched(entry: zoo.TinyModel, site: Site) -> None:
     model = entry.build()
     batch = entry.batch()
     seed_everything()
     model(**batch)
-    stock = states()
+    expected = states()
     layerdrop.sync(site, importlib.import_module(entry.module()), None)
     seed_everything()
     with training.step(training.Replica(model, 3)) as step:
         model(**batch)
     assert step.calls, "no class of ours was called"
-    assert states() == stock
+    assert states() == expected
 
 
 @pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
-def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.TinyModel, site: Site) -> None:
+def test_outside_of_a_wrapped_model_the_toolkit_decides(entry: zoo.TinyModel, site: Site) -> None:
     model = entry.build()
     batch = entry.batch()
     seed_everything()
-    stock = entry.loss(model(**batch))
+    expected = entry.loss(model(**batch))
     layerdrop.sync(site, importlib.import_module(entry.module()), None)
     seed_everything()
-    assert torch.equal(entry.loss(model(**batch)), stock)
+    assert torch.equal(entry.loss(model(**batch)), expected)
 
 
 @pytest.mark.patches("transformers.layerdrop_off")
@@ -156,7 +156,7 @@ def test_outside_of_a_wrapped_model_stock_decides(entry: zoo.TinyModel, site: Si
 def test_off_never_skips(entry: zoo.TinyModel, site: Site) -> None:
     model = covered(site, entry, layerdrop.off)
     batch = entry.batch()
-    assert cover.active(model) == [], "DDP would be told to look for unused parameters"
+    assert cover.active(model) == [], "DDP would look for unused parameters"
     losses = [entry.loss(model(**batch)) for _ in range(4)]
     site.undo()
     with zoo.scripted_draws([False] * 100, [entry.module()]):

@@ -1,4 +1,4 @@
-"""Outputs of skipped layers: recorded where stock leaves a gap and dies of it."""
+"""Outputs of skipped layers: recorded where the unpatched toolkit leaves a gap and fails."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sound() -> torch.Tensor:
 
 
 @pytest.mark.skipif(Version("5.10") > RELEASE, reason="WavLM records with hooks from 5.10 on")
-def test_weighted_layer_sum_dies_in_stock() -> None:
+def test_weighted_layer_sum_fails_unpatched() -> None:
     model = classifier(weighted=True)
     torch.manual_seed(0)
     with pytest.raises(RuntimeError, match="must match the size of tensor"):
@@ -96,12 +96,12 @@ def test_a_skipped_layer_gives_its_input(site: Site, name: str) -> None:
 
 
 def stacks(output: Any) -> List[Any]:
-    found = [
+    both = [
         (stack, output[key])
         for stack, key in (("encoder", "encoder_hidden_states"), ("decoder", "decoder_hidden_states"))
         if output.get(key) is not None
     ]
-    return found or [("", output.hidden_states)]
+    return both or [("", output.hidden_states)]
 
 
 def check(entries: Any, left_out: Any) -> None:
@@ -116,7 +116,7 @@ def check(entries: Any, left_out: Any) -> None:
 
 
 def test_attentions_of_wavlm(site: Site) -> None:
-    """Up to 4.36 stock raises IndexError in the first step that skips a layer."""
+    """Up to 4.36 the unpatched toolkit raises IndexError in the first step that skips a layer."""
     patch(site, zoo.tiny_model("wavlm"))
     output, _ = a_step_that_skips(classifier(weighted=False), input_values=sound(), output_attentions=True)
     output.logits.sum().backward()
@@ -124,7 +124,7 @@ def test_attentions_of_wavlm(site: Site) -> None:
 
 
 @pytest.mark.skipif(Version("4.38") <= RELEASE, reason="mended upstream after 4.36")
-def test_attentions_of_wavlm_die_in_stock() -> None:
+def test_attentions_of_wavlm_fail_unpatched() -> None:
     model = classifier(weighted=False)
     with pytest.raises(IndexError):
         for _ in range(20):

@@ -102,7 +102,7 @@ def compare(plain: Whole, kept: Whole, steps: int = 6) -> None:
 @pytest.mark.parametrize("preserve", (True, False))
 def test_around_the_encoder(reentrant: bool, preserve: bool) -> None:
     def kept(model: nn.Module) -> torch.Tensor:
-        # Without the generator's state, dropout would differ in stock as well.
+        # Without the generator's state, dropout would differ without ddpfix as well.
         for module in model.modules():
             if isinstance(module, nn.Dropout) and not preserve:
                 module.p = 0.0
@@ -168,11 +168,11 @@ def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
     torch.manual_seed(5)
     expected = losses(plain, call)
     torch.manual_seed(5)
-    found = losses(kept, lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant))
+    actual = losses(kept, lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant))
     assert plain.skips == kept.skips
     assert plain.skips[0] != plain.skips[1]
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 @pytest.mark.patches("transformers.layerdrop")
@@ -198,7 +198,7 @@ def test_recomputing_does_not_count(reentrant: bool) -> None:
 
 @pytest.mark.patches("transformers.layerdrop")
 def test_an_ambiguous_recomputation_is_refused() -> None:
-    """Twice the same input, no generator state kept and no dropout: nothing tells the two calls apart."""
+    """Twice the same input, no generator state kept and no dropout: the two calls cannot be distinguished."""
     run = Run()
     for module in run.model.modules():
         if isinstance(module, nn.Dropout):

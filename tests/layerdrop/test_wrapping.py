@@ -1,4 +1,4 @@
-"""What happens to a model when it is wrapped: own classes are found, rates nobody reads are named, checkpointing."""
+"""Wrapping a model: the user's own classes are covered, unread rates are named, checkpointing is checked."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> List[str]:
-    said: List[str] = []
+    logged: List[str] = []
     for level in ("info", "warning"):
-        monkeypatch.setattr(log, level, said.append)
-    return said
+        monkeypatch.setattr(log, level, logged.append)
+    return logged
 
 
 class OwnStack(nn.Module):
@@ -71,19 +71,19 @@ class LocalSource(OwnStack):
 
 
 def wrapped(site: Site, model: nn.Module) -> None:
-    """Everything that looks at a model before DDP wraps it."""
+    """Run all wrap hooks on a model."""
     layerdrop.sync(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
     wrap_hooks.run_before_wrap(model)
 
 
 def patterns(model: nn.Module, seed: int, count: int = 12) -> List[Any]:
-    found = []
+    skipped = []
     replica = training.Replica(model, seed)
     for _ in range(count):
         with training.step(replica) as step:
             model(torch.ones(1, 4))
-        found.append([(skip.module, skip.layer) for skip in step.skipped])
-    return found
+        skipped.append([(skip.module, skip.layer) for skip in step.skipped])
+    return skipped
 
 
 @pytest.mark.patches("torch.unused")
@@ -125,7 +125,7 @@ def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -
     wrapped(site, model)
     assert LocalSource not in cover.COVERED
     assert any("LocalSource skips layers, and ranks may disagree" in line for line in lines)
-    # Its parameters go unused all the same, so DDP is told.
+    # Its parameters go unused all the same, so DDP gets the flag.
     assert [rate for _, _, rate in cover.active(model)] == [0.5]
 
 
@@ -175,11 +175,11 @@ def test_a_config_inside_a_composite_model(site: Site, lines: List[str]) -> None
 @pytest.mark.skipif(Version("4.35") > RELEASE, reason="modules keep their checkpoint function from 4.35 on")
 def test_what_becomes_of_reentrant_checkpointing(site: Site, lines: List[str]) -> None:
     checkpointing.reentrant(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
-    for name, told in (("bart", True), ("wavlm", False)):
+    for name, is_excluded in (("bart", True), ("wavlm", False)):
         model = zoo.tiny_model(name).build(rate=0.5)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
         # The flag is left out for its sake, but for WavLM, whose backward may never end with it.
-        assert bool(wrap_hooks.excluded(model)) == told
+        assert bool(wrap_hooks.excluded(model)) == is_excluded
         assert kinds(model) == {True}
         wrap_hooks.forbid_reentrant(model)
         assert kinds(model) == {False} and not wrap_hooks.excluded(model)
@@ -209,7 +209,7 @@ timer.cancel()
 
 
 @pytest.mark.patches("transformers.checkpointing")
-@pytest.mark.skipif(Version("4.57") > RELEASE, reason="stock ends its backward on releases before 4.57")
+@pytest.mark.skipif(Version("4.57") > RELEASE, reason="the backward ends unpatched on releases before 4.57")
 def test_wavlm_with_reentrant_checkpointing_ends() -> None:
     from tests.support.ranks import ROOT, environment
 
@@ -217,7 +217,7 @@ def test_wavlm_with_reentrant_checkpointing_ends() -> None:
         command = [sys.executable, "-W", "ignore", "-c", HANGING, limit]
         return subprocess.run(command, env=environment({"DDPFIX": switch}), cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
-    assert code("0", "6").returncode == 9, "stock ends by now: this cure may go"
-    cured = code("1", "60")
-    assert cured.returncode == 0
-    assert "never ends its backward: use_reentrant=False is used" in cured.stderr
+    assert code("0", "6").returncode == 9, "unpatched transformers ends by now: this fix may go"
+    patched = code("1", "60")
+    assert patched.returncode == 0
+    assert "never ends its backward: use_reentrant=False is used" in patched.stderr

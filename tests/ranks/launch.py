@@ -1,4 +1,4 @@
-"""Two real ranks under torch elastic, fresh or forked from waiting ones, and what each of them found."""
+"""Two real ranks under torch elastic, fresh or forked from waiting ones, and the records of each."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Outcome:
     output: str
     ranks: Dict[int, Dict[str, Any]]
 
-    def found(self, scenario: str) -> List[Any]:
+    def records(self, scenario: str) -> List[Any]:
         """What the ranks wrote for one scenario, in the order of ranks; fails with the output if one wrote nothing."""
         assert len(self.ranks) > 0, self.output
-        for rank, found in sorted(self.ranks.items()):
-            assert scenario in found, f"rank {rank} wrote nothing for {scenario}\n{self.output}"
-        return [found[scenario] for _, found in sorted(self.ranks.items())]
+        for rank, record in sorted(self.ranks.items()):
+            assert scenario in record, f"rank {rank} wrote nothing for {scenario}\n{self.output}"
+        return [record[scenario] for _, record in sorted(self.ranks.items())]
 
 
 def ranks(
@@ -65,15 +65,15 @@ def ranks(
     with tempfile.TemporaryDirectory() as folder:
         command = [*kit.elastic(size, before), str(WORKER), folder, *scenarios]
         code, output = kit.run(command, environment(environ), Path(folder), timeout)
-        found = {int(file.stem): json.loads(file.read_text()) for file in Path(folder).glob("*.json")}
-    return Outcome(code, output, found)
+        records = {int(file.stem): json.loads(file.read_text()) for file in Path(folder).glob("*.json")}
+    return Outcome(code, output, records)
 
 
 def served(names: Sequence[str], active: bool, environ: Optional[Mapping[str, str]] = None) -> Outcome:
     """The same where it does not matter how ddpfix is switched on: in children of ranks that have imported all."""
     with tempfile.TemporaryDirectory() as folder:
         one = Scenario("served", tuple(names), active, dict(environ or {}))
-        found = pool.results(RANK, [one], Path(folder), 2, {}, results.Result)["served"]
-    output = "".join(f"[{rank}] {line}\n" for rank, each in enumerate(found) for line in each.log.splitlines())
-    ended = {rank: each.notes for rank, each in enumerate(found) if not each.hung}
-    return Outcome(1 if any(each.hung or each.error for each in found) else 0, output, ended)
+        ended = pool.results(RANK, [one], Path(folder), 2, {}, results.Result)["served"]
+    output = "".join(f"[{rank}] {line}\n" for rank, each in enumerate(ended) for line in each.log.splitlines())
+    records = {rank: each.notes for rank, each in enumerate(ended) if not each.hung}
+    return Outcome(1 if any(each.hung or each.error for each in ended) else 0, output, records)

@@ -22,7 +22,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     distributed.init_process_group("gloo")
     for _ in worker.run(scenario["names"], scenario["found"]):
         pass
-    if not worker.STOCK:
+    if not worker.UNPATCHED:
         distributed.destroy_process_group()
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     import torch.distributed.fsdp
     import transformers
 
-    # Names of transformers are imported when they are asked for: before the fork, once for all.
+    # Names of transformers are imported on access: before the fork, once for all.
     assert transformers.Trainer and transformers.WavLMModel and transformers.BartForConditionalGeneration
     assert torch.distributed.fsdp and accelerate.Accelerator
     serving.serve(Path(sys.argv[1]), run)

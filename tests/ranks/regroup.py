@@ -59,9 +59,9 @@ def wrapped(rank: int, members: List[int], group: Any, seed: int) -> int:
     """Train a model for a step, and have ranks agree on a seed as its wrapping does."""
     model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
     model(torch.ones(1, 2) * rank).sum().backward()
-    found = agreement.meet(members, rank, {"seed": str(seed)}, seed + 1000 * rank, 60.0)
-    assert found is not None
-    return found
+    agreed = agreement.meet(members, rank, {"seed": str(seed)}, seed + 1000 * rank, 60.0)
+    assert agreed is not None
+    return agreed
 
 
 def forget_torchs_keys(server: Any, rank: int, size: int, number: int) -> None:

@@ -56,7 +56,7 @@ def test_it_is_named_and_nobody_waits(failing: int) -> None:
     others = [text for rank, text in enumerate(printed) if rank != failing]
     assert all("Error" in text for text in others)
     if failing == 1:
-        # Rank 0 holds the store: where it is gone, the store itself says so.
+        # Rank 0 holds the store: if it has ended, the store itself reports it.
         named = "rank 1 ended with an error before this model was wrapped there"
         assert all(f"AgreementError: {named}" in text for text in others), others
 

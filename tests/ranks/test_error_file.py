@@ -30,7 +30,7 @@ def train():
             broken_batch()
         distributed.all_reduce(torch.ones(1))
 
-if sys.argv[2] == "stock":
+if sys.argv[2] == "unpatched":
     train()
 with failure_watch.propagate_failure():
     train()
@@ -65,8 +65,8 @@ def test_the_summary_has_the_traceback_of_the_first_failure(tmp_path: Path, fail
 
 
 @pytest.mark.ranks
-def test_stock_has_none(tmp_path: Path) -> None:
-    text = summary(tmp_path, 1, "stock")
+def test_unpatched_has_none(tmp_path: Path) -> None:
+    text = summary(tmp_path, 1, "unpatched")
     assert "error_file: <N/A>" in text and "in broken_batch" not in text, text
 
 

@@ -21,7 +21,7 @@ TWICE = "Expected to mark a variable ready only once"
 RELEASE = Version(transformers.__version__)
 TORCH = Version(torch.__version__)
 ON = {"DDPFIX": "1"}
-STOCK = {"DDPFIX": "0", "TEST_STOCK": "1"}
+UNPATCHED = {"DDPFIX": "0", "TEST_STOCK": "1"}
 
 # whisper came with 4.23.
 PLAIN = tuple("plain_" + name for name in ("wavlm", "wav2vec2", "bart", "whisper") if zoo.tiny_model(name).available())
@@ -50,16 +50,16 @@ def called(*scenarios: str) -> Outcome:
     return served(scenarios, active=True)
 
 
-def stock(*scenarios: str) -> Outcome:
-    return served(scenarios, active=False, environ=STOCK)
+def unpatched(*scenarios: str) -> Outcome:
+    return served(scenarios, active=False, environ=UNPATCHED)
 
 
-def check_skips(found: List[Dict[str, Any]]) -> None:
-    assert "failed" not in found[0], found[0]["failed"]
-    skipped = [one["skipped"] for one in found]
+def check_skips(records: List[Dict[str, Any]]) -> None:
+    assert "failed" not in records[0], records[0]["failed"]
+    skipped = [one["skipped"] for one in records]
     assert skipped[0] == skipped[1], "ranks skipped different layers"
     assert len({tuple(step) for step in skipped[0]}) > 1, "the same layers were skipped in every step"
-    for one in found:
+    for one in records:
         assert all(one.get("equal", [True])), "parameters differ between ranks"
         assert max(one.get("errors", [0.0])) < 2e-7, one["errors"]
 
@@ -67,51 +67,52 @@ def check_skips(found: List[Dict[str, Any]]) -> None:
 # The failure first.
 
 
-def raised(found: List[Dict[str, Any]], *messages: str) -> bool:
-    """Whether a rank raised it. The other may find its peer gone first, if it skipped nothing in that step."""
-    return any(message in one.get("error", "") for one in found for message in messages)
+def raised(records: List[Dict[str, Any]], *messages: str) -> bool:
+    """Whether a rank raised it. The other rank may first notice that its peer has ended, if it skipped nothing."""
+    return any(message in one.get("error", "") for one in records for message in messages)
 
 
-def test_stock_plain_ddp_fails() -> None:
-    found = stock("plain_wavlm").found("plain_wavlm")
-    assert raised(found, REDUCTION)
-    assert not raised(found, "ddpfix")
+def test_unpatched_plain_ddp_fails() -> None:
+    records = unpatched("plain_wavlm").records("plain_wavlm")
+    assert raised(records, REDUCTION)
+    assert not raised(records, "ddpfix")
 
 
-def test_stock_accelerate_fails() -> None:
-    assert raised(stock("accelerate_loop").found("accelerate_loop"), REDUCTION)
+def test_unpatched_accelerate_fails() -> None:
+    assert raised(unpatched("accelerate_loop").records("accelerate_loop"), REDUCTION)
 
 
 @pytest.mark.skipif(
-    Version("4.40") <= RELEASE < Version("5"), reason="WavLM's backward never ends in stock on these releases"
+    Version("4.40") <= RELEASE < Version("5"),
+    reason="WavLM's backward never ends unpatched on these releases",
 )
-def test_stock_trainer_with_checkpointing_fails() -> None:
-    assert raised(stock("trainer_checkpointing").found("trainer_checkpointing"), REDUCTION, TWICE)
+def test_unpatched_trainer_with_checkpointing_fails() -> None:
+    assert raised(unpatched("trainer_checkpointing").records("trainer_checkpointing"), REDUCTION, TWICE)
 
 
-def test_stock_trainer_asks_for_unused_parameters_but_ranks_skip_differently() -> None:
-    found = stock("trainer_default").found("trainer_default")
-    assert found[0]["skipped"] != found[1]["skipped"]
+def test_unpatched_trainer_asks_for_unused_parameters_but_ranks_skip_differently() -> None:
+    records = unpatched("trainer_default").records("trainer_default")
+    assert records[0]["skipped"] != records[1]["skipped"]
 
 
-# Then the cure.
+# Then the fix.
 
 
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", BASIC)
 def test_plain_loops(name: str) -> None:
-    found = outcome(BASIC).found(name)
-    check_skips(found)
-    assert len(found[0]["errors"]) == len(found[0]["skipped"])
+    records = outcome(BASIC).records(name)
+    check_skips(records)
+    assert len(records[0]["errors"]) == len(records[0]["skipped"])
 
 
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", PLAIN)
 def test_skip_rate_is_the_configured_rate(name: str) -> None:
-    found = outcome(BASIC).found(name)[0]
+    record = outcome(BASIC).records(name)[0]
     first = 1 if name == "plain_wavlm" else 0
-    trials = len(found["skipped"]) * (found["layers"] - first)
-    skips = sum(map(len, found["skipped"]))
+    trials = len(record["skipped"]) * (record["layers"] - first)
+    skips = sum(map(len, record["skipped"]))
     low, high = binomial_interval(trials, 0.5, 0.999)
     assert low <= skips <= high, (skips, trials)
 
@@ -127,92 +128,92 @@ def binomial_interval(trials: int, rate: float, confidence: float) -> Tuple[int,
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", ("accumulation", "resumed"))
 def test_longer_loops(name: str) -> None:
-    check_skips(called(*LOOPS).found(name))
+    check_skips(called(*LOOPS).records(name))
 
 
 @pytest.mark.patches("transformers.layerdrop")
 def test_forked_and_spawned_loaders() -> None:
-    check_skips(ranks(["loaders"], ON).found("loaders"))
+    check_skips(ranks(["loaders"], ON).records("loaders"))
 
 
 @pytest.mark.patches("transformers.layerdrop")
 def test_two_models_have_streams_of_their_own() -> None:
-    found = called(*LOOPS).found("two_models")
-    check_skips(found)
-    assert found[0]["other"] == found[1]["other"]
-    assert found[0]["other"] != found[0]["skipped"]
+    records = called(*LOOPS).records("two_models")
+    check_skips(records)
+    assert records[0]["other"] == records[1]["other"]
+    assert records[0]["other"] != records[0]["skipped"]
 
 
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("model", ("wavlm", "bart"))
 def test_checkpointed_layers(model: str) -> None:
-    found = called(*LOOPS).found("checkpointed_layers")
-    assert "failed" not in found[0], found[0]["failed"]
-    check_skips([one[model] for one in found])
+    records = called(*LOOPS).records("checkpointed_layers")
+    assert "failed" not in records[0], records[0]["failed"]
+    check_skips([one[model] for one in records])
 
 
 @pytest.mark.patches("torch.unused")
 def test_the_flag_is_set_only_where_it_is_needed() -> None:
-    assert called(*LOOPS).found("flag") == [{"told": [True, False]}] * 2
+    assert called(*LOOPS).records("flag") == [{"told": [True, False]}] * 2
 
 
 @pytest.mark.patches("accelerate.intent", "transformers.intent", "transformers.layerdrop")
 @pytest.mark.parametrize("name", TOOLS)
 def test_who_else_wraps(name: str) -> None:
-    check_skips(outcome(TOOLS).found(name))
+    check_skips(outcome(TOOLS).records(name))
 
 
 @pytest.mark.patches("transformers.intent")
 def test_trainer_told_ddp() -> None:
-    assert all(one["told"] for name in TOOLS[1:] for one in outcome(TOOLS).found(name))
+    assert all(one["told"] for name in TOOLS[1:] for one in outcome(TOOLS).records(name))
 
 
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
 def test_lightning() -> None:
-    check_skips(ranks(["lightning_loop"], ON).found("lightning_loop"))
+    check_skips(ranks(["lightning_loop"], ON).records("lightning_loop"))
 
 
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("way", ("import", "run"))
 @pytest.mark.parametrize("name", ("plain_wavlm", "plain_bart", *TOOLS))
 def test_every_way_to_switch_on(way: str, name: str) -> None:
-    check_skips(outcome(("plain_wavlm", "plain_bart", *TOOLS), way).found(name))
+    check_skips(outcome(("plain_wavlm", "plain_bart", *TOOLS), way).records(name))
 
 
-# What the user said stays.
+# The user's own setting stays.
 
 
 @pytest.mark.patches("torch.diagnosis")
 def test_explicit_false_stays_and_the_error_names_the_parameters() -> None:
     done = served(["explicit_false"], True, {"TEST_STOCK": "1"})
     assert "find_unused_parameters=False is your own setting" in done.output
-    for rank, found in enumerate(done.found("explicit_false")):
-        assert REDUCTION in found["error"]
-        assert f"parameters got no gradient on rank {rank}" in found["error"]
-        assert "encoder.layers." in found["error"]
-        assert "find_unused_parameters=True)" in found["error"]
+    for rank, record in enumerate(done.records("explicit_false")):
+        assert REDUCTION in record["error"]
+        assert f"parameters got no gradient on rank {rank}" in record["error"]
+        assert "encoder.layers." in record["error"]
+        assert "find_unused_parameters=True)" in record["error"]
 
 
 @pytest.mark.patches("accelerate.intent", "transformers.intent")
 def test_explicit_false_through_accelerate_and_trainer() -> None:
-    done = served(["accelerate_said_false", "trainer_said_false"], True)
-    assert all(one["told"] == [False, True] for one in done.found("accelerate_said_false"))
-    assert all(one["told"] is False for one in done.found("trainer_said_false"))
+    done = served(["accelerate_explicit_false", "trainer_explicit_false"], True)
+    assert all(one["told"] == [False, True] for one in done.records("accelerate_explicit_false"))
+    assert all(one["told"] is False for one in done.records("trainer_explicit_false"))
 
 
 @pytest.mark.patches("transformers.layerdrop")
-def test_switched_off_patches_leave_stock() -> None:
+def test_switched_off_patches_change_nothing() -> None:
     done = served(["plain_wavlm"], True, {"TEST_STOCK": "1", "DDPFIX_UNUSED": "off", "DDPFIX_LAYERDROP": "stock"})
-    assert raised(done.found("plain_wavlm"), REDUCTION)
+    assert raised(done.records("plain_wavlm"), REDUCTION)
 
 
 @pytest.mark.patches("torch.late")
 @pytest.mark.parametrize("name", ["own_draws_wavlm", "own_draws_bart"])
 def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
-    """What fails in stock (see the first test here) trains without the flag; tests/late compares the gradients."""
+    """What fails unpatched (see the first test here) trains without the flag; tests/late compares the gradients."""
     done = served([name], True, {"DDPFIX_UNUSED": "late", "DDPFIX_LAYERDROP": "stock"})
-    first, second = done.found(name)
+    first, second = done.records(name)
     assert all(first["equal"]) and all(second["equal"]) and len(first["equal"]) == 12
     assert first["skipped"] != second["skipped"]
     assert "DDP's reduction is finalized after each backward" in done.output
@@ -221,10 +222,10 @@ def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
 @pytest.mark.patches("transformers.layerdrop_off")
 def test_layerdrop_off_needs_no_flag() -> None:
     done = served(["plain_bart", "flag"], True, {"DDPFIX_LAYERDROP": "off"})
-    for one in done.found("plain_bart"):
+    for one in done.records("plain_bart"):
         assert not any(one["skipped"])
         assert all(one["equal"])
-    assert all(one["told"] == [False, False] for one in done.found("flag"))
+    assert all(one["told"] == [False, False] for one in done.records("flag"))
 
 
 # Sharded models.
@@ -234,15 +235,15 @@ def test_layerdrop_off_needs_no_flag() -> None:
 @pytest.mark.skipif(Version("2.6") > TORCH, reason="the row for FSDP begins with torch 2.6")
 @pytest.mark.parametrize("name", SHARDED)
 def test_sharded(name: str) -> None:
-    found = called(*SHARDED).found(name)
-    check_skips(found)
-    assert any(found[0]["skipped"]), "no layer was skipped"
-    for one in found:
+    records = called(*SHARDED).records(name)
+    check_skips(records)
+    assert any(records[0]["skipped"]), "no layer was skipped"
+    for one in records:
         assert one["losses"] == pytest.approx(one["expected"], rel=2e-6)
 
 
 @pytest.mark.skipif(Version("2.6") > TORCH, reason="the row for FSDP begins with torch 2.6")
-def test_stock_sharded_bart_dies() -> None:
+def test_unpatched_sharded_bart_dies() -> None:
     done = served(["fsdp2_bart"], active=False)
     assert done.code != 0 or any("failed" in one["fsdp2_bart"] for one in done.ranks.values()), done.output
 
@@ -253,20 +254,20 @@ def test_stock_sharded_bart_dies() -> None:
 @pytest.mark.patches("torch.steps")
 def test_a_rank_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "3", "TEST_RANK_1": "DDPFIX=0"})
-    assert "ddpfix is active on rank 0 but not on rank 1" in done.found("plain_wavlm")[0]["error"]
+    assert "ddpfix is active on rank 0 but not on rank 1" in done.records("plain_wavlm")[0]["error"]
 
 
 @pytest.mark.patches("torch.steps")
 def test_rank_0_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "3", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
-    assert "ddpfix is active on rank 1 but not on rank 0" in done.found("plain_wavlm")[1]["error"]
+    assert "ddpfix is active on rank 1 but not on rank 0" in done.records("plain_wavlm")[1]["error"]
 
 
 @pytest.mark.patches("torch.steps")
 def test_ranks_that_differ_are_named_with_the_difference() -> None:
     done = ranks(["plain_wavlm"], {**ON, "TEST_RANK_1": "DDPFIX_LAYERDROP=off"})
     assert done.code == 0, "the worker writes the error down, nothing hangs"
-    for one in done.found("plain_wavlm"):
+    for one in done.records("plain_wavlm"):
         assert "Rank 1: DDPFIX_LAYERDROP is 'off' there and 'sync' on rank 0" in one["error"]
 
 

@@ -24,7 +24,7 @@ Stage = Dict[str, Any]
 
 
 def joined(plans: List[List[Stage]]) -> List[List[List[int]]]:
-    """What each process found in each of its groups; ``plans`` holds the groups of each."""
+    """The seeds that each process got in each of its groups; ``plans`` holds the groups of each."""
     environ = ranks.environment({"DDPFIX": "1"})
     processes = []
     for groups in plans:
@@ -59,8 +59,8 @@ def test_ranks_that_swap() -> None:
     """Only two of three wrap models, and they are not the same two in the second group."""
     ports = [ranks.free_port(), ranks.free_port()]
     common = {"size": 3, "members": [0, 1]}
-    found = joined([at(ports, groups_of(ranks, **common)) for ranks in ([0, 1], [1, 2], [2, 0])])
-    assert found == [[seeds(0), seeds(1)], [seeds(0), []], [[], seeds(1)]]
+    agreed = joined([at(ports, groups_of(ranks, **common)) for ranks in ([0, 1], [1, 2], [2, 0])])
+    assert agreed == [[seeds(0), seeds(1)], [seeds(0), []], [[], seeds(1)]]
 
 
 @pytest.mark.parametrize("replaced", [0, 1])

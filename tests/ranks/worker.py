@@ -1,7 +1,7 @@
-"""One rank: runs the scenarios that it is told to and writes down what it found, for the test to judge.
+"""One rank: runs the scenarios that it is given and writes its records, for the test to judge.
 
 Nothing here asks ddpfix which layers ran or what a gradient should be: layers are watched by hooks on the real
-modules, and the reference gradients come from the stock forward without DDP, averaged over the ranks.
+modules, and the reference gradients come from the original forward without DDP, averaged over the ranks.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Watch:
 
 
 def decided() -> List[bool]:
-    """The decisions of every draw answered since the last call (empty in stock)."""
+    """The decisions of every draw answered since the last call (empty in the unpatched toolkit)."""
     from ddpfix.layerdrop import cover
 
-    found = [draw.index in draw.call.skipped for draw in ANSWERED]
+    decisions = [draw.index in draw.call.skipped for draw in ANSWERED]
     ANSWERED.clear()
     del cover
-    return found
+    return decisions
 
 
 ANSWERED: List[Any] = []
@@ -95,7 +95,7 @@ def with_dropout(model: nn.Module, rate: float = 0.1) -> nn.Module:
         if isinstance(getattr(module, "dropout", None), float):
             module.dropout = rate
     if torch.__version__.startswith("2.0."):
-        # On the CPU, torch 2.0 gives other gradients (even NaN) for small convolutions at each call, also in stock.
+        # On the CPU, torch 2.0 gives other gradients (even NaN) for small convolutions at each call, also unpatched.
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and "feature_extractor" not in name)
     return model
@@ -113,12 +113,12 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-# In stock a reduction stays unfinished, and any other collective would wait for it for ever.
-STOCK = os.environ.get("TEST_STOCK") is not None
+# Without ddpfix a reduction stays unfinished, and any other collective would wait for it for ever.
+UNPATCHED = os.environ.get("TEST_STOCK") is not None
 
 
 def same_everywhere(tensor: torch.Tensor) -> bool:
-    if STOCK:
+    if UNPATCHED:
         return True
     first = tensor.clone()
     dist.broadcast(first, 0)
@@ -134,7 +134,7 @@ def mean_of_local(
     generator: torch.Tensor,
     decisions: List[bool],
 ) -> Dict[str, Optional[torch.Tensor]]:
-    """Gradients without DDP and without ddpfix: the stock forward with scripted decisions, averaged over ranks."""
+    """Gradients without DDP and without ddpfix: the original forward with scripted decisions, averaged over ranks."""
     # A new one with the same weights, and without checkpointing: older releases cannot copy a model in use.
     alone = with_dropout(entry.build(seed=3))
     alone.load_state_dict(model.state_dict())
@@ -143,14 +143,14 @@ def mean_of_local(
     with zoo.scripted_draws(decisions, [entry.module()], consume=True):
         entry.last_loss(alone(**inputs)).backward()
     torch.set_rng_state(after)
-    found: Dict[str, Optional[torch.Tensor]] = {}
+    means: Dict[str, Optional[torch.Tensor]] = {}
     for name, parameter in alone.named_parameters():
         used = torch.tensor(float(parameter.grad is not None))
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         dist.all_reduce(used)
         dist.all_reduce(gradient)
-        found[name] = gradient / dist.get_world_size() if float(used) > 0 else None
-    return found
+        means[name] = gradient / dist.get_world_size() if float(used) > 0 else None
+    return means
 
 
 def compare(model: nn.Module, expected: Dict[str, Optional[torch.Tensor]]) -> float:
@@ -180,7 +180,7 @@ def train(
     wrapped = DistributedDataParallel(model, **ddp)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
     torch.manual_seed(50 + rank())
-    found: Dict[str, Any] = {"skipped": [], "errors": [], "equal": [], "layers": len(watch.names)}
+    record: Dict[str, Any] = {"skipped": [], "errors": [], "equal": [], "layers": len(watch.names)}
     for step in range(steps):
         if between is not None:
             between(step, model, wrapped)
@@ -190,14 +190,14 @@ def train(
         decided()
         optimizer.zero_grad(set_to_none=True)
         loss = entry.last_loss(wrapped(**inputs))
-        found["skipped"].append(watch.skipped())
+        record["skipped"].append(watch.skipped())
         decisions = decided()
         loss.backward()
-        if reference and not STOCK:
-            found["errors"].append(compare(model, mean_of_local(entry, model, inputs, generator, decisions)))
+        if reference and not UNPATCHED:
+            record["errors"].append(compare(model, mean_of_local(entry, model, inputs, generator, decisions)))
         optimizer.step()
-        found["equal"].append(same_everywhere(flat(model)))
-    return found
+        record["equal"].append(same_everywhere(flat(model)))
+    return record
 
 
 def plain(name: str) -> Dict[str, Any]:
@@ -245,7 +245,7 @@ def accumulation() -> Dict[str, Any]:
     watch = Watch(model)
     wrapped = DistributedDataParallel(model)
     torch.manual_seed(50 + rank())
-    found: Dict[str, Any] = {"skipped": [], "errors": [], "equal": []}
+    record: Dict[str, Any] = {"skipped": [], "errors": [], "equal": []}
     for step in range(5):
         wrapped.zero_grad(set_to_none=True)
         expected: List[Dict[str, Optional[torch.Tensor]]] = []
@@ -255,13 +255,13 @@ def accumulation() -> Dict[str, Any]:
             decided()
             with wrapped.no_sync() if micro == 0 else nullcontext():
                 loss = entry.last_loss(wrapped(**inputs))
-                found["skipped"].append(watch.skipped())
+                record["skipped"].append(watch.skipped())
                 decisions = decided()
                 loss.backward()
             expected.append(mean_of_local(entry, model, inputs, generator, decisions))
-        found["errors"].append(compare(model, {name: add(*(e[name] for e in expected)) for name in expected[0]}))
-        found["equal"].append(same_everywhere(torch.cat([g.flatten() for g in gradients(model)])))
-    return found
+        record["errors"].append(compare(model, {name: add(*(e[name] for e in expected)) for name in expected[0]}))
+        record["equal"].append(same_everywhere(torch.cat([g.flatten() for g in gradients(model)])))
+    return record
 
 
 def add(one: Optional[torch.Tensor], other: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -284,12 +284,12 @@ def two_models() -> Dict[str, Any]:
         watches.append(Watch(model))
         wrapped.append(DistributedDataParallel(model))
     torch.manual_seed(50 + rank())
-    found: Dict[str, Any] = {"skipped": [], "other": []}
+    record: Dict[str, Any] = {"skipped": [], "other": []}
     for step in range(10):
         for index in (0, 1):
             entry.last_loss(wrapped[index](**batch(entry, step))).backward()
-            found["skipped" if index == 0 else "other"].append(watches[index].skipped())
-    return found
+            record["skipped" if index == 0 else "other"].append(watches[index].skipped())
+    return record
 
 
 @scenario
@@ -308,7 +308,7 @@ def resumed() -> Dict[str, Any]:
 @scenario
 def checkpointed_layers() -> Dict[str, Any]:
     """Per-layer checkpointing as transformers switches it on, with its own default kind."""
-    found = {}
+    record = {}
     for name in ("wavlm", "bart"):
         entry = zoo.tiny_model(name)
         model = with_dropout(entry.build(seed=3))
@@ -327,8 +327,8 @@ def checkpointed_layers() -> Dict[str, Any]:
             decisions = decided()
             loss.backward()
             one["errors"].append(compare(model, mean_of_local(entry, model, inputs, generator, decisions)))
-        found[name] = one
-    return found
+        record[name] = one
+    return record
 
 
 @scenario
@@ -343,11 +343,11 @@ def explicit_false() -> Dict[str, Any]:
 
 @scenario
 def flag() -> Dict[str, Any]:
-    """What DDP was told, for a model that skips layers and for one that does not."""
-    told = []
+    """DDP's flag, for a model that skips layers and for one that does not."""
+    flags = []
     for rate in (0.5, 0.0):
-        told.append(DistributedDataParallel(zoo.tiny_model("bart").build(rate=rate)).find_unused_parameters)
-    return {"told": told}
+        flags.append(DistributedDataParallel(zoo.tiny_model("bart").build(rate=rate)).find_unused_parameters)
+    return {"told": flags}
 
 
 @scenario
@@ -358,20 +358,20 @@ def loaders() -> Dict[str, Any]:
     watch = Watch(model)
     wrapped = DistributedDataParallel(model)
     torch.manual_seed(50 + rank())
-    found: Dict[str, Any] = {"skipped": [], "equal": []}
+    record: Dict[str, Any] = {"skipped": [], "equal": []}
     for kind in ("fork", "spawn"):
         loader = torch.utils.data.DataLoader(_Sounds(), batch_size=8, num_workers=1, multiprocessing_context=kind)
         for sample in loader:
             wrapped.zero_grad(set_to_none=True)
             entry.last_loss(wrapped(input_values=sample["input_values"])).backward()
-            found["skipped"].append(watch.skipped())
-            found["equal"].append(same_everywhere(torch.cat([g.flatten() for g in gradients(model)])))
-    return found
+            record["skipped"].append(watch.skipped())
+            record["equal"].append(same_everywhere(torch.cat([g.flatten() for g in gradients(model)])))
+    return record
 
 
 @scenario
 def accelerate_loop() -> Dict[str, Any]:
-    """accelerate wraps the model; nothing is said about unused parameters."""
+    """accelerate wraps the model; unused parameters are not mentioned."""
     from accelerate import Accelerator
 
     entry = zoo.tiny_model("wavlm")
@@ -381,28 +381,28 @@ def accelerate_loop() -> Dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     torch.manual_seed(50 + rank())
-    found: Dict[str, Any] = {"skipped": [], "equal": []}
+    record: Dict[str, Any] = {"skipped": [], "equal": []}
     for step in range(8):
         optimizer.zero_grad()
         accelerator.backward(entry.last_loss(wrapped(**batch(entry, step))))
         optimizer.step()
-        found["skipped"].append(watch.skipped())
-        found["equal"].append(same_everywhere(flat(model)))
-    return found
+        record["skipped"].append(watch.skipped())
+        record["equal"].append(same_everywhere(flat(model)))
+    return record
 
 
 @scenario
-def accelerate_said_false() -> Dict[str, Any]:
+def accelerate_explicit_false() -> Dict[str, Any]:
     """An explicit False in accelerate's handler reaches DDP as no keyword at all, and is respected all the same."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    told = []
+    flags = []
     for handlers in ([DistributedDataParallelKwargs(find_unused_parameters=False)], [DistributedDataParallelKwargs()]):
         accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
-        told.append(accelerator.prepare(zoo.tiny_model("wavlm").build()).find_unused_parameters)
+        flags.append(accelerator.prepare(zoo.tiny_model("wavlm").build()).find_unused_parameters)
         accelerator.free_memory()
         Accelerator._shared_state.clear() if hasattr(Accelerator, "_shared_state") else None
-    return {"told": told}
+    return {"told": flags}
 
 
 class _Sounds(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -426,7 +426,7 @@ def trainer_run(**options: Any) -> Dict[str, Any]:
     torch.manual_seed(0)
     model = with_dropout(transformers.WavLMForSequenceClassification(config))
     watch = Watch(model)
-    found: Dict[str, Any] = {"skipped": []}
+    record: Dict[str, Any] = {"skipped": []}
     steps = options.pop("steps", 6)
     arguments = TrainingArguments(
         tempfile.mkdtemp(),
@@ -446,14 +446,14 @@ def trainer_run(**options: Any) -> Dict[str, Any]:
             torch.rand(1 + 3 * rank())
             watch.skipped()
             result = super().training_step(*args, **kwargs)
-            found["skipped"].append(watch.skipped())
-            found["told"] = self.model_wrapped.find_unused_parameters
+            record["skipped"].append(watch.skipped())
+            record["told"] = self.model_wrapped.find_unused_parameters
             return result
 
     trainer = Noting(model=model, args=arguments, train_dataset=_Sounds())
     trainer.train()
-    found["equal"] = [same_everywhere(flat(model))]
-    return found
+    record["equal"] = [same_everywhere(flat(model))]
+    return record
 
 
 def _cpu_name() -> str:
@@ -477,7 +477,7 @@ def trainer_checkpointing() -> Dict[str, Any]:
 
 
 @scenario
-def trainer_said_false() -> Dict[str, Any]:
+def trainer_explicit_false() -> Dict[str, Any]:
     return trainer_run(ddp_find_unused_parameters=False, steps=1)
 
 
@@ -487,7 +487,7 @@ def lightning_loop() -> Dict[str, Any]:
     from lightning.pytorch.strategies import DDPStrategy
 
     entry = zoo.tiny_model("wavlm")
-    found: Dict[str, Any] = {"skipped": []}
+    record: Dict[str, Any] = {"skipped": []}
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -498,7 +498,7 @@ def lightning_loop() -> Dict[str, Any]:
         def training_step(self, sample: Any, index: int) -> Any:
             torch.rand(1 + 3 * rank())
             loss = entry.last_loss(self.inner(**batch(entry, index)))
-            found["skipped"].append(self.watch[0].skipped())
+            record["skipped"].append(self.watch[0].skipped())
             return loss
 
         def configure_optimizers(self) -> Any:
@@ -516,8 +516,8 @@ def lightning_loop() -> Dict[str, Any]:
         enable_model_summary=False,
     )
     trainer.fit(module, torch.utils.data.DataLoader(_Sounds(), batch_size=2))
-    found["equal"] = [same_everywhere(flat(module))]
-    return found
+    record["equal"] = [same_everywhere(flat(module))]
+    return record
 
 
 def sharded(name: str, wrap: Callable[[nn.Module], nn.Module]) -> Dict[str, Any]:
@@ -529,7 +529,7 @@ def sharded(name: str, wrap: Callable[[nn.Module], nn.Module]) -> Dict[str, Any]
     wrapped = wrap(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
     torch.manual_seed(50 + rank())
-    found: Dict[str, Any] = {"skipped": [], "losses": [], "expected": [], "layers": len(watch.names)}
+    record: Dict[str, Any] = {"skipped": [], "losses": [], "expected": [], "layers": len(watch.names)}
     for step in range(6):
         torch.rand(1 + 3 * rank())
         inputs = batch(entry, step)
@@ -537,17 +537,17 @@ def sharded(name: str, wrap: Callable[[nn.Module], nn.Module]) -> Dict[str, Any]
         decided()
         optimizer.zero_grad()
         loss = entry.loss(wrapped(**inputs))
-        found["skipped"].append(watch.skipped())
+        record["skipped"].append(watch.skipped())
         decisions = decided()
         loss.backward()
         optimizer.step()
-        found["losses"].append(float(loss.detach()))
-        found["expected"].append(whole_step(entry, alone, inputs, decisions))
-    return found
+        record["losses"].append(float(loss.detach()))
+        record["expected"].append(whole_step(entry, alone, inputs, decisions))
+    return record
 
 
 def whole_step(entry: zoo.TinyModel, model: nn.Module, inputs: Dict[str, torch.Tensor], decisions: List[bool]) -> float:
-    """One step of plain data parallel SGD by hand, with the stock forward."""
+    """One step of plain data parallel SGD by hand, with the original forward."""
     model.zero_grad(set_to_none=True)
     with zoo.scripted_draws(decisions, [entry.module()]):
         loss = entry.loss(model(**inputs))
@@ -560,8 +560,8 @@ def whole_step(entry: zoo.TinyModel, model: nn.Module, inputs: Dict[str, torch.T
 
 
 def layer_classes(model: nn.Module) -> Tuple[type, ...]:
-    found = {type(m) for n, m in model.named_modules() if n.split(".")[-1].isdigit() and n.split(".")[-2] == "layers"}
-    return tuple(found)
+    layers = {type(m) for n, m in model.named_modules() if n.split(".")[-1].isdigit() and n.split(".")[-2] == "layers"}
+    return tuple(layers)
 
 
 def fsdp1(model: nn.Module) -> nn.Module:
@@ -593,15 +593,15 @@ for _kind, _wrap in (("fsdp1", fsdp1), ("fsdp2", fsdp2)):
         SCENARIOS[f"{_kind}_{_name}"] = lambda n=_name, w=_wrap: sharded(n, w)  # type: ignore[misc]
 
 
-def run(names: Sequence[str], found: Dict[str, Any]) -> Iterator[None]:
-    """Run scenarios one after the other, and fill ``found`` by name; an error is a finding."""
+def run(names: Sequence[str], record: Dict[str, Any]) -> Iterator[None]:
+    """Run scenarios one after the other, and fill ``record`` by name; an error is a finding."""
     note_answers()
     for name in names:
         try:
-            found[name] = SCENARIOS[name]()
+            record[name] = SCENARIOS[name]()
         except Exception as error:
-            found[name] = {"failed": traceback.format_exc(), "error": str(error)}
-            print(found[name]["failed"], flush=True)
+            record[name] = {"failed": traceback.format_exc(), "error": str(error)}
+            print(record[name]["failed"], flush=True)
         yield
 
 
@@ -609,13 +609,13 @@ def main() -> None:
     folder, *names = sys.argv[1:]
     if "lightning_loop" not in names:
         dist.init_process_group("gloo")
-    found: Dict[str, Any] = {}
+    record: Dict[str, Any] = {}
     try:
-        for _ in run(names, found):
-            Path(folder, f"{rank()}.json").write_text(json.dumps(found))
+        for _ in run(names, record):
+            Path(folder, f"{rank()}.json").write_text(json.dumps(record))
     finally:
         sys.stdout.flush()
-        if STOCK:
+        if UNPATCHED:
             os._exit(0)
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Trains sharded models on two or four real ranks, stock or under ddpfix."""
+"""Trains sharded models on two or four real ranks, unpatched or under ddpfix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Plan:
     """One training run beside a reference that has no FSDP, no LayerDrop and no ddpfix.
 
     Attributes:
-        name: how its outcome is asked for.
+        name: the key of its outcome.
         kind: how the model is sharded, a key of :data:`tests.sharded.wraps.KINDS`.
         model: an entry of the zoo; "" trains every one that asks whether it is sharded, and outcomes go by their names.
         checkpointing: "", "layers" or "layers-reentrant" (the toolkit's own), or "encoder" (a user's, around it all).
@@ -42,7 +42,7 @@ class Scenario(scenario.Scenario):
     """Plans that are run one after the other by one process a rank.
 
     Attributes:
-        settings: arguments of ``ddpfix.activate``; None is stock.
+        settings: arguments of ``ddpfix.activate``; None is the unpatched toolkit.
         environ: environment variables of the ranks.
         size: the world size.
     """
@@ -55,6 +55,6 @@ class Scenario(scenario.Scenario):
 
 
 def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[pool.Record]]:
-    """(log, what was found by plan) of each rank, by scenario."""
+    """(log, records by plan) of each rank, by scenario."""
     pool.train(RANK, [each.plan(folder) for each in scenarios], folder, RANKS, {})
     return {each.name: pool.records(folder, each.name, each.size) for each in scenarios}

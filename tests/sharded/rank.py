@@ -37,7 +37,7 @@ def main() -> None:
     from tests.sharded import training
     from tests.support import zoo
 
-    # Names of transformers are imported when they are asked for: before the fork, once for all.
+    # Names of transformers are imported on access: before the fork, once for all.
     assert transformers.Wav2Vec2Model and torch.distributed.fsdp and training
     assert zoo.tiny_model("wav2vec2").build() is not None
 

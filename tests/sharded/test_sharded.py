@@ -1,4 +1,4 @@
-"""LayerDrop under FSDP: stock runs every layer; ours runs the kept ones, and no rank gathers the others.
+"""LayerDrop under FSDP: unpatched, every layer runs; under ddpfix, only the kept ones run and are gathered.
 
 The reference is the same model without FSDP and without ddpfix, made of the layers that ran by hand.
 """
@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.patches("torch.fsdp", "transformers.sharded"),
     pytest.mark.skipif(Version(torch.__version__).release < (2, 6), reason="the row for FSDP begins with torch 2.6"),
-    pytest.mark.skipif(Version(transformers.__version__).release < (4, 46), reason="FSDP is not asked for before 4.46"),
+    pytest.mark.skipif(Version(transformers.__version__).release < (4, 46), reason="the check for FSDP came with 4.46"),
 ]
 
 SYNC = {"layerdrop": "sync"}
@@ -39,14 +39,14 @@ PLANS: Dict[str, Dict[str, Any]] = {
 # What else there is in FSDP1.
 OTHERS = ("fsdp1_flat", "fsdp1_whole", "fsdp1_forward_prefetch")
 HYBRID = ("fsdp1_hybrid", "fsdp2_hybrid")
-CURED = [
+PATCHED = [
     *(Plan(f"{kind}-{name}", kind, **plan) for kind in KINDS for name, plan in PLANS.items()),
     *(Plan(kind, kind) for kind in OTHERS),
     Plan("evaluated", evaluated=True),
     Plan("fsdp1-speecht5", "fsdp1", model="speecht5"),
     Plan("families", model="", steps=2),
 ]
-STOCK = [
+UNPATCHED = [
     *(Plan(kind, kind, steps=2) for kind in KINDS),
     *(Plan(f"{kind}-encoder", kind, checkpointing="encoder", steps=2) for kind in KINDS),
 ]
@@ -56,98 +56,100 @@ Found = Dict[str, List[Any]]
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each rank found, by scenario and plan."""
+    """The records of each rank, by scenario and plan."""
     plain = [Plan(kind, kind, steps=2) for kind in KINDS]
     scenarios = [
-        Scenario("stock", STOCK),
-        Scenario("cured", CURED, SYNC),
+        Scenario("unpatched", UNPATCHED),
+        Scenario("patched", PATCHED, SYNC),
         Scenario("stays", plain, {"layerdrop": "stock"}),
         Scenario("off", plain, SYNC, environ=OFF),
         Scenario("hybrid", [Plan(kind, kind, accum=2) for kind in HYBRID], SYNC, size=4),
     ]
     trained = train(scenarios, Path(tmp_path_factory.mktemp("sharded")))
     for name, ranks in trained.items():
-        for log, found in ranks:
-            assert found is not None and found["error"] is None, f"{name}\n{log[-3000:]}"
+        for log, record in ranks:
+            assert record is not None and record["error"] is None, f"{name}\n{log[-3000:]}"
     return {
-        f"{scenario.name}-{plan.name}": [found[plan.name] for _, found in trained[scenario.name] if found is not None]
+        f"{scenario.name}-{plan.name}": [
+            record[plan.name] for _, record in trained[scenario.name] if record is not None
+        ]
         for scenario in scenarios
         for plan in scenario.plans
     }
 
 
-def equal(found: Dict[str, Any], rounding: float = 0.0) -> None:
-    """Losses, gradients and parameters are those of the reference."""
-    for loss, expected in zip(found["loss"], found["expected"]):
+def equal(record: Dict[str, Any], rounding: float = 0.0) -> None:
+    """Losses, gradients and parameters equal the reference's."""
+    for loss, expected in zip(record["loss"], record["expected"]):
         # A loss is a sum in which large numbers cancel.
         assert math.isclose(loss, expected, rel_tol=20 * rounding, abs_tol=20 * rounding)
-    assert max(found["apart"]) <= rounding
-    assert max(found["gradients"]) <= 20 * rounding
+    assert max(record["apart"]) <= rounding
+    assert max(record["gradients"]) <= 20 * rounding
 
 
-def skipped(found: Dict[str, Any]) -> List[int]:
+def skipped(record: Dict[str, Any]) -> List[int]:
     """How many layers each forward left out."""
-    return [len(found["layers"]) - len(names) for names in found["ran"]]
+    return [len(record["layers"]) - len(names) for names in record["ran"]]
 
 
-def gathers(found: Dict[str, Any]) -> List[int]:
-    return [len(sizes) for sizes in found["gathers"]]
+def gathers(record: Dict[str, Any]) -> List[int]:
+    return [len(sizes) for sizes in record["gathers"]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["stock", "stays", "off"])
-def test_stock_runs_and_gathers_every_layer(ran: Found, kind: str, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["unpatched", "stays", "off"])
+def test_unpatched_runs_and_gathers_every_layer(ran: Found, kind: str, mode: str) -> None:
     """So does ddpfix with DDPFIX_LAYERDROP=stock, and without this patch."""
-    for found in ran[f"{mode}-{kind}"]:
-        assert skipped(found) == [0, 0] and not found["decided"]
+    for record in ran[f"{mode}-{kind}"]:
+        assert skipped(record) == [0, 0] and not record["decided"]
         # The root once, each layer in forward and in backward.
-        assert gathers(found) == [9, 9] and [len(sizes) for sizes in found["reduces"]] == [5, 5]
-        equal(found)
+        assert gathers(record) == [9, 9] and [len(sizes) for sizes in record["reduces"]] == [5, 5]
+        equal(record)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("plan", ["plain", "sgd", "layers", "reentrant"])
 def test_skipped_layers_are_not_gathered(ran: Found, kind: str, plan: str) -> None:
-    one, other = ran[f"cured-{kind}-{plan}"]
-    whole = ran[f"stock-{kind}"][0]
+    one, other = ran[f"patched-{kind}-{plan}"]
+    whole = ran[f"unpatched-{kind}"][0]
     assert one["ran"] == other["ran"] and len({tuple(names) for names in one["ran"]}) > 2
     left_out = skipped(one)
     assert any(left_out)
-    for found in (one, other):
-        assert gathers(found) == [9 - 2 * count for count in left_out]
-        assert [len(sizes) for sizes in found["reduces"]] == [5 - count for count in left_out]
+    for record in (one, other):
+        assert gathers(record) == [9 - 2 * count for count in left_out]
+        assert [len(sizes) for sizes in record["reduces"]] == [5 - count for count in left_out]
         # In numbers as well as in calls.
-        share = [sum(sizes) / sum(whole["gathers"][0]) for sizes in found["gathers"]]
+        share = [sum(sizes) / sum(whole["gathers"][0]) for sizes in record["gathers"]]
         assert share == pytest.approx([1 - count * 0.2325 for count in left_out], abs=0.002)
-        equal(found)
+        equal(record)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_skipped_layer_has_no_gradient(ran: Found, kind: str) -> None:
     """None, so that the optimizer leaves it alone: the reference's does, with weight decay and moments."""
-    for found in ran[f"cured-{kind}-plain"]:
-        for names, none in zip(found["ran"], found["none"]):
-            assert none == [name for name in found["layers"] if name not in names]
+    for record in ran[f"patched-{kind}-plain"]:
+        for names, none in zip(record["ran"], record["none"]):
+            assert none == [name for name in record["layers"] if name not in names]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ddpfix_tells_which(ran: Found, kind: str) -> None:
-    for found in ran[f"cured-{kind}-plain"]:
-        expected = [name for name in found["layers"] if name not in found["ran"][-1]]
-        assert found["decided"] == [name.replace("layers.", "") for name in expected]
+    for record in ran[f"patched-{kind}-plain"]:
+        expected = [name for name in record["layers"] if name not in record["ran"][-1]]
+        assert record["decided"] == [name.replace("layers.", "") for name in expected]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_around_the_encoder_repeats_what_ran(ran: Found, kind: str) -> None:
     """The recomputation in backward must not run the layers that were skipped."""
-    stock = ran[f"stock-{kind}-encoder"][0]
-    assert any(stock["again"])
-    for found in ran[f"cured-{kind}-encoder"]:
-        assert any(skipped(found)) and any(found["again"])
-        assert all(set(again) <= set(names) for names, again in zip(found["ran"], found["again"]))
-        for left_out, count in zip(skipped(found), gathers(found)):
-            assert count <= gathers(stock)[0] - 2 * left_out
-        equal(found)
+    unpatched = ran[f"unpatched-{kind}-encoder"][0]
+    assert any(unpatched["again"])
+    for record in ran[f"patched-{kind}-encoder"]:
+        assert any(skipped(record)) and any(record["again"])
+        assert all(set(again) <= set(names) for names, again in zip(record["ran"], record["again"]))
+        for left_out, count in zip(skipped(record), gathers(record)):
+            assert count <= gathers(unpatched)[0] - 2 * left_out
+        equal(record)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,73 +158,73 @@ def test_accumulation(ran: Found, kind: str) -> None:
 
     Under FSDP1 all micro-batches of a step skip the same: it loses the gradient of a unit that is not in the last one.
     """
-    for found in ran[f"cured-{kind}-accum"]:
-        windows = [found["ran"][first : first + 3] for first in range(0, 15, 3)]
+    for record in ran[f"patched-{kind}-accum"]:
+        windows = [record["ran"][first : first + 3] for first in range(0, 15, 3)]
         assert all(one == two == three for one, two, three in windows) == (kind == "fsdp1")
-        for window, none in zip(windows, found["none"]):
-            assert none == [name for name in found["layers"] if not any(name in names for names in window)]
+        for window, none in zip(windows, record["none"]):
+            assert none == [name for name in record["layers"] if not any(name in names for names in window)]
         assert len({str(window) for window in windows}) > 2
-        equal(found)
+        equal(record)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_layers_skipped(ran: Found, kind: str) -> None:
-    for found in ran[f"cured-{kind}-none"]:
-        assert found["ran"] == [[]] * 3 and gathers(found) == [1] * 3
-        assert found["none"] == [found["layers"]] * 3
-        equal(found)
+    for record in ran[f"patched-{kind}-none"]:
+        assert record["ran"] == [[]] * 3 and gathers(record) == [1] * 3
+        assert record["none"] == [record["layers"]] * 3
+        equal(record)
 
 
 def test_flat_parameters(ran: Found) -> None:
-    for found in ran["cured-fsdp1_flat"]:
-        assert gathers(found) == [9 - 2 * count for count in skipped(found)] and any(skipped(found))
-        equal(found)
+    for record in ran["patched-fsdp1_flat"]:
+        assert gathers(record) == [9 - 2 * count for count in skipped(record)] and any(skipped(record))
+        equal(record)
 
 
 def test_one_unit_for_all(ran: Found) -> None:
     """Nothing is gathered less, skipped layers are not run, and their gradient is zero."""
-    for found in ran["cured-fsdp1_whole"]:
-        assert any(skipped(found)) and gathers(found) == [1] * 5
-        equal(found)
+    for record in ran["patched-fsdp1_whole"]:
+        assert any(skipped(record)) and gathers(record) == [1] * 5
+        equal(record)
 
 
 def test_forward_prefetch(ran: Found) -> None:
     """It gathers what followed in the first step, also what is skipped now: less is saved, and nothing is wrong."""
-    for found in ran["cured-fsdp1_forward_prefetch"]:
-        assert any(skipped(found)) and sum(gathers(found)) < 9 * 5
-        equal(found)
+    for record in ran["patched-fsdp1_forward_prefetch"]:
+        assert any(skipped(record)) and sum(gathers(record)) < 9 * 5
+        equal(record)
 
 
 @pytest.mark.parametrize("kind", HYBRID)
 def test_replicas_of_shards_agree(ran: Found, kind: str) -> None:
     """Two groups of two ranks: what they reduce among each other goes layer by layer."""
     first, *others = ran[f"hybrid-{kind}"]
-    assert len(others) == 3 and all(found["ran"] == first["ran"] for found in others) and any(skipped(first))
-    for found in ran[f"hybrid-{kind}"]:
-        equal(found, rounding=1e-6)
+    assert len(others) == 3 and all(record["ran"] == first["ran"] for record in others) and any(skipped(first))
+    for record in ran[f"hybrid-{kind}"]:
+        equal(record, rounding=1e-6)
 
 
-def test_evaluation_is_as_in_stock(ran: Found) -> None:
+def test_evaluation_is_as_unpatched(ran: Found) -> None:
     """Between training steps, all layers run."""
-    for found in ran["cured-evaluated"]:
-        assert found["evaluated"] == [[4, 5]] * 5
-        assert any(skipped(found))
-        equal(found)
+    for record in ran["patched-evaluated"]:
+        assert record["evaluated"] == [[4, 5]] * 5
+        assert any(skipped(record))
+        equal(record)
 
 
 def test_every_family_that_asks(ran: Found) -> None:
-    first, second = ran["cured-families"]
+    first, second = ran["patched-families"]
     assert {"wav2vec2", "wavlm", "hubert", "speecht5", "sew", "vits"} <= set(first)
-    for name, found in first.items():
-        assert found["ran"] == second[name]["ran"], name
-        assert any(skipped(found)), name
-        assert gathers(found) == [1 + 2 * len(names) for names in found["ran"]], name
-        equal(found, rounding=1e-6)
+    for name, record in first.items():
+        assert record["ran"] == second[name]["ran"], name
+        assert any(skipped(record)), name
+        assert gathers(record) == [1 + 2 * len(names) for names in record["ran"]], name
+        equal(record, rounding=1e-6)
         equal(second[name], rounding=1e-6)
 
 
 def test_two_stacks(ran: Found) -> None:
     """The decoder leaves a skipped layer out in another way (speecht5)."""
-    for found in ran["cured-fsdp1-speecht5"]:
-        assert any(skipped(found)) and gathers(found) == [1 + 2 * len(names) for names in found["ran"]]
-        equal(found, rounding=1e-6)
+    for record in ran["patched-fsdp1-speecht5"]:
+        assert any(skipped(record)) and gathers(record) == [1 + 2 * len(names) for names in record["ran"]]
+        equal(record, rounding=1e-6)

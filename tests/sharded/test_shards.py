@@ -20,8 +20,8 @@ def mesh(ranks: List[Any]) -> Any:
 
 def module(*meshes: Optional[Any]) -> Any:
     """One whose parameters have these meshes; None is a plain tensor."""
-    found = [SimpleNamespace() if one is None else SimpleNamespace(device_mesh=one) for one in meshes]
-    return SimpleNamespace(parameters=lambda: iter(found))
+    parameters = [SimpleNamespace() if one is None else SimpleNamespace(device_mesh=one) for one in meshes]
+    return SimpleNamespace(parameters=lambda: iter(parameters))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
         ([[[0, 1], [2, 3]]], [[0, 1], [2, 3]], [0, 1, 2, 3]),
         # Tensor parallel layers: rank 1 has other parts of the same layers, and the mesh that was given lacks it.
         ([[[0, 1], [2, 3]]], [0, 2], [0, 1, 2, 3]),
-        # Experts that other ranks have: nobody knows who runs what.
+        # Experts on other ranks: no rank knows which rank runs which.
         ([[0, 1, 2, 3], [0, 2]], [0, 1, 2, 3], None),
         # Nothing of it is sharded.
         ([None], [0, 2], [0, 2]),
@@ -58,7 +58,7 @@ def test_fsdp2(own: List[Any], given: Any, expected: Optional[List[int]]) -> Non
     [
         ({"process_group": [2, 3]}, [2, 3]),
         ({"process_group": [0, 1, 2, 3], "_inter_node_pg": [0, 4]}, list(range(8))),
-        # Hybrid on half of the ranks: which half cannot be told from two of its groups.
+        # Hybrid on half of the ranks: which half cannot be determined from two of its groups.
         ({"process_group": [0, 1], "_inter_node_pg": [0, 2]}, None),
         ({"process_group": [0, 2], "_fsdp_extension": object()}, None),
     ],

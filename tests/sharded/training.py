@@ -23,19 +23,19 @@ OPTIMIZERS: Dict[str, Any] = {
 
 
 def run(scenario: Dict[str, Any]) -> None:
-    """Fill ``found``: by plan and step, the layers that ran, what was sent, and how far all is from the reference."""
+    """Fill ``record``: by plan and step, the layers that ran, what was sent, and how far all is from the reference."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     sent = wraps.Sent()
     for plan in scenario["plans"]:
-        found: Dict[str, Any] = {}
-        scenario["found"][plan["name"]] = found
+        record: Dict[str, Any] = {}
+        scenario["found"][plan["name"]] = record
         if plan["model"]:
-            Run(plan, found, sent).steps()
+            Run(plan, record, sent).steps()
         else:
             for entry in asking():
-                found[entry.name] = {}
-                Run({**plan, "model": entry.name}, found[entry.name], sent).steps()
+                record[entry.name] = {}
+                Run({**plan, "model": entry.name}, record[entry.name], sent).steps()
 
 
 def asking() -> List[zoo.TinyModel]:
@@ -43,14 +43,14 @@ def asking() -> List[zoo.TinyModel]:
 
     Their adapters do not ask, and a forward without adapter layers is not what the reference here can do.
     """
-    found = []
+    entries = []
     for entry in zoo.ZOO:
         if entry.available() and entry.survives() and not entry.name.endswith("-adapter") and not copied(entry.name):
             module = importlib.import_module(entry.module())
             forwards = [inspect.unwrap(vars(getattr(module, name))["forward"]) for name in entry.drawing()]
             if all("is_fsdp_managed_module" in forward.__code__.co_names for forward in forwards):
-                found.append(entry)
-    return found
+                entries.append(entry)
+    return entries
 
 
 def copied(name: str) -> bool:
@@ -61,8 +61,8 @@ def copied(name: str) -> bool:
 class Run:
     """One sharded model and its reference."""
 
-    def __init__(self, plan: Dict[str, Any], found: Dict[str, Any], sent: wraps.Sent) -> None:
-        self.plan, self.found, self.sent = plan, found, sent
+    def __init__(self, plan: Dict[str, Any], record: Dict[str, Any], sent: wraps.Sent) -> None:
+        self.plan, self.record, self.sent = plan, record, sent
         self.entry = zoo.tiny_model(plan["model"])
         self.alone = self.entry.build(rate=0.0, seed=3)
         inner = self.entry.build(rate=plan["rate"], seed=3)
@@ -76,7 +76,7 @@ class Run:
         self.optimizers = [make(self.model.parameters()), make(self.alone.parameters())]
         torch.manual_seed(50 + distributed.get_rank())
         lists = ("ran", "again", "gathers", "reduces", "loss", "expected", "apart", "gradients", "none", "evaluated")
-        self.found.update({name: [] for name in lists}, layers=self.names)
+        self.record.update({name: [] for name in lists}, layers=self.names)
 
     def steps(self) -> None:
         for step in range(self.plan["steps"]):
@@ -91,8 +91,8 @@ class Run:
             self.look_at_gradients()
             for optimizer in self.optimizers:
                 optimizer.step()
-            self.found["apart"].append(self.apart())
-        self.found["decided"] = self.decided()
+            self.record["apart"].append(self.apart())
+        self.record["decided"] = self.decided()
 
     def evaluate(self, number: int) -> None:
         """How many layers run, and how often something is gathered."""
@@ -102,7 +102,7 @@ class Run:
         with torch.no_grad():
             self.model(**self.entry.batch(number))
         self.model.train()
-        self.found["evaluated"].append([len(self.called), len(self.sent.take()[0])])
+        self.record["evaluated"].append([len(self.called), len(self.sent.take()[0])])
         # The root stays gathered after a forward without backward.
         self.model.reshard()  # type: ignore[operator]
 
@@ -119,9 +119,9 @@ class Run:
         gathers, reduces = self.sent.take()
         expected = self.reference(inputs, ran)
         again = list(dict.fromkeys(reversed(self.called)))
-        found = {"ran": ran, "again": sorted(again), "gathers": gathers, "reduces": reduces}
-        for name, value in {**found, "loss": float(loss.detach()), "expected": expected}.items():
-            self.found[name].append(value)
+        record = {"ran": ran, "again": sorted(again), "gathers": gathers, "reduces": reduces}
+        for name, value in {**record, "loss": float(loss.detach()), "expected": expected}.items():
+            self.record[name].append(value)
 
     def reference(self, inputs: Dict[str, Any], ran: List[str]) -> float:
         """The same micro-batch by hand: a model that has the layers that ran, and no others."""
@@ -137,7 +137,7 @@ class Run:
         """
         accum = self.plan["accum"]
         # "" is what is in no layer.
-        ran = {""}.union(name for forward in self.found["ran"][step * accum : (step + 1) * accum] for name in forward)
+        ran = {""}.union(name for forward in self.record["ran"][step * accum : (step + 1) * accum] for name in forward)
         for name, parameter in self.alone.named_parameters():
             if parameter.grad is not None:
                 distributed.all_reduce(parameter.grad)
@@ -151,31 +151,31 @@ class Run:
 
     def look_at_gradients(self) -> None:
         """How far the shards' gradients are from the reference, and the layers all of whose gradients are None."""
-        mine: Dict[str, List[Any]] = {name: [] for name in self.names}
+        gradients: Dict[str, List[Any]] = {name: [] for name in self.names}
         for name, parameter in self.model.named_parameters():
             holder = self.holder(name.replace("_fsdp_wrapped_module.", ""))
             if holder:
-                mine[holder].append(parameter.grad)
-        self.found["none"].append([name for name in self.names if all(grad is None for grad in mine[name])])
-        self.found["gradients"].append(self.gradients_apart() if "fsdp2" in self.plan["kind"] else 0.0)
+                gradients[holder].append(parameter.grad)
+        self.record["none"].append([name for name in self.names if all(grad is None for grad in gradients[name])])
+        self.record["gradients"].append(self.gradients_apart() if "fsdp2" in self.plan["kind"] else 0.0)
 
     def gradients_apart(self) -> float:
         """The largest difference; infinite where one is None and the other is not."""
         wholes = dict(self.alone.named_parameters())
         worst = 0.0
         for name, parameter in self.model.named_parameters():
-            mine, other = parameter.grad, wholes[name].grad
-            if (mine is None) != (other is None):
+            sharded, other = parameter.grad, wholes[name].grad
+            if (sharded is None) != (other is None):
                 return float("inf")
-            if mine is not None:
-                worst = max(worst, float((mine.full_tensor() - other).abs().max()))
+            if sharded is not None:
+                worst = max(worst, float((sharded.full_tensor() - other).abs().max()))
         return worst
 
     def apart(self) -> float:
         """The largest difference of a parameter from the reference's."""
         wholes = dict(self.alone.named_parameters())
-        with wraps.whole(self.model) as mine, torch.no_grad():
-            return max(float((mine[name].reshape_as(value) - value).abs().max()) for name, value in wholes.items())
+        with wraps.whole(self.model) as sharded, torch.no_grad():
+            return max(float((sharded[name].reshape_as(value) - value).abs().max()) for name, value in wholes.items())
 
     def decided(self) -> Any:
         """What ddpfix says of the last step; None where it has no say."""
@@ -193,8 +193,8 @@ def checkpointed(model: nn.Module, kind: str) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
     elif kind == "encoder":
         encoder: Any = model.encoder
-        stock = encoder.forward
-        encoder.forward = lambda *args, **kwargs: checkpoint(stock, *args, use_reentrant=False, **kwargs)
+        original = encoder.forward
+        encoder.forward = lambda *args, **kwargs: checkpoint(original, *args, use_reentrant=False, **kwargs)
 
 
 @contextlib.contextmanager

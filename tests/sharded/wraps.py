@@ -1,4 +1,4 @@
-"""The ways to shard a model, what each gives back as whole parameters, and what is sent meanwhile."""
+"""The ways to shard a model, the whole parameters of each, and the numbers that are sent."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def micro_batch(model: nn.Module, last: bool) -> Iterator[None]:
 
 
 class Sent:
-    """Counts what is gathered and reduced: how often, and how many numbers."""
+    """Counts gathers and reductions, and their numbers."""
 
     _GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_single")
     _REDUCES = ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
@@ -115,20 +115,20 @@ class Sent:
                     setattr(distributed, name, self._counting(getattr(distributed, name), counted, first))
 
     @staticmethod
-    def _counting(stock: Callable[..., Any], counted: List[int], place: int) -> Callable[..., Any]:
+    def _counting(original: Callable[..., Any], counted: List[int], place: int) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
             # The keyword is called output, output_tensor or output_tensor_list, and the input likewise.
             word = ("output", "input")[place]
             tensors = args[place] if len(args) > place else next(v for k, v in kwargs.items() if k.startswith(word))
             each = tensors if isinstance(tensors, (list, tuple)) else [tensors]
             counted.append(sum(tensor.numel() for tensor in each))
-            return stock(*args, **kwargs)
+            return original(*args, **kwargs)
 
         return called
 
     def take(self) -> Tuple[List[int], List[int]]:
         """The sizes of all gathers and all reductions since the last time."""
-        found = (list(self.gathers), list(self.reduces))
+        taken = (list(self.gathers), list(self.reduces))
         self.gathers.clear()
         self.reduces.clear()
-        return found
+        return taken

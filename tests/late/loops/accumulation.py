@@ -133,7 +133,7 @@ def no_sync_in_one_context(loop: Loop) -> None:
 
 @kind()
 def other_counts_on_each_rank(loop: Loop) -> None:
-    """Ranks have as many micro-batches under no_sync as they like."""
+    """Ranks have different numbers of micro-batches under no_sync."""
     model = loop.wrap(mlp())
     optimizer = sgd(model)
     for step in loop.steps():

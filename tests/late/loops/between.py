@@ -17,7 +17,7 @@ from tests.late.loops.loop import Loop
 from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
 
 Act = Callable[[Loop, Any, int], None]
-STOCK = "finished reduction|[Tt]imed out|Connection closed|op.preamble|size|bytes|mismatch|GLOO|gloo"
+CAUSE = "finished reduction|[Tt]imed out|Connection closed|op.preamble|size|bytes|mismatch|GLOO|gloo"
 
 
 def two_heads(act: Act) -> Callable[[Loop], None]:
@@ -152,7 +152,14 @@ ACTS = {
 for _act, _needs in ACTS.items():
     _three = _act in (all_reduce, other_steps, barrier)
     add(f"between_heads_{_act.__name__}", two_heads(_act), needs=_needs, three=_three, counted=_act is not functional)
-    add(f"between_skips_{_act.__name__}", skipping(_act), needs=_needs, three=_three, plain="error", plain_cause=STOCK)
+    add(
+        f"between_skips_{_act.__name__}",
+        skipping(_act),
+        needs=_needs,
+        three=_three,
+        plain="error",
+        plain_cause=CAUSE,
+    )
 
 
 @kind(plain="wrong", three=True)

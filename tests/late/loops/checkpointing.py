@@ -29,7 +29,7 @@ class Checkpointed(Blocks):
 
 def trained(reentrant: bool, skip: bool, accumulate: bool = False) -> Callable[[Loop], None]:
     def train(loop: Loop) -> None:
-        """Blocks are checkpointed, and left out on each rank as it likes or not."""
+        """Blocks are checkpointed; each rank may leave out its own ones."""
         model = loop.wrap(Checkpointed(reentrant))
         optimizer = sgd(model)
         for step in loop.steps():

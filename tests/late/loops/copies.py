@@ -151,7 +151,7 @@ def one_module_in_two_models(loop: Loop) -> None:
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def wrapped_within_a_model(loop: Loop) -> None:
-    """A module of the user's holds the wrapped model, calls it twice and adds a layer that nobody averages."""
+    """A module of the user's holds the wrapped model, calls it twice and adds a layer that DDP does not average."""
     inner = loop.wrap(Apart(2))
     optimizer = sgd(inner)
     for step in loop.steps():
@@ -164,7 +164,7 @@ def wrapped_within_a_model(loop: Loop) -> None:
 
 @kind()
 def forgotten_and_collected(loop: Loop) -> None:
-    """Models are wrapped, trained for a step and dropped, with a forward whose graph dies with them."""
+    """Models are wrapped, trained for a step and dropped, with a forward whose graph is freed with them."""
     for turn in range(3):
         model = loop.wrap(mlp())
         optimizer = sgd(model)

@@ -1,4 +1,4 @@
-"""Exceptions that a loop catches, batches that it skips, and numbers that are none."""
+"""Exceptions that a loop catches, batches that it skips, and numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def retried_before_backward(loop: Loop) -> None:
 
 @kind(three=True)
 def nan_guard_before_backward(loop: Loop) -> None:
-    """A loss that is no number on any rank has no backward on any: ranks agree on it."""
+    """A loss that is NaN on any rank has no backward on any: ranks agree on it."""
     model = loop.wrap(mlp())
     optimizer = sgd(model)
     for step in loop.steps(5):
@@ -188,7 +188,7 @@ def nan_guard_before_backward(loop: Loop) -> None:
 
 @kind(plain="hangs", ours="plain")
 def nan_guard_on_one_rank(loop: Loop) -> None:
-    """A rank whose loss is no number skips the batch without telling others, who wait for its gradients for ever.
+    """A rank whose loss is NaN skips the batch without telling others, who wait for its gradients for ever.
 
     Ranks are a batch apart from here on, and nobody can tell: the last step of one rank has no partner.
     """
@@ -209,7 +209,7 @@ def nan_guard_on_one_rank(loop: Loop) -> None:
 
 @kind(three=True)
 def nan_guard_replaces_the_loss(loop: Loop) -> None:
-    """A loss that is no number is replaced by zero times the output, so that the rank takes part."""
+    """A NaN loss is replaced by zero times the output, so that the rank takes part."""
     model = loop.wrap(mlp())
     optimizer = sgd(model)
     for step in loop.steps(5):
@@ -225,9 +225,9 @@ def nan_guard_replaces_the_loss(loop: Loop) -> None:
 
 @kind(plain="hangs", ours="plain", three=True)
 def nan_guard_with_a_constant(loop: Loop) -> None:
-    """A loss that is no number is replaced by a constant that has a graph of its own, which no output reaches.
+    """A NaN loss is replaced by a constant that has a graph of its own, which no output reaches.
 
-    Nothing on this rank tells anyone that a backward of the model was meant: the graph of its forward is not touched.
+    Nothing on this rank shows that a backward of the model was intended: the graph of its forward is not touched.
     """
     model = loop.wrap(mlp())
     optimizer = sgd(model)

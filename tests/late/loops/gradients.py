@@ -156,7 +156,7 @@ def as_a_vector(loop: Loop, model: Any, step: int) -> None:
 
 
 def copied(loop: Loop, model: Any, step: int) -> None:
-    """The gradients become those of a master copy in double precision, which is what is updated."""
+    """The gradients move to a master copy in double precision, which the optimizer updates."""
     with torch.no_grad():
         for p in model.parameters():
             if p.grad is not None:

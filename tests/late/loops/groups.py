@@ -99,13 +99,13 @@ def one_model_feeds_another_skipping(loop: Loop) -> None:
 
 
 def _agreed_port(loop: Loop) -> int:
-    told: List[Any] = [None]
+    ports: List[Any] = [None]
     if loop.rank == 0:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            told = [free.getsockname()[1]]
-    distributed.broadcast_object_list(told, 0)
-    return int(told[0])
+            ports = [free.getsockname()[1]]
+    distributed.broadcast_object_list(ports, 0)
+    return int(ports[0])
 
 
 def _made_again(loop: Loop, skip: bool) -> None:

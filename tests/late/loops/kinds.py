@@ -98,7 +98,7 @@ def add(name: str, train: Callable[[Loop], None], **declared: object) -> None:
 
 
 def load() -> Dict[str, Kind]:
-    """All programs; those that use torch.distributed need it imported."""
+    """All programs; some of them need torch.distributed imported."""
     for theme in THEMES:
         importlib.import_module(f"tests.late.loops.{theme}")
     return KINDS

@@ -154,7 +154,7 @@ def unfrozen_gradually(loop: Loop) -> None:
 
 @kind(plain="parts", ours="plain", cause="ddpfix.*blocks.1")
 def set_free_after_wrapping(loop: Loop) -> None:
-    """A block that was frozen when DDP was built is set free: DDP does not know it, and replicas part.
+    """A block that was frozen when DDP was built is set free: DDP does not know it, and replicas drift apart.
 
     Nobody averages parameters that are in no bucket; a warning or an error names them.
     """
@@ -189,7 +189,7 @@ def layer_replaced(loop: Loop) -> None:
 
 @kind(plain="parts", ours="plain", cause="ddpfix.*blocks.4")
 def layer_added(loop: Loop) -> None:
-    """A block is added after wrapping: DDP does not know it, and replicas part.
+    """A block is added after wrapping: DDP does not know it, and replicas drift apart.
 
     Nobody averages parameters that are in no bucket; a warning or an error names them.
     """

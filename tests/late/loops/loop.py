@@ -42,16 +42,16 @@ class Loop:
 
     Attributes:
         mode: of :data:`MODES`; "hand" is the reference, in which :meth:`sync` averages and nothing else does.
-        found: where the record goes.
+        record: the results of the run so far.
     """
 
-    def __init__(self, mode: str, found: Dict[str, Any], counted: bool) -> None:
-        self.mode, self.found = mode, found
+    def __init__(self, mode: str, record: Dict[str, Any], counted: bool) -> None:
+        self.mode, self.record = mode, record
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self._models: Dict[str, Tuple[nn.Module, Optional[List[int]]]] = {}
         self._digest = ""
         self._profile: Any = Profile() if counted else None
-        found.update(steps=[], values=[], end=None, sent=None, ranks={})
+        record.update(steps=[], values=[], end=None, sent=None, ranks={})
 
     @property
     def hand(self) -> bool:
@@ -72,11 +72,11 @@ class Loop:
 
         Args:
             model: the model.
-            ranks: those on which it must be the same; all by default.
+            ranks: the ranks on which it must be the same; all by default.
         """
         label = str(len(self._models))
         self._models[label] = (model, list(range(self.size) if ranks is None else ranks))
-        self.found["ranks"][label] = self._models[label][1]
+        self.record["ranks"][label] = self._models[label][1]
 
     def sync(self, *models: nn.Module) -> None:
         """Average the gradients by hand in the reference; stands where DDP would have them averaged."""
@@ -112,16 +112,16 @@ class Loop:
     # Steps.
 
     def steps(self, count: int = 4) -> Iterator[int]:
-        """The numbers of the steps; what a step has made of the parameters is recorded when the next one begins."""
+        """The numbers of the steps; the parameters after a step are recorded when the next one begins."""
         for step in range(count):
             with self._named(f"loops: step {step}"):
                 yield step
-            self.found["steps"].append({})
-            self.found["values"].append({})
+            self.record["steps"].append({})
+            self.record["values"].append({})
             for label, (model, _) in self._models.items():
                 values = values_of(model)
-                self.found["values"][-1][label] = values
-                self.found["steps"][-1][label] = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+                self.record["values"][-1][label] = values
+                self.record["steps"][-1][label] = hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
     def _named(self, name: str) -> ContextManager[Any]:
         if self._profile is None:
@@ -137,9 +137,9 @@ class Loop:
                 # The thread that reduces notes the end of a collective after it has handed out its result.
                 time.sleep(0.0 if self._profile is None else 0.05)
             if self._profile is not None:
-                self.found["sent"] = sent(self._profile)
+                self.record["sent"] = sent(self._profile)
         finally:
-            self.found["end"] = {label: values_of(model) for label, (model, _) in self._models.items()}
+            self.record["end"] = {label: values_of(model) for label, (model, _) in self._models.items()}
 
 
 def values_of(model: nn.Module) -> List[float]:
@@ -170,7 +170,7 @@ def average(parameters: List[nn.Parameter], group: Any = None) -> None:
 
 
 class Profile(torch.autograd.profiler.profile):
-    """Only what the process group did is looked at: to parse all events would take longer than the program."""
+    """Skips the parsing of all events, which would take longer than the program: only gloo's are needed."""
 
     def __init__(self) -> None:
         super().__init__(record_shapes=True)
@@ -183,13 +183,13 @@ def sent(profile: Any) -> List[List[int]]:
     """(collectives, elements) of each step, as the process group itself has seen them."""
     events = [(event.name(), event) for event in profile.kineto_results.events()]
     starts = sorted(_start(event) for name, event in events if name.startswith("loops: step"))
-    found = [[0, 0] for _ in starts]
+    counts = [[0, 0] for _ in starts]
     for name, event in events:
         step = sum(start <= _start(event) for start in starts) - 1
         if name.startswith("gloo:") and step >= 0:
-            found[step][0] += 1
-            found[step][1] += sum(elements(shape) for shape in event.shapes())
-    return found
+            counts[step][0] += 1
+            counts[step][1] += sum(elements(shape) for shape in event.shapes())
+    return counts
 
 
 def _start(event: Any) -> int:

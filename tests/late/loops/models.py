@@ -1,4 +1,4 @@
-"""Models of many shapes: what their parameters are, and how their forward comes to them."""
+"""Models of many shapes: kinds of parameters, and ways in which a forward uses them."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class SparseOrNot(nn.Module):
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|" + UNFINISHED + "|sparse|Sparse")
 def sparse_embedding_left_out(loop: Loop) -> None:
-    """A sparse embedding is left out on some ranks: DDP has no sparse gradient of nothing.
+    """A sparse embedding is left out on some ranks: DDP cannot make an empty sparse gradient.
 
     Its bucket of sparse gradients takes the gradient itself, and a rank without one has none to send; the flag fails
     on it, too, which makes an error that says so as good as can be.

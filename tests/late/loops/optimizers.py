@@ -1,4 +1,4 @@
-"""Optimizers of all kinds, and what is no optimizer of torch."""
+"""Optimizers of all kinds, and optimizers that are not from torch."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ for _name, _make in MAKERS.items():
     _needs = ("2.4",) if _name == "adamw_fused" else ()
     # Signs of a rounding error are as large as any.
     add(f"{_name}_full", full(_make), needs=_needs, three=_name == "own_class")
-    _stock = {"plain": "error", "plain_cause": UNFINISHED}
-    add(f"{_name}_skipping", skipping(_make), needs=_needs, three=_name in ("own_class", "momentum"), **_stock)
+    _plain = {"plain": "error", "plain_cause": UNFINISHED}
+    add(f"{_name}_skipping", skipping(_make), needs=_needs, three=_name in ("own_class", "momentum"), **_plain)
 
 
 @kind()

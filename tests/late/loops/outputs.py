@@ -394,7 +394,7 @@ def outputs_in_a_dict(loop: Loop) -> None:
 
 
 class _Opaque:
-    """An object of the user's own, into which nobody looks."""
+    """An object of the user's own, whose contents DDP does not see."""
 
     def __init__(self, main: Any, spare: Any) -> None:
         self.main, self.spare = main, spare
@@ -483,7 +483,7 @@ class _Sometimes(nn.Module):
 def constant_on_one_rank(loop: Loop) -> None:
     """On one rank, the output has a graph that reaches no parameter.
 
-    Such a backward cannot be told from one that is for inputs alone (an attack), which must not be averaged.
+    Such a backward cannot be distinguished from one for inputs alone (an attack), which must not be averaged.
     """
     model = loop.wrap(_Sometimes())
     optimizer = sgd(model)

@@ -19,10 +19,10 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
     from tests.late.loops import kinds
 
-    found, declared = scenario["found"], kinds.load()[scenario["kind"]]
-    found["unavailable"] = kinds.missing(declared.needs)
-    if found["unavailable"] or scenario["size"] <= serving.RANK:
-        found["left_out"] = True
+    record, declared = scenario["found"], kinds.load()[scenario["kind"]]
+    record["unavailable"] = kinds.missing(declared.needs)
+    if record["unavailable"] or scenario["size"] <= serving.RANK:
+        record["left_out"] = True
         return
     os.environ["WORLD_SIZE"] = str(scenario["size"])
     set_num_threads(1)
@@ -45,7 +45,7 @@ def train(scenario: Dict[str, Any], declared: Any) -> None:
 
 
 def wait_for_others(scenario: Dict[str, Any], folder: Path) -> None:
-    """A rank that ends early would break connections through which others still have to hear from it."""
+    """A rank that ends early would break connections that other ranks still use."""
     name, end = scenario["name"], time.monotonic() + 1.5
     (folder / f"{name}.{serving.RANK}.ended").touch()
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Reinforcement learning: several models, optimizers that take turns, numbers that ranks exchange meanwhile."""
+"""Reinforcement learning: several models, alternating optimizers, numbers that ranks exchange in between."""
 
 from __future__ import annotations
 

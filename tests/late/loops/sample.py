@@ -11,13 +11,13 @@ from tests.late.loops.kinds import Kind
 
 def features(kind: Kind) -> Set[Hashable]:
     """What tells a program from others: theme with outcomes, causes of errors, what it needs, how it is judged."""
-    found: Set[Hashable] = {("outcome", kind.theme, kind.plain, kind.ours)}
-    found |= {("cause", kind.cause), ("plain cause", kind.plain_cause)}
-    found.add(("judged", kind.traced, kind.counted, kind.activated, kind.close > 0, kind.close_three))
-    found |= {("needs", need) for need in kind.needs}
+    traits: Set[Hashable] = {("outcome", kind.theme, kind.plain, kind.ours)}
+    traits |= {("cause", kind.cause), ("plain cause", kind.plain_cause)}
+    traits.add(("judged", kind.traced, kind.counted, kind.activated, kind.close > 0, kind.close_three))
+    traits |= {("needs", need) for need in kind.needs}
     if kind.three:
-        found.add(("three", kind.theme, kind.ours))
-    return found
+        traits.add(("three", kind.theme, kind.ours))
+    return traits
 
 
 @lru_cache(maxsize=None)

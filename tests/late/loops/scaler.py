@@ -142,7 +142,7 @@ def scaled_by_hand_skipping(loop: Loop) -> None:
 
 @kind(three=True, close_three=1e-2)
 def autocast(loop: Loop) -> None:
-    """The forward in bfloat16, the backward outside of autocast."""
+    """The forward runs in bfloat16, the backward outside of autocast."""
     model = loop.wrap(mlp())
     optimizer = sgd(model)
     for step in loop.steps():

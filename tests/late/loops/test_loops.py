@@ -23,7 +23,7 @@ SIZES = [
 
 
 class Table:
-    """Runs the programs of a theme, or its sample, when the first of them is asked for."""
+    """Runs the programs of a theme, or its sample, when the first of them is needed."""
 
     def __init__(self, factory: pytest.TempPathFactory, whole: bool) -> None:
         self.factory = factory

@@ -1,4 +1,4 @@
-"""What became of a run, and whether that is what the law allows."""
+"""Judges a run: its outcome, and whether that outcome is allowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Values = Dict[str, List[float]]
 
 @dataclass
 class Verdict:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         outcome: "right", "error", "hangs", "killed" (hangs beyond every time limit), "parts", "wrong" or "unavailable".
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def verdict(ranks: Ranks, hand: Ranks, close: float) -> Verdict:
-    """What became of a run, beside the reference of the same program."""
+    """The outcome of a run, compared with the reference of the same program."""
     records = [record for _, record in ranks]
     if any(record and record.get("unavailable") for record in records):
         return Verdict("unavailable", next(str(record["unavailable"]) for record in records if record))
@@ -46,7 +46,7 @@ def errors(ranks: Ranks) -> List[str]:
 
 
 def _trained(records: List[Any], hand: List[Any], close: float) -> Verdict:
-    """What became of a run in which no rank failed."""
+    """The outcome of a run in which no rank failed."""
     apart = max(_between_ranks(records), default=0.0)
     # Sums of three are rounded alike on all ranks, so that no difference between replicas is allowed ever.
     if apart:
@@ -67,7 +67,7 @@ def _between_ranks(records: List[Any]) -> Iterator[float]:
 
 
 def difference(one: Any, other: Any) -> float:
-    """How far a run's parameters are from those of another run, at most."""
+    """The largest distance between the parameters of two runs."""
     if len(one["values"]) != len(other["values"]):
         return float("inf")
     return max(
@@ -79,7 +79,7 @@ def difference(one: Any, other: Any) -> float:
 def _far(one: List[float], other: List[float]) -> float:
     if len(one) != len(other):
         return float("inf")
-    # What is no number is the same as what is no number.
+    # NaN equals NaN here.
     return max((abs(a - b) if a == a or b == b else 0.0 for a, b in zip(one, other) if a != b), default=0.0)
 
 
@@ -102,13 +102,13 @@ def spoiled(ranks: Ranks, hand: Ranks, close: float) -> float:
     return worst if worst > close else 0.0
 
 
-def broken(kind: Kind, plain: Verdict, ours: Verdict, ranks: Ranks, stock: Ranks, hand: Ranks, size: int) -> str:
-    """Why a run under ddpfix breaks the law, or ""."""
+def broken(kind: Kind, plain: Verdict, ours: Verdict, ranks: Ranks, unpatched: Ranks, hand: Ranks, size: int) -> str:
+    """Why the outcome of a run under ddpfix is not allowed, or ""."""
     if "unavailable" in (plain.outcome, ours.outcome):
         return ""
     close = kind.close if size == 2 else max(kind.close, kind.close_three)
     if plain.outcome == "right":
-        return _as_plain(kind, ours, ranks, stock, size)
+        return _as_plain(kind, ours, ranks, unpatched, size)
     if kind.ours == "plain":
         logs = "".join(log for log, _ in ranks)
         same = ours.outcome == plain.outcome or ours.outcome in ("right", "error")
@@ -123,15 +123,15 @@ def broken(kind: Kind, plain: Verdict, ours: Verdict, ranks: Ranks, stock: Ranks
     return f"un-averaged gradients were used before the error: {far:.1e} from the reference" if far else ""
 
 
-def _as_plain(kind: Kind, ours: Verdict, ranks: Ranks, stock: Ranks, size: int) -> str:
+def _as_plain(kind: Kind, ours: Verdict, ranks: Ranks, unpatched: Ranks, size: int) -> str:
     """A program that plain torch trains rightly trains the same, and sends no more from its second step on."""
     if ours.outcome not in ("right", "wrong"):
         return f"{ours.outcome}, where plain torch is right: {ours.text}"
-    pairs = [(record, plain) for (_, record), (_, plain) in zip(ranks, stock)]
+    pairs = [(record, plain) for (_, record), (_, plain) in zip(ranks, unpatched)]
     far = max(difference(record, plain) for record, plain in pairs)
     if far > (0.0 if size == 2 else kind.close_three):
         return f"parameters are {far:.1e} from plain torch's"
-    return more_sent([record for _, record in ranks], [record for _, record in stock])
+    return more_sent([record for _, record in ranks], [record for _, record in unpatched])
 
 
 def more_sent(records: List[Any], plains: List[Any]) -> str:
@@ -145,11 +145,11 @@ def more_sent(records: List[Any], plains: List[Any]) -> str:
     return ""
 
 
-def as_declared(kind: Kind, plain: Verdict, stock: Ranks) -> str:
+def as_declared(kind: Kind, plain: Verdict, unpatched: Ranks) -> str:
     """Why plain torch does not do what is declared of it, or ""."""
     outcome = "hangs" if plain.outcome == "killed" else plain.outcome
     if outcome in ("unavailable", kind.plain):
-        if outcome == "error" and not re.search(kind.plain_cause, " | ".join(errors(stock))):
+        if outcome == "error" and not re.search(kind.plain_cause, " | ".join(errors(unpatched))):
             return f"plain torch's error is another one: {plain.text}"
         return ""
     return f"plain torch: {plain.outcome}, declared: {kind.plain}; {plain.text}"
