@@ -1,4 +1,4 @@
-"""Records of what was changed, and how a layer of ours is found and taken away below those of other patchers."""
+"""Records of what was changed, and how a layer of ours is found and removed below the layers of other patchers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Record:
         return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.attribute}"
 
     def undo(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
-        """Take our layer away; returns what could not be done, in words.
+        """Take our layer away; returns what could not be done, as a message, or None.
 
         Args:
             taken: (layer of another patcher, ours below it) of what has been taken away: copies share their layers.
@@ -47,14 +47,14 @@ class Record:
             if self in IN_PLACE:
                 IN_PLACE.remove(self)
             for record in IN_PLACE:
-                # A later layer of ours stands on this one: what it gives back one day is what this one gives back.
+                # A later layer of ours wraps this one: when it is undone, it restores what this one restores.
                 if record.was is self.now:
                     record.was = self.was
                     record.inherited = self.inherited and record.owner is self.owner
         return problem
 
     def in_place(self) -> bool:
-        """Whether our layer is where it was put, alone or below those of others."""
+        """Whether our layer is where it was put, alone or below the layers of others."""
         current = vars(self.owner).get(self.attribute, MISSING)
         return _is_layer(current, self.now) or any(_is_layer(layer, self.now) for layer in _layers(current))
 
@@ -88,12 +88,12 @@ def _is_layer(found: Any, ours: Any) -> bool:
 
 
 def is_proxy(found: Any) -> bool:
-    # isinstance is answered by what a proxy wraps.
+    # isinstance would look at what the proxy wraps.
     return issubclass(type(found), _PROXY)
 
 
 def _relink(top: Any, ours: Any, was: Any) -> bool:
-    """Find our layer below those of other patchers, and put the original in its place wherever they hold it."""
+    """Find our layer below the layers of other patchers, and put the original in its place wherever they hold it."""
     found, waiting, seen = False, [top], set()
     while waiting:
         layer = waiting.pop()
@@ -122,7 +122,7 @@ def _layers(top: Any) -> Iterator[Any]:
 
 
 def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
-    """What a wrapper calls, by all ways that wrappers use, each with the means to replace it."""
+    """What a wrapper calls, in every way that wrappers hold it, each with a function to replace it."""
     if is_proxy(layer):
         yield layer.__wrapped__, functools.partial(setattr, layer, "__wrapped__")
         yield getattr(layer, "_self_parent", None), lambda _: None
@@ -131,7 +131,7 @@ def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
             yield _content(cell), functools.partial(setattr, cell, "cell_contents")
         yield layer.__dict__.get("__wrapped__"), functools.partial(setattr, layer, "__wrapped__")
     else:
-        # classmethod and staticmethod hold their function for good, so it is only looked into.
+        # The function in a classmethod or staticmethod cannot be replaced, so it is only searched.
         yield getattr(layer, "__func__", None), lambda _: None
 
 
@@ -149,17 +149,17 @@ def take_back_copies(undone: List[Record]) -> None:
         setattr(module, name, functions[id(old)].was)
 
 
-def stale_copies(those: Sequence[Tuple[Any, ModuleType]]) -> List[Tuple[Any, ModuleType, str]]:
-    """Where other imported modules have objects that they took from their homes, by any name.
+def stale_copies(originals: Sequence[Tuple[Any, ModuleType]]) -> List[Tuple[Any, ModuleType, str]]:
+    """Where other imported modules hold copies of objects that are defined elsewhere, under any name.
 
     Args:
-        those: (object, the module that it is at home in).
+        originals: (object, the module that defines it).
 
     Returns:
         (object, module, name of its global).
     """
-    found: Dict[Any, Tuple[Any, ModuleType, str]] = {}
-    homes = {id(old): (old, home) for old, home in those}
+    copies: Dict[Any, Tuple[Any, ModuleType, str]] = {}
+    homes = {id(old): (old, home) for old, home in originals}
     for module in list(sys.modules.values()) if homes else ():
         names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
         # The values of a lazy module are looked at in its dictionary only: an attribute look-up could import something.
@@ -170,5 +170,5 @@ def stale_copies(those: Sequence[Tuple[Any, ModuleType]]) -> List[Tuple[Any, Mod
             old, home = homes.get(id(value), (None, module))
             # By identity: a module may go by two names (a script that is __main__ and __mp_main__).
             if module is not home and value is old:
-                found[id(module), name] = (old, module, name)
-    return list(found.values())
+                copies[id(module), name] = (old, module, name)
+    return list(copies.values())
