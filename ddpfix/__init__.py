@@ -1,7 +1,7 @@
-"""ddpfix applies the known cures for multi-GPU fine-tuning failures to the installed toolkits.
+"""ddpfix applies the known fixes for multi-GPU fine-tuning failures to the installed toolkits.
 
-Importing this package does nothing and costs nothing: each name below is fetched when it is asked for.
-``import ddpfix.auto`` switches the cures on; ``ddpfix.activate()`` does so with arguments.
+Importing this package does nothing and costs nothing: each name below is imported when it is first used.
+``import ddpfix.auto`` switches the fixes on; ``ddpfix.activate()`` does so with arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpfix.ranks.agreement import AgreementError as AgreementError
     from ddpfix.ranks.traffic import traffic as traffic
 
-_HOMES = {
+_MODULES = {
     "activate": "engine",
     "deactivate": "engine",
     "report": "engine",
@@ -42,13 +42,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'ddpfix' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("ddpfix." + home), name)
+    return getattr(import_module("ddpfix." + module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

@@ -33,7 +33,7 @@ def wake() -> None:
 
         engine.switch_on()
     except (Exception, SystemExit) as error:
-        # Our own errors are ValueErrors and speak for themselves; of others the kind has to be said too.
+        # The message of a ValueError of ours is complete; for any other error, its type is needed as well.
         _env.say(f"not activated: {error if isinstance(error, ValueError) else repr(error)}")
 
 
@@ -56,7 +56,7 @@ def watched() -> frozenset[str]:
 
 
 def _toolkits(lines: Iterable[str]) -> list[str]:
-    found, inside, depth = [], False, 0
+    names, inside, depth = [], False, 0
     for line in lines:
         if line[:1] not in " #\n":
             if inside:
@@ -67,5 +67,5 @@ def _toolkits(lines: Iterable[str]) -> list[str]:
             indent = len(line) - len(line.lstrip())
             depth = depth or indent
             if indent == depth:
-                found.append(line.partition(":")[0].strip())
-    return found
+                names.append(line.partition(":")[0].strip())
+    return names

@@ -23,7 +23,7 @@ def switch(value: str) -> bool:
 
 
 def say(message: str) -> None:
-    """One line on stderr. It may be closed, full or a broken pipe, and none of that may end the program."""
+    """Write one line to stderr. It may be closed, full or a broken pipe, and none of that may end the program."""
     line = "ddpfix: " + message.replace("\n", " ") + "\n"
     try:
         if sys.stderr is sys.__stderr__ and sys.stderr is not None:
@@ -36,17 +36,17 @@ def say(message: str) -> None:
 
 
 def is_on(value: str) -> bool:
-    """Like :func:`switch`, but a value that is not understood is said once a process, and nothing is switched on."""
+    """Like :func:`switch`, but a value that is not understood is reported once a process, and does not mean on."""
     try:
         return switch(value)
     except ValueError as error:
-        if value not in _said:
-            _said.append(value)
+        if value not in _reported:
+            _reported.append(value)
             say(f"not activated: {error}")
         return False
 
 
-_said: list[str] = []
+_reported: list[str] = []
 
 
 def refused() -> bool:

@@ -1,8 +1,8 @@
-"""Ties it together: settings and matrix give decisions, the finder tells what was imported, patches are put in place.
+"""The engine: settings and matrix give decisions, the finder reports imports, and patches are put in place.
 
 A patch is *armed* when it waits for its target, *registered* when it will act later (when a model is wrapped, say), and
-*applied* when it is in place. What a patch has done is what its site has recorded, not what it says. A patch that
-raises is undone and reported, and the import that it hooked succeeds.
+*applied* when it is in place. What a patch has done is read from the records of its site. A patch that raises is
+undone and reported, and the import that it hooked succeeds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpfix.patching.report import Report
 
 _LOCK = threading.RLock()
-_SEEING = threading.Lock()
+_RECOGNISING = threading.Lock()
 
 
 class Engine:
@@ -37,7 +37,7 @@ class Engine:
     def __init__(self, arguments: Mapping[str, object]) -> None:
         self.matrix = loader.load(thorough=False)
         self.settings = settings.read(arguments, self.matrix.patches)
-        # Toolkits that are known by their marks only: nobody looks for them before one is imported, or asked about.
+        # Toolkits that are known by their marks only: they are looked for when one is imported, or a report is made.
         self.unseen = set(self.matrix.marks)
         self.toolkits = detect.installed_versions(self.matrix, later=self.unseen)
         self._decided = {d.patch: d for d in resolve.resolve(self.matrix, self.toolkits, self.settings)}
@@ -58,19 +58,19 @@ class Engine:
         return list(self._decided.values())
 
     def recognise(self, toolkit: str) -> None:
-        """Look what a toolkit without metadata is, and arm its patches; one that is not there is looked for again."""
+        """Find the version of a toolkit without metadata, and arm its patches; an absent one is looked for again."""
         version = detect.recognise(toolkit, self.matrix.marks[toolkit])
         if version is None:
             return
         installed = {**self.toolkits, toolkit: version}
-        own = [
-            self.matrix.patches[name] for name in self.matrix.in_order() if self.matrix.patches[name].toolkit == toolkit
+        ids = [name for name in self.matrix.in_order() if self.matrix.patches[name].toolkit == toolkit]
+        own_decisions = [
+            resolve.decide(self.matrix, self.matrix.patches[name], installed, self.settings) for name in ids
         ]
-        alone = [resolve.decide(self.matrix, patch, installed, self.settings) for patch in own]
-        all_others = {**self._decided, **{decision.patch: decision for decision in alone}}
-        decided = [resolve.settled(self.matrix, decision, all_others) for decision in alone]
-        # A finder asks while it holds the import lock, so nothing is imported while this lock is held.
-        with _SEEING:
+        everything = {**self._decided, **{decision.patch: decision for decision in own_decisions}}
+        decided = [resolve.settled(self.matrix, decision, everything) for decision in own_decisions]
+        # A finder calls this while it holds the import lock, so nothing is imported while this lock is held.
+        with _RECOGNISING:
             if toolkit in self.unseen:
                 self.toolkits[toolkit] = version
                 self._decided.update((decision.patch, decision) for decision in decided)
@@ -99,10 +99,10 @@ class Engine:
                 ready = [part for part in self.deferred if _top(part.__name__) == name]
                 self.deferred = [part for part in self.deferred if part not in ready]
                 for part in ready:
-                    # A module that was imported twice meanwhile counts as what it is now.
+                    # If the module was imported a second time by now, the newer one is patched.
                     self._put_in_place(sys.modules.get(part.__name__, part))
             elif _initializing(sys.modules.get(_top(name))):
-                # The patches import from the toolkit, which works only when its own import has come to its end.
+                # The patches import from the toolkit, which works only when its own import has finished.
                 self.deferred.append(module)
                 return
             self._put_in_place(module)
@@ -113,7 +113,7 @@ class Engine:
                 self._apply(armed, module)
 
     def catch_up(self) -> None:
-        """Patch what had been imported before us."""
+        """Patch what had been imported before ddpfix."""
         with site.one_search():
             for module in list(sys.modules.values()):
                 name = getattr(module, "__name__", None)
@@ -144,11 +144,11 @@ class Engine:
             self.waiting.remove(armed)
 
     def verify(self) -> List[str]:
-        """What is not in place any more, in words: a toolkit may import a module of its own a second time."""
+        """Messages about patches that are no longer in place: a toolkit may import a module of its own twice."""
         records = [(patch, record) for patch, own in self.sites.items() for record in own.in_force()]
         lost = [(patch, record) for patch, record in records if _outdated(record.owner) or not record.in_place()]
-        said = [f"{patch} is not in place any more at {r.owner.__name__}.{r.attribute}" for patch, r in lost]
-        return list(dict.fromkeys(said))
+        messages = [f"{patch} is not in place any more at {r.owner.__name__}.{r.attribute}" for patch, r in lost]
+        return list(dict.fromkeys(messages))
 
     def undo(self) -> List[str]:
         problems = [problem for own in reversed(list(self.sites.values())) for problem in own.undo()]
@@ -197,7 +197,7 @@ class Engine:
     def facts(self) -> Dict[str, str]:
         """What has to be equal on every rank: versions, settings, decisions, and patches that could not be applied.
 
-        What happens to be imported so far is left out: rank 0 may well import more than the others.
+        The modules that are imported so far are left out: rank 0 may import more than the others.
         """
         found, decisions = {"ddpfix": __version__}, self.decisions
         found.update({f"{name} version": str(version) for name, version in self.toolkits.items()})
@@ -208,7 +208,7 @@ class Engine:
 
 
 def _armed(decision: Decision) -> List[Armed]:
-    """What a decision makes wait, one for each target."""
+    """One entry for each target of a decision to apply a patch."""
     if decision.action != State.APPLY or decision.row is None:
         return []
     return [Armed(decision, target) for target in decision.row.targets]
@@ -224,7 +224,7 @@ def _initializing(module: Optional[ModuleType]) -> bool:
 
 
 def _locate(module: ModuleType, target: Target) -> Any:
-    """The target's owner (module or class), after checking that the target is there and takes what we count on."""
+    """The target's owner (module or class), after checking that the target exists and takes the parameters we need."""
     owner: Any = module
     *path, last = target.attribute.split(".")
     for part in path:
@@ -279,17 +279,17 @@ def activate(**arguments: object) -> Report:
 
 
 def switch_on(**arguments: object) -> None:
-    """What :func:`activate` does, without a report: a report looks for every toolkit."""
+    """Do what :func:`activate` does, without a report: a report looks for every toolkit."""
     global _engine
     with _LOCK:
         if _env.refused():
             return
         if _engine is None or arguments:
-            # Built first: bad input has to leave the activation in force as it is.
+            # Built first, so that bad input leaves the activation in force as it is.
             engine = Engine(arguments)
             if _engine is not None:
                 deactivate()
-            # The finder may be asking just now (it woke us): it has to stay the same one.
+            # The finder may be running just now (it woke us): it has to stay the same one.
             _engine = engine
             log.set_level(engine.settings["log"])
             hook = import_hook.install(frozenset({"torch", *engine.matrix.toolkits}))

@@ -1,8 +1,8 @@
-"""The import hook: tells whoever has installed it when a module that is waited for has finished importing.
+"""The import hook: calls back when a module that is waited for has finished importing.
 
-The finder stands first on ``sys.meta_path`` and answers almost every question with one look-up in a set. For a module
-that is waited for, it lets the other finders do their work and then hooks the one call that executes the module: the
-loader and the spec stay the real ones, so ``runpy``, ``inspect`` and ``pkgutil`` see nothing of ours.
+The finder stands first on ``sys.meta_path`` and answers almost every call with one look-up in a set. For a module that
+is waited for, it lets the other finders do their work and then hooks the one call that executes the module: the loader
+and the spec stay the original ones, so ``runpy``, ``inspect`` and ``pkgutil`` see nothing of ours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Finder:
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[ModuleSpec]:
-        """Part of the finder protocol; returns None (the next finder's turn) for all that is not waited for."""
+        """Part of the finder protocol; returns None (the next finder is called) for a module that is not waited for."""
         if name.partition(".")[0] not in self.watched:
             return None
         self._wake()
@@ -54,7 +54,7 @@ class Finder:
         return spec
 
     def _names(self) -> set[str]:
-        # The names being looked for on this thread: a finder may ask the import system for the same name again.
+        # The names being looked for on this thread: another finder may look the same name up again.
         names = getattr(self._busy, "names", None)
         if names is None:
             names = self._busy.names = set()
@@ -62,7 +62,7 @@ class Finder:
 
     def _wake(self) -> None:
         # Another thread waits here until the patches are armed: its toolkit would be imported unpatched otherwise. (An
-        # import statement holds the import lock anyway, others who look for a module may not.)
+        # import statement holds the import lock anyway, other callers of the finder may not.)
         with self._lock:
             wake, self.wake = self.wake, None
             if wake is not None:
@@ -72,7 +72,7 @@ class Finder:
 def _spec_of_others(
     finder: Finder, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType]
 ) -> Optional[ModuleSpec]:
-    """What the finders behind ours say; those before it have had their turn."""
+    """The spec from the finders behind ours; the ones before it have been called already."""
     others: list[object] = list(sys.meta_path)
     for other in others[others.index(finder) + 1 if finder in others else 0 :]:
         find = getattr(other, "find_spec", None)
@@ -91,19 +91,19 @@ def _hook(
     loader: Any = spec.loader
     # The zip loader of Python 3.8 and 3.9 knows only the older protocol.
     method = "exec_module" if hasattr(loader, "exec_module") else "load_module"
-    stock = getattr(loader, method, None)
-    if stock is None or isinstance(loader, type) or hasattr(stock, "ddpfix"):
+    original = getattr(loader, method, None)
+    if original is None or isinstance(loader, type) or hasattr(original, "ddpfix"):
         return
     # A loader made for one module is left as it was when the module's code runs. One that serves many modules (a zip
     # file has a single loader) keeps the hook: the next module may be looked for before this one is executed.
-    alone = getattr(loader, "name", None) == spec.name
+    for_one_module = getattr(loader, "name", None) == spec.name
 
     def execute(subject: Any) -> Any:
-        if alone:
+        if for_one_module:
             vars(loader).pop(method, None)
         if importing is not None and not isinstance(subject, str):
             importing(subject)
-        result = stock(subject)
+        result = original(subject)
         imported(subject if result is None else result)
         return result
 

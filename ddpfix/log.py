@@ -15,12 +15,12 @@ _LEVELS = {
     "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
-_said: Set[str] = set()
-_said_of: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
+_logged: Set[str] = set()
+_logged_about: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
 
 
 class _Named(logging.Formatter):
-    """Every line begins with our name, once."""
+    """Every line begins with the name ddpfix, once."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -43,7 +43,7 @@ def set_level(name: str) -> None:
 
 
 def first_rank() -> bool:
-    """Whether this process is rank 0, by what the launcher says; true where there is no launcher."""
+    """Whether this process is rank 0 according to the launcher; true where there is no launcher."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -74,14 +74,14 @@ def once(message: str, about: object = None) -> None:
 
 
 def first_time(message: str, about: object = None) -> bool:
-    """Whether this is asked for the first time in this process, or for this object."""
-    said = _said if about is None else _said_of.setdefault(about, set())
-    if message in said:
+    """Whether this is the first call with this message in this process, or for this object."""
+    logged = _logged if about is None else _logged_about.setdefault(about, set())
+    if message in logged:
         return False
-    said.add(message)
+    logged.add(message)
     return True
 
 
 def error(message: str) -> None:
-    """Why this rank ends: from every rank, because the others may not know."""
+    """Log why this rank ends: from every rank, because the others may not know."""
     _logger().error(message)

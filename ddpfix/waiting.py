@@ -1,4 +1,4 @@
-"""Targets whose modules have not been imported yet: which of them wait for a module, asked at every import."""
+"""Targets whose modules have not been imported yet, and which of them wait for a module (looked up at every import)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Armed:
 
     @property
     def for_many(self) -> bool:
-        """Whether it goes on waiting when a module of its pattern has come."""
+        """Whether it goes on waiting after one module of its pattern was imported."""
         return "*" in self.target.module
 
 
 class Waiting:
     """All that is armed, in the order in which it was.
 
-    Nearly every question is about a module that nothing waits for, and its answer is one look into a dictionary and
-    one match for each of the few patterns.
+    Nearly every look-up is for a module that nothing waits for; it costs one look into a dictionary and one match for
+    each of the few patterns.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class Waiting:
         self._patterns: List[Tuple[int, Armed, re.Pattern[str]]] = []
         self._count = 0
 
-    def add(self, those: Iterable[Armed]) -> None:
-        for armed in those:
+    def add(self, patches: Iterable[Armed]) -> None:
+        for armed in patches:
             self._count += 1
             if armed.for_many:
                 self._patterns = [*self._patterns, (self._count, armed, pattern(armed.target.module))]

@@ -29,7 +29,7 @@ def _say(line: str) -> None:
     try:
         os.write(sys.stderr.fileno(), line.encode("utf-8", "backslashreplace"))
     except Exception:
-        # Where stderr is closed or full there is nobody to tell.
+        # Where stderr is closed or full the line cannot be shown.
         return
 
 

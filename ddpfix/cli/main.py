@@ -28,7 +28,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ddpfix", description="The known cures for multi-GPU fine-tuning failures.")
+    parser = argparse.ArgumentParser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="{run,plan,explain,demo}")
     _add_run(commands)
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     _add_settings(plan)
     plan.set_defaults(action=_plan)
-    explain = commands.add_parser("explain", help="the problem that a patch cures, the evidence, versions and setting")
+    explain = commands.add_parser("explain", help="the problem that a patch fixes, the evidence, versions and setting")
     explain.add_argument("patch", help="a patch id as plan prints it, such as transformers.layerdrop")
     explain.set_defaults(action=_explain)
     _add_demo(commands)
@@ -48,7 +48,7 @@ def _split(words: List[str]) -> Tuple[List[str], List[str]]:
     """The words for us, and the command that ``run`` starts: argparse would look for our options in that too.
 
     ``argparse.REMAINDER`` begins with a positional, so that ``-m module`` would be refused; with ``-m`` as an option of
-    ours, ``-mmodule --unused x`` would take what is the module's for ours.
+    ours, the options of the module in ``-mmodule --unused x`` would be taken for ours.
     """
     if words[:1] != ["run"]:
         return words, []
@@ -79,8 +79,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser(
         "demo",
-        help="two real ranks on the CPU: the failure, then the cure",
-        description="Trains a tiny random model on two ranks (CPU, no download), stock and then under ddpfix.",
+        help="two real ranks on the CPU: the failure, then the fix",
+        description="Trains a tiny random model on two ranks (CPU, no download), unpatched and then under ddpfix.",
     )
     demo.add_argument("--model", choices=("wavlm", "bart"), default="wavlm", help="a tiny random one [wavlm]")
     demo.add_argument("--loop", choices=("plain", "accelerate", "trainer"), default="plain", help="who trains [plain]")

@@ -86,10 +86,10 @@ def _groups(entries: List[Dict[str, Any]]) -> Table:
     toolkits = list(dict.fromkeys(entry["toolkit"] for entry in entries))
     order = list(_STYLES)
     for toolkit, action, tested in sorted(groups, key=lambda g: (toolkits.index(g[0]), order.index(g[1]), not g[2])):
-        found = groups[toolkit, action, tested]
+        members = groups[toolkit, action, tested]
         shown = action + ("" if tested else " (untested)")
-        name = f"{toolkit} {found[0]['version'] or '-'}"
-        table.add_row(name, Text(shown, style=_STYLES[action]), Text(_in_short(action, found)))
+        name = f"{toolkit} {members[0]['version'] or '-'}"
+        table.add_row(name, Text(shown, style=_STYLES[action]), Text(_in_short(action, members)))
     return table
 
 

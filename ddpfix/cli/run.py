@@ -98,7 +98,7 @@ def interpreter_flags() -> List[str]:
 
 
 def _original_argv() -> Optional[List[str]]:
-    """The words that the interpreter was started with, its own flags included; None where nobody knows."""
+    """The words that the interpreter was started with, its own flags included; None where they are not known."""
     known: Optional[List[str]] = getattr(sys, "orig_argv", None)
     if known is not None:
         return known
@@ -129,7 +129,7 @@ def environment(chosen: Mapping[str, str]) -> Dict[str, str]:
     """The environment of the command: DDPFIX=1, the settings, and a way in if needed."""
     environ = dict(os.environ)
     if _env.refused():
-        # A value that is not understood has just been said, and the children need not say it again.
+        # A value that is not understood has just been reported, and the children need not report it again.
         environ["DDPFIX"] = "0"
         return environ
     environ["DDPFIX"] = "1"
@@ -137,7 +137,7 @@ def environment(chosen: Mapping[str, str]) -> Dict[str, str]:
         environ[settings.PREFIX + name.upper()] = value
     if not installed():
         folder = str(Path(__file__).parents[1] / "_site")
-        # Without an installed ddpfix.pth (a checkout), a sitecustomize of ours does its work and then the user's own.
+        # Without an installed ddpfix.pth (a checkout), our sitecustomize does its work and then imports the user's own.
         environ["PYTHONPATH"] = os.pathsep.join(p for p in (folder, environ.get("PYTHONPATH", "")) if p)
     return environ
 

@@ -1,1 +1,1 @@
-"""Layers that all ranks skip alike. No toolkit is known here: what is particular to one comes in as an argument."""
+"""Layers that all ranks skip alike. Nothing here depends on a toolkit: what is particular to one is an argument."""

@@ -1,7 +1,7 @@
-"""Copies a function that draws, so that its draws can be answered; the function itself is never changed.
+"""Copies a function that draws, so that its draws can be replaced; the function itself is never changed.
 
-In the copy the names ``torch``, ``random`` and ``numpy`` lead to look-alikes, which take the stock number first, so
-every generator advances as in stock.
+In the copy the names ``torch``, ``random`` and ``numpy`` refer to look-alikes. A look-alike first draws the original
+number, so every generator advances as it does without ddpfix.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ddpfix.patching.temporary import LookAlike
 
 _SOURCES = ("torch", "random", "np", "numpy")
 _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
-# What rates are called in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
+# Names of rates in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
 _RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
-# What a list of modules that skips some of them calls its rate, or its rates; only there is it known to be one.
+# The name of the rate, or rates, in a list of modules that skips some of them; elsewhere it may be anything.
 _RATE_OF_LIST = "p"
-# What a module may call a numpy generator of its own.
+# Names under which a module may hold a numpy generator of its own.
 _GENERATORS = ("rng",)
 _HIDDEN = "_ddpfix_"
 
@@ -32,7 +32,7 @@ class Traits(NamedTuple):
     """What is particular to the code of one toolkit.
 
     Attributes:
-        checks: functions that a forward asks in order to run all layers, also those that are to be skipped.
+        checks: functions that a forward calls to know whether all layers have to run, skipped ones included.
         skipped_output: the constant that stands for the outputs of a skipped layer where it has fewer of them than a
             layer that ran; it is made as long as theirs.
     """
@@ -42,16 +42,16 @@ class Traits(NamedTuple):
 
 
 class _LookAlike(LookAlike):
-    """Stands for a module in the copied function, which asks by the hidden names for what it draws from."""
+    """Stands for a module in the copied function, which looks up what it draws from by the hidden names."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self, name[len(_HIDDEN) :]) if name.startswith(_HIDDEN) else getattr(self._original, name)
 
 
-def _scalar_draw(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
+def _scalar_draw(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def drawn(*args: Any, **kwargs: Any) -> Any:
-        value = stock(*args, **kwargs)
+        value = original(*args, **kwargs)
         call = draw.CURRENT.get()
         if call is None:
             return value
@@ -67,12 +67,12 @@ def _scalar_draw(stock: Callable[..., Any]) -> Callable[..., Any]:
     return drawn
 
 
-def _vector(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _vector(original: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.empty(n).uniform_()`` draws one number a layer for all layers at once."""
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def empty(*args: Any, **kwargs: Any) -> Any:
-        value = stock(*args, **kwargs)
+        value = original(*args, **kwargs)
         call = draw.CURRENT.get()
         if call is not None and value.dim() == 1:
             value.uniform_ = functools.partial(_filled, call, value)
@@ -100,23 +100,23 @@ def _look_alike(module: ModuleType) -> _LookAlike:
 
 
 def innermost(function: Any) -> Any:
-    """The function below all decorators that left a ``__wrapped__``."""
+    """The function below all decorators that set ``__wrapped__``."""
     return inspect.unwrap(function)
 
 
 def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
     """Where a forward reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
-    found: List[Tuple[str, ...]] = []
+    paths: List[Tuple[str, ...]] = []
     before = ""
     for instruction in _instructions(innermost(function).__code__):
         name = instruction.argval
         if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             if any(rate in name for rate in _RATES) or (name == _RATE_OF_LIST and iterates(function)):
-                found.append(("config", name) if before == "config" else (name,))
+                paths.append(("config", name) if before == "config" else (name,))
             before = name
         else:
             before = ""
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(paths))
 
 
 # Each class that is covered asks a handful of questions about the same code, and each takes most of a millisecond.
@@ -126,12 +126,12 @@ def _instructions(code: CodeType) -> Tuple[dis.Instruction, ...]:
 
 
 def iterates(function: Any) -> bool:
-    """Whether this is the method that hands out what a container holds."""
+    """Whether this is the ``__iter__`` of a container."""
     return getattr(innermost(function), "__name__", "") == "__iter__"
 
 
 def draws_layers(function: Any) -> bool:
-    """Whether this forward names a LayerDrop rate and a scalar random draw: it decides about layers by itself."""
+    """Whether this forward names a LayerDrop rate and a scalar random draw: it decides itself which layers run."""
     code = getattr(innermost(function), "__code__", None)
     if code is None or not _DRAWS.intersection(code.co_names):
         return False
@@ -164,22 +164,22 @@ def rename(site: Site, function: FunctionType, traits: Traits) -> CodeType:
     return code.replace(co_names=renamed, co_consts=_complete_outputs(code, traits.skipped_output))
 
 
-def lead_generators(site: Site, owner: type, function: FunctionType) -> None:
+def add_hidden_generators(site: Site, owner: type, function: FunctionType) -> None:
     """Give a class the hidden names under which the copy of its forward finds a generator of the module's own."""
     for name in _GENERATORS:
         hidden = _HIDDEN + name
         if name in function.__code__.co_names and hidden not in vars(owner):
-            setattr(owner, hidden, property(functools.partial(_led, name)))
+            setattr(owner, hidden, property(functools.partial(_generator_look_alike, name)))
             site.at_undo(functools.partial(delattr, owner, hidden))
 
 
-def _led(name: str, module: Any) -> _LookAlike:
+def _generator_look_alike(name: str, module: Any) -> _LookAlike:
     generator = getattr(module, name)
     return _LookAlike(generator, {"random": _scalar_draw(generator.random)})
 
 
 def _used(name: str, code: CodeType) -> bool:
-    """numpy may be there for other things than its generators; it may then be an attribute, too (``x.numpy()``)."""
+    """Whether numpy is used for its generators; the name may also be an attribute (``x.numpy()``)."""
     return name not in ("np", "numpy") or "random" in code.co_names
 
 
@@ -209,22 +209,22 @@ def _complete_outputs(code: CodeType, short: Tuple[None, ...]) -> Tuple[Any, ...
     return tuple((None,) * 5 if value == short and not unpacked else value for value in code.co_consts)
 
 
-# Those of the checks (see Traits) that need not be asked while the decisions are the schedule's: put here by a patch.
+# The checks (see Traits) that are skipped while the schedule decides, because ranks agree; a patch registers them.
 SKIPPABLE_CHECKS: Registry[str] = Registry("each forward that skips layers")
 
 
-def _unless_shared(name: str, asks: Callable[..., bool]) -> Callable[..., bool]:
-    """A toolkit may run every layer of a sharded model, because ranks might disagree. Here they do not.
+def _unless_shared(name: str, check: Callable[..., bool]) -> Callable[..., bool]:
+    """Skip a toolkit's check that runs every layer of a sharded model because ranks might disagree: here they agree.
 
     A recomputation in backward repeats the decisions of a step, and must run what the forward ran.
     """
 
-    @functools.wraps(asks)
+    @functools.wraps(check)
     def must_run_all(*args: Any, **kwargs: Any) -> bool:
         call = draw.CURRENT.get()
         if call is not None and call.base is not None and name in SKIPPABLE_CHECKS:
             return False
-        all_run = asks(*args, **kwargs)
+        all_run = check(*args, **kwargs)
         if all_run and call is not None:
             call.whole = True
         return all_run

@@ -1,11 +1,11 @@
-"""Answers a toolkit's own random draws with shared ones, and leaves everything else to the toolkit's own code.
+"""Replaces a toolkit's own random draws by shared ones, and leaves everything else to the toolkit's own code.
 
 A forward that skips layers at random reads ``if torch.rand([]) < rate: skip``. For a training forward inside a wrapped
-model we run a copy of that function in which the names ``torch``, ``random`` and ``numpy`` lead to look-alikes. They
-take the stock number first, so every generator advances as in stock, and answer with a :class:`Draw` instead: the
-schedule's number, which notes the comparison that the toolkit makes with it. What a skipped layer returns, which layer
-may be skipped and what the rate is stays the toolkit's business. The stock function is never changed: it serves
-evaluation, single processes and everything else.
+model we run a copy of that function in which the names ``torch``, ``random`` and ``numpy`` refer to look-alikes. They
+first draw the original number, so every generator advances as it does without ddpfix, and return a :class:`Draw`
+instead: the schedule's number, which records the comparison that the toolkit makes with it. The toolkit's code still
+decides what a skipped layer returns, which layer may be skipped and what the rate is. The original function is never
+changed: evaluation, single processes and everything else run it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NO_TRAITS = code_copy.Traits()
 
 
 class Covered:
-    """A function that draws, and its copy that answers to the schedule."""
+    """A function that draws, and its copy that follows the schedule."""
 
     def __init__(self, site: Site, function: Any, traits: code_copy.Traits = _NO_TRAITS) -> None:
         inner = innermost(function)
@@ -60,7 +60,7 @@ class Covered:
         self.rate = _reader(self.paths, code_copy.iterates(function))
         self.never = False
         self.choose: Callable[..., Optional[Call]] = lambda module, args, kwargs: None
-        self.stock = function
+        self.original = function
         self.generates = inspect.isgeneratorfunction(inner)
         copy = code_copy.copy_with(inner, code_copy.rename(site, inner, traits))
         skip_frames(copy)
@@ -79,7 +79,7 @@ class Covered:
         return forward  # type: ignore[return-value]
 
     def answered(self, function: Any, call: Optional[Call], module: Any, args: Any, kwargs: Any) -> Any:
-        """Run the function with the draws of this call; with the stock ones if there is none."""
+        """Run the function with the draws of this call; with its own if there is none."""
         if call is None:
             return function(module, *args, **kwargs)
         if self.generates:
@@ -90,10 +90,10 @@ class Covered:
         finally:
             draw.CURRENT.reset(token)
             if call.skipped:
-                call.close(module, self.active(module))
+                call.ended(module, self.active(module))
 
     def _one_by_one(self, made: Iterator[Any], call: Call, module: Any) -> Iterator[Any]:
-        """What a generator hands out; between two of its steps, its call is not the current one."""
+        """The values of a generator; between two of its steps, its call is not the current one."""
         try:
             while True:
                 token = draw.CURRENT.set(call)
@@ -106,7 +106,7 @@ class Covered:
                 yield value
         finally:
             if call.skipped:
-                call.close(module, self.active(module))
+                call.ended(module, self.active(module))
 
     def active(self, module: Any) -> List[str]:
         """The names of the rates above 0, in the order in which the function draws for them."""
@@ -130,11 +130,11 @@ def _recorded(copy: FunctionType) -> FunctionType:
     return forward  # type: ignore[return-value]
 
 
-# Where both are asked.
+# Where both are called.
 _AT = "each forward that skips layers"
 # (begin(module) -> state or None, end(module, state, call)): put here by patches that complete a toolkit's records.
 RECORDERS: Registry[Tuple[Callable[[Any], Any], Callable[[Any, Any, Call], None]]] = Registry(_AT)
-# (module, kwargs) -> whether a call outside of a wrapped model has to be observed, with its stock numbers.
+# (module, kwargs) -> whether a call outside of a wrapped model has to be observed, with its original numbers.
 OBSERVED: Registry[Callable[[Any, Dict[str, Any]], bool]] = Registry(_AT)
 
 
@@ -168,7 +168,7 @@ def cover(
     Args:
         site: records the change.
         owner: the class whose own ``__dict__`` holds the method.
-        choose: ``choose(module, args, kwargs)`` gives the :class:`Call` for a training forward, or None for stock.
+        choose: ``choose(module, args, kwargs)`` gives the :class:`Call` for a training forward; None: no change.
         never: whether no call of ``choose`` skips anything, so that the rate in force is 0.
         rate: ``rate(module)`` gives the rate in force, where it is not the largest that the forward reads.
         traits: what is particular to the toolkit's code.
@@ -178,7 +178,7 @@ def cover(
     """
     method = _method(owner)
     covered = Covered(site, vars(owner)[method], traits)
-    code_copy.lead_generators(site, owner, innermost(covered.stock))
+    code_copy.add_hidden_generators(site, owner, innermost(covered.original))
     covered.never = never
     covered.rate = rate or covered.rate
     covered.choose = choose
@@ -190,8 +190,8 @@ def cover(
     return covered
 
 
-def silence(site: Site, owner: type, method: Optional[str] = None) -> None:
-    """Have ``owner`` do what it does at rate 0, whatever rates its instances hold.
+def never_skip(site: Site, owner: type, method: Optional[str] = None) -> None:
+    """Have ``owner`` run as at rate 0, whatever rates its instances hold.
 
     Args:
         site: records the change.
@@ -202,19 +202,19 @@ def silence(site: Site, owner: type, method: Optional[str] = None) -> None:
         PatchError: the method does not read its rates from ``self``; nothing was changed.
     """
     method = _method(owner) if method is None else method
-    stock = vars(owner)[method]
-    inner = innermost(stock)
-    if any(len(path) > 1 for path in rate_paths(stock)):
+    original = vars(owner)[method]
+    inner = innermost(original)
+    if any(len(path) > 1 for path in rate_paths(original)):
         raise PatchError(f"{inner.__qualname__} does not hold its own rate")
-    if not rate_paths(stock):
+    if not rate_paths(original):
         raise PatchError(f"no LayerDrop rate was found in {inner.__qualname__}")
-    silent = code_copy.rebuild(stock, inner, code_copy.without_rates(inner))
-    covered = Covered(site, stock) if draws_layers(stock) else None
+    without_rates = code_copy.rebuild(original, inner, code_copy.without_rates(inner))
+    covered = Covered(site, original) if draws_layers(original) else None
     if code_copy.NO_RATE not in vars(owner):
         # A list has a rate for each of its layers; below 0, for a number drawn may be 0.
-        setattr(owner, code_copy.NO_RATE, _NoRates() if code_copy.iterates(stock) else 0.0)
+        setattr(owner, code_copy.NO_RATE, _NoRates() if code_copy.iterates(original) else 0.0)
         site.at_undo(functools.partial(delattr, owner, code_copy.NO_RATE))
-    site.wrap_hot(owner, method, lambda stock: silent)
+    site.wrap_hot(owner, method, lambda original: without_rates)
     if covered is not None:
         covered.never = True
         COVERED[owner] = covered
@@ -228,13 +228,13 @@ class _NoRates:
         return [] if instance is None else [-1.0] * len(instance)
 
 
-def _dispatch(covered: Covered, stock: Any) -> Callable[..., Any]:
-    """The forward that decides between the stock function and its copy."""
+def _dispatch(covered: Covered, original: Any) -> Callable[..., Any]:
+    """The forward that decides between the original function and its copy."""
     scheduled, choose, rate = covered.scheduled, covered.choose, covered.rate
 
     def trains(self: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         call = choose(self, args, kwargs)
-        return covered.answered(stock if call is None else scheduled, call, self, args, kwargs)
+        return covered.answered(original if call is None else scheduled, call, self, args, kwargs)
 
     skip_frames(trains)
 
@@ -242,10 +242,10 @@ def _dispatch(covered: Covered, stock: Any) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.training and rate(self):
             return trains(self, args, kwargs)
-        return stock(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     # torch.jit.script compiles the source of the function below, and looks up its names in the globals of this one.
-    return FunctionType(forward.__code__, innermost(stock).__globals__, forward.__name__, None, forward.__closure__)
+    return FunctionType(forward.__code__, innermost(original).__globals__, forward.__name__, None, forward.__closure__)
 
 
 COVERED: Dict[type, Covered] = {}
@@ -257,7 +257,7 @@ def _uncover(owner: type) -> None:
 
 def _read(module: Any, path: Tuple[str, ...]) -> Any:
     for name in path:
-        # Not every branch of a forward is for every instance.
+        # An instance may lack the attributes of some branches of its forward.
         module = getattr(module, name, 0)
     return module
 
@@ -293,14 +293,14 @@ def rate_of(module: Any) -> float:
 
 
 def _rate_in(owner: type) -> Optional[Callable[[Any], Any]]:
-    """What reads the rate of a class that draws; also of one that is left as it is (DDPFIX_LAYERDROP=stock)."""
+    """A function that reads the rate of a class that draws, also of an unpatched one (DDPFIX_LAYERDROP=stock)."""
     covered = COVERED.get(owner)
     if covered is not None:
         return None if covered.never else covered.rate
     if owner not in _RATES:
         method = drawing_method(owner)
-        stock = None if method is None else vars(owner)[method]
-        _RATES[owner] = None if stock is None else _reader(rate_paths(stock), code_copy.iterates(stock))
+        original = None if method is None else vars(owner)[method]
+        _RATES[owner] = None if original is None else _reader(rate_paths(original), code_copy.iterates(original))
     return _RATES[owner]
 
 

@@ -12,7 +12,7 @@ CURRENT: ContextVar[Optional[Call]] = ContextVar("ddpfix_call", default=None)
 
 
 class Draw(float):
-    """A number in [0, 1) that remembers what it decided: toolkits skip if it is below the rate, or keep if above."""
+    """A number in [0, 1) that records what it decided: toolkits skip if it is below the rate, or keep if above."""
 
     __slots__ = ("call", "index")
     call: Call
@@ -39,8 +39,8 @@ class Draw(float):
 class Call:
     """One training call of a function that draws: where its numbers come from and what they decided.
 
-    ``base`` is a stream of :mod:`ddpfix.layerdrop.schedule`, or None to keep the stock numbers and only watch;
-    ``never`` answers so that nothing is skipped. ``vectors``: a vector of numbers decides about all layers at once
+    ``base`` is a stream of :mod:`ddpfix.layerdrop.schedule`, or None to keep the original numbers and only record;
+    with ``never``, no layer is skipped. ``vectors``: a vector of numbers decides about all layers at once
     (elsewhere it is noise).
     """
 
@@ -57,33 +57,33 @@ class Call:
         self.whole = False
         self.skipped: List[int] = []
 
-    def answer(self, stock: Any) -> Draw:
+    def answer(self, original: Any) -> Draw:
         index = self.drawn
         self.drawn = index + 1
-        return self.draw(self.value(index, stock), index)
+        return self.draw(self.value(index, original), index)
 
-    def value(self, index: int, stock: Any) -> float:
-        """The number that answers the draw ``index``."""
+    def value(self, index: int, original: Any) -> float:
+        """The number that replaces the draw ``index``."""
         if self.never:
             # Above every rate, whichever way round the toolkit compares.
             return 2.0
-        return float(stock) if self.base is None else schedule.uniform(self.base, index)
+        return float(original) if self.base is None else schedule.uniform(self.base, index)
 
     def draw(self, value: float, index: int) -> Draw:
         draw = Draw(value)
         draw.call, draw.index = self, index
         return draw
 
-    def answer_all(self, stock: Any) -> Draws:
-        """The answer to a vector of numbers, one a layer; the vector's own numbers are replaced."""
+    def answer_all(self, original: Any) -> Draws:
+        """Replace a vector of numbers, one a layer; the vector's own numbers are overwritten."""
         first = self.drawn
-        self.drawn += len(stock)
+        self.drawn += len(original)
         self.listed = True
-        for index in range(len(stock)):
-            stock[index] = self.value(first + index, stock[index])
-        return Draws(self, stock, first)
+        for index in range(len(original)):
+            original[index] = self.value(first + index, original[index])
+        return Draws(self, original, first)
 
-    def close(self, module: Any, rates: Sequence[str]) -> None:
+    def ended(self, module: Any, rates: Sequence[str]) -> None:
         """Called when a call that skipped something has ended, whether it returned or raised.
 
         Args:
@@ -93,7 +93,7 @@ class Call:
 
 
 class Draws:
-    """A vector of numbers, of which single ones are asked for by index and remember what they decided."""
+    """A vector of numbers, of which single ones are read by index and record what they decided."""
 
     __slots__ = ("_call", "_first", "_values")
 
@@ -126,7 +126,7 @@ class Draws:
 
 
 class StepCall(Call):
-    """A call within a step: when it ends, the step learns which layers it skipped."""
+    """A call within a step: when it ends, it adds the layers that it skipped to the step."""
 
     __slots__ = ("name", "number", "step")
 
@@ -134,18 +134,18 @@ class StepCall(Call):
         super().__init__(base)
         self.step, self.name, self.number = step, name, number
 
-    def close(self, module: Any, rates: Sequence[str]) -> None:
+    def ended(self, module: Any, rates: Sequence[str]) -> None:
         if self.whole:
             return
         if self.listed or layer_count(module) or self.drawn > len(rates):
             first = 0 if self.listed else first_layer(module, self)
-            found = [training.Skip(self.name, self.number, first + index) for index in self.skipped]
+            skips = [training.Skip(self.name, self.number, first + index) for index in self.skipped]
         else:
-            found = [self._own(rates[index]) for index in self.skipped]
-        self.step.skipped.extend(found)
+            skips = [self._own(rates[index]) for index in self.skipped]
+        self.step.skipped.extend(skips)
 
     def _own(self, rate: str) -> training.Skip:
-        """A module that is a layer itself, and draws for itself or for a branch of it, goes by its place in a list."""
+        """The skip of a module that is itself a layer, and draws for itself or a branch; its index is from a list."""
         holder, _, place = self.name.rpartition(".")
         part = rate.partition("_drop")[0] if "branch" in rate else ""
         if place.isdigit():

@@ -10,11 +10,11 @@ from ddpfix.layerdrop import code_copy, cover
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import wrap_hooks
 
-# Changes one class; raises PatchError, and leaves it as it was, where it is not what is expected.
-How = Callable[[Site, type], Any]
+# Changes one class; raises PatchError, and leaves it as it was, where it has another shape than expected.
+Change = Callable[[Site, type], Any]
 
 
-def sharing(traits: code_copy.Traits) -> How:
+def sharing(traits: code_copy.Traits) -> Change:
     """Has all ranks skip the same layers in the training forwards of wrapped models.
 
     Args:
@@ -23,12 +23,12 @@ def sharing(traits: code_copy.Traits) -> How:
     return lambda site, owner: cover.cover(site, owner, cover.shared_call, traits=traits)
 
 
-def silencing(traits: code_copy.Traits) -> How:
+def never_skipping(traits: code_copy.Traits) -> Change:
     """Has no layer skipped, whatever rate a config or a module holds; see :func:`sharing`."""
     return lambda site, owner: cover.cover(site, owner, cover.no_call, never=True, traits=traits)
 
 
-def put(site: Site, owner: type, how: How) -> None:
+def put(site: Site, owner: type, change: Change) -> None:
     """Change a class whose method draws, once.
 
     Raises:
@@ -37,42 +37,42 @@ def put(site: Site, owner: type, how: How) -> None:
     if cover.drawing_method(owner) is None:
         raise PatchError(f"{owner.__qualname__} no longer draws for its layers")
     if owner not in cover.COVERED:
-        how(site, owner)
+        change(site, owner)
 
 
-def in_module(site: Site, module: ModuleType, how: How) -> None:
+def in_module(site: Site, module: ModuleType, change: Change) -> None:
     """Change the classes of a module that draw."""
     values = list(vars(module).values())
-    _put_all(site, [v for v in values if isinstance(v, type) and v.__module__ == module.__name__], how)
+    _put_all(site, [v for v in values if isinstance(v, type) and v.__module__ == module.__name__], change)
 
 
-def in_models(site: Site, how: How) -> None:
+def in_models(site: Site, change: Change) -> None:
     """Change the classes that draw in each model that is wrapped from here on: a user's subclasses are among them."""
-    wrap_hooks.before_wrap(site, _InModels(site, how))
+    wrap_hooks.before_wrap(site, _InModels(site, change))
 
 
 class _InModels:
     """Two of the same patch are equal, so that a model is looked at once."""
 
-    def __init__(self, site: Site, how: How) -> None:
-        self.site, self.how = site, how
+    def __init__(self, site: Site, change: Change) -> None:
+        self.site, self.change = site, change
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _InModels) and (self.site, self.how) == (other.site, other.how)
+        return isinstance(other, _InModels) and (self.site, self.change) == (other.site, other.change)
 
     def __hash__(self) -> int:
-        return hash((self.site, self.how))
+        return hash((self.site, self.change))
 
     def __call__(self, model: Any) -> None:
         levels = (level for module in model.modules() for level in type(module).__mro__)
-        _put_all(self.site, dict.fromkeys(levels), self.how)
+        _put_all(self.site, dict.fromkeys(levels), self.change)
 
 
-def _put_all(site: Site, classes: Iterable[type], how: How) -> None:
+def _put_all(site: Site, classes: Iterable[type], change: Change) -> None:
     for owner in classes:
         if owner in cover.COVERED or cover.drawing_method(owner) is None:
             continue
         try:
-            how(site, owner)
+            change(site, owner)
         except PatchError as error:
             log.warning(f"{owner.__module__}.{owner.__qualname__} skips layers, and ranks may disagree: {error}")

@@ -1,4 +1,4 @@
-"""Finds the call that a recomputation repeats (activation checkpointing runs a forward again inside of backward).
+"""Finds the call that a recomputation repeats (activation checkpointing runs a forward again during backward).
 
 The repeated forward must get the decisions of the first one. Nothing may be drawn to mark calls, so a call is known by
 what checkpointing keeps: first by the storages of its arguments (a detached copy shares them), then by the state of
@@ -64,22 +64,22 @@ def repeated(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Opti
     """The stream of the call that this one repeats; None if this is no recomputation.
 
     Raises:
-        RuntimeError: this is a recomputation, and it cannot be told which call it repeats.
+        RuntimeError: this is a recomputation, and the call that it repeats cannot be determined.
     """
     kept = _PAST.get(module)
     if not kept or (_task is not None and _task() == -1):
         return None
     if _task is None and (training.current() is not None or not _matching(kept, args, kwargs)):
         return None
-    found = _find(list(kept), args, kwargs)
-    if found is None:
+    past = _find(list(kept), args, kwargs)
+    if past is None:
         raise RuntimeError(
             f"ddpfix: {type(module).__name__} is recomputed in backward, and {len(kept)} earlier calls could be the one"
             " that it repeats. Keep checkpoint(..., preserve_rng_state=True), or checkpoint each layer instead of the"
             " whole stack; DDPFIX_LAYERDROP=off trains without LayerDrop."
         )
-    found.repeated = True
-    return found.base
+    past.repeated = True
+    return past.base
 
 
 def _find(kept: List[_Past], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[_Past]:
@@ -94,7 +94,7 @@ def _find(kept: List[_Past], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> O
         fitting = [past for past in kept if rule(past)]
         if len(fitting) == 1:
             return fitting[0]
-        # A rule that fits nothing says nothing: the next one judges the same candidates.
+        # A rule that fits no candidate is left out: the next one is applied to the same candidates.
         kept = fitting or kept
     return None
 

@@ -23,7 +23,7 @@ class Skip(NamedTuple):
 
 
 class Replica:
-    """What one rank knows of one wrapped model: the agreed seed, the iteration, and its modules' names.
+    """The state of one wrapped model on one rank: the agreed seed, the iteration, and its modules' names.
 
     The iteration counts training forwards with gradients enabled, so that an evaluation, on one rank or on all, does
     not shift anything. Every micro-batch of gradient accumulation is an iteration of its own.
@@ -43,14 +43,14 @@ class Replica:
     def key(self, module: Any) -> Tuple[str, int]:
         """The module's qualified name in the wrapped model and its number; the same on every rank."""
         if module not in self._keys:
-            self._learn()
+            self._name_modules()
         if module not in self._keys:
-            # A module outside the wrapped tree (held in a list, say) has no name: its class and order have to do.
+            # A module outside the wrapped tree (held in a list, say) has no name: its class and order are used.
             name = f"{type(module).__qualname__}#{len(self._keys)}"
             self._keys[module] = (name, text_key(name))
         return self._keys[module]
 
-    def _learn(self) -> None:
+    def _name_modules(self) -> None:
         root = self._module()
         for name, module in root.named_modules() if root is not None else ():
             # Wrappers may come and go between runs (checkpoint wrappers, torch.compile); the name must not change.
@@ -62,7 +62,7 @@ _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 
 
 class Step:
-    """One training forward of a wrapped model: hands out streams and keeps what was skipped.
+    """One training forward of a wrapped model: gives out streams and records what was skipped.
 
     Args:
         replica: what this rank knows of the model.
@@ -129,7 +129,7 @@ def leave(token: Tuple[Step, Any]) -> None:
 
 
 def forget() -> None:
-    """Drop all agreed seeds (undo): forwards from here on draw as the stock toolkit does."""
+    """Drop all agreed seeds (undo): forwards from here on draw as they do without ddpfix."""
     _REPLICAS.clear()
 
 

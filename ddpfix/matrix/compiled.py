@@ -1,7 +1,7 @@
 """The matrix as JSON, which is in the wheel beside the YAML: a process that trains reads it in a tenth of the time.
 
 It holds what was read from the YAML when the wheel was built, and the YAML's digest: where that does not fit, because
-somebody has edited the file, the YAML is read. The rows of a patch become objects when they are asked for, because
+somebody has edited the file, the YAML is read. The rows of a patch become objects when they are first read, because
 most of them are about toolkits that are not installed.
 """
 
@@ -51,7 +51,7 @@ def load(path: Path, yaml: Path) -> Optional[Matrix]:
             return None
         rows = Rows({patch["id"]: patch.pop("rows") for patch in whole["patches"]})
         patches = [Patch(**_tuples(patch)) for patch in whole["patches"]]
-        marks = {toolkit: tuple(Mark(**_tuples(mark)) for mark in found) for toolkit, found in whole["marks"].items()}
+        marks = {toolkit: tuple(Mark(**_tuples(mark)) for mark in plain) for toolkit, plain in whole["marks"].items()}
         order = tuple(whole["order"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -60,7 +60,7 @@ def load(path: Path, yaml: Path) -> Optional[Matrix]:
 
 
 class Rows(Sequence[Row]):
-    """Rows that are made of plain data when they are asked for.
+    """Rows that are made of plain data when they are first read.
 
     Args:
         plain: the rows of each patch, as :func:`dump` has written them.

@@ -1,6 +1,6 @@
 """Which versions of the toolkits are installed, without importing them.
 
-A toolkit without metadata is recognised by what its package looks like.
+A toolkit without metadata is recognised by the contents of its package.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str,
     """
     from importlib.metadata import PackageNotFoundError
 
-    found: Dict[str, Optional[str]] = {}
+    versions: Dict[str, Optional[str]] = {}
     for toolkit, distribution in matrix.toolkits.items():
         if toolkit in later or toolkit in matrix.marks:
             # What has marks is known by them alone: its metadata, if any, says 0.0.0 or what else was installed.
-            found[toolkit] = None if toolkit in later else recognise(toolkit, matrix.marks[toolkit])
+            versions[toolkit] = None if toolkit in later else recognise(toolkit, matrix.marks[toolkit])
             continue
         try:
-            found[toolkit] = _version(distribution)
+            versions[toolkit] = _version(distribution)
         except PackageNotFoundError:
-            found[toolkit] = _provided_by_others(toolkit)
+            versions[toolkit] = _provided_by_others(toolkit)
         if toolkit in matrix.version_files:
-            found[toolkit] = _told_by_file(toolkit, matrix.version_files[toolkit]) or found[toolkit]
-    return found
+            versions[toolkit] = _version_in_file(toolkit, matrix.version_files[toolkit]) or versions[toolkit]
+    return versions
 
 
 def _version(distribution: str) -> str:
-    """What the metadata says; raises PackageNotFoundError."""
+    """The version in the metadata; raises PackageNotFoundError."""
     from importlib import metadata
 
     found = metadata.distribution(distribution)
@@ -57,7 +57,7 @@ def _provided_by_others(toolkit: str) -> Optional[str]:
     spec = _spec(toolkit)
     if spec is None or not spec.origin:
         return None
-    # Read from every distribution, which takes long: only here, where it tells something.
+    # This reads every distribution, which takes long, so it is done only here.
     if sys.version_info >= (3, 10):
         from importlib import metadata
     else:
@@ -67,8 +67,8 @@ def _provided_by_others(toolkit: str) -> Optional[str]:
     return f"{UNRECOGNISED} ({own or spec.origin})"
 
 
-def _told_by_file(toolkit: str, file: str) -> Optional[str]:
-    """The version of the package that an import would find: a clone may lie in front of the installed release."""
+def _version_in_file(toolkit: str, file: str) -> Optional[str]:
+    """The version of the package that an import would find: a clone may come before the installed release."""
     from importlib.util import find_spec
 
     try:
@@ -84,7 +84,7 @@ def recognise(toolkit: str, marks: Sequence[Mark]) -> Optional[str]:
 
     Args:
         toolkit: the import name of a top-level package.
-        marks: asked in this order; the first one that holds decides.
+        marks: checked in this order; the first one that holds decides.
 
     Returns:
         A version, :data:`UNRECOGNISED`, or None where no such package is found.
@@ -108,7 +108,7 @@ def folders(toolkit: str) -> Iterator[Path]:
 
 
 def _spec(toolkit: str) -> Any:
-    # Our own finder would ask for the version again, to know whether it waits for this package.
+    # Our own finder would look up the version again, to know whether it waits for this package.
     for other in list(sys.meta_path):
         find = getattr(other, "find_spec", None)
         try:

@@ -16,9 +16,9 @@ def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
 
     Args:
         path: another file than the package's own.
-        thorough: whether rows are held against each other and against patches/, and the file against attacks. The
-            package's own file was, before it was shipped, and every process that trains reads it; it is read as it was
-            compiled then, where it has not been edited since.
+        thorough: whether rows are checked against each other and against patches/, and the file is checked for attacks.
+            This was done for the package's own file before it was shipped, and every process that trains reads it; the
+            compiled form is read, unless the file has been edited since.
 
     Raises:
         MatrixError: the file is missing, is not YAML, or does not follow the schema.
@@ -28,10 +28,10 @@ def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
         stamp = file.stat().st_mtime
     except OSError as error:
         raise MatrixError(f"{file}:1: cannot be read ({error.strerror}); reinstall ddpfix") from None
-    found = None
+    matrix = None
     if path is None and not thorough and places.patches().is_dir():
-        found = compiled.load(file.with_name(compiled.NAME), file)
-    return _from_yaml(str(file), stamp, thorough) if found is None else found
+        matrix = compiled.load(file.with_name(compiled.NAME), file)
+    return _from_yaml(str(file), stamp, thorough) if matrix is None else matrix
 
 
 @lru_cache(maxsize=4)

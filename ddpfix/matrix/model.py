@@ -1,4 +1,4 @@
-"""What ``compat_matrix.yaml`` says, as objects.
+"""The contents of ``compat_matrix.yaml``, as objects.
 
 The file is the only place that says which patch is for which versions. It is data: it names patches that the package
 ships, never code to import.
@@ -39,10 +39,10 @@ class Target(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """One cure: which code does it, what it is for, and the setting (with its values) that calls for it.
+    """One fix: which code does it, what it is for, and the setting (with its values) that calls for it.
 
-    ``code`` is empty where no row cures anything. ``instead`` has the values of the setting that the toolkit does not
-    have, and what is done in their place.
+    ``code`` is empty where no row has the status cured. ``instead`` has the values of the setting that the toolkit does
+    not have, and the ones that are used in their place.
     """
 
     id: str
@@ -52,11 +52,11 @@ class Patch(NamedTuple):
     when: Tuple[str, ...]
     problem: str
     evidence: Tuple[str, ...]
-    # Whether it is applied without being asked for; the others wait for DDPFIX_<PATCH>=1.
+    # Whether it is applied by default; the others need DDPFIX_<PATCH>=1.
     default: bool = True
     # Patches without which it would be in place and never called.
     needs: Tuple[str, ...] = ()
-    # What it changes beside its targets: places written like those, and in words what is no attribute of a toolkit.
+    # What it changes beside its targets: places written like targets, and in words what is no attribute of a toolkit.
     also: Tuple[str, ...] = ()
     instead: Mapping[str, str] = _EMPTY
     # Patches that are put in place before it, where both are: their wrappers and hooks lie below its own.
@@ -71,7 +71,7 @@ class Patch(NamedTuple):
 class Row(NamedTuple):
     """One row of a patch: for these versions, this is done (or not done) for this reason.
 
-    ``tested`` has the versions of its range on which the patch's tests have passed, which results say.
+    ``tested`` has the versions of its range on which the patch's tests have passed, according to the results.
     """
 
     patch: str
@@ -84,7 +84,7 @@ class Row(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What a package looks like in one version, for a toolkit whose metadata tells nothing.
+    """What a package looks like in one version, for a toolkit whose metadata has no usable version.
 
     Attributes:
         version: the version that it stands for, where all the rest holds.
@@ -104,7 +104,7 @@ class Mark(NamedTuple):
 class Matrix(NamedTuple):
     """The whole file: distribution names by toolkit, patches by id, and the rows of all patches.
 
-    ``version_files`` has, for toolkits that ship one, the file in the package that tells its version: a clone in front
+    ``version_files`` has, for toolkits that ship one, the file in the package that holds its version: a clone in front
     of the installed wheel is what is imported, and the metadata is the wheel's. ``marks`` are those of toolkits without
     a version: the first one that holds decides, and the metadata does not count. ``order`` is that in which patches are
     put in place: by what stands in ``after``, else by their ids, whatever the order of the file.
@@ -123,6 +123,6 @@ class Matrix(NamedTuple):
         return self.order or tuple(sorted(self.patches))
 
     def rows_of(self, patch: str) -> List[Row]:
-        # Compiled rows know it without being made into objects all.
+        # Compiled rows are found without making objects of all of them.
         of = getattr(self.rows, "of", None)
         return of(patch) if of is not None else [row for row in self.rows if row.patch == patch]

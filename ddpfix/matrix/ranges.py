@@ -1,4 +1,4 @@
-"""Ranges of versions, which rows are about: from a version on, up to another one.
+"""Ranges of versions, one for each row: from one version up to another, which is excluded.
 
 They are compared as packaging's specifiers ``>=begin,<end`` are (a property test says so); packaging.specifiers takes
 three milliseconds to import, in every process that trains.
@@ -53,5 +53,5 @@ def parsed(text: str) -> Version:
 
 
 def within(versions: Range, known: Sequence[Version]) -> List[Version]:
-    """Those of the known versions that are in a range."""
+    """The known versions that are in a range."""
     return [version for version in known if versions.holds(version)]

@@ -24,23 +24,23 @@ class Rows:
     """The rows of one patch.
 
     Args:
-        patch: whose they are.
+        patch: the patch that they belong to.
         toolkits: what targets may name.
-        thorough: whether ranges are looked at for versions, and patches/ for what targets call.
+        thorough: whether ranges are checked for being empty, and patches/ for the functions that targets call.
     """
 
     def __init__(self, patch: Patch, toolkits: Toolkits, thorough: bool) -> None:
         self.patch, self.toolkits, self.thorough = patch, toolkits, thorough
 
     def read(self, node: Node) -> List[Row]:
-        """In the file's order, which is that of the versions; raises MatrixError for what is wrong in them."""
+        """The rows in the file's order, which is that of the versions; raises MatrixError for errors in them."""
         items = node.items()
         if not items:
             node.fail(f"patch {self.patch.id!r} has no row")
         keys = ("from", "to", "status", "targets")
         entries = [item.mapping(required=("why",), optional=keys) for item in items]
         ranges = self._ranges(items, entries)
-        return [self._row(*found) for found in zip(items, entries, ranges)]
+        return [self._row(*parts) for parts in zip(items, entries, ranges)]
 
     def _ranges(self, items: Sequence[Node], entries: Sequence[_Entry]) -> List[Range]:
         begins = [_version(entry, "from") for entry in entries]
@@ -63,7 +63,7 @@ class Rows:
         begins: Sequence[Optional[Version]],
         ends: Sequence[Optional[Version]],
     ) -> None:
-        """A row begins after the one before it; between the two there may be a gap, which ``to`` tells."""
+        """A row begins after the one before it; between the two there may be a gap, marked by ``to``."""
         begin, before, end = begins[number], begins[number - 1], ends[number - 1]
         assert begin is not None
         if before is not None and begin <= before:
@@ -136,7 +136,7 @@ class Rows:
 
 
 def shipped(code: str) -> bool:
-    """Whether patches/ has this function. Only names below ddpfix.patches can be asked for, and nothing is imported."""
+    """Whether patches/ has this function. Only names below ddpfix.patches are accepted, and nothing is imported."""
     if not _CODE.match(code):
         return False
     module, _, function = code.partition(":")

@@ -17,13 +17,13 @@ HOW = "python -m tests.support.tested writes this part from tests/results"
 
 @dataclass(frozen=True)
 class Tested:
-    """The versions of a toolkit that were tested, and by patch those on which its tests were not among them."""
+    """The versions of a toolkit that were tested, and by patch the ones on which its tests were not run."""
 
     versions: Tuple[Version, ...] = ()
     but: Mapping[str, FrozenSet[Version]] = field(default_factory=dict)
 
     def of(self, row: Row) -> Tuple[Version, ...]:
-        """Those of a row; one that cures nothing has none."""
+        """The tested versions of a row; a row with another status than cured has none."""
         if row.status != CURED:
             return ()
         left_out = self.but.get(row.patch, frozenset())
@@ -36,21 +36,23 @@ def with_tested(untested: Matrix, node: Node, thorough: bool) -> Matrix:
     Args:
         untested: the matrix without.
         node: the part ``tested:``.
-        thorough: whether the part is held against the rows.
+        thorough: whether the part is checked against the rows.
 
     Raises:
-        MatrixError: the part names what is not there, or a row that cures was never tested.
+        MatrixError: the part names something unknown, or a row with the status cured was never tested.
     """
-    found: Dict[str, Tested] = {}
+    by_toolkit: Dict[str, Tested] = {}
     for toolkit, entry in node.mapping(optional=None).items():
         _refuse_unknown("toolkit", toolkit, entry, untested.toolkits)
-        found[toolkit] = _toolkit(toolkit, entry, untested, thorough)
+        by_toolkit[toolkit] = _toolkit(toolkit, entry, untested, thorough)
     nothing = Tested()
-    rows = tuple(row._replace(tested=found.get(_toolkit_of(untested, row), nothing).of(row)) for row in untested.rows)
+    rows = tuple(
+        row._replace(tested=by_toolkit.get(_toolkit_of(untested, row), nothing).of(row)) for row in untested.rows
+    )
     for row in rows if thorough else ():
         if row.status == CURED and not row.tested:
-            said = f"no version of this row of {row.patch} was tested; a result is needed, and {HOW}"
-            raise MatrixError(f"{node.path}:{row.line}: {said}")
+            message = f"no version of this row of {row.patch} was tested; a result is needed, and {HOW}"
+            raise MatrixError(f"{node.path}:{row.line}: {message}")
     return untested._replace(rows=rows)
 
 

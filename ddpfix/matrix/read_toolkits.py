@@ -1,4 +1,4 @@
-"""Reads the part ``toolkits:`` of the matrix: what they are called, what tells their versions, and shared places."""
+"""Reads the part ``toolkits:`` of the matrix: their names, how their versions are found, and shared places."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TARGET = re.compile(r"^[A-Za-z_]\w*(\.[\w*]+)*:(\*|[A-Za-z_]\w*(\.[A-Za-z_]\w*)
 
 @dataclass
 class Toolkits:
-    """What the part says, by toolkit.
+    """The contents of the part, by toolkit.
 
     Attributes:
-        names: the distribution that has it.
-        files: the file in the package that tells its version, if one does.
-        marks: what it looks like in each version, where nothing else tells.
+        names: the distribution that contains it.
+        files: the file in the package that holds its version, if there is one.
+        marks: what it looks like in each version, where nothing else shows the version.
         places: what rows of its patches refer to by a name.
     """
 
@@ -36,7 +36,7 @@ class Toolkits:
     _used: Set[Tuple[str, str]] = field(default_factory=set)
 
     def place(self, toolkit: str, node: Node) -> Target:
-        """What a row means by a name: a place of the patch's toolkit, or one of torch, on which all of them stand."""
+        """The target that a name stands for: a place of the patch's toolkit, or one of torch, which all of them use."""
         name = node.text()
         known = {place: owner for owner in ("torch", toolkit) for place in self.places.get(owner, {})}
         if name not in known:
@@ -63,7 +63,7 @@ class Toolkits:
 
 
 def read_toolkits(node: Node) -> Toolkits:
-    """The part as data; raises MatrixError for what is wrong in it."""
+    """The part as data; raises MatrixError for errors in it."""
     found = Toolkits()
     shared: Dict[str, Node] = {}
     for name, entry in node.mapping(optional=None).items():

@@ -28,12 +28,12 @@ class Reader:
         self.path, self.thorough = path, thorough
 
     def matrix(self) -> Matrix:
-        """The whole; raises MatrixError for what is wrong in it."""
+        """The whole matrix; raises MatrixError for errors in it."""
         top = self._top()
         return read_tested.with_tested(self._untested(top), top["tested"], self.thorough)
 
     def untested(self) -> Matrix:
-        """Without what was tested, which is generated from results: it may not be there yet, or be out of date."""
+        """The matrix without the part ``tested:``, which is generated from results and may be missing or outdated."""
         return self._untested(self._top())
 
     def _top(self) -> Dict[str, Node]:
@@ -67,7 +67,7 @@ class Reader:
 
     def _entry(self, name: str, node: Node) -> Dict[str, Node]:
         if not _ID.match(name):
-            node.fail(f"{name!r} is not a patch id; write it like 'toolkit.cure', in lower case")
+            node.fail(f"{name!r} is not a patch id; write it like 'toolkit.fix', in lower case")
         return node.mapping(required=_REQUIRED, optional=_OPTIONAL)
 
     def _patch(self, name: str, entry: Mapping[str, Node], toolkits: Toolkits) -> Patch:
@@ -106,7 +106,7 @@ def _wanted(entry: Mapping[str, Node]) -> Tuple[Optional[str], Tuple[str, ...]]:
 
 
 def _instead(node: Node, when: Sequence[str]) -> Dict[str, str]:
-    """Values that the toolkit does not have, and those of its own that are taken for them."""
+    """Values that the toolkit does not have, and the ones of its own that replace them."""
     entries = node.mapping(optional=None)
     own = [value for value in when if value not in entries]
     for name, item in entries.items():

@@ -1,4 +1,4 @@
-"""Decides, for every patch, what is to be done here: a pure function of the matrix, what is installed, the settings.
+"""Decides what to do about every patch: a pure function of the matrix, the installed versions and the settings.
 
 Nothing is imported and nothing is changed, so ``plan`` can show the decisions of an environment without torch.
 """
@@ -40,15 +40,15 @@ def resolve(matrix: Matrix, installed: Mapping[str, Optional[str]], settings: Se
     Args:
         installed: version by toolkit name; None (or no entry) means that it is not installed.
     """
-    found = {patch.id: decide(matrix, patch, installed, settings) for patch in matrix.patches.values()}
-    return [settled(matrix, decision, found) for decision in found.values()]
+    decisions = {patch.id: decide(matrix, patch, installed, settings) for patch in matrix.patches.values()}
+    return [settled(matrix, decision, decisions) for decision in decisions.values()]
 
 
 def settled(matrix: Matrix, decision: Decision, others: Mapping[str, Decision]) -> Decision:
     """The decision, or off where a patch that this one needs is not applied.
 
     Args:
-        others: decisions by patch, at least those about what this one needs.
+        others: decisions by patch, at least the ones that this one needs.
     """
     if decision.action != State.APPLY:
         return decision

@@ -27,7 +27,7 @@ class Setting(NamedTuple):
     default: str
     values: Tuple[str, ...]
     meaning: str
-    # For values that cannot be listed: what they are called, and what tells them.
+    # For values that cannot be listed: their description, and the check that accepts them.
     kind: Optional[str] = None
     check: Optional[Callable[[str], bool]] = None
 
@@ -256,7 +256,7 @@ def _pyproject(folder: Path) -> Mapping[str, object]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return {}
-    # Most projects say nothing to us: their file is not parsed, and is not ours to judge.
+    # Most projects have no settings of ours: their file is not parsed, and errors in it are not reported.
     if "tool.ddpfix" not in text:
         return {}
     if sys.version_info >= (3, 11):

@@ -1,4 +1,4 @@
-"""YAML as data that knows its lines, so that every complaint about the matrix names the file and the line."""
+"""YAML as data with line numbers, so that every error in the matrix names the file and the line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLOSING = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndTo
 
 
 class Node:
-    """A YAML node that knows its line. Only mappings, sequences and plain scalars are accepted."""
+    """A YAML node with its line number. Only mappings, sequences and plain scalars are accepted."""
 
     def __init__(self, node: yaml.Node, path: Path, key: Optional[yaml.Node] = None) -> None:
         self.node = node

@@ -1,4 +1,4 @@
-"""What a patch builds on in a function of a toolkit, looked up before anything is changed."""
+"""Checks of what a patch relies on in a function of a toolkit, made before anything is changed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def code_names(owner: Any, name: str) -> Sequence[str]:
 
 
 def needs_names(owner: Any, name: str, *expected: str) -> None:
-    """Refuse a method that no longer looks up what a cure builds on.
+    """Refuse a method that no longer looks up the names that a patch relies on.
 
     Raises:
-        PatchError: a name is missing; the message tells which.
+        PatchError: a name is missing; the message says which.
     """
-    found = code_names(owner, name)
-    missing = [word for word in expected if word not in found]
+    used = code_names(owner, name)
+    missing = [word for word in expected if word not in used]
     if missing:
         raise PatchError(f"{owner.__qualname__}.{name} no longer uses {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""Records of what was changed, and how a layer of ours is found and taken away below those of other patchers."""
+"""Records of what was changed, and how a layer of ours is found and removed below the layers of other patchers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Record:
         return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.attribute}"
 
     def undo(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
-        """Take our layer away; returns what could not be done, in words.
+        """Take our layer away; returns what could not be done, as a message, or None.
 
         Args:
             taken: (layer of another patcher, ours below it) of what has been taken away: copies share their layers.
@@ -50,14 +50,14 @@ class Record:
             if self in IN_PLACE:
                 IN_PLACE.remove(self)
             for record in IN_PLACE:
-                # A later layer of ours stands on this one: what it gives back one day is what this one gives back.
+                # A later layer of ours wraps this one: when it is undone, it restores what this one restores.
                 if record.was is self.now:
                     record.was = self.was
                     record.inherited = self.inherited and record.owner is self.owner
         return problem
 
     def in_place(self) -> bool:
-        """Whether our layer is where it was put, alone or below those of others."""
+        """Whether our layer is where it was put, alone or below the layers of others."""
         current = vars(self.owner).get(self.attribute, MISSING)
         return _is_layer(current, self.now) or any(_is_layer(layer, self.now) for layer in _layers(current))
 
@@ -91,12 +91,12 @@ def _is_layer(found: Any, ours: Any) -> bool:
 
 
 def is_proxy(found: Any) -> bool:
-    # isinstance is answered by what a proxy wraps.
+    # isinstance would look at what the proxy wraps.
     return issubclass(type(found), _PROXY)
 
 
 def _relink(top: Any, ours: Any, was: Any) -> bool:
-    """Find our layer below those of other patchers, and put the original in its place wherever they hold it."""
+    """Find our layer below the layers of other patchers, and put the original in its place wherever they hold it."""
     found, waiting, seen = False, [top], set()
     while waiting:
         layer = waiting.pop()
@@ -125,7 +125,7 @@ def _layers(top: Any) -> Iterator[Any]:
 
 
 def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
-    """What a wrapper calls, by all ways that wrappers use, each with the means to replace it."""
+    """What a wrapper calls, in every way that wrappers hold it, each with a function to replace it."""
     if is_proxy(layer):
         yield layer.__wrapped__, functools.partial(setattr, layer, "__wrapped__")
         yield getattr(layer, "_self_parent", None), lambda _: None
@@ -134,7 +134,7 @@ def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
             yield _content(cell), functools.partial(setattr, cell, "cell_contents")
         yield layer.__dict__.get("__wrapped__"), functools.partial(setattr, layer, "__wrapped__")
     else:
-        # classmethod and staticmethod hold their function for good, so it is only looked into.
+        # The function in a classmethod or staticmethod cannot be replaced, so it is only searched.
         yield getattr(layer, "__func__", None), lambda _: None
 
 
@@ -153,20 +153,20 @@ def take_back_copies(undone: List[Record]) -> None:
 
 
 def stale_copies(
-    those: Sequence[Tuple[Any, ModuleType]], fresh: Optional[str] = None
+    originals: Sequence[Tuple[Any, ModuleType]], fresh: Optional[str] = None
 ) -> List[Tuple[Any, ModuleType, str]]:
-    """Where other imported modules have objects that they took from their homes, by any name.
+    """Where other imported modules hold copies of objects that are defined elsewhere, under any name.
 
     Args:
-        those: (object, the module that it is at home in).
-        fresh: the module whose code has ended just now, if all are at home there: nothing that was imported before it
-            can have taken them, and what waits for it to be imported will take what is there then.
+        originals: (object, the module that defines it).
+        fresh: the module whose code has ended just now, if it defines them all: no module that was imported before it
+            holds a copy, and the one that waits for its import takes what is there then.
 
     Returns:
         (object, module, name of its global).
     """
-    found: Dict[Any, Tuple[Any, ModuleType, str]] = {}
-    homes = {id(old): (old, home) for old, home in those}
+    copies: Dict[Any, Tuple[Any, ModuleType, str]] = {}
+    homes = {id(old): (old, home) for old, home in originals}
     for module in _since(fresh) if homes else ():
         names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
         # The values of a lazy module are looked at in its dictionary only: an attribute look-up could import something.
@@ -177,8 +177,8 @@ def stale_copies(
             old, home = homes.get(id(value), (None, module))
             # By identity: a module may go by two names (a script that is __main__ and __mp_main__).
             if module is not home and value is old:
-                found[id(module), name] = (old, module, name)
-    return list(found.values())
+                copies[id(module), name] = (old, module, name)
+    return list(copies.values())
 
 
 def _since(name: Optional[str]) -> List[Any]:

@@ -27,7 +27,7 @@ class PatchReport:
 
 @dataclass
 class Report:
-    """The whole: versions of the toolkits, settings in force, one entry a patch, and what happened since."""
+    """The whole report: versions of the toolkits, settings in force, one entry a patch, and later notes."""
 
     version: str
     active: bool
@@ -50,7 +50,7 @@ class Report:
         raise KeyError(f"no patch {id!r}; known are {', '.join(p.id for p in self.patches)}")
 
     def summary(self) -> str:
-        """The one line: counts, and for what was left out, why."""
+        """One line: counts, and the reasons why patches were left out."""
         parts = [f"{self.count(State.APPLIED)} applied", f"{self.count(State.ARMED)} armed"]
         if self.count(State.REGISTERED):
             parts.insert(1, f"{self.count(State.REGISTERED)} registered")

@@ -1,4 +1,4 @@
-"""What ddpfix has changed, and how to take exactly that back.
+"""Records what ddpfix has changed, and takes exactly that back.
 
 Every change is a record: the owner, the attribute, what was there, what is there now, and whether the owner had
 inherited it. Undo removes our own layer wherever it sits. Another patcher may have wrapped ours since: then its layer
@@ -32,10 +32,10 @@ class PatchError(RuntimeError):
 
 
 class Registry(List[T]):
-    """What is acted on later, in the order in which it was registered.
+    """Entries that are used later, in the order in which they were registered.
 
     Attributes:
-        at: where its entries are acted on, written like a target of the matrix, or in words.
+        at: where its entries are used, written like a target of the matrix, or in words.
     """
 
     def __init__(self, at: str) -> None:
@@ -66,16 +66,16 @@ class _Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-igno
 
 
 def _named(module: str, qualname: str) -> Any:
-    """What a module holds under a dotted name: how patched functions are unpickled."""
+    """The object that a module holds under a dotted name: patched functions are unpickled by it."""
     return functools.reduce(getattr, qualname.split("."), import_module(module))
 
 
-def _bound_first(stock: Any) -> Callable[..., Any]:
+def _bound_first(original: Any) -> Callable[..., Any]:
     """Another patcher's method wrapper learns its instance when it is bound, not from the first argument."""
 
-    @functools.wraps(stock)
+    @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return stock.__get__(self, type(self))(*args, **kwargs)
+        return original.__get__(self, type(self))(*args, **kwargs)
 
     return call
 
@@ -91,16 +91,16 @@ def _bound(wrapped: Any, instance: Any) -> Any:
 
 
 class Activation(Protocol):
-    """What a patch may ask about the activation that it is a part of."""
+    """What a patch may know of the activation that it is a part of."""
 
     def facts(self) -> Dict[str, str]:
         """What has to be equal on every rank."""
 
     def verify(self) -> List[str]:
-        """What is not in place any more, in words."""
+        """Messages about patches that are no longer in place."""
 
     def summary(self) -> str:
-        """What was done, in one line."""
+        """One line on what was done."""
 
 
 class Site:
@@ -108,10 +108,10 @@ class Site:
 
     Attributes:
         patch: its id.
-        settings: those in force.
+        settings: the settings in force.
         activation: see :class:`Activation`.
         active: whether it has not been undone.
-        instead: values of its setting that the toolkit does not have, and what is done in their place.
+        instead: values of its setting that the toolkit does not have, and the ones that are used in their place.
     """
 
     def __init__(
@@ -124,20 +124,20 @@ class Site:
         self.patch = patch
         self.settings = settings
         self.instead: Mapping[str, str] = instead or {}
-        # What this patch may know of all others; None where it was put in place by itself.
+        # The activation, of which a patch may know; None where the patch was put in place by itself.
         self.activation = activation
         self.active = True
         self.records: List[Record] = []
-        # Where what it has put into registries is acted on.
+        # Where the entries that it has put into registries are used.
         self.registered: List[str] = []
-        self._last_words: List[Callable[[], object]] = []
-        # How many changes are no attribute, and are taken back by an action.
+        self._undo_actions: List[Callable[[], object]] = []
+        # How many changes are not of an attribute; an action takes each of them back.
         self.others = 0
-        # Sites on which this patch stands together with others: what they have changed is undone with the last one.
+        # Sites that this patch shares with other patches: their changes are undone with the last of these patches.
         self.parts: List[Site] = []
 
     def in_force(self) -> List[Record]:
-        """The records of this patch, and of those that it shares with others."""
+        """The records of this patch, and of the sites that it shares with other patches."""
         return [*self.records, *(record for part in self.parts for record in part.records)]
 
     def replace(self, owner: Any, attribute: str, now: Any) -> None:
@@ -166,13 +166,13 @@ class Site:
             self.replace(owner, attribute, _Layer(self._raw(owner, attribute), called))
 
     def wrap_hot(self, owner: Any, attribute: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-        """Wrap a function that is called every step: ``make(stock)`` returns a plain closure, which pickles by name."""
+        """Wrap a function that runs every step: ``make(original)`` returns a plain closure, which pickles by name."""
         with LOCK:
-            stock = self._raw(owner, attribute)
-            if not isinstance(stock, FunctionType):
-                raise PatchError(f"{attribute} of {owner!r} is a {type(stock).__name__}, not a plain function")
-            called = _bound_first(stock) if is_proxy(stock) and isinstance(owner, type) else stock
-            self.replace(owner, attribute, functools.wraps(stock)(make(called)))
+            original = self._raw(owner, attribute)
+            if not isinstance(original, FunctionType):
+                raise PatchError(f"{attribute} of {owner!r} is a {type(original).__name__}, not a plain function")
+            called = _bound_first(original) if is_proxy(original) and isinstance(owner, type) else original
+            self.replace(owner, attribute, functools.wraps(original)(make(called)))
 
     def register(self, registry: Registry[T], item: T) -> None:
         """Put an item into a registry, unless it is there, until this patch is undone."""
@@ -180,23 +180,23 @@ class Site:
             self.registered.append(registry.at)
             if item not in registry:
                 registry.append(item)
-                self._last_words.append(functools.partial(_discard, registry, item))
+                self._undo_actions.append(functools.partial(_discard, registry, item))
 
     def at_undo(self, action: Callable[[], object]) -> None:
-        """Have something called when this patch is undone; it may return a list of what could not be taken back."""
+        """Have ``action`` called when this patch is undone; it may return a list of what could not be taken back."""
         self.others += 1
-        self._last_words.append(action)
+        self._undo_actions.append(action)
 
     def changes(self) -> int:
-        """How much of the toolkit is changed by now; what is registered only is not counted."""
+        """The number of changes to the toolkit so far; what is only registered is not counted."""
         return len(self.records) + len(self.parts) + self.others
 
     def places(self) -> List[str]:
-        """What was changed, as ``module:attribute``; copies that other modules have of it are not among them."""
+        """The changed attributes, as ``module:attribute``, without the copies that other modules have of them."""
         return list(dict.fromkeys(record.place for record in self.in_force() if not record.copy))
 
     def undo(self) -> List[str]:
-        """Take back every change, the last one first; returns what could not be taken back, in words."""
+        """Take back every change, the last one first; returns a message for each that could not be taken back."""
         problems: List[str] = []
         undone: List[Record] = []
         taken: List[Tuple[Any, Any]] = []
@@ -209,17 +209,17 @@ class Site:
                     problems.append(f"{self.patch}: {problem}")
             take_back_copies(undone)
             self.parts.clear()
-            while self._last_words:
+            while self._undo_actions:
                 try:
-                    said = self._last_words.pop()()
-                    problems.extend(said if isinstance(said, list) else ())
+                    result = self._undo_actions.pop()()
+                    problems.extend(result if isinstance(result, list) else ())
                 except Exception as error:
                     problems.append(f"{self.patch}: {error!r} while it was undone")
         return problems
 
     def _raw(self, owner: Any, attribute: str) -> Any:
         found = self._held(owner, attribute)
-        if any(found is was for _, _, was, _ in _SOUGHT):
+        if any(found is was for _, _, was, _ in _REPLACED):
             # This is a copy of what was replaced elsewhere, and has not been given the new one yet.
             _rebind_all()
             found = self._held(owner, attribute)
@@ -232,47 +232,47 @@ class Site:
         raise PatchError(f"{owner!r} has no attribute {attribute}")
 
     def _rebind(self, home: ModuleType, was: Any, now: Any) -> None:
-        """Other modules may hold the old object from a ``from x import f``: give them ours too."""
+        """Replace the old object in other modules that hold it from a ``from x import f``."""
         with one_search():
-            _SOUGHT.append((self, home, was, now))
+            _REPLACED.append((self, home, was, now))
 
 
 # What was replaced in a module while a search is open: (site, module, what was there, what is there now).
-_SOUGHT: List[Tuple[Site, ModuleType, Any, Any]] = []
-_OPEN: List[None] = []
+_REPLACED: List[Tuple[Site, ModuleType, Any, Any]] = []
+_SEARCHES: List[None] = []
 
 
 @contextlib.contextmanager
 def one_search(fresh: Optional[str] = None) -> Iterator[None]:
-    """What is replaced in here is looked for in other modules once, at the end: looking takes milliseconds.
+    """Search other modules for what is replaced in this block once, at its end: a search takes milliseconds.
 
     Args:
         fresh: the module whose code has ended just now, if there is one.
     """
     with LOCK:
-        _OPEN.append(None)
+        _SEARCHES.append(None)
         try:
             yield
         finally:
-            _OPEN.pop()
-            if not _OPEN:
+            _SEARCHES.pop()
+            if not _SEARCHES:
                 _rebind_all(fresh)
 
 
 def _rebind_all(fresh: Optional[str] = None) -> None:
-    at_home = all(home.__name__ == fresh for _, home, _, _ in _SOUGHT)
-    sought = {id(was): (site, now) for site, _, was, now in _SOUGHT if site.active}
-    homes = [(was, home) for site, home, was, _ in _SOUGHT if site.active]
-    _SOUGHT.clear()
+    at_home = all(home.__name__ == fresh for _, home, _, _ in _REPLACED)
+    replaced = {id(was): (site, now) for site, _, was, now in _REPLACED if site.active}
+    homes = [(was, home) for site, home, was, _ in _REPLACED if site.active]
+    _REPLACED.clear()
     for old, module, name in stale_copies(homes, fresh if at_home else None):
         # What one patch has put there may have been replaced by the next one.
-        while id(old) in sought:
-            site, now = sought[id(old)]
+        while id(old) in replaced:
+            site, now = replaced[id(old)]
             setattr(module, name, now)
             site._record(module, name, old, now, False, True)
             old = now
 
 
-def _discard(those: List[Any], item: Any) -> None:
-    if item in those:
-        those.remove(item)
+def _discard(registry: List[Any], item: Any) -> None:
+    if item in registry:
+        registry.remove(item)

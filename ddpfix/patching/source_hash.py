@@ -1,4 +1,4 @@
-"""A short hash of what a method does, read from its source: how we know that code is code that we have examined.
+"""A short hash of a method's source, by which we recognise code that we have examined.
 
 The hash is of the syntax tree without docstrings, annotations and line numbers, so that formatting and comments do not
 count, and it is the same under every version of Python. All methods of the class that the first one may call count, so
@@ -13,8 +13,8 @@ import inspect
 from types import FunctionType
 from typing import Any, Callable, Dict, Iterator, Optional
 
-# What says nothing about what the code does, or is not there in every version of Python.
-_SILENT = frozenset(("annotation", "returns", "ctx", "kind", "type_comment", "type_params", "type_ignores"))
+# Fields that do not change what the code does, or are not there in every version of Python.
+_IGNORED_FIELDS = frozenset(("annotation", "returns", "ctx", "kind", "type_comment", "type_params", "type_ignores"))
 
 
 def of_forward(module: Any) -> Optional[str]:
@@ -29,7 +29,7 @@ def of_forward(module: Any) -> Optional[str]:
 
 
 def digest(first: str, find: Callable[[str], Optional[ast.AST]]) -> str:
-    """The hash of a method and of those that it may call; ``find(name)`` gives a method's tree, or None."""
+    """The hash of a method and of the methods that it may call; ``find(name)`` gives a method's tree, or None."""
     found: Dict[str, str] = {}
     waiting = [first]
     while waiting:
@@ -42,7 +42,7 @@ def digest(first: str, find: Callable[[str], Optional[ast.AST]]) -> str:
 
 
 def _method(owner: type, name: str) -> Optional[FunctionType]:
-    """The function behind a name of the class; those that torch itself gives every module do not count."""
+    """The function behind a name of the class; methods that torch gives every module do not count."""
     for level in owner.__mro__:
         if name in vars(level):
             found = vars(level)[name]
@@ -56,7 +56,7 @@ def _method(owner: type, name: str) -> Optional[FunctionType]:
 def _parsed(function: Optional[FunctionType]) -> Optional[ast.AST]:
     if function is None:
         return None
-    # By the code object: a wrapper shall not pass for the function that it names as wrapped.
+    # By the code object: a wrapper must not count as the function that it wraps.
     source = inspect.getsource(function.__code__)
     # A docstring may be indented less than its function, so the text cannot be moved to the left.
     tree = ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
@@ -81,7 +81,7 @@ def canonical(node: Any) -> str:
 
 def _fields(node: ast.AST) -> Iterator[str]:
     for name, value in ast.iter_fields(node):
-        if name not in _SILENT and value is not None and value != []:
+        if name not in _IGNORED_FIELDS and value is not None and value != []:
             if isinstance(node, ast.JoinedStr):
                 value = [one for one in value if isinstance(one, ast.FormattedValue)]
             yield f"{name}={canonical(value)}"

@@ -1,4 +1,4 @@
-"""For the length of a call: something else stands under a name, and afterwards what stood there before."""
+"""Temporary patches: for the length of a call, a name holds another value, and afterwards the old one again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _Value = TypeVar("_Value")
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """While this lasts, ``owner`` (an instance, a class, a module) has ``value`` as its own attribute ``name``.
 
-    What an instance finds in its class is hidden, and comes back. Unlike ``Site.replace``, this leaves
-    copies in other modules alone, and nobody else is expected to wrap it meanwhile.
+    An attribute of its class is hidden, and visible again afterwards. Unlike ``Site.replace``, this leaves
+    copies in other modules alone, and nobody else may wrap it in the meantime.
     """
     had, was = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, value)
@@ -32,7 +32,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def assigned(variable: ContextVar[_Value], value: _Value) -> Iterator[None]:
-    """While this lasts, ``variable`` has ``value``: what is called from here can ask for it."""
+    """While this lasts, ``variable`` has ``value``: code that is called from here can read it."""
     token = variable.set(value)
     try:
         yield
@@ -52,11 +52,11 @@ def patched(parent: Site) -> Iterator[Site]:
 
 
 class LookAlike:
-    """Stands for a module (or any object): a few names lead elsewhere, all others to the original.
+    """Stands for a module (or any object): a few names have other values, all others are the original's.
 
     Args:
         original: the module.
-        names: name -> what stands there instead.
+        names: name -> its value instead.
     """
 
     def __init__(self, original: Any, names: Dict[str, Any]) -> None:

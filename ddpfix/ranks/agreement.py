@@ -2,7 +2,7 @@
 
 A rank on which ddpfix is missing, or does something else, would make the others wait for ever or train something
 else. The comparison goes through the process group's store (a few small keys a rank), never through a collective,
-because a collective would hang on exactly the rank that is to be found. Every rank compares itself with rank 0 only,
+because a collective would hang on exactly the rank that this looks for. Every rank compares itself with rank 0 only,
 so the work of a rank does not grow with the world size.
 """
 
@@ -28,31 +28,31 @@ _LINGER = 5.0
 
 
 class AgreementError(RuntimeError):
-    """A rank lacks ddpfix, or does not do the same there. The message names the rank and the difference."""
+    """A rank lacks ddpfix, or does something else. The message names the rank and the difference."""
 
 
 def announce() -> None:
-    """Leave a mark in the store that ddpfix is at work on this rank; called when the process group has come up.
+    """Leave a mark in the store that ddpfix is active on this rank; called when the process group has been initialized.
 
-    A rank with the mark that is late is waited for; a rank without it is not, and one that ended with an error is not
-    any more.
+    Other ranks wait for a late rank that has left its mark, but not for one without a mark or one that ended with an
+    error.
     """
     store = default_store()
     if store is not None:
         enter(store)
-        atexit.unregister(_leave)
-        atexit.register(_leave)
+        atexit.unregister(_announce_end)
+        atexit.register(_announce_end)
 
 
 # Ranks that have ended with an error: how many, and each under its number.
 _ENDED, _ANY = "ended", "any"
 
 
-def _leave() -> None:
+def _announce_end() -> None:
     """Tell the ranks that may be waiting for this one that it ends with an error."""
     if getattr(sys, "last_value", None) is None:
         return
-    # Whoever holds the store may be gone already, and then nobody is left to be told.
+    # The process that holds the store may have ended already, and then nobody can be told.
     with contextlib.suppress(Exception):
         from torch import distributed
 
@@ -66,7 +66,7 @@ def _leave() -> None:
 def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit: float) -> Optional[int]:
     """Compare ``facts`` with all ranks of a group and return the seed of its first rank.
 
-    None where the process group has no store (the MPI backend): ranks then decide for themselves, as in stock.
+    None where the process group has no store (the MPI backend): ranks then decide for themselves, as without ddpfix.
 
     Args:
         ranks: the global ranks of the group, in the group's order.
@@ -111,28 +111,28 @@ class _Meeting:
         group = hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
         # The count tells the meetings of one group apart; its members hold them in the same order.
         self.keys = keys(store, f"meet/{group}/{count(store, f'meet/{group}')}")
-        self.gone = keys(store, _ENDED)
+        self.ended_ranks = keys(store, _ENDED)
         self.store, self.ranks, self.rank, self.limit = store, ranks, rank, limit
         self.facts = dict(facts)
-        # What is to be said if a rank that is waited for has ended.
-        self.ended = ""
+        # The message for the case in which a rank that is waited for has ended; empty: none has.
+        self.end_message = ""
 
     def hold(self, seed: int) -> int:
         """The seed of the first rank; see :func:`meet`."""
         try:
             return self._held(seed)
         except AgreementError:
-            # The first rank may hold the store, which goes with it: the others would see a broken connection.
+            # The first rank may hold the store, which ends with it: the others would see a broken connection.
             with contextlib.suppress(Exception):
                 self._end_together()
             raise
 
     def _end_together(self) -> None:
-        self.keys.add("told", 1)
+        self.keys.add("seen", 1)
         if self.rank == self.ranks[0]:
-            coming = [rank for rank in self.ranks if not self.gone.add(str(rank), 0)]
+            coming = [rank for rank in self.ranks if not self.ended_ranks.add(str(rank), 0)]
             expected = len(coming) - len(self._missing(coming))
-            look_until(lambda: self.keys.add("told", 0) >= expected, lambda waited: waited > _LINGER, (0.02, 0.02))
+            look_until(lambda: self.keys.add("seen", 0) >= expected, lambda waited: waited > _LINGER, (0.02, 0.02))
 
     def _held(self, seed: int) -> int:
         put(self.keys, str(self.rank), json.dumps({"facts": self.facts, "seed": seed}))
@@ -158,27 +158,27 @@ class _Meeting:
         )
 
     def _conclude(self, verdict: str) -> None:
-        # Several ranks may differ: the first one to say so is heard, the others' words would only replace it.
+        # Several ranks may differ: the verdict of the first one counts, the others would only replace it.
         if verdict == "ok" or self.keys.add("faults", 1) == 1:
             put(self.keys, "verdict", verdict)
 
     def _wait(self, rank: int) -> Dict[str, Any]:
         if not self._poll(str(rank), lambda: self._missing([rank]), lambda: [rank]):
-            raise AgreementError(self.ended or self._absent([rank]))
+            raise AgreementError(self.end_message or self._absent([rank]))
         return dict(json.loads(self.keys.get(str(rank))))
 
     def _verdict(self) -> str:
-        # Only the group's first rank looks at every rank, and only when the time is up; the others wait for its word.
-        chief = self.rank == self.ranks[0]
-        if chief:
-            found = self._poll("verdict", self._anybody_missing, self._not_here)
+        # Only the group's first rank looks at every rank, when the time is up; the others wait for its verdict.
+        is_first = self.rank == self.ranks[0]
+        if is_first:
+            arrived = self._poll("verdict", self._anybody_missing, self._not_here)
         else:
-            found = self._poll("verdict", list, lambda: self.ranks[:1], 1.5)
-        if not found and chief:
-            self._conclude(self.ended or self._absent(self._anybody_missing()))
-        elif not found:
-            silent = f"rank {self.ranks[0]} gave no word within the time limit; see its own message"
-            raise AgreementError(self.ended or silent)
+            arrived = self._poll("verdict", list, lambda: self.ranks[:1], 1.5)
+        if not arrived and is_first:
+            self._conclude(self.end_message or self._absent(self._anybody_missing()))
+        elif not arrived:
+            message = f"rank {self.ranks[0]} gave no word within the time limit; see its own message"
+            raise AgreementError(self.end_message or message)
         return bytes(self.keys.get("verdict")).decode()
 
     def _not_here(self) -> List[int]:
@@ -188,7 +188,7 @@ class _Meeting:
         return self._missing(self._not_here())
 
     def _missing(self, ranks: List[int]) -> List[int]:
-        """Those of ``ranks`` that left no mark for this group: they run without ddpfix."""
+        """The members of ``ranks`` that left no mark for this group: they run without ddpfix."""
         return [rank for rank in ranks if not is_here(self.store, rank)]
 
     def _absent(self, ranks: List[int]) -> str:
@@ -206,9 +206,9 @@ class _Meeting:
 
         Args:
             key: what is waited for.
-            missing: ranks without ddpfix, asked for past the limit.
-            awaited: the ranks on which it depends.
-            stretch: this times the limit is waited for.
+            missing: gives the ranks without ddpfix; called past the limit.
+            awaited: gives the ranks on which it depends.
+            stretch: a factor for the limit.
         """
         limit, last = self.limit * stretch, _patience()
 
@@ -222,14 +222,13 @@ class _Meeting:
 
     def _has_ended(self, awaited: Callable[[], List[int]]) -> bool:
         """Whether a rank that is waited for has ended with an error; one look at the store as long as none has."""
-        if not self.gone.add(_ANY, 0):
+        if not self.ended_ranks.add(_ANY, 0):
             return False
-        gone = [rank for rank in awaited() if self.gone.add(str(rank), 0)]
-        if gone:
-            self.ended = (
-                f"rank {gone[0]} ended with an error before this model was wrapped there; its own message has the cause"
-            )
-        return bool(gone)
+        ended = [rank for rank in awaited() if self.ended_ranks.add(str(rank), 0)]
+        if ended:
+            where = f"rank {ended[0]} ended with an error before this model was wrapped there"
+            self.end_message = f"{where}; its own message has the cause"
+        return bool(ended)
 
 
 def _patience() -> float:

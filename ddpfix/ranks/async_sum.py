@@ -1,4 +1,4 @@
-"""Agreement that nobody waits for: ranks say something in the background, and look at the answer a step later."""
+"""Asynchronous agreement: ranks sum a few numbers in the background, and read the result a step later."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GROUPS: weakref.WeakKeyDictionary[Any, Optional[weakref.ref[Any]]] = weakref.We
 
 
 def cpu_group(timeout: timedelta) -> Any:
-    """A gloo group of all ranks, for small things that live on the CPU, or None; every rank has to come here.
+    """A gloo group of all ranks, for small things that live on the CPU, or None; every rank has to call this.
 
-    One of our own also with gloo as the default: what is under way in it does not mix with the gradients.
+    It is a group of our own even if the default one is gloo, so that its collectives do not mix with the gradients'.
 
     Args:
         timeout: how long a rank may be behind another; the first call decides.
@@ -32,17 +32,17 @@ def cpu_group(timeout: timedelta) -> Any:
             log.debug(f"no gloo group: {error}")
             group = None
         _GROUPS[default] = None if group is None else weakref.ref(group)
-    found = _GROUPS[default]
-    return None if found is None else found()
+    reference = _GROUPS[default]
+    return None if reference is None else reference()
 
 
 class PendingSum:
-    """A few numbers that this rank has said to the others of a group: their sum over all ranks is the answer.
+    """A few numbers of each rank, whose sums over all ranks of a group are computed in the background.
 
-    A minimum over ranks of "I can" is a sum that is as large as the group; a sum tells how many cannot, as well.
+    A 1 for "this rank can" makes a sum as large as the group if all ranks can; otherwise the sum says how many cannot.
 
     Args:
-        numbers: those of this rank; every rank has as many.
+        numbers: the numbers of this rank; every rank has as many.
         group: a process group; None is the default one.
         device: where its backend takes tensors.
     """
@@ -55,10 +55,10 @@ class PendingSum:
         self._work = distributed.all_reduce(self._numbers, group=group, async_op=True)
 
     def result(self) -> List[int]:
-        """The sums over all ranks; waits for the last rank to have said its numbers.
+        """The sums over all ranks; waits until the last rank has sent its numbers.
 
         Raises:
-            RuntimeError: a rank has gone; :class:`~ddpfix.ranks.failure_watch.PeerFailedError` if it left a cause.
+            RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failure_watch.PeerFailedError` if it left a cause.
         """
         try:
             self._work.wait()
@@ -67,5 +67,5 @@ class PendingSum:
             if cause is None:
                 raise
             raise failure_watch.PeerFailedError(cause) from error
-        found: List[int] = self._numbers.tolist()
-        return found
+        sums: List[int] = self._numbers.tolist()
+        return sums

@@ -1,4 +1,4 @@
-"""The file in which torch elastic looks for the error of a rank: its summary then has the traceback.
+"""Writes the file in which torch elastic looks for the error of a rank: its summary then has the traceback.
 
 A program with ``@record`` writes it; for any other, torchrun's summary says ``error_file: <N/A>``.
 """
@@ -17,7 +17,7 @@ def write(error: BaseException) -> bool:
     """Write the error that is being handled, unless there is a file already; returns whether it was written.
 
     Args:
-        error: the one that this rank ends by.
+        error: the one that ends this rank.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
@@ -33,16 +33,16 @@ def write(error: BaseException) -> bool:
 
 
 def next_second() -> None:
-    """Wait until what is written is of a later second: elastic counts whole ones, and the first failure is the cause.
+    """Wait for the next whole second: elastic compares whole seconds, and takes the first failure as the cause.
 
-    Of those in the same second it takes the lowest rank.
+    Of failures in the same second it takes the lowest rank's.
     """
     time.sleep(1.05 - time.time() % 1)
 
 
 @contextlib.contextmanager
 def written_last() -> Iterator[None]:
-    """What raises in here because of another rank is written after that rank's own error."""
+    """Write an error of this block, which another rank has caused, after that rank's own error."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A rank that gives up tells the others why, and they end with that cause instead of waiting in a collective for ever.
+"""A rank that fails leaves the cause for the others, which end with it instead of waiting in a collective for ever.
 
 The cause goes through the process group's store. Each rank looks there every two seconds (of 400 ranks and more all
 together 200 times a second), from a thread of its own. A rank that is then still busy after some seconds waits for the
@@ -22,7 +22,7 @@ from ddpfix.ranks.store import default_store, has, keys, look_until, put
 # Seconds between two looks of a rank at the store, and how many looks a second the store has to answer at most.
 PERIOD = 2.0
 LOOKS = 200
-# How long a rank that gives up waits until all others have seen why: rank 0 may hold the store, which goes with it.
+# How long a failed rank waits until all others have seen the cause: rank 0 may hold the store, which ends with it.
 LINGER = 5.0
 # How long a rank may go on after another one has failed; most end by themselves, at the next agreement.
 GRACE = 20.0
@@ -57,9 +57,9 @@ def announce(error: BaseException) -> None:
 
 
 def claim(text: str) -> bool:
-    """Leave a cause for the other ranks; returns whether this rank is the first to do so, also when asked again.
+    """Leave a cause for the other ranks; returns whether this rank is the first to do so, also when called again.
 
-    Without a store there is nobody to be asked, and every rank is the first.
+    Without a store ranks cannot compare, and every rank is the first.
     """
     from torch import distributed
 
@@ -76,7 +76,7 @@ def claim(text: str) -> bool:
 
 
 def cause() -> Optional[str]:
-    """What the first rank that failed left, or None."""
+    """The cause that the first failed rank left, or None."""
     store = default_store()
     try:
         return None if store is None else _left(_keys(store))
@@ -93,20 +93,21 @@ class PeerFailedError(RuntimeError):
     """This rank ends because another one has failed; the message says which, and why.
 
     Args:
-        text: what that rank left.
+        text: the cause that the other rank left.
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__("ddpfix: " + blamed(text))
+        super().__init__("ddpfix: " + peer_message(text))
 
 
-def blamed(text: str) -> str:
+def peer_message(text: str) -> str:
+    """The message on a rank that ends because of a cause that another one left."""
     return f"{text} (this rank ends because of it)"
 
 
 @contextlib.contextmanager
 def propagate_failure() -> Iterator[None]:
-    """What raises in here, on one rank, ends all ranks with the cause, which torch elastic's summary has as well.
+    """End all ranks with the cause if this block raises on one of them; torch elastic's summary has the cause as well.
 
     Raises:
         PeerFailedError: instead of what a collective raises here after another rank has failed.
@@ -125,9 +126,9 @@ def _propagating() -> Iterator[None]:
         raise
     except Exception as error:
         _set_free()
-        theirs = next((watching.found for watching in _WATCHES if watching.found), None)
-        if theirs is not None:
-            raise PeerFailedError(theirs) from error
+        other_cause = next((watching.cause for watching in _WATCHES if watching.cause), None)
+        if other_cause is not None:
+            raise PeerFailedError(other_cause) from error
         announce(error)
         _linger()
         raise
@@ -167,9 +168,9 @@ def stop() -> None:
 atexit.register(stop)
 
 
-def _write(found: str) -> None:
+def _write(text: str) -> None:
     try:
-        raise PeerFailedError(found)
+        raise PeerFailedError(text)
     except PeerFailedError as error:
         error_file.write(error)
 
@@ -188,22 +189,22 @@ class Watch(threading.Thread):
         self.original = weakref.ref(store)
         # A connection of its own, where torch has that: the main thread may be waiting with this one.
         self.connection = _keys(store).clone() if hasattr(store, "clone") else None
-        # One process answers all ranks.
+        # A single process serves the store to all ranks.
         self.period = max(PERIOD, distributed.get_world_size() / LOOKS)
         # Whether this rank has an exception of its own already, and so does not wait in a collective.
         self.free = False
-        # What another rank left.
-        self.found: Optional[str] = None
+        # The cause that another rank left.
+        self.cause: Optional[str] = None
 
     def run(self) -> None:
         while not self.over.wait(self.period) and self.original() is not None:
             try:
-                found = self._look()
+                text = self._look()
             except Exception:
-                # The store has gone with the rank that kept it, in most cases because the job has ended.
+                # The store has ended with the rank that kept it, in most cases because the job has ended.
                 break
-            if found is not None:
-                self._seen(found)
+            if text is not None:
+                self._end_for(text)
                 break
         self.connection = None
 
@@ -215,15 +216,15 @@ class Watch(threading.Thread):
         original = self.original()
         return _keys(original) if self.connection is None and original is not None else self.connection
 
-    def _seen(self, found: str) -> None:
+    def _end_for(self, text: str) -> None:
         if not self.free:
-            self.found = found
-            log.error(blamed(found))
+            self.cause = text
+            log.error(peer_message(text))
         with contextlib.suppress(Exception):
             self._store().add("seen", 1)
         if not self.over.wait(GRACE) and not self.free:
             log.error("this rank waits for the failed one in a collective, so its process is ended")
-            _write(found)
+            _write(text)
             sys.stdout.flush()
             os._exit(1)
 

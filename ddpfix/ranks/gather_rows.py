@@ -1,4 +1,4 @@
-"""Every rank's numbers on every rank, by one small collective."""
+"""Gathers every rank's numbers on every rank, by one small collective."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from ddpfix.ranks.async_sum import PendingSum
 
 
 def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> List[List[int]]:
-    """One row a rank, in the order of ranks; every rank of the group has to come here.
+    """One row a rank, in the order of ranks; every rank of the group has to call this.
 
     Args:
-        numbers: those of this rank; every rank has as many.
+        numbers: the numbers of this rank; every rank has as many.
         device: where the group takes its tensors, if its backend is not gloo.
         group: a process group; None is the default one.
 
     Raises:
-        RuntimeError: a rank has gone; :class:`~ddpfix.ranks.failure_watch.PeerFailedError` if it left a cause.
+        RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failure_watch.PeerFailedError` if it left a cause.
     """
     from torch import distributed
 
     width, rank = len(numbers), distributed.get_rank(group)
     table = [0] * (width * distributed.get_world_size(group))
     table[rank * width : (rank + 1) * width] = numbers
-    found = PendingSum(table, group, "cpu" if distributed.get_backend(group) == "gloo" else device).result()
-    return [found[begin : begin + width] for begin in range(0, len(found), width)]
+    values = PendingSum(table, group, "cpu" if distributed.get_backend(group) == "gloo" else device).result()
+    return [values[begin : begin + width] for begin in range(0, len(values), width)]

@@ -1,8 +1,8 @@
-"""Loaders that cannot say how many batches they have end an epoch together on all ranks.
+"""The one-batch-ahead loader: loaders without a length end an epoch together on all ranks.
 
-Each rank fetches one batch ahead and says so to the others, without waiting; the answer is looked at before that batch
-is trained on, after a whole step. It is a few numbers, summed, whatever the number of ranks. What the numbers are, and
-what they mean for the next step, is the toolkit's part.
+Each rank fetches one batch ahead and sends a few numbers about it, without waiting. The sums over the ranks are read a
+whole step later, before that batch is trained on. The toolkit decides what the numbers are, and what they mean for the
+next step.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Epoch:
         self.steps = 0
 
     def fetch(self) -> Any:
-        """The next batch of this rank, or :data:`NOTHING`. What is raised here, other ranks do not learn."""
+        """The next batch of this rank, or :data:`NOTHING`. Other ranks do not learn of an error that is raised here."""
         raise NotImplementedError
 
     def numbers(self) -> Sequence[int]:
-        """What this rank says of the batch that it has just fetched; the ranks' numbers are summed."""
+        """The numbers of this rank for the batch that it has just fetched; they are summed over the ranks."""
         raise NotImplementedError
 
     def goes_on(self, sums: List[int]) -> bool:
-        """Whether another step is taken; the answer has to follow from ``sums``, which are the same on all ranks."""
+        """Whether another step is taken; this must depend on nothing but ``sums``, which are the same on all ranks."""
         raise NotImplementedError
 
     def take(self) -> Any:
@@ -54,21 +54,22 @@ class Epoch:
         return self.batch
 
     def ended(self) -> None:
-        """No further step is taken. What is raised here ends the epoch with an error."""
+        """No further step is taken. An error that is raised here ends the epoch."""
 
-    def say(self) -> PendingSum:
+    def send(self) -> PendingSum:
+        """Send this rank's numbers; the result is the sums."""
         return PendingSum(self.numbers(), self.group)
 
-    def ahead(self) -> PendingSum:
-        """Fetch the next batch; returns what the ranks are about to say of theirs."""
+    def fetch_next(self) -> PendingSum:
+        """Fetch the next batch and send its numbers."""
         self.batch = self.fetch()
-        return self.say()
+        return self.send()
 
     def batches(self) -> Iterator[Any]:
         """As many batches as on all other ranks."""
-        said = self.ahead()
-        while self.goes_on(said.result()):
-            batch, said = self.take(), self.ahead()
+        pending = self.fetch_next()
+        while self.goes_on(pending.result()):
+            batch, pending = self.take(), self.fetch_next()
             self.steps += 1
             yield batch
         self.ended()

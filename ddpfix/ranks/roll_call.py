@@ -1,7 +1,7 @@
-"""Ranks tell each other that they do the same thing now, through the process group's store.
+"""A roll call: ranks check through the process group's store that all of them do the same thing now.
 
-A rank that does something which the others do not would wait for them in a collective, or, worse, meet another one of
-theirs there. Nobody calls the roll in a step that is like the one before.
+A rank that does something else would wait for the others in a collective, or, worse, its collective would be matched
+with another one of theirs. A step that is like the one before needs no roll call.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from ddpfix.ranks.store import count, default_store, keys, look_until
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0002, 0.05)
-# Ranks have just met in a collective, so one that does not come within this many seconds does something else.
+# Ranks have just been in a collective together, so one that does not come within this time does something else.
 LIMIT = 300.0
 _ALL = "all"
 _LATE = "waiting for the other ranks to call backward again as this one does"
 
 
 class RollCallError(RuntimeError):
-    """The ranks of a group do not do the same. The message names what this rank does."""
+    """The ranks of a group do not do the same thing. The message says what this rank does."""
 
 
 class RollCall:
-    """The members of one group, who call the roll in the same order.
+    """The roll calls of one group, whose members make them in the same order.
 
     Args:
-        name: the same on all ranks, and of this use alone.
+        name: the same on all ranks, and not used for anything else.
         ranks: the global ranks of the group.
-        limit: seconds after which a rank that does not come is taken for one that does something else.
+        limit: seconds after which a rank that has not come is considered to do something else.
     """
 
     def __init__(self, name: str, ranks: Sequence[int], limit: float = LIMIT) -> None:
@@ -38,14 +38,14 @@ class RollCall:
         self._calls = 0
 
     def same(self, word: str) -> bool:
-        """Wait for all ranks; whether they all said the same word.
+        """Wait for all ranks; returns whether all of them gave the same word.
 
         Raises:
             RollCallError: a rank did not come within the limit.
         """
         store = default_store()
         if store is None or self._size == 1:
-            # Without a store (MPI) nobody can be asked.
+            # Without a store (MPI) ranks cannot compare.
             return True
         self._calls += 1
         own, expected = keys(store, f"roll/{self._name}"), self._calls * self._size
@@ -60,7 +60,7 @@ class RollCall:
 
 
 def limit_of(group: Any, most: float = LIMIT) -> float:
-    """Seconds to wait in a group: less than its collectives do, so that the cause is said before they give up.
+    """Seconds to wait in a group: less than its collectives do, so that the cause is reported before they give up.
 
     Args:
         group: a process group; None is the default one.
@@ -74,13 +74,13 @@ def _timeout(group: Any) -> Optional[float]:
     import torch
     from torch.distributed import distributed_c10d
 
-    found = []
+    timeouts = []
     for device in ("cpu", "cuda"):
         # The names differ between releases, and a group has no backend for some devices.
         with contextlib.suppress(Exception):
             backend: Any = (group or distributed_c10d._get_default_group())._get_backend(torch.device(device))
-            found.append(float(backend.options._timeout.total_seconds()))
-    return min(found, default=None)
+            timeouts.append(float(backend.options._timeout.total_seconds()))
+    return min(timeouts, default=None)
 
 
 def name_of_next(ranks: Sequence[int], kind: str) -> str:

@@ -1,8 +1,8 @@
 """Keys of ours in the process group's store, and how a rank waits for what others put there.
 
-A rank looks again and again. The store's own ``wait`` holds the connection until the key is there or its time is up: in
-torch 2.13 another thread of the same rank waits 2.7 of 3 seconds for its turn, so that nobody could tell or read why a
-rank has failed; no signal comes through, and it knows nothing of ranks that have ended.
+A rank polls. The store's own ``wait`` holds the connection until the key is there or its time is up: in
+torch 2.13 another thread of the same rank waits 2.7 of 3 seconds for its turn, so that no rank could write or read why
+one has failed; no signal is handled in it, and it does not notice ranks that have ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddpfix import log
 
 
 class _Session:
-    """What this process counts while one default process group lives; the next group begins anew.
+    """The counters of this process for one default process group; the next group begins with new ones.
 
     Args:
         generation: how often this rank has announced itself to the server behind the store, this time included. A
@@ -45,7 +45,7 @@ def default_store() -> Any:
 
 
 def enter(store: Any) -> None:
-    """A group has come up: this rank is counted in, once a store object, and remembers nothing of the group before."""
+    """Count this rank in when a group is initialized, once a store object; forget the values of the group before."""
     _session(store).remembered.clear()
 
 
@@ -64,7 +64,7 @@ def _session(store: Any) -> _Session:
 
 
 def is_here(store: Any, rank: int) -> bool:
-    """Whether a rank has left its mark for the group of this store: then ddpfix is at work there."""
+    """Whether a rank has left its mark for the group of this store: then ddpfix is active there."""
     return bool(_marks(store).add(str(rank), 0) >= generation(store))
 
 
@@ -75,7 +75,7 @@ def _marks(store: Any) -> Any:
 def keys(store: Any, name: str) -> Any:
     """A part of the store for one purpose of ours, which no other group of the same server reads.
 
-    It keeps the store alive, and with it perhaps a port: for the length of a call only.
+    It keeps the store alive, and with it perhaps a port, so hold it for the length of a call only.
     """
     return _below(store, f"{generation(store)}/{name}")
 
@@ -88,7 +88,7 @@ def _below(store: Any, name: str) -> Any:
 
 
 def count(store: Any, name: str) -> int:
-    """How often this was asked before, for this name and the group of this store; where there is none, 0."""
+    """How often this was called before with this name for the group of this store; 0 without a store."""
     if store is None:
         return 0
     counts = _session(store).counts
@@ -112,7 +112,7 @@ def put(store: Any, key: str, value: str) -> None:
 
 
 def has(store: Any, key: str) -> bool:
-    """Whether a key is there, without waiting for it; before torch 2.1 a counter beside it tells."""
+    """Whether a key is there, without waiting for it; before torch 2.1 a counter beside it is read."""
     return bool(store.check([key]) if hasattr(store, "check") else store.add(key + "/set", 0))
 
 
@@ -123,14 +123,14 @@ def look_until(
     late: float = float("inf"),
     line: str = "",
 ) -> bool:
-    """Look until something is found; returns whether it was.
+    """Poll until something is found; returns whether it was.
 
     Args:
         found: looks once.
-        give_up: asked with the seconds that this has taken so far, as long as nothing is found.
+        give_up: called with the seconds that this has taken so far, as long as nothing is found.
         pauses: seconds between two looks: short at first, because ranks mostly come together, and at most.
-        late: seconds after which the line is said.
-        line: for the user, once.
+        late: seconds after which the line is logged.
+        line: a message for the user, logged once.
     """
     begun, pause = time.monotonic(), pauses[0]
     while not found():

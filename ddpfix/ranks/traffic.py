@@ -1,4 +1,4 @@
-"""What a model under DDP has communicated, counted where its gradient buckets pass by."""
+"""The traffic of a model under DDP, counted where its gradient buckets are communicated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which policy for uneven data a toolkit follows: not every toolkit has every one."""
+"""The policy for uneven data that a toolkit follows: not every toolkit has every one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ def policy(site: Site, toolkit: str) -> str:
     """The value of the setting ``uneven``, or the one of this toolkit that comes nearest to it.
 
     Args:
-        site: the patch that asks, which knows what the matrix says about values that its toolkit does not have.
-        toolkit: the toolkit's name, for the line that says that another value is taken. Nothing is said where nobody
-            chose one.
+        site: the site of the patch, which has the matrix's replacements for values that its toolkit does not have.
+        toolkit: the toolkit's name, for the line that says that another value is taken. Nothing is logged where the
+            user chose no value.
     """
     wanted: str = site.settings["uneven"]
     taken = site.instead.get(wanted, wanted)

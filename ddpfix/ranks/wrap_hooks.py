@@ -1,4 +1,4 @@
-"""The moment at which a model is wrapped for data parallel training: what has to look at the model registers here."""
+"""Hooks for the moment at which a model is wrapped for data parallel training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Registry, Site
 
-# Where a model is wrapped; FSDP asks as well.
+# Where a model is wrapped; FSDP runs the hooks as well.
 AT = "torch.nn.parallel.distributed:DistributedDataParallel.__init__"
 
 # Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
@@ -24,7 +24,7 @@ _EXCLUDED: Registry[Callable[[Any], str]] = Registry(AT)
 # reason(model) -> why DDP has to look for unused parameters in it, or "" if it has not.
 _REASONS: Registry[Callable[[Any], str]] = Registry(AT)
 
-# (True, value) while a toolkit wraps a model and we know what its user asked for; value None: nothing was asked for.
+# (True, value) while a toolkit wraps a model and we know what its user chose; value None: the user chose nothing.
 _USER_CHOICE: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_user_choice", default=(False, None))
 
 
@@ -36,7 +36,7 @@ def before_wrap(site: Site, action: Callable[[Any], object]) -> None:
 def run_before_wrap(model: Any) -> Optional[Exception]:
     """Call everything that registered with :func:`before_wrap`; returns what one of them raised.
 
-    It has to be said to the other ranks before anything is raised, or they would wait for this one.
+    The other ranks have to learn of it before anything is raised, or they would wait for this one.
     """
     try:
         for action in list(_BEFORE):
@@ -62,22 +62,22 @@ def forbid_reentrant(model: Any) -> None:
 
 
 def excludes(site: Site, what: Callable[[Any], str]) -> None:
-    """Have ``what(model)`` asked what a model has that ``find_unused_parameters=True`` excludes, until undo."""
+    """Have ``what(model)`` name what a model has that ``find_unused_parameters=True`` excludes, until undo."""
     site.register(_EXCLUDED, what)
 
 
 def excluded(model: Any) -> List[str]:
-    """What this model has that ``find_unused_parameters=True`` excludes, in words."""
+    """What this model has that ``find_unused_parameters=True`` excludes, as messages."""
     return [text for text in (_answer(what, model) for what in list(_EXCLUDED)) if text]
 
 
 def needs_flag(site: Site, reason: Callable[[Any], str]) -> None:
-    """Have ``reason(model)`` asked why a model needs ``find_unused_parameters`` ("": it does not), until undo."""
+    """Have ``reason(model)`` say why a model needs ``find_unused_parameters`` ("": it does not), until undo."""
     site.register(_REASONS, reason)
 
 
 def reasons(model: Any) -> List[str]:
-    """Why this model needs ``find_unused_parameters``, in words; empty if nobody knows a reason."""
+    """Why this model needs ``find_unused_parameters``, as messages; empty if there is no known reason."""
     return [text for text in (_answer(reason, model) for reason in list(_REASONS)) if text]
 
 
@@ -85,13 +85,13 @@ def _answer(reason: Callable[[Any], str], model: Any) -> str:
     try:
         return reason(model)
     except Exception as error:
-        # Not to know is no reason to end the job: it goes on as without us.
+        # An error here is no reason to end the job: it goes on as without ddpfix.
         log.warning(f"{reason.__module__} could not look at a {type(model).__name__}: {error!r}")
         return ""
 
 
 def user_chose(value: Optional[bool]) -> ContextManager[None]:
-    """Tell what the user asked of ``find_unused_parameters`` through the toolkit (None: nothing).
+    """Set what the user chose for ``find_unused_parameters`` through the toolkit (None: nothing).
 
     Toolkits pass their own default on as a keyword, or drop an explicit False on the way: at DDP the two look alike.
     """
@@ -99,5 +99,5 @@ def user_chose(value: Optional[bool]) -> ContextManager[None]:
 
 
 def user_choice() -> Tuple[bool, Optional[bool]]:
-    """(known, value): whether a toolkit told us what its user asked for, and what that is."""
+    """(known, value): whether a toolkit has passed on its user's choice, and what it is."""
     return _USER_CHOICE.get()

@@ -13,7 +13,7 @@ from ddpfix.layerdrop import code_copy, everywhere
 from ddpfix.patching.site import Site
 
 _TRAITS = code_copy.Traits(skipped_output=(None, None))
-_share, _silence = everywhere.sharing(_TRAITS), everywhere.silencing(_TRAITS)
+_share, _silence = everywhere.sharing(_TRAITS), everywhere.never_skipping(_TRAITS)
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:

@@ -28,9 +28,9 @@ def sync_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
 
 def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
-    everywhere.put(site, owner, cover.silence)
+    everywhere.put(site, owner, cover.never_skip)
 
 
 def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for layers of other classes, which are found when a model is wrapped."""
-    everywhere.in_models(site, cover.silence)
+    everywhere.in_models(site, cover.never_skip)

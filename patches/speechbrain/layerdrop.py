@@ -21,7 +21,7 @@ def sync(site: Site, module: ModuleType, owner: Any) -> None:
 
 def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, whatever rate a module holds."""
-    everywhere.put(site, owner, cover.silence)
+    everywhere.put(site, owner, cover.never_skip)
 
 
 def _share(site: Site, owner: type) -> None:

@@ -54,7 +54,7 @@ class _Epoch(lookahead.Epoch):
         if fresh and self.ready < self.size and not self.stop:
             # Some have just come to their end: who has to read again says whether that gives anything.
             self._begin_again()
-            _, self.ready = self.say().result()
+            _, self.ready = self.send().result()
         if not fresh or self.ready < self.size:
             self.left = fresh
             return False

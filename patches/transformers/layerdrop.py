@@ -15,7 +15,7 @@ from ddpfix.patching.site import Site
 # From 4.46 on all layers of a sharded model run, because ranks might disagree. Up to 4.36 a skipped layer leaves
 # ``(None, None)``, and WavLM with ``output_attentions`` asks for a third entry.
 TRAITS = code_copy.Traits(checks=("is_fsdp_managed_module",), skipped_output=(None, None))
-_share, _silence = everywhere.sharing(TRAITS), everywhere.silencing(TRAITS)
+_share, _silence = everywhere.sharing(TRAITS), everywhere.never_skipping(TRAITS)
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:

@@ -27,11 +27,11 @@ def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
     silent: Optional[type] = None
     if cover.drawing_method(owner) is not None:
-        everywhere.put(site, owner, cover.silence)
+        everywhere.put(site, owner, cover.never_skip)
         silent = owner
     if "forward" in vars(owner) and cover.drawing_method(owner) != "forward" and cover.rate_paths(owner.forward):
         # What is left of a rate in a layer of 3.1.0 and later: its output is scaled up for the steps in which it rests.
-        cover.silence(site, owner, "forward")
+        cover.never_skip(site, owner, "forward")
         silent = owner
     if silent is None:
         raise PatchError(f"{owner.__qualname__} has no rate any more")

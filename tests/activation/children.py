@@ -24,14 +24,14 @@ def look(*_: object) -> int:
     return int(active) + sum(type(finder).__module__ == "ddpfix.import_hook" for finder in sys.meta_path)
 
 
-def tell(queue: Any) -> None:
+def put_look(queue: Any) -> None:
     queue.put(look())
 
 
 def started(kind: str) -> int:
     context: Any = multiprocessing.get_context(kind)
     queue = context.Queue()
-    process = context.Process(target=tell, args=(queue,))
+    process = context.Process(target=put_look, args=(queue,))
     process.start()
     answer: int = queue.get(timeout=60)
     process.join()

@@ -32,9 +32,9 @@ def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stock(tmp_path_factory: pytest.TempPathFactory, requirements: Path, torch_folder: Path) -> Place:
+def unpatched(tmp_path_factory: pytest.TempPathFactory, requirements: Path, torch_folder: Path) -> Place:
     """An environment with a stub torch and without ddpfix."""
-    place = support.new_place(tmp_path_factory.mktemp("stock"))
+    place = support.new_place(tmp_path_factory.mktemp("unpatched"))
     place.link(requirements, torch_folder)
     return place
 

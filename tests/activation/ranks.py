@@ -26,7 +26,7 @@ def main() -> None:
     rank = os.environ["RANK"]
     Path(os.environ["OUT"], f"{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
     distributed.barrier()
-    # Stock torch 2.13 aborts now and then ("terminate called without an active exception") when an interpreter with a
+    # Plain torch 2.13 aborts now and then ("terminate called without an active exception") when an interpreter with a
     # gloo group is finalized; whether it does so is not what is tested here.
     os._exit(0)
 

@@ -24,7 +24,7 @@ Finished = subprocess.CompletedProcess
 
 
 def clean(**more: Optional[str]) -> Dict[str, str]:
-    """This process's environment without what would steer Python or ddpfix; None as a value removes a variable."""
+    """This process's environment without the variables that steer Python or ddpfix; the value None removes one."""
     steering = ("DDPFIX", "PYTHON", "VIRTUAL_ENV", "COV_", "PYTEST", "UV_PYTHON", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
     environ["OMP_NUM_THREADS"] = "1"
@@ -36,7 +36,7 @@ def clean(**more: Optional[str]) -> Dict[str, str]:
 
 
 @lru_cache(maxsize=None)
-def nowhere() -> Path:
+def empty_folder() -> Path:
     """An empty folder to start programs in: in that of the checkout, ddpfix can be imported without an install."""
     folder = Path(tempfile.mkdtemp(prefix="ddpfix-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -55,7 +55,7 @@ def start(
     return subprocess.run(
         [str(word) for word in words],
         env=clean() if env is None else dict(env),
-        cwd=cwd or nowhere(),
+        cwd=cwd or empty_folder(),
         input=stdin,
         capture_output=True,
         text=True,
@@ -115,7 +115,7 @@ def new_place(folder: Path, python: object = sys.executable) -> Place:
 
 
 def uv() -> Optional[str]:
-    """The program of the test environment, which is rarely on PATH; another one where that has none."""
+    """The program uv of the test environment, which is rarely on PATH; if there is none, another one."""
     own = str(Path(sys.executable).parent)
     return shutil.which("uv", path=os.pathsep.join([own, os.environ.get("PATH", os.defpath)]))
 
@@ -123,7 +123,7 @@ def uv() -> Optional[str]:
 def with_uv(place: Place, word: str) -> List[str]:
     """The command of uv that installs a file into a place or uninstalls from it, up to its arguments.
 
-    It is told to stay offline: uv does not read pip's configuration, and so may not reach the index that pip does.
+    It runs offline: uv does not read pip's configuration, and so may not reach the index that pip does.
     """
     program = uv()
     assert program is not None, "the tests need uv, which the extra `test` brings"
@@ -131,7 +131,7 @@ def with_uv(place: Place, word: str) -> List[str]:
 
 
 def with_pip(place: Place, word: str) -> List[str]:
-    """The same for pip; it comes with the interpreter, and is put into the place when it is first asked for."""
+    """The same for pip; it comes with the interpreter, and is put into the place when it is first needed."""
     if not (place.packages / "pip").exists():
         succeed([place.python, "-m", "ensurepip"])
     more = ["-y"] if word == "uninstall" else []

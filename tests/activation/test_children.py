@@ -42,16 +42,16 @@ def test_children_of_a_program(request: pytest.FixtureRequest) -> None:
     assert values(start(run.ours([], ["sh", "-c", f"python {PROGRAM}; exit $?"]), run.ours_env())) == {2}
 
 
-def test_children_of_a_program_with_the_import(installed: Place, stock: Place, tmp_path: Path) -> None:
+def test_children_of_a_program_with_the_import(installed: Place, unpatched: Place, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import ddpfix.auto\n" + PROGRAM.read_text(encoding="utf-8"), encoding="utf-8")
     assert values(installed.run(program)) == {2}
     # Where nothing is installed, a fresh interpreter finds the variable but no ddpfix.pth; multiprocessing's children
     # import the program again, and with it ddpfix.auto.
-    seen = answers(stock.run(program, PYTHONPATH=str(ROOT)))
+    seen = answers(unpatched.run(program, PYTHONPATH=str(ROOT)))
     assert {kind for kind, number in seen.items() if number != 2} == {"exec", "subprocess", "shell", "grandchild"}
 
 
-def test_children_stay_stock_where_it_is_off(installed: Place) -> None:
+def test_children_stay_unpatched_where_it_is_off(installed: Place) -> None:
     assert values(installed.run(PROGRAM)) == {0}
     assert values(installed.run("-m", "ddpfix", "run", PROGRAM, DDPFIX="0")) == {0}

@@ -18,30 +18,30 @@ def modules(done: Finished[str]) -> Set[str]:
     return set(done.stdout.split())
 
 
-def test_off_imports_what_a_bare_interpreter_does(installed: Place, stock: Place) -> None:
-    bare = modules(stock.run("-c", MODULES))
+def test_off_imports_what_a_bare_interpreter_does(installed: Place, unpatched: Place) -> None:
+    bare = modules(unpatched.run("-c", MODULES))
     assert modules(installed.run("-c", MODULES)) == bare
     assert modules(installed.run("-c", MODULES, DDPFIX="0")) == bare
 
 
-def test_armed_imports_four_small_modules(installed: Place, stock: Place) -> None:
+def test_armed_imports_four_small_modules(installed: Place, unpatched: Place) -> None:
     """Not one module of the standard library more than a bare interpreter has, let alone wrapt, yaml or torch."""
-    bare = modules(stock.run("-c", MODULES))
+    bare = modules(unpatched.run("-c", MODULES))
     assert modules(installed.run("-c", MODULES, DDPFIX="1")) == bare | ARMED
 
 
-def test_armed_stays_asleep_while_no_toolkit_is_imported(installed: Place, stock: Place) -> None:
-    bare = modules(stock.run("-c", WORK + MODULES))
+def test_armed_stays_asleep_while_no_toolkit_is_imported(installed: Place, unpatched: Place) -> None:
+    bare = modules(unpatched.run("-c", WORK + MODULES))
     assert modules(installed.run("-c", WORK + MODULES, DDPFIX="1")) == bare | ARMED
 
 
-def test_armed_from_the_checkout(stock: Place) -> None:
+def test_armed_from_the_checkout(unpatched: Place) -> None:
     from tests.activation.support import ROOT
 
     path = os.pathsep.join([str(ROOT / "ddpfix" / "_site"), str(ROOT)])
-    bare = modules(stock.run("-c", MODULES))
-    assert modules(stock.run("-c", MODULES, PYTHONPATH=path, DDPFIX="1")) == bare | ARMED | {"sitecustomize"}
-    assert modules(stock.run("-c", MODULES, PYTHONPATH=path)) == bare | {"sitecustomize"}
+    bare = modules(unpatched.run("-c", MODULES))
+    assert modules(unpatched.run("-c", MODULES, PYTHONPATH=path, DDPFIX="1")) == bare | ARMED | {"sitecustomize"}
+    assert modules(unpatched.run("-c", MODULES, PYTHONPATH=path)) == bare | {"sitecustomize"}
 
 
 def test_the_first_toolkit_wakes_the_engine(installed: Place) -> None:
@@ -53,7 +53,7 @@ def test_the_first_toolkit_wakes_the_engine(installed: Place) -> None:
 
 
 def test_the_package_itself_is_cheap(installed: Place) -> None:
-    """A library may ``import ddpfix`` to ask for a report: that alone brings nothing along."""
+    """A library may ``import ddpfix`` to make a report: the import alone loads nothing else."""
     bare = modules(installed.run("-c", MODULES))
     assert modules(installed.run("-c", "import ddpfix\n" + MODULES)) == bare | {"ddpfix"}
 

@@ -47,9 +47,9 @@ def append(text: str) -> Break:
 def replace(text: str, instead: str) -> Break:
     def act(package: Path) -> None:
         path = package / "compat_matrix.yaml"
-        stock = path.read_text(encoding="utf-8")
-        assert text in stock
-        path.write_text(stock.replace(text, instead, 1), encoding="utf-8")
+        before = path.read_text(encoding="utf-8")
+        assert text in before
+        path.write_text(before.replace(text, instead, 1), encoding="utf-8")
 
     return act
 
@@ -105,7 +105,7 @@ def one_line(done: Finished[str]) -> str:
 
 
 @pytest.mark.parametrize("fault", [*AT_START, *AT_TORCH])
-def test_the_program_runs_as_stock(place: Place, tmp_path: Path, fault: str) -> None:
+def test_the_program_runs_as_without_us(place: Place, tmp_path: Path, fault: str) -> None:
     {**AT_START, **AT_TORCH}[fault](place.packages / "ddpfix")
     done = place.run("-c", PROGRAM.format(0), cwd=tmp_path, DDPFIX="1")
     assert (done.returncode, done.stdout) == (0, "0.1.0\n"), done.stderr
@@ -119,7 +119,7 @@ def test_the_program_runs_as_stock(place: Place, tmp_path: Path, fault: str) -> 
 
 
 def test_the_same_without_a_fault_is_silent(place: Place) -> None:
-    """The tests above would mean nothing if the place were broken by itself."""
+    """The tests above would prove nothing if the place were broken by itself."""
     done = place.run("-c", "import torch, ddpfix; print(ddpfix.report().active)", DDPFIX="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 

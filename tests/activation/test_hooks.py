@@ -1,4 +1,4 @@
-"""The import hook is invisible to tools, and survives whatever the import system does. Each test is a fresh process."""
+"""The import hook is invisible to tools, and works whatever the import system does. Each test is a fresh process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Checker:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 
-def test_each_module_is_told_once_and_when_it_is_complete(check: Checker) -> None:
+def test_each_module_is_reported_once_and_when_it_is_complete(check: Checker) -> None:
     check("""
         hook.imported = lambda module: seen.append((module.__name__, bool({"VALUE", "Kind"} & set(vars(module)))))
         import stub, stub.part, stub
@@ -67,7 +67,7 @@ def test_each_module_is_told_once_and_when_it_is_complete(check: Checker) -> Non
     """)
 
 
-def test_spec_and_loader_are_the_stock_ones(check: Checker) -> None:
+def test_spec_and_loader_are_the_original_ones(check: Checker) -> None:
     check("""
         import stub.part, pickle, copy
         from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -101,11 +101,11 @@ def test_inspect_pkgutil_and_resources(check: Checker) -> None:
 
 
 def test_runpy_of_a_watched_module(installed: Place, stubs: Path) -> None:
-    """``python -m stub.run``: the code runs as __main__, which is nobody's import, and its package's is."""
-    stock = installed.run("-m", "torch.tool", "a")
-    assert stock.stdout == "__main__ torch.tool ['a']\n"
+    """``python -m stub.run``: the code runs as __main__, which is not imported, but its package is."""
+    unpatched = installed.run("-m", "torch.tool", "a")
+    assert unpatched.stdout == "__main__ torch.tool ['a']\n"
     done = installed.run("-m", "torch.tool", "a", DDPFIX="1")
-    assert (done.returncode, done.stdout, done.stderr) == (0, stock.stdout, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, unpatched.stdout, "")
 
 
 def test_runpy_inside_a_process(check: Checker) -> None:
@@ -203,15 +203,15 @@ def test_a_module_that_fails_by_itself(check: Checker) -> None:
 
 
 def test_other_finders(check: Checker) -> None:
-    """One before ours that asks all finders again (as ddtrace and wrapt do), one behind it, and one of the old kind."""
+    """One before ours that calls all finders again (as ddtrace and wrapt do), one after it, and one of the old kind."""
     check("""
         import wrapt
         from importlib.util import find_spec
-        order, asked = [], []
+        order, names = [], []
         class Before:
             def find_spec(self, name, path=None, target=None):
-                asked.append(name)
-                if asked.count(name) < 3 and name == "stub.late":
+                names.append(name)
+                if names.count(name) < 3 and name == "stub.late":
                     return find_spec(name)
         class Old:
             def find_module(self, name, path=None):
@@ -220,7 +220,7 @@ def test_other_finders(check: Checker) -> None:
         sys.meta_path.insert(0, Before())
         sys.meta_path.append(Old())
         import stub.late
-        assert asked.count("stub") == 1, asked
+        assert names.count("stub") == 1, names
         assert order == ["wrapt"] and seen == ["stub.part", "stub", "stub.late"], (order, seen)
     """)
 
@@ -253,11 +253,11 @@ def test_loaders_that_cannot_be_hooked(check: Checker) -> None:
         import broken
         assert broken.VALUE == 3 and seen == []
         hook.watched = {"_struct", "zlib", "_statistics"}
-        stock = vars(BuiltinImporter).copy()
+        before = vars(BuiltinImporter).copy()
         for name in sorted(hook.watched & set(sys.builtin_module_names)):
             sys.modules.pop(name, None)
             importlib.import_module(name)
-        assert vars(BuiltinImporter) == stock
+        assert vars(BuiltinImporter) == before
     """)
 
 
@@ -287,7 +287,7 @@ def test_threads_wait_until_the_patches_are_armed(check: Checker) -> None:
         names = ["stub.part", "broken", "spaces.inside"]
         import os
         os.environ["WHOLE"] = "1"
-        # One thread looks by itself, as a tool may do; import statements are kept apart by the import lock already.
+        # One thread calls the finder directly, as a tool may do; import statements are serialized by the import lock.
         def look():
             spec = hook.find_spec("stub")
             assert "exec_module" in vars(spec.loader), "the hook is missing"
@@ -324,14 +324,14 @@ def test_undo_takes_the_finder_away(installed: Place) -> None:
 
 
 def test_a_file_of_the_user_that_is_called_like_a_toolkit(installed: Place, tmp_path: Path) -> None:
-    """torch.py beside the script shadows the real one; that is the user's business, and it works as in stock."""
+    """torch.py beside the script shadows the real one; it is what the user gets without ddpfix, and with it."""
     (tmp_path / "transformers.py").write_text("VALUE = 5\n", encoding="utf-8")
     (tmp_path / "main.py").write_text("import transformers, torch; print(transformers.VALUE)\n", encoding="utf-8")
     done = installed.run("main.py", cwd=tmp_path, DDPFIX="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
 
 
-def test_a_toolkit_whose_metadata_is_gone(installed: Place, stock: Place, tmp_path: Path) -> None:
+def test_a_toolkit_whose_metadata_is_missing(installed: Place, unpatched: Place, tmp_path: Path) -> None:
     folder = stub_torch(tmp_path)
     for path in folder.glob("*.dist-info/*"):
         path.unlink()

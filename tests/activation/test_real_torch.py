@@ -1,4 +1,4 @@
-"""With the real torch: the patches are in place whichever way ddpfix came, and on every rank that a launcher starts."""
+"""With the real torch: the patches are in place however ddpfix was switched on, and on every rank of a launcher."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_patches_are_applied(real: Place, tmp_path: Path, kind: str) -> None
 
 
 def test_tools_see_torch_as_it_is(real: Place) -> None:
-    """The loaders and specs of real modules are stock ones, and patched functions still show their source."""
+    """The loaders and specs of real modules are the original ones, and patched functions still show their source."""
     code = (
         "import inspect, pickle, torch, torch.nn.parallel.distributed as d\n"
         "assert 'find_unused_parameters' in inspect.getsource(d.DistributedDataParallel.__init__)\n"

@@ -1,4 +1,4 @@
-"""A program cannot tell that it runs under ddpfix: paths, arguments, flags, signals, exit codes are the stock ones."""
+"""A program cannot tell that it runs under ddpfix: paths, arguments, flags, signals, exit codes are the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def both(way: Way, here: Path, flags: Sequence[str], rest: Sequence[object], stdin: str = "") -> List[Finished[str]]:
     return [
-        start(way.stock(flags, rest), way.stock_env(), here, stdin),
+        start(way.unpatched(flags, rest), way.unpatched_env(), here, stdin),
         start(way.ours(flags, rest), way.ours_env(), here, stdin),
     ]
 
@@ -52,9 +52,9 @@ def look(done: Finished[str]) -> Dict[str, Any]:
 
 
 def compare(way: Way, here: Path, flags: Sequence[str], rest: Sequence[object], stdin: str = "") -> None:
-    stock, ours = map(look, both(way, here, flags, rest, stdin))
-    assert ours["world"] == stock["world"]
-    assert (stock["armed"], stock["ours"]) == (0, [])
+    unpatched, ours = map(look, both(way, here, flags, rest, stdin))
+    assert ours["world"] == unpatched["world"]
+    assert (unpatched["armed"], unpatched["ours"]) == (0, [])
     assert (ours["armed"], ours["active"]) == (1, True)
 
 
@@ -90,9 +90,9 @@ def test_flags_in_one_word_with_our_m(installed: Place, here: Path) -> None:
 
 def test_variables_for_the_interpreter(way: Way, here: Path) -> None:
     more = {"PYTHONOPTIMIZE": "1", "PYTHONWARNINGS": "ignore::UserWarning", "PYTHONHASHSEED": "7", "LC_ALL": "C"}
-    stock = start(way.stock([], ["probe.py"]), way.stock_env(**more), here)
+    unpatched = start(way.unpatched([], ["probe.py"]), way.unpatched_env(**more), here)
     ours = start(way.ours([], ["probe.py"]), way.ours_env(**more), here)
-    assert look(ours)["world"] == look(stock)["world"]
+    assert look(ours)["world"] == look(unpatched)["world"]
 
 
 ENDS = {
@@ -112,15 +112,15 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_exit_codes_and_messages(way: Way, here: Path, end: str) -> None:
-    stock, ours = both(way, here, [], ["-c", ENDS[end]])
-    assert (ours.returncode, ours.stdout, ours.stderr) == (stock.returncode, stock.stdout, stock.stderr)
+    unpatched, ours = both(way, here, [], ["-c", ENDS[end]])
+    assert (ours.returncode, ours.stdout, ours.stderr) == (unpatched.returncode, unpatched.stdout, unpatched.stderr)
 
 
-def test_missing_programs_end_as_in_stock(way: Way, here: Path) -> None:
+def test_missing_programs_end_as_without_us(way: Way, here: Path) -> None:
     for rest in (["nowhere.py"], ["-m", "nowhere"], ["nowhere"], ["./nowhere"]):
-        stock, ours = both(way, here, [], rest)
-        assert (ours.returncode, ours.stderr) == (stock.returncode, stock.stderr)
-        assert stock.returncode != 0
+        unpatched, ours = both(way, here, [], rest)
+        assert (ours.returncode, ours.stderr) == (unpatched.returncode, unpatched.stderr)
+        assert unpatched.returncode != 0
 
 
 WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
@@ -131,9 +131,9 @@ TIDY = "import signal, sys; signal.signal(signal.{}, lambda *_: sys.exit(9)); " 
 @pytest.mark.parametrize("code", [WAITS, TIDY], ids=["default", "handler"])
 def test_signals_arrive(way: Way, name: str, code: str) -> None:
     rest = ["-c", code.format(name)]
-    stock = signalled(way.stock([], rest), way.stock_env(), getattr(signal, name))
-    assert signalled(way.ours([], rest), way.ours_env(), getattr(signal, name)) == stock
-    assert stock[0] == (9 if code is TIDY else -getattr(signal, name))
+    unpatched = signalled(way.unpatched([], rest), way.unpatched_env(), getattr(signal, name))
+    assert signalled(way.ours([], rest), way.ours_env(), getattr(signal, name)) == unpatched
+    assert unpatched[0] == (9 if code is TIDY else -getattr(signal, name))
 
 
 def signalled(words: Sequence[object], env: Dict[str, str], number: int) -> List[object]:
@@ -208,16 +208,16 @@ def test_the_users_own_sitecustomize_runs(way: Way, here: Path, tmp_path: Path) 
     path = os.pathsep.join([str(tmp_path), way.env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     more = {"WITNESS": str(witness), "PYTHONPATH": path}
     code = PROBE.replace("world = {", 'import sitecustomize\nworld = {"site": sitecustomize.__file__, ')
-    stock = look(start(way.stock([], ["-c", code]), way.stock_env(**more), here))
+    unpatched = look(start(way.unpatched([], ["-c", code]), way.unpatched_env(**more), here))
     assert witness.read_text(encoding="utf-8") == "mine\n"
     witness.unlink()
     ours = look(start(way.ours([], ["-c", code]), way.ours_env(**more), here))
     # The run command itself is an interpreter too, and starts with the same file.
     assert witness.read_text(encoding="utf-8") == "mine\n" * (2 if way.prefix else 1)
-    assert ours["world"] == stock["world"] and ours["active"]
+    assert ours["world"] == unpatched["world"] and ours["active"]
 
 
-def test_a_broken_sitecustomize_of_the_user_is_reported_as_in_stock(way: Way, here: Path, tmp_path: Path) -> None:
+def test_a_broken_sitecustomize_of_the_user_is_reported_as_without_us(way: Way, here: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif 'BREAK' in os.environ: raise ValueError('mine')\n", encoding="utf-8"
     )
@@ -225,18 +225,18 @@ def test_a_broken_sitecustomize_of_the_user_is_reported_as_in_stock(way: Way, he
     code = "import os; os.environ['BREAK'] = '1'; os.execv({!r}, [{!r}, '-c', 'pass'])".format(
         *[str(way.place.python)] * 2
     )
-    stock = start(way.stock([], ["-c", code]), way.stock_env(PYTHONPATH=path), here)
+    unpatched = start(way.unpatched([], ["-c", code]), way.unpatched_env(PYTHONPATH=path), here)
     ours = start(way.ours([], ["-c", code]), way.ours_env(PYTHONPATH=path), here)
-    assert "ValueError: mine" in stock.stderr
-    assert (ours.returncode, ours.stderr.splitlines()[-1]) == (stock.returncode, stock.stderr.splitlines()[-1])
+    assert "ValueError: mine" in unpatched.stderr
+    assert (ours.returncode, ours.stderr.splitlines()[-1]) == (unpatched.returncode, unpatched.stderr.splitlines()[-1])
 
 
-def test_from_the_folder_of_the_checkout(stock: Place, here: Path) -> None:
+def test_from_the_folder_of_the_checkout(unpatched: Place, here: Path) -> None:
     from tests.activation.support import ROOT
 
-    done = stock.run("-m", "ddpfix", "run", here / "probe.py", "a", cwd=ROOT)
+    done = unpatched.run("-m", "ddpfix", "run", here / "probe.py", "a", cwd=ROOT)
     seen = look(done)
-    plain = look(stock.run(here / "probe.py", "a", cwd=ROOT))
+    plain = look(unpatched.run(here / "probe.py", "a", cwd=ROOT))
     assert seen["world"] == plain["world"] and seen["active"]
 
 

@@ -1,4 +1,4 @@
-"""What DDPFIX and the settings say is done: on, off, isolated, not understood; and a bad setting is one line."""
+"""DDPFIX and the settings take effect: on, off, isolated, not understood; and a bad setting is one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def look(done: Finished[str]) -> Dict[str, Any]:
 
 
 def nothing(done: Finished[str], *ours: str) -> None:
-    """No finder, and no module of ours but those named, which nobody can avoid."""
+    """No finder, and no module of ours but the named ones, which are always loaded."""
     seen = look(done)
     assert (seen["armed"], seen["active"], seen["ours"], done.stderr) == (0, False, sorted(ours), "")
 
@@ -48,12 +48,12 @@ def test_other_values_that_mean_off(installed: Place, value: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S", "-ES"])
-def test_isolated_interpreters_stay_stock(installed: Place, flag: str) -> None:
+def test_isolated_interpreters_stay_unpatched(installed: Place, flag: str) -> None:
     nothing(installed.run(flag, "-c", PROBE, DDPFIX="1"))
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E"])
-def test_isolated_children_of_run_stay_stock(way: Way, flag: str) -> None:
+def test_isolated_children_of_run_stay_unpatched(way: Way, flag: str) -> None:
     rest = ["-c", PROBE] if not way.prefix else ["python", flag, "-c", PROBE]
     flags = [flag] if not way.prefix else []
     nothing(start(way.ours(flags, rest), way.ours_env()))
@@ -71,7 +71,7 @@ def test_zero_wins_over_the_import(installed: Place) -> None:
 
 def test_zero_wins_over_run_whatever_else_is_set(way: Way) -> None:
     if way.prefix:
-        env = way.stock_env(DDPFIX="0", DDPFIX_LAYERDROP="nonsense")
+        env = way.unpatched_env(DDPFIX="0", DDPFIX_LAYERDROP="nonsense")
         nothing(start(way.ours([], ["-c", PROBE]), env))
 
 
@@ -80,10 +80,10 @@ def test_an_empty_variable_does_not_forbid(installed: Place) -> None:
         assert look(installed.run(*words, DDPFIX=""))["active"]
 
 
-def test_the_import_switches_on(installed: Place, stock: Place) -> None:
+def test_the_import_switches_on(installed: Place, unpatched: Place) -> None:
     child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {PROBE!r}])\n"
     assert look(installed.run("-c", AUTO + PROBE))["active"]
-    assert look(stock.run("-c", AUTO + PROBE, PYTHONPATH=str(ROOT)))["active"]
+    assert look(unpatched.run("-c", AUTO + PROBE, PYTHONPATH=str(ROOT)))["active"]
     # Children that are started later find the variable.
     assert look(installed.run("-c", AUTO + child))["active"]
     assert look(installed.run("-c", AUTO + child, DDPFIX=""))["active"]
@@ -101,18 +101,18 @@ def test_the_import_may_come_late(installed: Place) -> None:
 
 @pytest.mark.parametrize("value", ["maybe", "2", "-1", "on off"])
 def test_a_value_that_is_not_understood_is_one_line(way: Way, value: str) -> None:
-    stock = start(way.stock([], ["-c", PROBE]), way.stock_env())
-    env = way.stock_env(DDPFIX=value)
+    unpatched = start(way.unpatched([], ["-c", PROBE]), way.unpatched_env())
+    env = way.unpatched_env(DDPFIX=value)
     done = start(way.ours([], ["-c", PROBE]), env)
-    assert look(done)["armed"] == 0 and look(done)["world"] == look(stock)["world"]
+    assert look(done)["armed"] == 0 and look(done)["world"] == look(unpatched)["world"]
     one_line(done, "DDPFIX", value, "1", "true", "yes", "on", "0", "false", "no", "off")
     ending = start(way.ours([], ["-c", TRY_TORCH]), env)
     assert (ending.returncode, ending.stdout) == (3, "False\n")
     one_line(ending, value)
 
 
-def test_a_value_that_is_not_understood_and_the_import(installed: Place, stock: Place) -> None:
-    for place, path in ((installed, None), (stock, str(ROOT))):
+def test_a_value_that_is_not_understood_and_the_import(installed: Place, unpatched: Place) -> None:
+    for place, path in ((installed, None), (unpatched, str(ROOT))):
         done = place.run("-c", AUTO + PROBE, DDPFIX="maybe", PYTHONPATH=path)
         assert look(done)["armed"] == 0
         assert {line.partition(":")[0] for line in done.stderr.splitlines()} == {"ddpfix"}
@@ -133,7 +133,7 @@ BAD: List[Dict[str, str]] = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: next(iter(bad)))
-def test_a_bad_setting_is_one_line_and_the_program_runs_as_stock(installed: Place, bad: Dict[str, str]) -> None:
+def test_a_bad_setting_is_one_line_and_the_program_runs_as_without_us(installed: Place, bad: Dict[str, str]) -> None:
     done = start([installed.python, "-c", TRY_TORCH], installed.env(DDPFIX="1", **bad))
     assert (done.returncode, done.stdout) == (3, "False\n")
     one_line(done, *bad, "accepted are")

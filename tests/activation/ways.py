@@ -1,4 +1,4 @@
-"""The ways to switch ddpfix on from outside of a program, each beside its stock command; and the probe that looks."""
+"""The ways to switch ddpfix on from outside of a program, each with its unpatched command; and the probe."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Way:
     switch: Optional[str] = None
     console: bool = False
 
-    def stock(self, flags: Sequence[str], rest: Sequence[object]) -> List[object]:
+    def unpatched(self, flags: Sequence[str], rest: Sequence[object]) -> List[object]:
         return [self.place.python, *flags, *rest]
 
     def ours(self, flags: Sequence[str], rest: Sequence[object]) -> List[object]:
         first = [self.place.bin / "ddpfix"] if self.console else [self.place.python, *flags]
         return [*first, *self.prefix, *rest]
 
-    def stock_env(self, **more: Optional[str]) -> Dict[str, str]:
+    def unpatched_env(self, **more: Optional[str]) -> Dict[str, str]:
         return self.place.env(**{**self.env, **more})
 
     def ours_env(self, **more: Optional[str]) -> Dict[str, str]:
-        return self.stock_env(DDPFIX=self.switch, **more)
+        return self.unpatched_env(DDPFIX=self.switch, **more)
 
 
 WAYS = ("variable", "run", "console", "checkout")
@@ -68,8 +68,8 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 def make(name: str, request: pytest.FixtureRequest) -> Way:
     if name == "checkout":
-        # Nothing is installed here: the checkout is on the path, for us and for the stock command.
-        return Way(request.getfixturevalue("stock"), ("-m", "ddpfix", "run"), {"PYTHONPATH": str(ROOT)})
+        # Nothing is installed here: the checkout is on the path, for us and for the unpatched command.
+        return Way(request.getfixturevalue("unpatched"), ("-m", "ddpfix", "run"), {"PYTHONPATH": str(ROOT)})
     installed: Place = request.getfixturevalue("installed")
     if name == "variable":
         return Way(installed, (), {}, switch="1")

@@ -118,7 +118,7 @@ def _once_us(stack: Stack, rate: float, quick: bool) -> float:
 def _least(encoder: nn.Module, arguments: Dict[str, torch.Tensor], quick: bool) -> Tuple[float, float]:
     """The least microseconds of a forward in stock and of one as a step of a wrapped model."""
     owner = next(level for level in type(encoder).__mro__ if level in cover.COVERED)
-    ours, stock = vars(owner)["forward"], cover.COVERED[owner].stock
+    ours, stock = vars(owner)["forward"], cover.COVERED[owner].original
     replica = training.Replica(encoder, 1)
 
     def step() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Callable, List, Set
 
-from tests.activation.support import Place, nowhere, start
+from tests.activation.support import Place, empty_folder, start
 from tests.benchmarks import places
 from tests.benchmarks.measure import extra, middle_half, process_ms, ratio, take_turns
 from tests.benchmarks.report import Figure
@@ -57,7 +57,7 @@ def switched_on(folder: Path, quick: bool) -> List[Figure]:
 
 def _start(place: Place, **more: str) -> Callable[[], float]:
     env, command = place.env(**more), [place.python, "-c", "pass"]
-    return lambda: process_ms(command, env, nowhere())
+    return lambda: process_ms(command, env, empty_folder())
 
 
 def _one_pth(place: Place) -> Callable[[], float]:

@@ -60,8 +60,8 @@ def test_without_the_cure_it_fails_and_shows_why(
     monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
     monkeypatch.setenv("DDPFIX_UNUSED", unused)
     # The first half is the same as in every other test here.
-    monkeypatch.setattr(story, "_stock", lambda shown, job: True)
-    assert story.tell("wavlm", "plain", 20, tmp_path) == 1
+    monkeypatch.setattr(story, "_unpatched", lambda shown, job: True)
+    assert story.show("wavlm", "plain", 20, tmp_path) == 1
     output = capsys.readouterr().out
     assert f"NOT as expected (ddpfix): {complaint}" in output
     # What was hidden is worth reading now.

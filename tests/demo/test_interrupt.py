@@ -28,9 +28,9 @@ def until(true: Callable[[], bool], seconds: float) -> bool:
     ("number", "awaited", "code"),
     [
         # The launcher has its signal handlers, and both ranks are there to be ended.
-        (signal.SIGINT, "ddpfix-demo-*/stock/rank-1.jsonl", 130),
+        (signal.SIGINT, "ddpfix-demo-*/unpatched/rank-1.jsonl", 130),
         # The launcher is still importing.
-        (signal.SIGTERM, "ddpfix-demo-*/stock/launcher.log", 143),
+        (signal.SIGTERM, "ddpfix-demo-*/unpatched/launcher.log", 143),
     ],
 )
 def test_a_signal_ends_everything(number: signal.Signals, awaited: str, code: int, tmp_path: Path) -> None:

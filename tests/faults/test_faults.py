@@ -1,4 +1,4 @@
-"""Patches that raise and targets that changed: undone, said in one line, and the import that was hooked succeeds.
+"""Patches that raise and targets that changed: undone, reported in one line, and the import that was hooked succeeds.
 
 Each test runs a copy of ddpfix with a small toolkit ``kit``, its patches and its matrix, in a process of its own.
 """
@@ -32,7 +32,7 @@ class Thing:
         return ["method", x]
 
 
-STOCK = {"one": one, "two": two, "method": vars(Thing)["method"]}
+ORIGINALS = {"one": one, "two": two, "method": vars(Thing)["method"]}
 """
 
 PATCHES = """\
@@ -53,7 +53,7 @@ def half(site, module, owner):
     LEFT.append("state")
     site.at_undo(LEFT.clear)
     site.wrap(module, "one", _ours)
-    site.wrap_hot(module.Thing, "method", lambda stock: lambda self, x: stock(self, x))
+    site.wrap_hot(module.Thing, "method", lambda original: lambda self, x: original(self, x))
     raise RuntimeError("boom")
 
 
@@ -98,21 +98,21 @@ import kit
 {more}
 import ddpfix
 from ddpfix import engine
-stock = lambda: {{
-    "one": kit.one is kit.STOCK["one"],
-    "two": kit.two is kit.STOCK["two"],
-    "method": vars(kit.Thing)["method"] is kit.STOCK["method"],
+unpatched = lambda: {{
+    "one": kit.one is kit.ORIGINALS["one"],
+    "two": kit.two is kit.ORIGINALS["two"],
+    "method": vars(kit.Thing)["method"] is kit.ORIGINALS["method"],
 }}
 found = {{
-    "stock": stock(),
+    "unpatched": unpatched(),
     "states": {{patch.id: patch.state for patch in ddpfix.report().patches}},
     "reasons": {{patch.id: patch.reason for patch in ddpfix.report().patches}},
     "summary": ddpfix.report().summary(),
     "facts": engine.current().facts(),
-    "left": list(sys.modules["ddpfix.patches.kit.cures"].LEFT) if "ddpfix.patches.kit.cures" in sys.modules else None,
+    "left": list(sys.modules["ddpfix.patches.kit.fixes"].LEFT) if "ddpfix.patches.kit.fixes" in sys.modules else None,
 }}
 found["undo"] = ddpfix.deactivate()
-found["after"] = stock()
+found["after"] = unpatched()
 print(json.dumps(found))
 """
 
@@ -120,14 +120,14 @@ print(json.dumps(found))
 class Bench:
     """A copy of ddpfix with a toolkit ``kit`` of a given version."""
 
-    def __init__(self, folder: Path, kit: str = KIT, version: str = "1.0", cures: str = PATCHES) -> None:
+    def __init__(self, folder: Path, kit: str = KIT, version: str = "1.0", fixes: str = PATCHES) -> None:
         self.folder = folder
         self.entries = ""
         shutil.copytree(str(ROOT / "ddpfix"), str(folder / "ddpfix"), ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "patches" / "kit").mkdir(parents=True)
         (folder / "patches" / "__init__.py").write_text("")
         (folder / "patches" / "kit" / "__init__.py").write_text("")
-        (folder / "patches" / "kit" / "cures.py").write_text(cures)
+        (folder / "patches" / "kit" / "fixes.py").write_text(fixes)
         (folder / "kit").mkdir()
         (folder / "kit" / "__init__.py").write_text(kit)
         (folder / "kit" / "late.py").write_text("")
@@ -141,7 +141,7 @@ class Bench:
     def patch(self, function: str, *targets: str) -> Bench:
         listed = "".join(f"          - {target}\n" for target in targets or ("kit:one",))
         self.entries += (
-            f"  kit.{function}:\n    toolkit: kit\n    code: kit.cures:{function}\n    problem: p\n    evidence: [e]\n"
+            f"  kit.{function}:\n    toolkit: kit\n    code: kit.fixes:{function}\n    problem: p\n    evidence: [e]\n"
             f'    rows:\n      - from: "1"\n        to: "2"\n        targets:\n{listed}        why: w\n'
         )
         return self
@@ -163,11 +163,11 @@ class Bench:
 
 
 class Result:
-    def __init__(self, found: Dict[str, Any], said: List[str]) -> None:
-        self.found, self.said = found, said
+    def __init__(self, found: Dict[str, Any], lines: List[str]) -> None:
+        self.found, self.lines = found, lines
 
     def untouched(self, *but: str) -> bool:
-        return all(is_stock != (name in but) for name, is_stock in self.found["stock"].items())
+        return all(is_original != (name in but) for name, is_original in self.found["unpatched"].items())
 
     def given_back(self) -> bool:
         return all(self.found["after"].values()) and self.found["undo"] == []
@@ -183,7 +183,7 @@ def check_failure(result: Result, patch: str, *reasons: str, patched: Optional[s
     assert result.untouched(*([patched] if patched else []))
     assert result.found["states"][patch] == "failed"
     assert all(state == "applied" for name, state in result.found["states"].items() if name != patch)
-    (line,) = result.said
+    (line,) = result.lines
     variable = "DDPFIX_" + patch.upper().replace(".", "_")
     assert line.startswith(f"ddpfix: {patch} is not applied, kit")
     assert line.endswith(f"{variable}=0 silences this.")
@@ -196,7 +196,7 @@ def check_failure(result: Result, patch: str, *reasons: str, patched: Optional[s
 
 def test_the_bench_itself(folder: Path) -> None:
     result = Bench(folder).patch("good").patch("one").run()
-    assert result.untouched("one", "two") and result.said == []
+    assert result.untouched("one", "two") and result.lines == []
     assert result.found["states"] == {"kit.good": "applied", "kit.one": "applied"}
     assert result.given_back()
 
@@ -204,7 +204,7 @@ def test_the_bench_itself(folder: Path) -> None:
 def test_a_target_may_have_a_function_of_its_own(folder: Path) -> None:
     """The others have the patch's; both are one patch, which is undone as a whole."""
     result = Bench(folder).patch("one", "kit:one", '{at: "kit:Thing.method", call: method}').run()
-    assert result.untouched("one", "method") and result.said == []
+    assert result.untouched("one", "method") and result.lines == []
     assert result.found["states"] == {"kit.one": "applied"} and result.given_back()
 
 
@@ -249,15 +249,15 @@ def test_a_target_whose_signature_changed(folder: Path) -> None:
     assert Bench(other).patch("method", target).run().found["states"] == {"kit.method": "applied"}
 
 
-@pytest.mark.parametrize("target", ["kit:gone", "kit:Gone.method", "kit:Thing.gone"])
+@pytest.mark.parametrize("target", ["kit:missing", "kit:Missing.method", "kit:Thing.missing"])
 def test_a_target_that_vanished(folder: Path, target: str) -> None:
     result = Bench(folder).patch("one", target).patch("good").run()
     check_failure(result, "kit.one", f"{target}: {target.partition(':')[2]} is not there any more")
 
 
 def test_a_module_that_vanished_is_waited_for(folder: Path) -> None:
-    result = Bench(folder).patch("one", "kit.gone:one").patch("good").run()
-    assert result.found["states"] == {"kit.one": "armed", "kit.good": "applied"} and result.said == []
+    result = Bench(folder).patch("one", "kit.missing:one").patch("good").run()
+    assert result.found["states"] == {"kit.one": "armed", "kit.good": "applied"} and result.lines == []
     assert result.given_back()
 
 
@@ -267,19 +267,19 @@ def test_a_module_that_vanished_is_waited_for(folder: Path) -> None:
 )
 def test_a_patch_file_that_cannot_be_imported(folder: Path, line: str, reason: str) -> None:
     bench = Bench(folder).patch("one")
-    (folder / "patches" / "kit" / "cures.py").write_text(PATCHES + line + "\n")
+    (folder / "patches" / "kit" / "fixes.py").write_text(PATCHES + line + "\n")
     check_failure(bench.run(), "kit.one", reason, patched=None)
 
 
 def test_the_variable_silences_it(folder: Path) -> None:
     result = Bench(folder).patch("half").patch("good").run(DDPFIX_KIT_HALF="0")
-    assert result.said == [] and result.found["states"] == {"kit.half": "off", "kit.good": "applied"}
+    assert result.lines == [] and result.found["states"] == {"kit.half": "off", "kit.good": "applied"}
     assert result.untouched("two")
 
 
-def test_it_is_said_on_rank_0_only(folder: Path) -> None:
+def test_it_is_logged_on_rank_0_only(folder: Path) -> None:
     result = Bench(folder).patch("half").run(RANK="1")
-    assert result.said == [] and result.found["states"] == {"kit.half": "failed"}
+    assert result.lines == [] and result.found["states"] == {"kit.half": "failed"}
 
 
 def test_an_unknown_version_is_left_alone_and_can_be_forced(folder: Path) -> None:
@@ -292,7 +292,7 @@ def test_an_unknown_version_is_left_alone_and_can_be_forced(folder: Path) -> Non
     assert forced.given_back()
 
 
-def test_a_toolkit_that_fails_by_itself_fails_as_ever(folder: Path) -> None:
+def test_a_toolkit_that_fails_by_itself_fails_as_without_us(folder: Path) -> None:
     bench = Bench(folder, "import flag_for_tests\n" + KIT).patch("one")
     bench.write()
     code = (
@@ -334,12 +334,12 @@ for _ in range(2):
     # What FunASR does with its submodules: an import that is tried again after the first one was thrown away.
     sys.modules.pop("kit.late", None)
     import_module("kit.late")
-STOCK = {}
+ORIGINALS = {}
 one = two = None
 class Thing:
     method = None
 
-STOCK = {"one": one, "two": two, "method": vars(Thing)["method"]}
+ORIGINALS = {"one": one, "two": two, "method": vars(Thing)["method"]}
 """
 
 
@@ -347,16 +347,16 @@ def test_a_module_that_is_imported_twice_during_the_first_import_is_patched_as_i
     bench = Bench(folder, kit=TWICE).patch("one", "kit.late:one")
     (folder / "kit" / "late.py").write_text("def one(x):\n    return ['one', x]\n")
     result = bench.run(more="import kit.late\nassert kit.late.one(1) == ['ours', 'one', 1]")
-    assert result.found["states"] == {"kit.one": "applied"} and result.said == []
+    assert result.found["states"] == {"kit.one": "applied"} and result.lines == []
 
 
-def test_what_was_replaced_after_us_is_told(folder: Path) -> None:
+def test_what_was_replaced_after_us_is_reported(folder: Path) -> None:
     bench = Bench(folder).patch("one").patch("method", "kit:Thing.method")
     more = (
         "from ddpfix import engine as e\n"
         "assert e.current().verify() == []\n"
-        "ours, stock, other = kit.one, kit.STOCK['one'], type('Thing', (), {'__module__': 'kit'})\n"
-        "kit.one, kit.Thing, thing = stock, other, kit.Thing\n"
+        "ours, original, other = kit.one, kit.ORIGINALS['one'], type('Thing', (), {'__module__': 'kit'})\n"
+        "kit.one, kit.Thing, thing = original, other, kit.Thing\n"
         "assert e.current().verify() == ['kit.one is not in place any more at kit.one',"
         " 'kit.method is not in place any more at Thing.method']\n"
         "kit.one, kit.Thing = ours, thing\n"

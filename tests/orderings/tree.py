@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 WAVLM = "transformers.models.wavlm.modeling_wavlm"
 HOME = "torch.nn.parallel.distributed"
 C10D = "torch.distributed.distributed_c10d"
-WATCHED = (
+OBSERVED = (
     HOME,
     C10D,
     "torch.distributed",
@@ -44,22 +44,22 @@ HEAVY = ("numpy", "scipy.optimize", "sympy", "huggingface_hub", "tokenizers", "r
 
 
 class Observer:
-    """Notes what a module holds at the moment at which its code has run: nobody has patched it yet."""
+    """Records what a module holds right after its code has run, when nobody has patched it yet."""
 
     def __init__(self) -> None:
         self.seen: Dict[Tuple[str, Optional[str]], Dict[str, Any]] = {}
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: Any = None) -> Any:
-        if name not in WATCHED:
+        if name not in OBSERVED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         assert spec is not None
         loader: Any = spec.loader
-        stock = loader.exec_module
+        original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)
-            stock(module)
+            original(module)
             self.note(module)
 
         loader.exec_module = exec_module
@@ -72,7 +72,7 @@ class Observer:
                 self.seen[module.__name__, name] = dict(vars(value))
 
     def changed(self) -> Iterator[str]:
-        """Functions and descriptors that are not what they were, and names of ours that were left behind."""
+        """Functions and descriptors that have changed, and names of ours that were left behind."""
         kinds = (FunctionType, classmethod, staticmethod, property)
         for (module, name), before in self.seen.items():
             owner = sys.modules[module] if name is None else before_class(module, name, self.seen)
@@ -100,7 +100,7 @@ class World:
         self.chain: List[str] = []
         self.lost = 0
         self.copies: List[ModuleType] = []
-        self.said: List[str] = []
+        self.undo_problems: List[str] = []
 
     # The steps.
 
@@ -136,7 +136,7 @@ class World:
     def U(self) -> None:
         import ddpfix
 
-        self.said = ddpfix.deactivate()
+        self.undo_problems = ddpfix.deactivate()
         self.armed = self.active = False
         self.chain = [layer for layer in self.chain if layer == "theirs"]
 
@@ -148,7 +148,7 @@ class World:
         self.chain.insert(0, "theirs")
 
     def Q(self) -> None:
-        """As ddtrace does: whichever layer is outermost goes."""
+        """As ddtrace does: the outermost layer is removed, whoever's it is."""
         owner = ddp()
         setattr(owner, "__init__", getattr(owner, "__init__").__wrapped__)  # noqa: B009, B010
         self.lost += self.chain.pop(0) != "theirs"
@@ -194,8 +194,8 @@ class World:
         report = ddpfix.report()
         yield from expect("report().active", report.active, self.active)
         if self.path[-1] == "U":
-            if len(self.said) != self.lost:
-                yield f"undo could not take back {self.said}, {self.lost} were lost"
+            if len(self.undo_problems) != self.lost:
+                yield f"undo could not take back {self.undo_problems}, {self.lost} were lost"
             self.lost = 0
         if report.active:
             states = {entry.id: entry.state for entry in report.patches}
@@ -213,24 +213,24 @@ class World:
             found.append(below._self_wrapper.__module__.rpartition(".")[2].replace("__main__", "theirs"))
             below = below.__wrapped__
         yield from expect("the layers on DDP.__init__", found, self.chain)
-        yield from expect("the function below them is the original", below is self._stock(HOME, "__init__"), True)
+        yield from expect("the function below them is the original", below is self._original(HOME, "__init__"), True)
         forward = vars(owner)["forward"]
         names = []
         while hasattr(forward, "__wrapped__"):
             names.append(forward.__code__.co_filename.rpartition("/")[2].partition(".")[0])
             forward = forward.__wrapped__
         yield from expect("the layers on DDP.forward", names, LAYERS["forward"] if self.active else [])
-        yield from expect("DDP.forward is the original", forward is self._stock(HOME, "forward"), True)
+        yield from expect("DDP.forward is the original", forward is self._original(HOME, "forward"), True)
 
-    def _stock(self, module: str, attribute: str) -> Any:
+    def _original(self, module: str, attribute: str) -> Any:
         return self.observer.seen[module, "DistributedDataParallel"][attribute]
 
     def _group(self) -> Iterator[str]:
         name = "init_process_group"
         now = vars(sys.modules[C10D])[name]
-        stock = self.observer.seen[C10D, None][name]
-        yield from expect(f"{name} is patched", now is not stock, self.active)
-        yield from expect(f"{name} leads to the original", below_ours(now) is stock, True)
+        original = self.observer.seen[C10D, None][name]
+        yield from expect(f"{name} is patched", now is not original, self.active)
+        yield from expect(f"{name} leads to the original", below_ours(now) is original, True)
         yield from expect("torch.distributed's copy", sys.modules["torch.distributed"].__dict__[name] is now, True)
         for copy in self.copies:
             yield from expect(f"the copy in {copy.__name__}", copy.__dict__["begin"] is now, True)
@@ -239,15 +239,15 @@ class World:
         from ddpfix.layerdrop import cover
 
         encoder = sys.modules[WAVLM].__dict__["WavLMEncoder"]
-        stock = self.observer.seen[WAVLM, "WavLMEncoder"]["forward"]
+        original = self.observer.seen[WAVLM, "WavLMEncoder"]["forward"]
         yield from expect("WavLMEncoder is covered", encoder in cover.COVERED, self.active)
-        yield from expect("WavLMEncoder.forward is patched", vars(encoder)["forward"] is not stock, self.active)
+        yield from expect("WavLMEncoder.forward is patched", vars(encoder)["forward"] is not original, self.active)
         base: Any = sys.modules["transformers.modeling_utils"].__dict__["PreTrainedModel"]
         name = "_set_gradient_checkpointing"
         now = vars(base)[name]
-        stock = self.observer.seen["transformers.modeling_utils", "PreTrainedModel"][name]
-        yield from expect(f"{name} is patched", now is not stock, self.active)
-        yield from expect(f"{name} is patched once", below_ours(now) is stock, True)
+        original = self.observer.seen["transformers.modeling_utils", "PreTrainedModel"][name]
+        yield from expect(f"{name} is patched", now is not original, self.active)
+        yield from expect(f"{name} is patched once", below_ours(now) is original, True)
         yield from expect("recorders", len(cover.RECORDERS), int(self.active))
 
     def _residue(self) -> Iterator[str]:

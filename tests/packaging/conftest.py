@@ -1,3 +1,3 @@
-from tests.activation.fixtures import installed, real, requirements, stock, torch_folder, wheel
+from tests.activation.fixtures import installed, real, requirements, torch_folder, unpatched, wheel
 
-__all__ = ["installed", "real", "requirements", "stock", "torch_folder", "wheel"]
+__all__ = ["installed", "real", "requirements", "torch_folder", "unpatched", "wheel"]

@@ -56,12 +56,12 @@ def test_install_use_and_uninstall(command: Command, place: Place, tmp_path: Pat
     after_uninstall(place)
 
 
-def test_the_checkout_without_any_install(stock: Place, tmp_path: Path) -> None:
+def test_the_checkout_without_any_install(unpatched: Place, tmp_path: Path) -> None:
     """``python -m ddpfix`` in the folder of the checkout; nothing is written to the environment."""
-    before = stock.files()
+    before = unpatched.files()
     program = tmp_path / "program.py"
     program.write_text("import torch, ddpfix; print(ddpfix.report().active)", encoding="utf-8")
-    assert support.succeed([stock.python, "-m", "ddpfix", "run", program], stock.env(), ROOT) == "True\n"
-    assert "nothing is changed" in support.succeed([stock.python, "-m", "ddpfix", "plan"], stock.env(), ROOT)
-    support.succeed([stock.python, "-c", NO_PATCHES], stock.env(), ROOT)
-    assert nothing_left(stock, before) == []
+    assert support.succeed([unpatched.python, "-m", "ddpfix", "run", program], unpatched.env(), ROOT) == "True\n"
+    assert "nothing is changed" in support.succeed([unpatched.python, "-m", "ddpfix", "plan"], unpatched.env(), ROOT)
+    support.succeed([unpatched.python, "-c", NO_PATCHES], unpatched.env(), ROOT)
+    assert nothing_left(unpatched, before) == []

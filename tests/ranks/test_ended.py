@@ -69,8 +69,8 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "last_value", ValueError("before the restart"), raising=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     agreement.announce()
-    agreement._leave()
-    atexit.unregister(agreement._leave)
+    agreement._announce_end()
+    atexit.unregister(agreement._announce_end)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     first = meeting_of(0, store, monkeypatch)
     assert first._missing([1]) == [1], "the mark of the earlier start is not one of this"

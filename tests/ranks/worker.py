@@ -80,8 +80,8 @@ def note_answers() -> None:
 
     answer = cover.Call.answer
 
-    def noting(self: Any, stock: Any) -> Any:
-        ANSWERED.append(answer(self, stock))
+    def noting(self: Any, original: Any) -> Any:
+        ANSWERED.append(answer(self, original))
         return ANSWERED[-1]
 
     cover.Call.answer = noting  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
-"""What is decided about every patch at every version, as data: ``python -m tests.support.decisions`` writes it anew.
+"""The decision about every patch at every version, as data: ``python -m tests.support.decisions`` writes it anew.
 
-Versions are those that were released, and around each end of a range those that compare in ways of their own:
-development and release candidates, post-releases, builds with a local part. They stand in the file and are kept.
+The versions are the released ones, and around each end of a range the ones that compare in a special way:
+development and release candidates, post-releases, builds with a local part. The file has them, and they are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def snapshot(whole: Matrix, versions: Mapping[str, Sequence[str]]) -> Dict[str, 
 
     Args:
         whole: a matrix.
-        versions: those of each toolkit, all of which are decided about.
+        versions: the versions of each toolkit, for all of which there is a decision.
     """
     return {name: _patch(whole, whole.patches[name], versions) for name in sorted(whole.patches)}
 
@@ -55,11 +55,11 @@ def _patch(whole: Matrix, patch: Patch, versions: Mapping[str, Sequence[str]]) -
 
 
 def _decided(whole: Matrix, patch: Patch, version: str, switch: str) -> List[Any]:
-    """[action, reason, targets, tested, forced], where the settings ask for the patch."""
-    asked: Dict[str, object] = {patch.id: switch}
+    """[action, reason, targets, tested, forced], where the settings request the patch."""
+    arguments: Dict[str, object] = {patch.id: switch}
     if patch.setting is not None and patch.when:
-        asked[patch.setting] = patch.when[0]
-    chosen = settings.read(asked, whole.patches, {}, Path("/nowhere"))
+        arguments[patch.setting] = patch.when[0]
+    chosen = settings.read(arguments, whole.patches, {}, Path("/nowhere"))
     found = resolve.decide(whole, patch, {patch.toolkit: version}, chosen)
     reason = found.reason.replace(f"{patch.toolkit} {Version(version)}", "{version}")
     targets = [_target(target) for target in found.row.targets] if found.row is not None else []

@@ -39,7 +39,7 @@ class Pool:
             stderr=subprocess.STDOUT,
         )
 
-    def ask(self, request: Dict[str, Any], limit: float) -> None:
+    def send(self, request: Dict[str, Any], limit: float) -> None:
         """Have a request served; fails with what the ranks printed if they die, or do not end within the limit."""
         number, self.number = self.number, self.number + 1
         new = self.folder / "new"
@@ -65,7 +65,7 @@ class Pool:
 
 
 def close() -> None:
-    """End all ranks that wait. Called when the tests end: workers of pytest-xdist do not run what atexit has."""
+    """End all ranks that wait, when the tests end: workers of pytest-xdist do not run the functions of atexit."""
     while _KINDS:
         _KINDS.popitem()[1].close()
 
@@ -114,7 +114,7 @@ def train(script: Path, plans: Sequence[Dict[str, Any]], folder: Path, size: int
     if key not in _KINDS:
         _KINDS[key] = Pool(*key)
     limit = 120 + sum(plan["timeout"] for plan in plans)
-    _KINDS[key].ask({"folder": str(folder), "scenarios": list(plans)}, limit)
+    _KINDS[key].send({"folder": str(folder), "scenarios": list(plans)}, limit)
 
 
 def records(folder: Path, name: str, size: int) -> List[Record]:

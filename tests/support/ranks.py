@@ -19,7 +19,7 @@ OVERDUE = 124
 
 
 def environment(more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
-    """A clean environment in which the children find this checkout, and ddpfix's way in if it is not installed."""
+    """A clean environment in which children find this checkout, and ddpfix's sitecustomize if it is not installed."""
     from ddpfix.cli import run
 
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
@@ -77,7 +77,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit:
             code = child.wait(limit)
         except subprocess.TimeoutExpired:
             _stacks(child.pid)
-            # torch elastic gives its workers sessions of their own, and ends them when it is asked to end.
+            # torch elastic gives its workers sessions of their own, and ends them when it is terminated.
             child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(40)
@@ -91,7 +91,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit:
 
 
 def _stacks(process: int) -> None:
-    """Have the processes below this one print where they are; those that do not listen end of it."""
+    """Have the processes below this one print their stacks; a process without the handler ends by the signal."""
     for below in _below(process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(below, signal.SIGUSR1)
@@ -99,7 +99,7 @@ def _stacks(process: int) -> None:
 
 
 def _below(process: int) -> List[int]:
-    """The processes that this one has started, and theirs; none where the system does not tell."""
+    """The processes that this one has started, and theirs; none where the system has no list of them."""
     found: List[int] = []
     for file in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):

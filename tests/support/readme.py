@@ -1,4 +1,4 @@
-"""What README and docs take from the matrix, the settings and the code.
+"""The parts of README and docs that are generated from the matrix, the settings and the code.
 
 ``python -m tests.support.readme`` runs cog over them, which calls the functions that the pages name.
 """
@@ -24,7 +24,7 @@ PROLOGUE = "from tests.support import readme, rooms"
 def pages() -> Dict[str, List[Patch]]:
     """The patches by the folder that holds their code, which is also the name of a page in docs/.
 
-    One that cures nothing has no code, and goes by its id.
+    A patch without a fix has no code; its id is used.
     """
     found: Dict[str, List[Patch]] = {}
     for patch in loader.load().patches.values():
@@ -38,7 +38,7 @@ def toolkits() -> str:
     lines = ["| toolkit | tested releases | fixes | |", "|---|---|---|---|"]
     for folder, patches in pages().items():
         rows = [row for patch in patches for row in whole.rows_of(patch.id) if row.status == "cured"]
-        # Some patches of a folder are put on what its toolkit stands on.
+        # Some patches of a folder change a package that its toolkit depends on.
         own = [row for row in rows if whole.patches[row.patch].toolkit.lower() == folder]
         tested = sorted({version for row in own for version in row.tested})
         title, about = _opening(folder)
@@ -56,14 +56,14 @@ def _opening(folder: str) -> Tuple[str, str]:
     return f"[{title[2:]}](docs/{folder}.md)", about
 
 
-def cures(folder: str) -> str:
+def fixes(folder: str) -> str:
     """One line a fix of a folder of patches: which releases it is for."""
     whole = loader.load()
     lines = ["| fix | fixed in | tested on |", "|---|---|---|"]
     for patch in pages()[folder]:
         rows = [row for row in whole.rows_of(patch.id) if row.status == "cured"]
         if not rows:
-            # Told by the plan only; its reasons are in docs/versions.md.
+            # Only the plan shows it; its reasons are in docs/versions.md.
             continue
         tested = sorted({version for row in rows for version in row.tested})
         shown = str(tested[0]) if len(tested) == 1 else f"{len(tested)} releases, {tested[0]} to {tested[-1]}"
@@ -104,7 +104,7 @@ def cog(*options: str, pages: Sequence[Path] = ()) -> int:
 
     Args:
         options: of cog, as on its command line.
-        pages: those with generated parts; none means all.
+        pages: the pages with generated parts; none means all.
     """
     words = ["cog", "--verbosity=0", "-n", "utf-8", "-p", PROLOGUE, *options]
     code: int = Cog().main([*words, *map(str, pages or generated())])

@@ -22,7 +22,7 @@ FILES = dict(modules())
 
 
 def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those for the type checker alone."""
+    """All nodes except the ones for the type checker alone."""
     for node in ast.iter_child_nodes(tree):
         if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
             yield node

@@ -1,4 +1,4 @@
-"""What all scenarios have: a name, and a plan that is sent to the ranks."""
+"""The base of all scenarios: a name, and a plan that is sent to the ranks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Dict
 
 @dataclass
 class Scenario:
-    """One run on ranks; what is run is told by a subclass, which has a ``timeout`` as well.
+    """One run on ranks; a subclass says what is run, and has a ``timeout`` as well.
 
     Attributes:
-        name: how its outcome is asked for.
+        name: the key of its outcome.
     """
 
     name: str
 
     def plan(self, folder: Path) -> Dict[str, Any]:
-        """What the ranks are told, as far as JSON can hold it.
+        """The request to the ranks, as far as JSON can hold it.
 
         Args:
             folder: where the ranks leave their records.

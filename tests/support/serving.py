@@ -1,8 +1,8 @@
 """Ranks that have imported a toolkit once and run scenarios on request: the side of the ranks.
 
 One process imports, and forks the ranks: an import takes seconds, and there are many ranks. They have the environment
-that torch elastic gives to its own. What forking makes alike is made different again (the generators of Python and
-numpy), but for the order of sets of strings; tests of launchers start interpreters.
+that torch elastic gives to its own. The generators of Python and numpy, which are equal after a fork, are seeded
+anew; the order of sets of strings stays equal. Tests of launchers start interpreters.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def fork_ranks(home: Path) -> None:
 
 
 def _orphaned(*_: Any) -> None:
-    """The tests were killed, and nobody is left to say stop."""
+    """End this process if the tests were killed, so that nobody can stop it."""
     if os.getppid() != _STARTER:
         _ended()
 
 
 def _become(rank: int, home: Path) -> None:
-    """Have what torch elastic gives to a rank, and random numbers of one's own."""
+    """Set the variables that torch elastic gives to a rank, and seed the generators anew."""
     global RANK
     RANK = rank
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -92,7 +92,7 @@ def _become(rank: int, home: Path) -> None:
 
 def _serve(home: Path, run: Run) -> None:
     number, parent = 0, os.getppid()
-    # Whoever started this may have been killed, and nobody is left to say stop.
+    # The process that started this one may have been killed, and then nobody can stop it.
     while not (home / "stop").exists() and os.getppid() == parent:
         request = home / f"request.{number}"
         if request.exists():
@@ -156,9 +156,9 @@ def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Run) -> No
 
 
 def _agreed_port(folder: Path, number: int) -> str:
-    """Wait until all ranks have come to this scenario, and learn the port of its process group from rank 0."""
+    """Wait until all ranks have reached this scenario, and get the port of its process group from rank 0."""
     (folder / f"at.{number}.{RANK}").touch()
-    told = folder / f"port.{number}"
+    port_file = folder / f"port.{number}"
     if RANK == 0:
         while not all((folder / f"at.{number}.{rank}").exists() for rank in range(int(os.environ["WORLD_SIZE"]))):
             time.sleep(0.01)
@@ -166,10 +166,10 @@ def _agreed_port(folder: Path, number: int) -> str:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         (folder / f"port.{number}.new").write_text(str(port))
-        (folder / f"port.{number}.new").rename(told)
-    while not told.exists():
+        (folder / f"port.{number}.new").rename(port_file)
+    while not port_file.exists():
         time.sleep(0.01)
-    return told.read_text()
+    return port_file.read_text()
 
 
 def _wait(child: int, seconds: float) -> None:
@@ -177,7 +177,7 @@ def _wait(child: int, seconds: float) -> None:
     end = time.monotonic() + seconds
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > end:
-            # It prints where it waits; then it has to go.
+            # It prints where it waits; then it is killed.
             os.kill(child, signal.SIGUSR1)
             time.sleep(0.1)
             os.kill(child, signal.SIGKILL)

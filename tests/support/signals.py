@@ -1,4 +1,4 @@
-"""What a child process does on Ctrl-C, whatever the process that runs the tests does."""
+"""The reaction of a child process to Ctrl-C, whatever that of the process that runs the tests is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOREGROUND = ("SIGINT", "SIGQUIT")
 def foreground() -> None:
     """For ``preexec_fn``: the child reacts to the keyboard's signals as a program in the foreground does.
 
-    A shell without job control starts its background jobs (CI's, those under nohup) with these signals ignored, and
+    A shell without job control starts its background jobs (CI's, and any under nohup) with these signals ignored, and
     what is ignored stays so in every child.
     """
     for name in FOREGROUND:

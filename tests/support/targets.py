@@ -1,4 +1,4 @@
-"""What the matrix says that a patch changes, held against what it has changed in the real toolkit."""
+"""Compares the changes of a patch according to the matrix with the changes that it has made in the real toolkit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _of_patch(patch: Patch, row: Row, site: Site) -> List[str]:
     done = [*own, *shared, *site.registered]
     idle = [place for place in listed if _is_there(place) and not any(_matches(other, place) for other in done)]
     if any(" " in at for at in site.registered):
-        # It acts wherever that comes to pass, and its targets are the moment at which it registers.
+        # It acts at a place that is described in words, and its targets are where it registers.
         idle = []
     return [
         *(f"{patch.id} changes {place}, which the matrix does not list" for place in unlisted),

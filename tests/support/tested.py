@@ -67,7 +67,7 @@ def _version(result: Result, toolkit: str, distribution: str) -> Optional[str]:
 
 
 def block(results: Sequence[Result], whole: Matrix) -> str:
-    """The part of the matrix: of each toolkit its versions, and of each patch those of them that were not tested.
+    """The part of the matrix: of each toolkit its versions, and of each patch the ones on which it was not tested.
 
     Args:
         results: see :func:`read`.
@@ -85,7 +85,7 @@ def block(results: Sequence[Result], whole: Matrix) -> str:
 
 
 def _cured(whole: Matrix, toolkit: str, versions: Sequence[Version]) -> Dict[str, Set[Version]]:
-    """By patch, the versions that one of its rows cures."""
+    """By patch, the versions in a row with the status cured."""
     found: Dict[str, Set[Version]] = {name: set() for name, p in whole.patches.items() if p.toolkit == toolkit}
     for row in whole.rows:
         if row.patch in found and row.status == "cured":

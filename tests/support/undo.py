@@ -1,4 +1,4 @@
-"""Undo leaves everything that belongs to a toolkit the very object that it was (design: correctness yardsticks)."""
+"""Checks that after undo everything in a toolkit is the same object as before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = Tuple[str, ...]
 
 
 def targets(toolkit: str) -> List[str]:
-    """The modules that the patches of a toolkit wait for, with the installed releases; those that can be imported."""
+    """The modules that the patches of a toolkit wait for, with the installed releases, without patterns."""
     whole = loader.load()
     installed = detect.installed_versions(whole)
     decisions = resolve.resolve(whole, installed, settings.read({}, whole.patches, {}))
@@ -51,16 +51,16 @@ def snapshot(*packages: str) -> Dict[Key, Any]:
 
 
 def changed(before: Dict[Key, Any], after: Dict[Key, Any]) -> List[str]:
-    """Dotted names of what is not what it was. Names that modules got since (lazy imports) do not count, ours do."""
+    """Dotted names of changed objects. Names that modules got since (lazy imports) do not count, ours do."""
     # A class that came with a module since does not count either.
     known = [key for key in after if key not in before and (len(key) < 3 or key[:2] in before)]
     new = [key for key in known if len(key) == 3 or key[-1].startswith("_ddpfix")]
-    other = [key for key, value in before.items() if after.get(key) is not value and key[-1] not in _LIVING]
+    other = [key for key, value in before.items() if after.get(key) is not value and key[-1] not in _CHANGING]
     return [".".join(key) for key in (*new, *other)]
 
 
 # What Python and torch themselves change in modules and classes.
-_LIVING = (
+_CHANGING = (
     "__abstractmethods__",
     "_abc_impl",
     "__annotations__",

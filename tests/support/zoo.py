@@ -69,8 +69,8 @@ class TinyModel:
     ``model`` and ``config`` are names exported by transformers, or ``dotted.module:Name`` where the
     class is not exported. ``draws`` names the classes inside it whose forward draws; a class that
     draws only in some releases is listed too, see ``drawing``. ``older`` maps a release to options
-    that only releases before it need. From ``dies_from`` on, stock dies in some patterns of skips;
-    from ``broken_from`` on, and before ``works_from``, stock cannot even build or run it as configured here.
+    that only releases before it need. From ``dies_from`` on, unpatched models die in some patterns of skips;
+    from ``broken_from`` on, and before ``works_from``, it cannot even be built or run as configured here.
     """
 
     name: str
@@ -89,12 +89,12 @@ class TinyModel:
         return self.runs() and _find(self.model) is not None and bool(self.drawing())
 
     def runs(self) -> bool:
-        """Whether stock can build and run the class at all."""
+        """Whether the class can be built and run at all, unpatched."""
         old_enough = self.broken_from is None or _before(self.broken_from)
         return old_enough and (self.works_from is None or not _before(self.works_from))
 
     def survives(self) -> bool:
-        """Whether the stock forward runs whatever layers are skipped."""
+        """Whether the original forward runs whatever layers are skipped."""
         return self.dies_from is None or _before(self.dies_from)
 
     def drawing(self) -> Tuple[str, ...]:
@@ -473,7 +473,7 @@ class _Shim:
 def scripted_draws(decisions: Iterable[bool], modules: Iterable[str], consume: bool = False) -> Iterator[List[Draw]]:
     """Answer the layer-level draws of these modeling modules from a list, True meaning skip.
 
-    With ``consume`` the generators advance as they do in stock, so that dropout draws the same masks.
+    With ``consume`` the generators advance as they do without ddpfix, so that dropout draws the same masks.
     Yields the list of the draws taken so far. This is the reference that ddpfix is compared with,
     so it shares nothing with it.
     """
@@ -1073,7 +1073,7 @@ ZOO: Tuple[TinyModel, ...] = (
         {"pixel_values": floats(2, 3, 4, 4)},
         ("Mask2FormerMaskedAttentionDecoder",),
     ),
-    # With levels of different sizes stock dies when a layer runs after a number of skipped ones that
+    # With levels of different sizes the original forward dies when a layer runs after a number of skipped ones that
     # is no multiple of three: the skip leaves the attention mask of another level behind.
     TinyModel(
         "mask2former-levels",

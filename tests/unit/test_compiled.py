@@ -1,4 +1,4 @@
-"""The compiled matrix says what the YAML says, and is not read where it does not belong to it."""
+"""The compiled matrix says what the YAML says, and is not read where it was made from another one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nothing_is_lost(both: Any) -> None:
     assert found.rows[3] == whole.rows[3] and found.rows[-2:] == list(whole.rows[-2:])
 
 
-def test_rows_are_made_when_they_are_asked_for(both: Any) -> None:
+def test_rows_are_made_when_they_are_first_read(both: Any) -> None:
     _, path, yaml = both
     rows: Any = compiled.load(path, yaml).rows  # type: ignore[union-attr]
     assert not rows._made

@@ -1,4 +1,4 @@
-"""Every released version, and what lies around each end of a range, is decided about as it is written down.
+"""The decision for every released version, and for versions around each end of a range, is the recorded one.
 
 The file is what the matrix of schema 1 decided. A change of the matrix is meant to change it:
 ``python -m tests.support.decisions`` writes it anew, and the difference says what is decided in another way.

@@ -1,4 +1,4 @@
-"""Toolkits without metadata: what their package looks like tells the version, and nothing is looked at too early."""
+"""Toolkits without metadata: the contents of their package show the version, and are not searched too early."""
 
 from __future__ import annotations
 
@@ -78,23 +78,23 @@ from ddpfix import engine
 from ddpfix.matrix import detect, loader
 from ddpfix.matrix.model import Mark, Matrix, Patch, Row, Target
 from ddpfix.matrix.ranges import Range
-asked = []
-stock = detect.recognise
+recognised = []
+original = detect.recognise
 def recognise(toolkit, found):
-    version = stock(toolkit, found)
-    asked.append(version)
+    version = original(toolkit, found)
+    recognised.append(version)
     return version
 detect.recognise = recognise
-patch = Patch("ddpfix_kit.cure", "ddpfix_kit", "none:cure", None, (), "problem", ())
+patch = Patch("ddpfix_kit.fix", "ddpfix_kit", "none:fix", None, (), "problem", ())
 targets = (Target("ddpfix_kit.utils.core", "Core.run"),)
-row = Row("ddpfix_kit.cure", Range("1", "2"), "cured", targets, (), "why", 1)
+row = Row("ddpfix_kit.fix", Range("1", "2"), "cured", targets, (), "why", 1)
 mark = Mark("1.5", words=(("utils/core.py", "class Core"),))
 toolkits = {"torch": "torch", "ddpfix_kit": "packaging"}
-whole = Matrix(toolkits, {"ddpfix_kit.cure": patch}, (row,), {}, {"ddpfix_kit": (mark,)})
+whole = Matrix(toolkits, {"ddpfix_kit.fix": patch}, (row,), {}, {"ddpfix_kit": (mark,)})
 loader.load = lambda path=None, thorough=True: whole
-def cure(site, module, owner):
-    site.wrap_hot(owner, "run", lambda stock: lambda self: stock(self) + 1)
-engine._code = lambda name: cure
+def fix(site, module, owner):
+    site.wrap_hot(owner, "run", lambda original: lambda self: original(self) + 1)
+engine._code = lambda name: fix
 engine.switch_on()
 """
 
@@ -116,60 +116,60 @@ CLASS = "class Core:\n    def run(self):\n        return 1\n"
 
 @pytest.mark.parametrize("init", [(), ("__init__.py",), ("__init__.py", "utils/__init__.py")])
 def test_a_namespace_is_patched_when_its_leaf_is_imported(init: Sequence[str], tmp_path: Path) -> None:
-    """The metadata under the toolkit's name is not asked (here it would say that of packaging)."""
+    """The metadata under the toolkit's name is not read (here it would say that of packaging)."""
     package(tmp_path, {"utils/core.py": CLASS, **dict.fromkeys(init, "")})
-    told = child(
-        "print(asked)\nfrom ddpfix_kit.utils.core import Core\nprint(Core().run(), asked)\n"
-        "found = engine.report()\nprint(found.toolkits['ddpfix_kit'], found.patches[0].state, len(asked))\n"
+    lines = child(
+        "print(recognised)\nfrom ddpfix_kit.utils.core import Core\nprint(Core().run(), recognised)\n"
+        "found = engine.report()\nprint(found.toolkits['ddpfix_kit'], found.patches[0].state, len(recognised))\n"
         "engine.deactivate()\nprint(Core().run())\n",
         [tmp_path],
     )
-    assert told == ["[]", "2 ['1.5']", "1.5 applied 1", "1"]
+    assert lines == ["[]", "2 ['1.5']", "1.5 applied 1", "1"]
 
 
 def test_what_the_package_imports_itself_waits_for_its_end(tmp_path: Path) -> None:
     package(tmp_path, {"utils/core.py": CLASS, "__init__.py": "from .utils.core import Core\nfirst = Core().run()\n"})
-    told = child("import ddpfix_kit\nprint(ddpfix_kit.first, ddpfix_kit.Core().run())\n", [tmp_path])
-    assert told == ["1 2"]
+    lines = child("import ddpfix_kit\nprint(ddpfix_kit.first, ddpfix_kit.Core().run())\n", [tmp_path])
+    assert lines == ["1 2"]
 
 
 def test_a_path_that_is_extended_later_counts(tmp_path: Path) -> None:
     package(tmp_path, {"utils/core.py": CLASS})
-    told = child(
-        "try:\n    import ddpfix_kit.utils.core\nexcept ImportError:\n    print('none', asked)\n"
+    lines = child(
+        "try:\n    import ddpfix_kit.utils.core\nexcept ImportError:\n    print('none', recognised)\n"
         "print(engine.report().toolkits['ddpfix_kit'])\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\nimport ddpfix_kit.utils.core as core\nprint(core.Core().run())\n",
         [],
     )
-    assert told == ["none [None]", "None", "2"]
+    assert lines == ["none [None]", "None", "2"]
 
 
 def test_what_was_imported_before_is_recognised(tmp_path: Path) -> None:
     package(tmp_path, {"utils/core.py": CLASS})
-    told = child(
+    lines = child(
         "engine.deactivate()\nfrom ddpfix_kit.utils.core import Core\nprint(Core().run())\n"
         "engine.activate()\nprint(Core().run())\n",
         [tmp_path],
     )
-    assert told == ["1", "2"]
+    assert lines == ["1", "2"]
 
 
 def test_an_unknown_package_is_left_alone_with_one_line(tmp_path: Path) -> None:
     package(tmp_path, {"utils/core.py": CLASS.replace("Core", "Other")})
-    told = child(
+    lines = child(
         "import ddpfix_kit.utils.core, ddpfix_kit.utils\nfound = engine.report()\n"
         "print(found.toolkits['ddpfix_kit'], found.patches[0].state)\n",
         [tmp_path],
     )
     line = "ddpfix: the package ddpfix_kit is no release that ddpfix knows, and it is left as it is"
-    assert told == [line, "unrecognised skip"]
+    assert lines == [line, "unrecognised skip"]
 
 
-def test_marks_are_not_asked_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_are_not_checked_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     from ddpfix import engine
 
     def fail(*args: Any) -> None:
-        raise AssertionError("asked")
+        raise AssertionError("recognised")
 
     monkeypatch.setattr(detect, "recognise", fail)
     made = engine.Engine({})

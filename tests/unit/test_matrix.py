@@ -1,4 +1,4 @@
-"""The matrix: what is wrong in it is refused with file and line, and what ships is true of the installed releases."""
+"""The matrix: errors in it are refused with file and line, and the shipped one fits the installed releases."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def refusal(folder: Path, text: str) -> Tuple[int, str]:
     """The line and the message of the error that this text gives."""
     with pytest.raises(MatrixError) as caught:
         load(folder, text)
-    said = str(caught.value)
+    message = str(caught.value)
     head = f"{folder / 'matrix.yaml'}:"
-    assert said.startswith(head)
-    line, _, message = said[len(head) :].partition(": ")
+    assert message.startswith(head)
+    line, _, message = message[len(head) :].partition(": ")
     return int(line), message
 
 
@@ -133,7 +133,7 @@ def test_the_first_row_may_begin_with_the_first_version(tmp_path: Path) -> None:
     assert str(loaded.rows[0].versions) == "<2.0"
 
 
-def test_code_is_needed_for_a_cure_only(tmp_path: Path) -> None:
+def test_code_is_needed_for_a_fix_only(tmp_path: Path) -> None:
     never = """\
   torch.never:
     toolkit: torch
@@ -144,9 +144,9 @@ def test_code_is_needed_for_a_cure_only(tmp_path: Path) -> None:
 """
     text = GOOD.replace("tested:\n", never + "tested:\n")
     assert load(tmp_path, text).patches["torch.never"].code == ""
-    cures = text.replace("status: not-cured, why: w", "targets: [forward], why: w")
-    line, message = refusal(tmp_path, cures)
-    assert line == line_of(cures, "  torch.never") and "code missing" in message and "cured" in message
+    with_fix = text.replace("status: not-cured, why: w", "targets: [forward], why: w")
+    line, message = refusal(tmp_path, with_fix)
+    assert line == line_of(with_fix, "  torch.never") and "code missing" in message and "cured" in message
 
 
 # (what is replaced, by what, where the error is, what the message has to say)
@@ -217,7 +217,7 @@ BAD = {
     "unknown setting": ("setting: unused", "setting: unsued", "unsued", "accepted are unused, layerdrop"),
     "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "accepted are auto, find, late, static, off"),
     "off as a bool": ("[auto, find]", "[auto, off]", "[auto, off]", "not bool (put it in quotes)"),
-    "instead of what is not asked for": ("{find: auto}", "{late: auto}", "{late", "accepted are auto, find"),
+    "instead of a value that is not in when": ("{find: auto}", "{late: auto}", "{late", "accepted are auto, find"),
     "instead by what is none of its own": ("{find: auto}", "{find: find}", "{find", "accepted are auto"),
     "an unknown need": (
         "    setting: unused\n",
@@ -244,7 +244,7 @@ BAD = {
         "cannot need 'torch.unused'",
     ),
     "when without setting": ("    setting: unused\n", "", "when", "needs a setting"),
-    "patch id without dot": ("  torch.unused:\n", "  torch_unused:\n", "  torch_unused", "'toolkit.cure'"),
+    "patch id without dot": ("  torch.unused:\n", "  torch_unused:\n", "  torch_unused", "'toolkit.fix'"),
     "unknown place": ("- forward\n", "- backward\n", "- backward", "no place of torch; accepted are forward, a target"),
     "unknown place with call": ("at: forward", "at: forwrad", "at: forwrad", "accepted are forward, a target like"),
     "a place that no row names": (
@@ -323,7 +323,7 @@ BAD = {
     ),
     "no exceptions": ('torch.unused: ["2.4.1"]', "torch.unused: []", "torch.unused: []", "at least one version"),
     "no tested version": (VERSIONS, "[]", "versions: []", "at least one version"),
-    "a cure that was never tested": ('"1.13.1", ', "", FIRST_ROW, "no version of this row of torch.unused was tested"),
+    "a fix that was never tested": ('"1.13.1", ', "", FIRST_ROW, "no version of this row of torch.unused was tested"),
     "no targets": (
         'targets:\n          - {at: "torch.nn:Linear.forward", expects: [input]}',
         "targets: []",
@@ -371,9 +371,9 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_one_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
-    stock, instead, where, accepted = BAD[name]
-    assert GOOD.count(stock) >= 1
-    text = GOOD.replace(stock, instead, 1)
+    old, instead, where, accepted = BAD[name]
+    assert GOOD.count(old) >= 1
+    text = GOOD.replace(old, instead, 1)
     line, message = refusal(tmp_path, text)
     assert line == line_of(text, where)
     assert accepted in message
@@ -618,18 +618,18 @@ def test_a_toolkit_may_name_the_file_that_tells_its_version(tmp_path: Path) -> N
     good = GOOD.replace("toolkits:\n", "toolkits:\n  kit: {distribution: a-kit, version_file: version.txt}\n", 1)
     found = load(tmp_path, good)
     assert found.toolkits["kit"] == "a-kit" and found.version_files == {"kit": "version.txt"}
-    line, said = refusal(tmp_path, good.replace("version.txt", "../version.txt"))
-    assert line == 3 and "is not the name of a file in the package" in said
-    line, said = refusal(tmp_path, good.replace("version_file: version.txt", "file: version.txt"))
-    assert line == 3 and "accepted are distribution, version_file" in said
+    line, message = refusal(tmp_path, good.replace("version.txt", "../version.txt"))
+    assert line == 3 and "is not the name of a file in the package" in message
+    line, message = refusal(tmp_path, good.replace("version_file: version.txt", "file: version.txt"))
+    assert line == 3 and "accepted are distribution, version_file" in message
 
 
 def test_a_patch_may_be_off_by_default(tmp_path: Path) -> None:
     assert load(tmp_path, GOOD).patches["torch.unused"].default
     off = GOOD.replace("    problem:", '    default: "off"\n    problem:', 1)
     assert not load(tmp_path, off).patches["torch.unused"].default
-    line, said = refusal(tmp_path, off.replace('"off"', "never"))
-    assert line == line_of(off, "    default") and "accepted are on, off" in said
+    line, message = refusal(tmp_path, off.replace('"off"', "never"))
+    assert line == line_of(off, "    default") and "accepted are on, off" in message
 
 
 MARKED = GOOD.replace(
@@ -695,9 +695,9 @@ BAD_MARKS = {
 
 @pytest.mark.parametrize("name", BAD_MARKS)
 def test_bad_marks_are_refused_with_their_line(name: str, tmp_path: Path) -> None:
-    stock, instead, where, accepted = BAD_MARKS[name]
-    assert MARKED.count(stock) == 1
-    text = MARKED.replace(stock, instead, 1)
+    old, instead, where, accepted = BAD_MARKS[name]
+    assert MARKED.count(old) == 1
+    text = MARKED.replace(old, instead, 1)
     if name == "nothing":
         text = text[: text.index("    #")] + text[text.index("  torch:") :]
     line, message = refusal(tmp_path, text)

@@ -41,7 +41,7 @@ def shuffled(data: Any, chance: random.Random) -> Any:
 
 def decided(whole: Matrix, installed: Dict[str, Optional[str]], chosen: Dict[str, object]) -> Dict[str, Any]:
     found = resolve.resolve(whole, installed, read(chosen, whole.patches, {}, Path("/nowhere")))
-    # Where a row stands in the file is told, and decides nothing.
+    # The line of a row is recorded, and decides nothing.
     rows = {
         d.patch: None if d.row is None else (d.row.versions, d.row.status, d.row.targets, d.row.tested) for d in found
     }
@@ -53,18 +53,22 @@ def decided(whole: Matrix, installed: Dict[str, Optional[str]], chosen: Dict[str
 def test_shuffling_the_matrix_changes_no_decision(tmp_path: Path, seed: int, data: Any) -> None:
     path = tmp_path / "matrix.yaml"
     path.write_text(yaml.dump(shuffled(PLAIN, random.Random(seed)), Dumper=_DUMPER, sort_keys=False), encoding="utf-8")
-    stock, whole = loader.load(), Reader(path).matrix()
+    shipped, whole = loader.load(), Reader(path).matrix()
     setting = data.draw(st.sampled_from([s for s in SETTINGS if s.values]))
     chosen: Dict[str, object] = {setting.name: data.draw(st.sampled_from(setting.values))}
-    for patch in data.draw(st.lists(st.sampled_from(sorted(stock.patches)), max_size=4)):
+    for patch in data.draw(st.lists(st.sampled_from(sorted(shipped.patches)), max_size=4)):
         chosen[switch_name(patch)[len("DDPFIX_") :].lower()] = data.draw(st.sampled_from(["0", "1", "force"]))
     for installed in INSTALLED:
-        assert decided(whole, installed, chosen) == decided(stock, installed, chosen)
-    assert (whole.toolkits, whole.version_files, whole.marks) == (stock.toolkits, stock.version_files, stock.marks)
-    assert whole.patches == stock.patches
-    assert whole.order == stock.order
+        assert decided(whole, installed, chosen) == decided(shipped, installed, chosen)
+    assert (whole.toolkits, whole.version_files, whole.marks) == (
+        shipped.toolkits,
+        shipped.version_files,
+        shipped.marks,
+    )
+    assert whole.patches == shipped.patches
+    assert whole.order == shipped.order
     # What is generated from the matrix does not follow its order either.
-    assert tested.block(tested.read(), whole) == tested.block(tested.read(), stock)
+    assert tested.block(tested.read(), whole) == tested.block(tested.read(), shipped)
 
 
 @pytest.mark.parametrize("seed", range(3))

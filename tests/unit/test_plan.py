@@ -86,32 +86,36 @@ def test_the_table(
     versions["transformers"] = "5.22.1"
     monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
     plan.show({}, everything=True)
-    said = capsys.readouterr().out
-    assert re.search(r"transformers.checkpointing .*transformers 5.22.1 .*apply \(untested\)", said)
-    assert re.search(r"torch.unused .*torch 2.13.0 .*apply .*DDP takes the flag", said)
-    assert re.search(r"accelerate.intent .*accelerate - .*absent", said)
-    assert "nothing is changed" in said
-    assert "layerdrop = stock (from DDPFIX_LAYERDROP)" in said
+    output = capsys.readouterr().out
+    assert re.search(r"transformers.checkpointing .*transformers 5.22.1 .*apply \(untested\)", output)
+    assert re.search(r"torch.unused .*torch 2.13.0 .*apply .*DDP takes the flag", output)
+    assert re.search(r"accelerate.intent .*accelerate - .*absent", output)
+    assert "nothing is changed" in output
+    assert "layerdrop = stock (from DDPFIX_LAYERDROP)" in output
 
 
 def test_groups(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     versions["transformers"] = "5.22.1"
     monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
     plan.show({})
-    said = capsys.readouterr().out
-    assert re.search(r"torch 2.13.0 .*apply .*torch.unused, torch.diagnosis", said)
-    assert re.search(r"transformers 5.22.1 .*apply \(untested\) .*transformers.checkpointing", said)
-    assert re.search(r"transformers 5.22.1 .*off .*transformers.layerdrop", said)
-    assert re.search(r"accelerate - .*absent .*accelerate.intent", said)
-    assert re.search(r"funasr - .*absent .*\d\d patches", said)
-    assert "nothing is changed" in said and "layerdrop = stock (from DDPFIX_LAYERDROP)" in said and "--all" in said
+    output = capsys.readouterr().out
+    assert re.search(r"torch 2.13.0 .*apply .*torch.unused, torch.diagnosis", output)
+    assert re.search(r"transformers 5.22.1 .*apply \(untested\) .*transformers.checkpointing", output)
+    assert re.search(r"transformers 5.22.1 .*off .*transformers.layerdrop", output)
+    assert re.search(r"accelerate - .*absent .*accelerate.intent", output)
+    assert re.search(r"funasr - .*absent .*\d\d patches", output)
+    assert (
+        "nothing is changed" in output and "layerdrop = stock (from DDPFIX_LAYERDROP)" in output and "--all" in output
+    )
 
 
 def test_groups_say_why_a_release_is_skipped(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     versions["transformers"] = "6.0.0"
     plan.show({})
-    said = " ".join(capsys.readouterr().out.split())
-    assert "transformers.layerdrop" in said and "transformers 6.0.0: untested" in said and "nearest 5.23.0" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert (
+        "transformers.layerdrop" in output and "transformers 6.0.0: untested" in output and "nearest 5.23.0" in output
+    )
 
 
 def test_the_plan_fits_on_a_screen(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,11 +124,11 @@ def test_the_plan_fits_on_a_screen(versions: Dict[str, Any], capsys: pytest.Capt
         accelerate="1.15.0", funasr="1.4.16", hydra="1.3.2", speechbrain="1.1.2", fastNLP="1.0.1", wenet="3.1.0"
     )
     plan.show({})
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) <= 45, len(said)
+    output = capsys.readouterr().out.splitlines()
+    assert len(output) <= 45, len(output)
     # Each one that applies is named.
     applied = [name for name, entry in entries().items() if entry["action"] == "apply"]
-    joined = "".join("".join(line.split("\u2502")[3:4]).strip() + " " for line in said)
+    joined = "".join("".join(line.split("\u2502")[3:4]).strip() + " " for line in output)
     assert len(applied) > 60 and all(name in joined for name in applied)
 
 
@@ -143,12 +147,12 @@ def test_no_style_is_missing() -> None:
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.explain("transformers.recording") == 0
-    said = capsys.readouterr().out
-    assert "use_weighted_layer_sum" in said
-    assert "https://github.com/huggingface/transformers/issues/30113" in said
-    assert "not-affected" in said and "tested: 5.9.0, 5.23.0" in said
-    assert "transformers.utils.output_capturing:install_output_capuring_hook" in said
-    assert "DDPFIX_TRANSFORMERS_RECORDING=0 switches it off" in said
+    output = capsys.readouterr().out
+    assert "use_weighted_layer_sum" in output
+    assert "https://github.com/huggingface/transformers/issues/30113" in output
+    assert "not-affected" in output and "tested: 5.9.0, 5.23.0" in output
+    assert "transformers.utils.output_capturing:install_output_capuring_hook" in output
+    assert "DDPFIX_TRANSFORMERS_RECORDING=0 switches it off" in output
 
 
 def test_explain_names_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,8 +162,8 @@ def test_explain_names_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain_of_an_unknown_patch(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.explain("torch.unsued") == 2
-    said = capsys.readouterr().err
-    assert "'torch.unsued'" in said and "torch.unused, torch.diagnosis" in said
+    output = capsys.readouterr().err
+    assert "'torch.unsued'" in output and "torch.unused, torch.diagnosis" in output
 
 
 def test_plan_imports_no_toolkit(tmp_path: Path) -> None:

@@ -24,19 +24,19 @@ from ddpfix.state import State
 TARGET = (Target("kit.module", "function"),)
 
 
-def row(versions: str, tested: str = "", status: str = "cured", patch: str = "kit.cure") -> Row:
+def row(versions: str, tested: str = "", status: str = "cured", patch: str = "kit.fix") -> Row:
     known = tuple(Version(text) for text in tested.split())
     clauses = {clause[: -len(clause.lstrip("<>="))]: clause.lstrip("<>=") for clause in versions.split(",")}
     return Row(patch, Range(clauses.get(">="), clauses.get("<", "9999")), status, TARGET, known, f"why {versions}", 1)
 
 
 def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = None) -> Matrix:
-    patches = {r.patch: Patch(r.patch, "kit", "kit:cure", setting, when, "problem", ()) for r in rows}
+    patches = {r.patch: Patch(r.patch, "kit", "kit:fix", setting, when, "problem", ()) for r in rows}
     return Matrix({"torch": "torch", "kit": "kit"}, patches, rows)
 
 
 def settings_of(arguments: Optional[Mapping[str, object]] = None, **environ: str) -> Settings:
-    return read(arguments or {}, ["kit.cure"], environ, folder=loader.default_path().parent / "nowhere")
+    return read(arguments or {}, ["kit.fix"], environ, folder=loader.default_path().parent / "nowhere")
 
 
 def decide(whole: Matrix, version: Optional[str], torch: Optional[str] = "2.13.0", **environ: str) -> Decision:
@@ -44,7 +44,7 @@ def decide(whole: Matrix, version: Optional[str], torch: Optional[str] = "2.13.0
     return decision
 
 
-CURE = matrix_of(
+FIX = matrix_of(
     row(">=1.0,<1.5", "1.0.2 1.4.0"),
     row(">=1.5,<2.0", "1.5.0 1.9.3"),
     row(">=0.9,<1.0", status="not-affected"),
@@ -53,9 +53,9 @@ CURE = matrix_of(
 
 
 def test_a_tested_version_is_applied() -> None:
-    decision = decide(CURE, "1.4.0")
+    decision = decide(FIX, "1.4.0")
     assert (decision.action, decision.tested, decision.forced) == (State.APPLY, True, False)
-    assert decision.row is CURE.rows[0]
+    assert decision.row is FIX.rows[0]
     assert decision.reason == "why >=1.0,<1.5"
 
 
@@ -73,19 +73,19 @@ def test_a_tested_version_is_applied() -> None:
     ],
 )
 def test_tested_means_that_this_release_was_run(version: str, tested: bool) -> None:
-    decision = decide(CURE, version)
+    decision = decide(FIX, version)
     assert (decision.action, decision.tested) == (State.APPLY, tested)
 
 
 def test_a_release_candidate_at_a_boundary_is_in_no_row() -> None:
-    """It is before 1.5, and "<1.5" leaves it out as well: nobody decided about it."""
-    assert decide(CURE, "1.5.0rc1").action == State.SKIP
+    """It is before 1.5, and "<1.5" leaves it out as well: there is no decision about it."""
+    assert decide(FIX, "1.5.0rc1").action == State.SKIP
 
 
 def test_an_untested_version_outside_is_skipped_with_the_way_to_force_it() -> None:
-    decision = decide(CURE, "2.0.1")
+    decision = decide(FIX, "2.0.1")
     assert (decision.action, decision.row) == (State.SKIP, None)
-    assert decision.reason == "kit 2.0.1: untested, nearest 1.9.3; DDPFIX_KIT_CURE=force applies it"
+    assert decision.reason == "kit 2.0.1: untested, nearest 1.9.3; DDPFIX_KIT_FIX=force applies it"
 
 
 @pytest.mark.parametrize(
@@ -93,38 +93,38 @@ def test_an_untested_version_outside_is_skipped_with_the_way_to_force_it() -> No
 )
 def test_the_nearest_tested_version_is_the_neighbour(version: str, nearest: str) -> None:
     """6.0 follows 5.23, although its minor number is that of 5.0."""
-    assert f"nearest {nearest};" in decide(CURE, version).reason
+    assert f"nearest {nearest};" in decide(FIX, version).reason
 
 
 def test_the_nearest_in_a_gap_is_on_the_closer_side() -> None:
     gap = matrix_of(row("<1.5", "1.0 1.4.2"), row(">=1.9", "1.9.0 2.0"))
     assert "nearest 1.4.2;" in decide(gap, "1.6.0").reason
     assert "nearest 1.9.0;" in decide(gap, "1.8.0").reason
-    assert decide(gap, "1.8.0", DDPFIX_KIT_CURE="force").row is gap.rows[1]
+    assert decide(gap, "1.8.0", DDPFIX_KIT_FIX="force").row is gap.rows[1]
 
 
 def test_force_applies_the_row_of_the_neighbour() -> None:
-    decision = decide(CURE, "2.0.1", DDPFIX_KIT_CURE="force")
+    decision = decide(FIX, "2.0.1", DDPFIX_KIT_FIX="force")
     assert (decision.action, decision.forced, decision.tested) == (State.APPLY, True, False)
-    assert decision.row is CURE.rows[1]
+    assert decision.row is FIX.rows[1]
     assert "2.0.1" in decision.reason and "1.9.3" in decision.reason
 
 
 def test_force_changes_nothing_inside() -> None:
-    assert decide(CURE, "1.4.0", DDPFIX_KIT_CURE="force") == decide(CURE, "1.4.0")
-    assert decide(CURE, "0.9.1", DDPFIX_KIT_CURE="force").action == State.NOT_AFFECTED
+    assert decide(FIX, "1.4.0", DDPFIX_KIT_FIX="force") == decide(FIX, "1.4.0")
+    assert decide(FIX, "0.9.1", DDPFIX_KIT_FIX="force").action == State.NOT_AFFECTED
 
 
-def test_rows_without_a_cure() -> None:
-    assert decide(CURE, "0.9.1").action == State.NOT_AFFECTED
-    assert decide(CURE, "0.5").action == State.NOT_CURED
-    assert decide(CURE, "0.5").reason == "why <0.9"
+def test_rows_without_a_fix() -> None:
+    assert decide(FIX, "0.9.1").action == State.NOT_AFFECTED
+    assert decide(FIX, "0.5").action == State.NOT_CURED
+    assert decide(FIX, "0.5").reason == "why <0.9"
 
 
-def test_outside_of_rows_without_any_cure() -> None:
+def test_outside_of_rows_without_any_fix() -> None:
     never = matrix_of(row("<1", status="not-affected"))
     for force in ("1", "force"):
-        decision = decide(never, "1.0", DDPFIX_KIT_CURE=force)
+        decision = decide(never, "1.0", DDPFIX_KIT_FIX=force)
         assert (decision.action, decision.reason) == (State.SKIP, "kit 1.0 is in no row of the matrix")
 
 
@@ -167,32 +167,32 @@ def test_switching_one_patch_off_changes_no_other_but_what_needs_it(patch: str) 
 
 
 def test_an_absent_toolkit() -> None:
-    for environ in ({}, {"DDPFIX_KIT_CURE": "force"}, {"DDPFIX_KIT_CURE": "0"}):
-        decision = decide(CURE, None, **environ)
+    for environ in ({}, {"DDPFIX_KIT_FIX": "force"}, {"DDPFIX_KIT_FIX": "0"}):
+        decision = decide(FIX, None, **environ)
         assert (decision.action, decision.version, decision.reason) == (State.ABSENT, None, "kit is not installed")
-    (decision,) = resolve.resolve(CURE, {}, settings_of())
+    (decision,) = resolve.resolve(FIX, {}, settings_of())
     assert decision.action == State.ABSENT
 
 
 def test_a_package_that_no_mark_holds_for() -> None:
-    for environ in ({}, {"DDPFIX_KIT_CURE": "force"}):
-        decision = decide(CURE, detect.UNRECOGNISED, **environ)
+    for environ in ({}, {"DDPFIX_KIT_FIX": "force"}):
+        decision = decide(FIX, detect.UNRECOGNISED, **environ)
         assert (decision.action, decision.row) == (State.SKIP, None)
         assert decision.reason == "kit is no release that ddpfix knows: a fork, or another package so called"
 
 
 def test_a_version_that_is_none() -> None:
-    decision = decide(CURE, "unknown")
+    decision = decide(FIX, "unknown")
     assert decision.action == State.SKIP and "'unknown'" in decision.reason
 
 
 def test_a_switch_wins_over_arguments() -> None:
-    environ = {"DDPFIX_KIT_CURE": "0"}
+    environ = {"DDPFIX_KIT_FIX": "0"}
     for argument in ("1", "force"):
         (decision,) = resolve.resolve(
-            CURE, {"kit": "1.4.0", "torch": "2.13.0"}, settings_of({"kit_cure": argument}, **environ)
+            FIX, {"kit": "1.4.0", "torch": "2.13.0"}, settings_of({"kit_fix": argument}, **environ)
         )
-        assert (decision.action, decision.reason) == (State.OFF, "switched off by DDPFIX_KIT_CURE")
+        assert (decision.action, decision.reason) == (State.OFF, "switched off by DDPFIX_KIT_FIX")
 
 
 def test_a_setting_calls_for_the_patch_or_not() -> None:
@@ -204,10 +204,10 @@ def test_a_setting_calls_for_the_patch_or_not() -> None:
 
 def test_resolution_is_pure() -> None:
     installed: Dict[str, Optional[str]] = {"kit": "1.4.0", "torch": "2.13.0"}
-    values = settings_of(DDPFIX_KIT_CURE="force")
-    before = (dict(installed), dict(values.values), dict(values.switches), CURE.rows)
-    assert resolve.resolve(CURE, installed, values) == resolve.resolve(CURE, installed, values)
-    assert before == (installed, values.values, values.switches, CURE.rows)
+    values = settings_of(DDPFIX_KIT_FIX="force")
+    before = (dict(installed), dict(values.values), dict(values.switches), FIX.rows)
+    assert resolve.resolve(FIX, installed, values) == resolve.resolve(FIX, installed, values)
+    assert before == (installed, values.values, values.switches, FIX.rows)
 
 
 def test_decisions_need_no_torch() -> None:
@@ -282,9 +282,9 @@ def _check(decision: Decision, holding: List[Row], rows: List[Row], version: Ver
         if expected == State.APPLY:
             assert decision.tested == (Version(version.public) in holding[0].tested)
         return
-    cured = any(r.status == "cured" for r in rows)
-    assert decision.action == (State.APPLY if force and cured else State.SKIP)
-    assert decision.forced == (force and cured)
+    is_cured = any(r.status == "cured" for r in rows)
+    assert decision.action == (State.APPLY if force and is_cured else State.SKIP)
+    assert decision.forced == (force and is_cured)
     if decision.action == State.APPLY:
         assert decision.row in rows and not decision.tested
 
@@ -350,14 +350,14 @@ def test_a_release_that_nobody_knows_is_left_alone() -> None:
             assert "nearest 5.23.0" in decision.reason
 
 
-def test_a_patch_that_is_off_by_default_waits_to_be_asked_for() -> None:
+def test_a_patch_that_is_off_by_default_waits_for_its_switch() -> None:
     (one,) = matrix_of(row(">=1,<2", "1.0")).patches.values()
-    whole = Matrix({"kit": "kit"}, {one.id: one._replace(default=False)}, CURE.rows)
+    whole = Matrix({"kit": "kit"}, {one.id: one._replace(default=False)}, FIX.rows)
     assert decide(whole, "1.0.2").action == State.OFF
-    assert decide(whole, "1.0.2").reason == "not asked for; DDPFIX_KIT_CURE=1 switches it on"
-    assert decide(whole, "1.0.2", DDPFIX_KIT_CURE="1").action == State.APPLY
-    assert decide(whole, "7.0", DDPFIX_KIT_CURE="1").action == State.SKIP
-    assert decide(whole, "7.0", DDPFIX_KIT_CURE="force").action == State.APPLY
+    assert decide(whole, "1.0.2").reason == "not asked for; DDPFIX_KIT_FIX=1 switches it on"
+    assert decide(whole, "1.0.2", DDPFIX_KIT_FIX="1").action == State.APPLY
+    assert decide(whole, "7.0", DDPFIX_KIT_FIX="1").action == State.SKIP
+    assert decide(whole, "7.0", DDPFIX_KIT_FIX="force").action == State.APPLY
 
 
 def test_a_clone_in_front_of_the_installed_release_tells_its_own_version(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who may know whom: the imports of every module are walked, and held against the plan of the house."""
+"""The allowed imports between the parts of ddpfix: the imports of every module are checked against them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "auto": {"_env", "engine"},
     "cli": {"_env", "matrix", "state"},
     "__main__": {"cli"},
-    # What a user may ask the package for; nothing is imported before it is asked for.
+    # The public names of the package; nothing is imported before one of them is used.
     "__init__": {"engine", "layerdrop", "matrix", "ranks"},
     "patches": set(),
 }
@@ -74,7 +74,7 @@ def test_there_is_no_circle() -> None:
         state[name] = 1
         for other in ours(name):
             found = other if other in FILES else f"{other}.__init__"
-            # The package's own names are fetched when they are asked for.
+            # The package's own names are imported when they are first used.
             if found not in FILES or found == "ddpfix.__init__" or found == name:
                 continue
             assert state.get(found) != 1, " -> ".join([*trail[trail.index(found) :], found])

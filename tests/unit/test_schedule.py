@@ -287,9 +287,9 @@ def test_models_are_not_kept_alive() -> None:
 
 def test_ranks_without_a_store_agree_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The MPI backend has none: a job that ran before has to run on."""
-    said: List[str] = []
+    warnings: List[str] = []
     monkeypatch.setattr(agreement, "default_store", lambda: None)
-    monkeypatch.setattr(log, "warning", said.append)
+    monkeypatch.setattr(log, "warning", warnings.append)
     assert agreement.meet([0, 1], 0, {}, 7, 1.0) is None
     assert agreement.meet([0], 0, {}, 7, 1.0) == 7
-    assert len(said) == 1 and "LayerDrop stays as shipped" in said[0]
+    assert len(warnings) == 1 and "LayerDrop stays as shipped" in warnings[0]

@@ -110,14 +110,14 @@ def test_switches_by_argument(key: str, value: object) -> None:
     assert dict(found.switches) == {"torch.unused": "0"}
 
 
-def test_names_that_begin_alike_are_told_apart() -> None:
+def test_names_that_begin_alike_are_distinguished() -> None:
     found = settle(environ={"DDPFIX_TRANSFORMERS_LAYERDROP_OFF": "0", "DDPFIX_LAYERDROP": "stock"})
     assert dict(found.switches) == {"transformers.layerdrop_off": "0"}
     assert found["layerdrop"] == "stock"
     assert switch_name("transformers.layerdrop_off") == "DDPFIX_TRANSFORMERS_LAYERDROP_OFF"
 
 
-def test_none_is_not_said() -> None:
+def test_none_is_not_set() -> None:
     assert settle({"unused": None}, {"DDPFIX_UNUSED": "off"})["unused"] == "off"
 
 

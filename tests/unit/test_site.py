@@ -1,4 +1,4 @@
-"""The registry: what is put in place is recorded, and undo gives back exactly what was there, whoever patched since."""
+"""Site and its records: undo restores exactly what was there before, whoever has patched since."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Base:
 
 class Thing(Base):
     def method(self, x=0):
-        return ["stock", x]
+        return ["original", x]
 
     @staticmethod
     def static(x):
@@ -83,9 +83,9 @@ def adds(word: str) -> Callable[..., Any]:
 def closure(word: str) -> Callable[..., Any]:
     """A maker of plain closures that put a word in front of the result."""
 
-    def make(stock: Any) -> Any:
+    def make(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return [word, *stock(*args, **kwargs)]
+            return [word, *original(*args, **kwargs)]
 
         return call
 
@@ -107,8 +107,8 @@ def wrapt_wrap(owner: Any, attribute: str, word: str) -> None:
 
 
 def wraps_wrap(owner: Any, attribute: str, word: str) -> None:
-    stock = getattr(owner, attribute)
-    setattr(owner, attribute, functools.wraps(stock)(closure(word)(stock)))
+    original = getattr(owner, attribute)
+    setattr(owner, attribute, functools.wraps(original)(closure(word)(original)))
 
 
 def bare_wrap(owner: Any, attribute: str, word: str) -> None:
@@ -116,7 +116,7 @@ def bare_wrap(owner: Any, attribute: str, word: str) -> None:
 
 
 def naive_unwrap(owner: Any, attribute: str) -> None:
-    """What ddtrace and OpenTelemetry do: whichever layer is outermost goes."""
+    """What ddtrace and OpenTelemetry do: the outermost layer is removed, whoever's it is."""
     setattr(owner, attribute, getattr(owner, attribute).__wrapped__)
 
 
@@ -127,13 +127,13 @@ second = pytest.mark.parametrize("other", SECOND)
 
 @kinds
 def test_a_method_is_wrapped_and_given_back(kit: Any, kind: str) -> None:
-    stock = vars(kit.Thing)["method"]
+    original = vars(kit.Thing)["method"]
     site = Site("p")
     put(site, kind, kit.Thing, "method", "ours")
-    assert kit.Thing().method(3) == kit.Sub().method(x=3) == ["ours", "stock", 3]
+    assert kit.Thing().method(3) == kit.Sub().method(x=3) == ["ours", "original", 3]
     assert (kit.Thing.method.__name__, kit.Thing.method.__qualname__) == ("method", "Thing.method")
     assert site.undo() == []
-    assert vars(kit.Thing)["method"] is stock
+    assert vars(kit.Thing)["method"] is original
     assert site.undo() == []
 
 
@@ -141,7 +141,7 @@ def test_a_method_is_wrapped_and_given_back(kit: Any, kind: str) -> None:
 def test_what_was_inherited_is_deleted(kit: Any, kind: str) -> None:
     site = Site("p")
     put(site, kind, kit.Sub, "method", "ours")
-    assert kit.Sub().method() == ["ours", "stock", 0] and kit.Thing().method() == ["stock", 0]
+    assert kit.Sub().method() == ["ours", "original", 0] and kit.Thing().method() == ["original", 0]
     assert site.undo() == []
     assert "method" not in vars(kit.Sub)
     kit.Thing.method = lambda self: "changed above"
@@ -150,13 +150,13 @@ def test_what_was_inherited_is_deleted(kit: Any, kind: str) -> None:
 
 @pytest.mark.parametrize(("attribute", "args"), [("made", ()), ("static", ("Sub",))])
 def test_descriptors_are_given_back_as_they_were(kit: Any, attribute: str, args: Any) -> None:
-    stock = vars(kit.Thing)[attribute]
-    assert isinstance(stock, (classmethod, staticmethod))
+    original = vars(kit.Thing)[attribute]
+    assert isinstance(original, (classmethod, staticmethod))
     site = Site("p")
     site.wrap(kit.Thing, attribute, adds("ours"))
     assert getattr(kit.Sub, attribute)(*args) == getattr(kit.Sub(), attribute)(*args) == ["ours", "Sub"]
     assert site.undo() == []
-    assert vars(kit.Thing)[attribute] is stock
+    assert vars(kit.Thing)[attribute] is original
     assert getattr(kit.Sub, attribute)(*args) == ["Sub"]
 
 
@@ -169,11 +169,11 @@ def test_an_inherited_classmethod_still_knows_its_class(kit: Any) -> None:
 
 
 def test_a_property_can_be_replaced(kit: Any) -> None:
-    stock = vars(kit.Thing)["prop"]
+    original = vars(kit.Thing)["prop"]
     site = Site("p")
     site.replace(kit.Thing, "prop", property(lambda self: ["ours"]))
     assert kit.Thing().prop == ["ours"]
-    assert site.undo() == [] and vars(kit.Thing)["prop"] is stock
+    assert site.undo() == [] and vars(kit.Thing)["prop"] is original
 
 
 def test_a_method_called_by_its_class_is_bound(kit: Any) -> None:
@@ -188,7 +188,7 @@ def test_a_method_called_by_its_class_is_bound(kit: Any) -> None:
     one.wrap(kit.Thing, "method", wrapper)
     two.wrap(kit.Thing, "method", wrapper)
     thing = kit.Thing()
-    assert kit.Thing.method(thing, 3) == ["stock", 3]
+    assert kit.Thing.method(thing, 3) == ["original", 3]
     assert seen == [(["x"], thing, (3,))] * 2
     assert two.undo() == one.undo() == []
 
@@ -225,7 +225,7 @@ def test_only_plain_functions_are_closed_over(kit: Any) -> None:
 @pytest.mark.parametrize("attribute", ["method", "inherited"])
 def test_ours_goes_from_below_another_layer(kit: Any, kind: str, other: str, attribute: str) -> None:
     expected = getattr(kit.Thing(), attribute)()
-    stock = getattr(kit.Thing, attribute)
+    original = getattr(kit.Thing, attribute)
     site = Site("p")
     put(site, kind, kit.Thing, attribute, "ours")
     SECOND[other](kit.Thing, attribute, "theirs")
@@ -235,9 +235,9 @@ def test_ours_goes_from_below_another_layer(kit: Any, kind: str, other: str, att
     assert vars(kit.Thing)[attribute] is top
     assert getattr(kit.Thing(), attribute)() == ["theirs", *expected]
     if other != "bare":
-        assert top.__wrapped__ is stock
+        assert top.__wrapped__ is original
         naive_unwrap(kit.Thing, attribute)
-        assert getattr(kit.Thing, attribute) is stock
+        assert getattr(kit.Thing, attribute) is original
 
 
 @kinds
@@ -247,9 +247,9 @@ def test_ours_goes_from_above_another_layer(kit: Any, kind: str, other: str) -> 
     theirs = vars(kit.Thing)["method"]
     site = Site("p")
     put(site, kind, kit.Thing, "method", "ours")
-    assert kit.Thing().method(2) == ["ours", "theirs", "stock", 2]
+    assert kit.Thing().method(2) == ["ours", "theirs", "original", 2]
     assert site.undo() == []
-    assert vars(kit.Thing)["method"] is theirs and kit.Thing().method(2) == ["theirs", "stock", 2]
+    assert vars(kit.Thing)["method"] is theirs and kit.Thing().method(2) == ["theirs", "original", 2]
 
 
 @kinds
@@ -261,9 +261,9 @@ def test_ours_goes_from_between_two_layers(kit: Any, kind: str, below: str, abov
     put(site, kind, kit.Thing, "method", "ours")
     SECOND[above](kit.Thing, "method", "above")
     SECOND[above](kit.Thing, "method", "top")
-    assert kit.Thing().method() == ["top", "above", "ours", "below", "stock", 0]
+    assert kit.Thing().method() == ["top", "above", "ours", "below", "original", 0]
     assert site.undo() == []
-    assert kit.Thing().method() == ["top", "above", "below", "stock", 0]
+    assert kit.Thing().method() == ["top", "above", "below", "original", 0]
 
 
 def test_a_layer_below_ours_still_gets_its_instance(kit: Any) -> None:
@@ -277,33 +277,33 @@ def test_a_layer_below_ours_still_gets_its_instance(kit: Any) -> None:
     site = Site("p")
     site.wrap_hot(kit.Thing, "method", closure("ours"))
     thing = kit.Thing()
-    assert thing.method(4) == ["ours", "stock", 4]
+    assert thing.method(4) == ["ours", "original", 4]
     assert seen == [(thing, (4,))]
     site.undo()
 
 
 @kinds
 def test_a_classmethod_below_another_layer(kit: Any, kind: str) -> None:
-    stock = vars(kit.Thing)["made"]
+    original = vars(kit.Thing)["made"]
     site = Site("p")
     site.wrap(kit.Thing, "made", adds("ours"))
     wrapt_wrap(kit.Thing, "made", "theirs")
     assert kit.Sub.made() == ["theirs", "ours", "Sub"]
     assert site.undo() == []
-    assert kit.Sub.made() == ["theirs", "Sub"] and vars(kit.Thing)["made"].__wrapped__ is stock
+    assert kit.Sub.made() == ["theirs", "Sub"] and vars(kit.Thing)["made"].__wrapped__ is original
 
 
 @kinds
 def test_ours_goes_when_a_naive_unwrap_left_it_bound(kit: Any, kind: str) -> None:
     """``getattr(class, name).__wrapped__`` is not our layer but its bound form, and that is what is put back."""
-    stock = vars(kit.Thing)["method"]
+    original = vars(kit.Thing)["method"]
     site = Site("p")
     put(site, kind, kit.Thing, "method", "ours")
     wrapt_wrap(kit.Thing, "method", "theirs")
     naive_unwrap(kit.Thing, "method")
-    assert kit.Thing().method() == ["ours", "stock", 0]
+    assert kit.Thing().method() == ["ours", "original", 0]
     assert site.undo() == []
-    assert vars(kit.Thing)["method"] is stock
+    assert vars(kit.Thing)["method"] is original
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
@@ -331,12 +331,12 @@ def test_two_layers_of_one_patch_go_from_below_another(kit: Any) -> None:
     site.wrap(kit.Thing, "method", adds("b"))
     wrapt_wrap(kit.Thing, "method", "theirs")
     assert site.undo() == []
-    assert kit.Thing().method() == ["theirs", "stock", 0]
+    assert kit.Thing().method() == ["theirs", "original", 0]
 
 
 @kinds
 def test_ours_is_not_taken_for_what_somebody_put_there(kit: Any, kind: str) -> None:
-    site = Site("kit.cure")
+    site = Site("kit.fix")
     put(site, kind, kit.Thing, "method", "ours")
 
     def foreign(self: Any) -> str:
@@ -344,7 +344,7 @@ def test_ours_is_not_taken_for_what_somebody_put_there(kit: Any, kind: str) -> N
 
     kit.Thing.method = foreign
     assert site.undo() == [
-        "kit.cure: Thing.method no longer holds our patch: somebody replaced it, and it stays as it is"
+        "kit.fix: Thing.method no longer holds our patch: somebody replaced it, and it stays as it is"
     ]
     assert vars(kit.Thing)["method"] is foreign
 
@@ -359,7 +359,7 @@ def test_ours_that_somebody_deleted_is_reported(kit: Any) -> None:
 
 
 def test_one_lost_layer_does_not_stop_the_others(kit: Any) -> None:
-    stock = vars(kit.Thing)["made"]
+    original = vars(kit.Thing)["made"]
     site = Site("p")
     done: List[str] = []
     site.at_undo(lambda: done.append("first"))
@@ -368,7 +368,7 @@ def test_one_lost_layer_does_not_stop_the_others(kit: Any) -> None:
     site.wrap(kit.Thing, "method", adds("ours"))
     kit.Thing.method = None
     assert len(site.undo()) == 1
-    assert vars(kit.Thing)["made"] is stock
+    assert vars(kit.Thing)["made"] is original
     assert done == ["second", "first"]
 
 
@@ -386,23 +386,23 @@ def test_an_undo_that_raises_does_not_stop_the_others(kit: Any) -> None:
 
 @kinds
 def test_copies_are_bound_anew_and_given_back(kit: Any, kind: str) -> None:
-    stock = kit.function
+    original = kit.function
     site = Site("p")
     put(site, kind, kit, "function", "ours")
-    assert kit.user.f is kit.function is not stock
+    assert kit.user.f is kit.function is not original
     assert kit.user.f(1) == ["ours", "function", 1]
     assert site.undo() == []
-    assert kit.user.f is stock and kit.function is stock
+    assert kit.user.f is original and kit.function is original
 
 
 @kinds
 def test_copies_made_while_ours_was_in_place_are_given_back_too(kit: Any, kind: str) -> None:
-    stock = kit.function
+    original = kit.function
     site = Site("p")
     put(site, kind, kit, "function", "ours")
     kit.user.late = kit.function
     assert site.undo() == []
-    assert kit.user.late is stock and kit.user.f is stock
+    assert kit.user.late is original and kit.user.f is original
 
 
 def test_a_copy_that_was_changed_since_is_reported(kit: Any) -> None:
@@ -415,38 +415,38 @@ def test_a_copy_that_was_changed_since_is_reported(kit: Any) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
 def test_copies_under_two_patches(kit: Any, order: Any) -> None:
-    stock = kit.function
+    original = kit.function
     sites = [Site("p0"), Site("p1")]
     sites[0].wrap(kit, "function", adds("a"))
     sites[1].wrap_hot(kit, "function", closure("b"))
     assert kit.user.f() == kit.function() == ["b", "a", "function", 0]
     for number in order:
         assert sites[number].undo() == []
-    assert kit.user.f is stock and kit.function is stock
+    assert kit.user.f is original and kit.function is original
 
 
 def test_one_search_finds_all_copies_at_its_end(kit: Any) -> None:
-    stock = kit.function
+    original = kit.function
     sites = [Site("p0"), Site("p1")]
     with one_search():
         sites[0].wrap(kit, "function", adds("a"))
         sites[1].wrap_hot(kit, "function", closure("b"))
-        assert kit.user.f is stock
+        assert kit.user.f is original
     assert kit.user.f() == kit.function() == ["b", "a", "function", 0]
     assert sites[0].undo() == [] and kit.user.f() == ["b", "function", 0]
-    assert sites[1].undo() == [] and kit.user.f is stock
+    assert sites[1].undo() == [] and kit.user.f is original
 
 
 def test_a_patch_that_is_undone_within_a_search_leaves_copies_alone(kit: Any) -> None:
-    stock, site = kit.function, Site("p")
+    original, site = kit.function, Site("p")
     with one_search():
         site.wrap(kit, "function", adds("ours"))
         assert site.undo() == []
-    assert kit.user.f is stock and kit.function is stock
+    assert kit.user.f is original and kit.function is original
 
 
 def test_a_copy_is_patched_on_top_of_its_home_within_a_search(kit: Any) -> None:
-    stock = kit.function
+    original = kit.function
     sites = [Site("p0"), Site("p1")]
     with one_search():
         sites[0].wrap(kit, "function", adds("a"))
@@ -454,21 +454,21 @@ def test_a_copy_is_patched_on_top_of_its_home_within_a_search(kit: Any) -> None:
     # As without the search: a copy of a copy is one of the home's too.
     assert kit.user.f() == kit.function() == ["b", "a", "function", 0]
     assert sites[1].undo() == sites[0].undo() == []
-    assert kit.user.f is stock and kit.function is stock
+    assert kit.user.f is original and kit.function is original
 
 
 def test_a_module_with_two_names_is_one_module(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script under multiprocessing is both __main__ and __mp_main__: one change, one record, and undo is content."""
+    """A script under multiprocessing is both __main__ and __mp_main__: one change, one record, no problem at undo."""
     script = ModuleType("script")
     script.function = kit.function  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "script", script)
     monkeypatch.setitem(sys.modules, "script_again", script)
-    stock = kit.function
+    original = kit.function
     site = Site("test")
     site.wrap(kit, "function", lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs))
-    assert script.function is kit.function is not stock  # type: ignore[attr-defined]
+    assert script.function is kit.function is not original  # type: ignore[attr-defined]
     assert site.undo() == []
-    assert script.function is stock  # type: ignore[attr-defined]
+    assert script.function is original  # type: ignore[attr-defined]
 
 
 def test_stale_copies_look_at_dictionaries_only(kit: Any) -> None:
@@ -489,7 +489,7 @@ def test_stale_copies_look_at_dictionaries_only(kit: Any) -> None:
 
 
 def test_threads_lose_no_layer(kit: Any) -> None:
-    stock, copies = kit.Thing.method, kit.function
+    original, copies = kit.Thing.method, kit.function
     count, interval = 12, sys.getswitchinterval()
     sites = [Site(f"p{number}") for number in range(count)]
     start = threading.Barrier(count)
@@ -515,7 +515,7 @@ def test_threads_lose_no_layer(kit: Any) -> None:
         run(lambda number: sites[number].undo())
     finally:
         sys.setswitchinterval(interval)
-    assert kit.Thing.method is stock and kit.function is copies and kit.user.f is copies
+    assert kit.Thing.method is original and kit.function is copies and kit.user.f is copies
 
 
 # Pickling and copying: by name, as functions are.
@@ -539,8 +539,8 @@ def test_a_bound_method_of_a_patched_class_is_pickled(kit: Any, kind: str) -> No
     site = Site("p")
     put(site, kind, kit.Thing, "method", "ours")
     found = pickle.loads(pickle.dumps(kit.Sub().method))
-    assert found(5) == ["ours", "stock", 5]
-    assert pickle.loads(pickle.dumps(kit.Thing.method))(kit.Thing(), 6) == ["ours", "stock", 6]
+    assert found(5) == ["ours", "original", 5]
+    assert pickle.loads(pickle.dumps(kit.Thing.method))(kit.Thing(), 6) == ["ours", "original", 6]
     site.undo()
 
 
@@ -567,7 +567,7 @@ def layers(function: Any) -> List[Any]:
 def test_activating_twice_is_one_activation(active: Any) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
-    stock = dict(vars(DistributedDataParallel))
+    original = dict(vars(DistributedDataParallel))
     first = active.activate()
     once = dict(vars(DistributedDataParallel))
     assert len(layers(once["__init__"])) == 2 and len(layers(once["forward"])) == 2
@@ -576,21 +576,21 @@ def test_activating_twice_is_one_activation(active: Any) -> None:
     active.activate(log="warning")
     assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2
     assert active.deactivate() == [] and active.deactivate() == []
-    assert dict(vars(DistributedDataParallel)) == stock
-    assert all(vars(DistributedDataParallel)[name] is value for name, value in stock.items())
+    assert dict(vars(DistributedDataParallel)) == original
+    assert all(vars(DistributedDataParallel)[name] is value for name, value in original.items())
 
 
 def test_activating_again_after_undo(active: Any) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
-    stock = vars(DistributedDataParallel)["__init__"]
+    original = vars(DistributedDataParallel)["__init__"]
     reports = []
     for _ in range(3):
         reports.append(active.activate())
-        assert layers(vars(DistributedDataParallel)["__init__"])[-1] is stock
+        assert layers(vars(DistributedDataParallel)["__init__"])[-1] is original
         assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2
         assert active.deactivate() == []
-        assert not active.report().active and vars(DistributedDataParallel)["__init__"] is stock
+        assert not active.report().active and vars(DistributedDataParallel)["__init__"] is original
     assert reports[0].summary() == reports[1].summary() == reports[2].summary()
 
 

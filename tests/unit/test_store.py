@@ -14,7 +14,7 @@ from ddpfix.ranks import store as ours
 
 
 class Old:
-    """A store as torch had it before 2.1: it cannot be asked whether a key is there."""
+    """A store as torch had it before 2.1: it cannot check whether a key is there."""
 
     def __init__(self) -> None:
         self._store = distributed.HashStore()
@@ -49,21 +49,21 @@ def test_groups_and_restarts_do_not_read_each_others_keys(monkeypatch: pytest.Mo
 def test_it_looks_until_something_is_found_or_given_up() -> None:
     answers = iter((False, False, True))
     assert ours.look_until(lambda: next(answers), lambda waited: False, (0.001, 0.002))
-    asked: List[float] = []
+    waits: List[float] = []
 
     def give_up(waited: float) -> bool:
-        asked.append(waited)
+        waits.append(waited)
         return waited > 0.1
 
     assert not ours.look_until(lambda: False, give_up, (0.01, 0.02))
-    assert asked == sorted(asked) and len(asked) < 15
+    assert waits == sorted(waits) and len(waits) < 15
     # What comes at the last moment counts.
     last = iter((False, True))
     assert ours.look_until(lambda: next(last), lambda waited: True, (0.001, 0.002))
 
 
 def test_a_wait_of_the_store_itself_keeps_other_threads_from_it() -> None:
-    """Why a rank looks again and again: what is told in the store has to reach a rank that waits, and come from it."""
+    """Why a rank polls: a rank that waits has to read keys of the store, and to write its own, all the time."""
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = distributed.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
 

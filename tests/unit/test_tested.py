@@ -1,4 +1,4 @@
-"""What the matrix calls tested is what the results of cells say."""
+"""The tested versions in the matrix are the ones in the results of cells."""
 
 from __future__ import annotations
 
@@ -52,11 +52,13 @@ def test_no_tested_version_is_lost_on_the_way() -> None:
     """Each (patch, version) of a result that a row cures is in that row, and nothing else is."""
     whole = loader.load()
     passed = tested.by_version(RESULTS, whole)
-    said = {(patch, version) for found in passed.values() for version, names in found.items() for patch in names}
+    recorded = {(patch, version) for found in passed.values() for version, names in found.items() for patch in names}
     cured = [row for row in whole.rows if row.status == "cured"]
-    said = {(patch, v) for patch, v in said if any(row.patch == patch and row.versions.holds(v) for row in cured)}
+    recorded = {
+        (patch, v) for patch, v in recorded if any(row.patch == patch and row.versions.holds(v) for row in cured)
+    }
     kept = {(row.patch, version) for row in whole.rows for version in row.tested}
-    assert kept == said and len(kept) > 500
+    assert kept == recorded and len(kept) > 500
 
 
 def test_a_patch_is_tested_on_the_version_of_its_own_toolkit() -> None:
@@ -84,7 +86,7 @@ def test_versions_of_several_results_come_together() -> None:
     made = tested.block(results, loader.load())
     assert '  funasr:\n    versions: ["1.0.0", "1.0.19"]\n    except:\n' in made
     assert '      funasr.cpu: ["1.0.0", "1.0.19"]\n' in made
-    # memory cures from 1.0.18 on.
+    # memory has a fix from 1.0.18 on.
     assert "funasr.layerdrop:" not in made and "funasr.memory:" not in made
 
 

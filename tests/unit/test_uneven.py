@@ -13,22 +13,22 @@ from ddpfix.ranks.uneven import policy
 
 
 @pytest.mark.parametrize(
-    "asked, taken, said",
+    "requested, taken, is_logged",
     [({}, "join", False), ({"uneven": "pad"}, "join", True), ({"uneven": "join"}, "join", False)]
     + [({"uneven": "stop"}, "stop", False)],
 )
-def test_the_nearest_value_is_taken_and_said(
-    monkeypatch: pytest.MonkeyPatch, asked: Dict[str, Any], taken: str, said: bool
+def test_the_nearest_value_is_taken_and_logged(
+    monkeypatch: pytest.MonkeyPatch, requested: Dict[str, Any], taken: str, is_logged: bool
 ) -> None:
     lines: List[str] = []
     monkeypatch.setattr(log, "info", lines.append)
-    site = Site("wenet.uneven", settings.read(asked, [], environ={}), instead={"pad": "join"})
+    site = Site("wenet.uneven", settings.read(requested, [], environ={}), instead={"pad": "join"})
     assert policy(site, "WeNet") == taken
-    assert lines == (["WeNet has no uneven=pad: it does the nearest to it, uneven=join"] if said else [])
+    assert lines == (["WeNet has no uneven=pad: it does the nearest to it, uneven=join"] if is_logged else [])
 
 
 def test_the_matrix_says_which_values_a_toolkit_does_not_have() -> None:
-    """Each value of the setting is a toolkit's own, or stands for one that is; what is off is not asked for."""
+    """Each value of the setting is a toolkit's own, or stands for one that is; off is never replaced."""
     patches = [patch for patch in loader.load().patches.values() if patch.setting == "uneven"]
     assert {patch.id: dict(patch.instead) for patch in patches} == {
         "funasr.uneven": {"join": "pad"},

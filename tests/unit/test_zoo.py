@@ -51,7 +51,7 @@ def test_draws_are_reached_and_decide(entry: TinyModel) -> None:
 
 
 @pytest.mark.parametrize("entry", [entry for entry in AVAILABLE if not entry.survives()], ids=lambda entry: entry.name)
-def test_stock_dies_where_the_zoo_says_so(entry: TinyModel) -> None:
+def test_unpatched_models_die_where_the_zoo_says_so(entry: TinyModel) -> None:
     model = entry.build()
     with pytest.raises((TypeError, RuntimeError)):
         run(entry, model, cycle([True, False]))

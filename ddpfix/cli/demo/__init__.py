@@ -1,1 +1,1 @@
-"""``ddpfix demo``: two real ranks on the CPU, first the failure, then the cure."""
+"""``ddpfix demo``: two real ranks on the CPU, first the failure, then the fix."""

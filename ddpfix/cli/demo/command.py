@@ -1,7 +1,7 @@
-"""``ddpfix demo``: two real ranks on the CPU train a tiny model, first stock, then under ddpfix.
+"""``ddpfix demo``: two real ranks on the CPU train a tiny model, first unpatched, then under ddpfix.
 
-Nothing is loaded from the network, no GPU is needed, and nothing is staged: the error is torch's own, and hooks on the
-layers themselves tell which ones ran.
+Nothing is loaded from the network, no GPU is needed, and nothing is simulated: the error is torch's own, and hooks on
+the layers record which ones ran.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def show(model: str, loop: str, steps: int) -> int:
         steps: optimizer steps under ddpfix.
 
     Returns:
-        0 if stock failed as it is known to and ddpfix passed, 1 if not, 2 if something is missing, 130 after Ctrl-C.
+        0 if the unpatched training failed as expected and ddpfix passed, 1 if not, 2 if something is missing, 130
+        after Ctrl-C.
 
     Raises:
         SettingsError: a ``DDPFIX_*`` variable has a name or a value that is not known.
@@ -40,7 +41,7 @@ def show(model: str, loop: str, steps: int) -> int:
     folder = Path(tempfile.mkdtemp(prefix="ddpfix-demo-"))
     try:
         with ranks.ending_in_order():
-            return story.tell(model, loop, steps, folder)
+            return story.show(model, loop, steps, folder)
     except KeyboardInterrupt:
         sys.stderr.write("\nddpfix: interrupted; the ranks have been ended\n")
         return 130
@@ -51,7 +52,7 @@ def show(model: str, loop: str, steps: int) -> int:
 def _problem(loop: str, steps: int) -> Optional[str]:
     """Why the demo cannot run here, in one line, or None."""
     if steps < 2:
-        return "the demo needs at least two steps: stock fails in the second one"
+        return "the demo needs at least two steps: unpatched training fails in the second one"
     # Trainer has needed accelerate since transformers 4.30; the releases before are older than the extra allows.
     needed = ("torch", "transformers") if loop == "plain" else ("torch", "transformers", "accelerate")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]

@@ -23,23 +23,23 @@ STEP_SECONDS = 30
 TOTAL_SECONDS = 240
 GRACE_SECONDS = 10
 
-# Settings of the user's own jobs (an accelerate config, an outer torchrun) are not meant for these ranks.
-_FOREIGN = ("ACCELERATE_", "PET_", "TORCHELASTIC_", "FSDP_")
+# Settings of the user's own jobs (an accelerate config, an outer torchrun) are not for these ranks.
+_OUTER_VARIABLES = ("ACCELERATE_", "PET_", "TORCHELASTIC_", "FSDP_")
 _STUCK = "Timeout ("
 
 
 class Job:
-    """One training of the demo: stock, or under ddpfix; its record, and what its ranks printed."""
+    """One training of the demo, unpatched or under ddpfix: its record, and what its ranks printed."""
 
-    def __init__(self, cured: bool, model: str, loop: str, steps: int, folder: Path) -> None:
-        self.cured, self.model, self.loop, self.steps = cured, model, loop, steps
-        self.folder = folder / ("ddpfix" if cured else "stock")
+    def __init__(self, patched: bool, model: str, loop: str, steps: int, folder: Path) -> None:
+        self.patched, self.model, self.loop, self.steps = patched, model, loop, steps
+        self.folder = folder / ("ddpfix" if patched else "unpatched")
         self.code: Optional[int] = None
         self.seconds = 0.0
 
     def command(self) -> List[str]:
-        """torchrun with a script that knows nothing of ddpfix; the cure is ``-m ddpfix run`` in front of it."""
-        front = ["-m", "ddpfix", "run"] if self.cured else []
+        """torchrun with a script that knows nothing of ddpfix; under ddpfix, ``-m ddpfix run`` precedes it."""
+        front = ["-m", "ddpfix", "run"] if self.patched else []
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
         # Each rank's output goes to a file of its own: the two would be mixed up in one.
         files = ["--monitor_interval", "0.2", "--redirects", "3", "--log_dir", str(self.folder / "logs")]
@@ -48,21 +48,21 @@ class Job:
         return [sys.executable, *front, *launcher, *files, *words, *last]
 
     def environment(self) -> Dict[str, str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-        environ.update(DDPFIX="1" if self.cured else "0", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER_VARIABLES)}
+        environ.update(DDPFIX="1" if self.patched else "0", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
         # Torch and its launcher leave folders in the temporary directory; these go with ours.
         environ.update(TMPDIR=str(self.folder))
         environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", USE_TF="0", USE_FLAX="0", WANDB_DISABLED="true")
         if "lo" in _interfaces():
-            # Otherwise gloo asks what the host's name stands for, which many laptops and containers cannot say.
+            # Otherwise gloo resolves the host's name, which fails on many laptops and in many containers.
             environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if not run.installed():
             root = str(Path(__file__).parents[3])
             environ["PYTHONPATH"] = os.pathsep.join(p for p in (environ.get("PYTHONPATH", ""), root) if p)
         return environ
 
-    def train(self, watch: Callable[[int], None]) -> None:
-        """Run to the end. ``watch`` is told the running step several times a second."""
+    def train(self, show_step: Callable[[int], None]) -> None:
+        """Run to the end. ``show_step`` is called with the running step several times a second."""
         self.folder.mkdir()
         began = time.monotonic()
         with (self.folder / "launcher.log").open("wb") as log:
@@ -77,14 +77,14 @@ class Job:
             )
             try:
                 while process.poll() is None and time.monotonic() - began < TOTAL_SECONDS:
-                    watch(self.running_step())
+                    show_step(self.running_step())
                     time.sleep(0.1)
             finally:
                 self._stop(process)
         self.code, self.seconds = process.returncode, time.monotonic() - began
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
-        """End the launcher, which ends its ranks; whoever does not go in time is killed."""
+        """End the launcher, which ends its ranks; a process that does not end in time is killed."""
         if process.poll() is None:
             process.terminate()
         try:
@@ -99,11 +99,11 @@ class Job:
 
     def lines(self, key: str) -> List[Dict[str, Any]]:
         """The lines of all ranks' records that have this key."""
-        found = []
+        lines = []
         for file in sorted(self.folder.glob("rank-*.jsonl")):
             whole, _, _ = file.read_text().rpartition("\n")
-            found += [json.loads(line) for line in whole.splitlines() if f'"{key}"' in line]
-        return found
+            lines += [json.loads(line) for line in whole.splitlines() if f'"{key}"' in line]
+        return lines
 
     def running_step(self) -> int:
         return max((line["step"] for line in self.lines("step")), default=0)

@@ -65,12 +65,12 @@ class _Lines:
     """Progress for a pipe or a log file."""
 
     def __init__(self, screen: Screen, name: str, steps: int) -> None:
-        self.screen, self.name, self.steps, self.told = screen, name, steps, 0
+        self.screen, self.name, self.steps, self.last_shown = screen, name, steps, 0
         screen.say(f"{name}: two ranks are starting")
 
     def __call__(self, step: int) -> None:
-        if step and (self.told == 0 or step >= self.told + 5 or step == self.steps > self.told):
-            self.told = step
+        if step and (self.last_shown == 0 or step >= self.last_shown + 5 or step == self.steps > self.last_shown):
+            self.last_shown = step
             self.screen.say(f"{self.name}: step {step} of {self.steps}")
 
 

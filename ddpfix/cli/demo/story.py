@@ -1,4 +1,4 @@
-"""The demo from beginning to end: stock, then ddpfix, then how to switch it on."""
+"""The demo from beginning to end: unpatched, then under ddpfix, then how to switch it on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpfix.cli.demo import verdict
 from ddpfix.cli.demo.ranks import RANKS, SCRIPT, Job
 from ddpfix.cli.demo.screen import Screen
 
-_WHO = {
+_LOOPS = {
     "plain": "a plain DistributedDataParallel loop",
     "accelerate": "an accelerate loop",
     "trainer": "transformers.Trainer with gradient checkpointing",
@@ -24,18 +24,18 @@ _WAYS = (
 )
 
 
-def tell(model: str, loop: str, steps: int, folder: Path) -> int:
+def show(model: str, loop: str, steps: int, folder: Path) -> int:
     """Run both trainings in ``folder`` and print what happened; the exit code."""
     began = time.monotonic()
     screen = Screen()
-    screen.say(f"ddpfix {__version__} demo: a tiny random {model} with LayerDrop, {RANKS} ranks, {_WHO[loop]}")
+    screen.say(f"ddpfix {__version__} demo: a tiny random {model} with LayerDrop, {RANKS} ranks, {_LOOPS[loop]}")
     screen.say(f"the training script knows nothing of ddpfix: {SCRIPT}", "dim")
-    stock, cured = (Job(cured, model, loop, steps, folder) for cured in (False, True))
-    passed = _stock(screen, stock)
-    if not passed and not verdict.steps(stock):
+    unpatched, patched = (Job(under_ddpfix, model, loop, steps, folder) for under_ddpfix in (False, True))
+    passed = _unpatched(screen, unpatched)
+    if not passed and not verdict.steps(unpatched):
         # Where not even a first step is possible, the second half would only repeat the same output.
         return 1
-    passed = _cured(screen, cured) and passed
+    passed = _patched(screen, patched) and passed
     screen.heading("Switch it on for your own training, by any one of")
     for line, meaning in _WAYS:
         screen.say(f"  {line:36}{meaning}")
@@ -45,10 +45,10 @@ def tell(model: str, loop: str, steps: int, folder: Path) -> int:
     return 0 if passed else 1
 
 
-def _stock(screen: Screen, job: Job) -> bool:
-    screen.heading("1. Stock: torchrun --nproc_per_node 2 train.py")
-    with screen.progress("stock", job.steps) as watch:
-        job.train(watch)
+def _unpatched(screen: Screen, job: Job) -> bool:
+    screen.heading("1. Unpatched: torchrun --nproc_per_node 2 train.py")
+    with screen.progress("unpatched", job.steps) as show_step:
+        job.train(show_step)
     _seen(screen, job, "up to the failure")
     failure = verdict.failure(job)
     if failure is None:
@@ -61,10 +61,10 @@ def _stock(screen: Screen, job: Job) -> bool:
     return True
 
 
-def _cured(screen: Screen, job: Job) -> bool:
+def _patched(screen: Screen, job: Job) -> bool:
     screen.heading("2. The same under ddpfix: python -m ddpfix run torchrun --nproc_per_node 2 train.py")
-    with screen.progress("ddpfix", job.steps) as watch:
-        job.train(watch)
+    with screen.progress("ddpfix", job.steps) as show_step:
+        job.train(show_step)
     for line in job.output(0).splitlines():
         if line.startswith(("ddpfix: ", f"ddpfix {__version__}: ")):
             screen.say(line, "dim")
@@ -93,7 +93,7 @@ def _seen(screen: Screen, job: Job, when: str) -> None:
 
 
 def _unexpected(screen: Screen, job: Job, what: List[str]) -> bool:
-    name = "ddpfix" if job.cured else "stock"
+    name = "ddpfix" if job.patched else "unpatched"
     screen.say(f"The last lines of what the {name} ranks printed:")
     screen.say(job.everything(), "dim")
     for line in what:
@@ -103,8 +103,8 @@ def _unexpected(screen: Screen, job: Job, what: List[str]) -> bool:
 
 
 def _shortened(text: str) -> str:
-    """Torch's words without the lines that do not apply here; it lists up to a hundred parameter indices."""
-    beside = ("If you already have done", "In addition, you can set")
+    """Torch's message without the lines that do not apply here; it lists up to a hundred parameter indices."""
+    not_applicable = ("If you already have done", "In addition, you can set")
     lines = [line.strip() for line in text.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(beside)]
+    kept = [line for line in lines if line and not line.startswith(not_applicable)]
     return "\n".join(line if len(line) <= 400 else line[:380] + " ..." for line in kept)

@@ -1,4 +1,4 @@
-"""What a training of the demo has to show: stock fails as the issues say, under ddpfix it learns and ranks agree."""
+"""What a training of the demo has to show: unpatched it fails as expected, under ddpfix it learns and ranks agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JUDGED_STEPS = 20
 
 @dataclass(frozen=True)
 class Failure:
-    """How stock failed: on which rank, during which step, and in whose words."""
+    """How the unpatched training failed: on which rank, in which step, the message, and the messages of other ranks."""
 
     rank: int
     step: int
@@ -27,7 +27,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Step:
-    """One step as all ranks recorded it; None for a rank that did not come so far."""
+    """One step as all ranks recorded it; None for a rank that did not reach it."""
 
     number: int
     skipped: Tuple[Optional[Tuple[str, ...]], ...]
@@ -43,15 +43,15 @@ def steps(job: Job) -> List[Step]:
     by_step: Dict[int, Dict[int, Tuple[Tuple[str, ...], float]]] = {}
     for line in job.lines("step"):
         by_step.setdefault(line["step"], {})[line["rank"]] = (tuple(line["skipped"]), line["loss"])
-    found = []
+    recorded = []
     for number, ranks in sorted(by_step.items()):
         skipped = tuple(ranks[rank][0] if rank in ranks else None for rank in range(RANKS))
-        found.append(Step(number, skipped, sum(loss for _, loss in ranks.values()) / len(ranks)))
-    return found
+        recorded.append(Step(number, skipped, sum(loss for _, loss in ranks.values()) / len(ranks)))
+    return recorded
 
 
 def expected(job: Job) -> Tuple[str, ...]:
-    """The errors that stock is known to raise here.
+    """The errors that unpatched training is known to raise here.
 
     Trainer is shown with gradient checkpointing. Releases in which that is reentrant by default (up to 4.57) run into
     the second error, and WavLM there may never end its backward.
@@ -60,14 +60,14 @@ def expected(job: Job) -> Tuple[str, ...]:
 
 
 def failure(job: Job) -> Optional[Failure]:
-    """The failure that stock is known for, or None if it did not fail or failed otherwise."""
+    """The known failure of unpatched training, or None if it did not fail or failed otherwise."""
     errors = {rank: job.error(rank) for rank in range(RANKS)}
     done = steps(job)
     for mark in expected(job):
         for rank, text in errors.items():
             if job.code and mark in text:
                 words = text if mark != NO_END else f"{NO_END}: no end of the backward pass after {STEP_SECONDS} s"
-                others = {other: said for other, said in errors.items() if other != rank and said}
+                others = {other: error for other, error in errors.items() if other != rank and error}
                 # A forward that ends is recorded; this error is raised before the next one begins.
                 number = len(done) + 1 if mark == UNFINISHED else max(len(done), 1)
                 return Failure(rank, number, words, others)
@@ -75,28 +75,28 @@ def failure(job: Job) -> Optional[Failure]:
 
 
 def complaints(job: Job) -> List[str]:
-    """What is not as it should be under ddpfix; an empty list is a pass."""
+    """What is wrong with a training under ddpfix; an empty list is a pass."""
     if job.code != 0:
         return [f"the training did not finish: {first_error(job)}"]
-    found, done = [], steps(job)
+    wrong, done = [], steps(job)
     if [step.number for step in done if None not in step.skipped] != list(range(1, job.steps + 1)):
-        found.append(f"{len(done)} of {job.steps} steps were recorded by every rank")
+        wrong.append(f"{len(done)} of {job.steps} steps were recorded by every rank")
     apart = [step.number for step in done if not step.agreed]
     if apart:
-        found.append(f"the ranks skipped different layers in {len(apart)} of {len(done)} steps (first: {apart[0]})")
+        wrong.append(f"the ranks skipped different layers in {len(apart)} of {len(done)} steps (first: {apart[0]})")
     if not any(part for step in done for part in step.skipped):
-        found.append("no layer was ever skipped, so nothing was shown")
+        wrong.append("no layer was ever skipped, so nothing was shown")
     if [line["identical"] for line in job.lines("identical")] != [True] * RANKS:
-        found.append("the ranks ended with different parameters")
+        wrong.append("the ranks ended with different parameters")
     if len(done) >= JUDGED_STEPS and not learned(done):
-        found.append("the loss did not go down")
-    return found
+        wrong.append("the loss did not go down")
+    return wrong
 
 
 def first_error(job: Job) -> str:
     """One line on why a training failed."""
-    said = [f"rank {rank}: {text.splitlines()[0]}" for rank in range(RANKS) for text in [job.error(rank)] if text]
-    return said[0] if said else f"exit code {job.code} of the launcher after {job.seconds:.0f} s and no traceback"
+    errors = [f"rank {rank}: {text.splitlines()[0]}" for rank in range(RANKS) for text in [job.error(rank)] if text]
+    return errors[0] if errors else f"exit code {job.code} of the launcher after {job.seconds:.0f} s and no traceback"
 
 
 def learned(done: List[Step]) -> bool:

@@ -1,14 +1,14 @@
 """Fine-tunes a tiny random model on synthetic data, under torchrun. An ordinary script: it knows nothing of ddpfix.
 
-Each rank writes one JSON line a step: the loss, and which layers were not called. Hooks on the layers themselves tell,
-so the record is as true of a stock run as of any other.
+Each rank writes one JSON line a step: the loss, and which layers were not called. Hooks on the layers record
+that, so the record is the same for an unpatched run as for any other.
 """
 
 from __future__ import annotations
 
 import faulthandler
 
-# Nothing that goes wrong may leave a rank behind: one that is stuck prints where, and ends.
+# A rank that is stuck prints its stack and ends, so that none is left behind.
 faulthandler.dump_traceback_later(240, exit=True)
 
 import argparse  # noqa: E402
