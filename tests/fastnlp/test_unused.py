@@ -10,7 +10,7 @@ from packaging.version import Version
 from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import FAILURE, Result, Scenario
 
-pytestmark = pytest.mark.patches("fastnlp.unused"), pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.patches("fastnlp.unused"), pytest.mark.filterwarnings("ignore")]
 affected = pytest.mark.skipif(releases.release() < Version("0.7.0"), reason="the flag is this release's own default")
 drivers = pytest.mark.skipif(not releases.has_drivers(), reason="no drivers before 1.0.0")
 Results = Dict[str, List[Result]]
