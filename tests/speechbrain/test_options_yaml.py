@@ -235,7 +235,7 @@ SPELLINGS: List[Tuple[List[str], Any, Dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "was", "meant"), SPELLINGS)
+@pytest.mark.parametrize(("words", "was", "intended"), SPELLINGS)
 def test_overrides_have_the_intended_values(
     words: List[str], was: Any, intended: Dict[str, Any], tmp_path: Path
 ) -> None:
