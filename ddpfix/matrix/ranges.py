@@ -26,6 +26,9 @@ class Range(NamedTuple):
     def __str__(self) -> str:
         return f"<{self.end}" if self.begin is None else f"<{self.end},>={self.begin}"
 
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, Version) and self.holds(version)
+
     def holds(self, version: Version) -> bool:
         """Whether a version is in this range."""
         # Builds of one release differ in the local part only.

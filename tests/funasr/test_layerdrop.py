@@ -355,7 +355,7 @@ def test_together_with_our_checkpointed_layers(first: Any, site: Site) -> None:
 def test_other_layers_are_covered_when_a_model_is_wrapped(site: Site) -> None:
     from funasr.models.transformer.encoder import EncoderLayer
 
-    layerdrop.sync(site, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
+    layerdrop.sync_at_wrap(site, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     inner = EncoderLayer(4, torch.nn.Identity(), torch.nn.Identity(), 0.0)
     inner.self_attn.forward = lambda q, k, v, mask: q  # type: ignore[method-assign]
     inner.stochastic_depth_rate = RATE

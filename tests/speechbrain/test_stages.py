@@ -206,18 +206,20 @@ def targets(patch: str) -> List[model.Target]:
 
 @pytest.mark.parametrize("patch", MINE)
 def test_a_patch_that_is_taken_back_leaves_nothing(patch: str) -> None:
-    places: List[Tuple[Any, Any]] = []
+    shipped = loader.load().patches[f"speechbrain.{patch}"]
+    places: List[Tuple[Any, Any, Any]] = []
     for target in targets(patch):
         module = import_module(target.module)
         names = target.attribute.split(".")[:-1]
-        places.append((module, reduce(getattr, names, module) if target.attribute != "*" else None))
-    kinds = {kind for module, _ in places for kind in vars(module).values() if isinstance(kind, type)}
-    owners = [*{module for module, _ in places}, *kinds]
+        file, _, function = shipped.code_at(target).partition(":")
+        called = getattr(import_module(f"ddpfix.patches.{file}"), function)
+        places.append((called, module, reduce(getattr, names, module) if target.attribute != "*" else None))
+    kinds = {kind for _, module, _ in places for kind in vars(module).values() if isinstance(kind, type)}
+    owners = [*{module for _, module, _ in places}, *kinds]
     before = [dict(vars(one)) for one in owners]
-    module_name, _, function = loader.load().patches[f"speechbrain.{patch}"].code.partition(":")
     site = Site(f"speechbrain.{patch}", {"uneven": "pad"})
-    for module, owner in places:
-        getattr(import_module(f"ddpfix.patches.{module_name}"), function)(site, module, owner)
+    for called, module, owner in places:
+        called(site, module, owner)
     assert untouched(owners, before) is not bool(places)
     assert site.undo() == []
     assert untouched(owners, before)
