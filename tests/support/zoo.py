@@ -452,7 +452,7 @@ def _reads_layerdrop(method: ast.AST) -> bool:
 
 
 class Draw(NamedTuple):
-    """One answered draw: the class that asked and what it was told."""
+    """One scripted draw: the class that drew, and whether it skips."""
 
     owner: str
     skip: bool
