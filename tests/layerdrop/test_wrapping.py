@@ -72,7 +72,7 @@ class LocalSource(OwnStack):
 
 def wrapped(site: Site, model: nn.Module) -> None:
     """Run all wrap hooks on a model."""
-    layerdrop.sync(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
+    layerdrop.sync_at_wrap(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
     wrap_hooks.run_before_wrap(model)
 
 
@@ -174,7 +174,7 @@ def test_a_config_inside_a_composite_model(site: Site, lines: List[str]) -> None
 @pytest.mark.patches("transformers.checkpointing")
 @pytest.mark.skipif(Version("4.35") > RELEASE, reason="modules keep their checkpoint function from 4.35 on")
 def test_what_becomes_of_reentrant_checkpointing(site: Site, lines: List[str]) -> None:
-    checkpointing.reentrant(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
+    checkpointing.reentrant_at_wrap(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
     for name, is_excluded in (("bart", True), ("wavlm", False)):
         model = zoo.tiny_model(name).build(rate=0.5)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
