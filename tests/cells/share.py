@@ -10,18 +10,20 @@ from typing import Dict, Tuple
 SHARE: Dict[str, Tuple[str, ...]] = {
     "transformers-4.36.2": ("layerdrop/test_families", "layerdrop/test_outputs"),
     "transformers-4.57.6": ("layerdrop/test_recompute", "sharded/test_sharded"),
+    "funasr-1.0.0": ("overrides", "undo"),
     "funasr-1.0.5": ("precision",),
     "funasr-1.0.17": ("batches", "uneven"),
     "funasr-1.0.19": ("entries", "unused"),
     "funasr-1.1.16": ("accumulation", "overrides"),
     "funasr-1.4.16": ("checkpoint", "layerdrop", "undo", "uneven"),
+    "speechbrain-0.5.4": ("options", "undo"),
     "speechbrain-0.5.9": ("stages",),
     "speechbrain-0.5.13": ("accumulation",),
     "speechbrain-0.5.16": ("accumulation", "options", "options_yaml", "options_device"),
-    "speechbrain-1.0.3": ("checkpointing", "layerdrop", "uneven", "unused"),
+    "speechbrain-1.0.3": ("checkpointing", "layerdrop", "undo", "uneven", "unused"),
     "speechbrain-1.1.2-transformers5": ("options", "recipe", "unused"),
     "fastNLP-0.7.0": ("unused",),
-    "fastNLP-1.0.1": ("children", "layerdrop", "overrides", "unused"),
+    "fastNLP-1.0.1": ("children", "layerdrop", "overrides", "undo", "unused"),
 }
 
 
