@@ -60,7 +60,12 @@ def train(tmp_path: Path) -> Path:
 def test_the_patches_are_in_place() -> None:
     states = {entry.id: entry.state for entry in ddpfix.report().patches}
     applied = {name: states[f"speechbrain.{name}"] for name in parsing.PATCHES}
-    assert applied == {**dict.fromkeys(parsing.PATCHES, "applied"), "cuda": "applied" if RELEASE < (0, 5, 11) else NOT}
+    # Those that act when a command line is parsed, and change nothing else.
+    expected = {**dict.fromkeys(parsing.PATCHES, "applied"), "precision": "registered"}
+    expected["cuda"] = "registered" if RELEASE < (0, 5, 11) else NOT
+    if RELEASE >= (1, 1, 0):
+        expected["yaml_options"] = "registered"
+    assert applied == expected
 
 
 NOT = "not-affected"
