@@ -26,9 +26,21 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         return
     os.environ["WORLD_SIZE"] = str(scenario["size"])
     set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=declared.wait))
+    limit = datetime.timedelta(seconds=declared.wait)
+    store = meeting_place(scenario["size"], limit)
+    distributed.init_process_group("gloo", store=store, rank=serving.RANK, world_size=scenario["size"], timeout=limit)
     train(scenario, declared)
     wait_for_others(scenario, folder)
+
+
+def meeting_place(size: int, limit: datetime.timedelta) -> Any:
+    """The store of the group. Ranks are forked in turn, and are waited for longer than a program may wait."""
+    from torch import distributed
+
+    where, patience = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), datetime.timedelta(seconds=60)
+    store = distributed.TCPStore(*where, size, serving.RANK == 0, patience)
+    store.set_timeout(limit)
+    return store
 
 
 def train(scenario: Dict[str, Any], declared: Any) -> None:
