@@ -47,13 +47,14 @@ class Record:
         """
         with LOCK:
             problem = self._take_away(taken)
-            if self in IN_PLACE:
-                IN_PLACE.remove(self)
-            for record in IN_PLACE:
+            later = IN_PLACE[IN_PLACE.index(self) :] if self in IN_PLACE else []
+            for record in later:
                 # A later layer of ours wraps this one: when it is undone, it restores what this one restores.
                 if record.was is self.now:
                     record.was = self.was
                     record.inherited = self.inherited and record.owner is self.owner
+            if later:
+                IN_PLACE.remove(self)
         return problem
 
     def in_place(self) -> bool:

@@ -145,6 +145,9 @@ class Site:
         with LOCK:
             inherited = attribute not in vars(owner)
             was = self._raw(owner, attribute)
+            if was is now:
+                # Another name of it was replaced before, and the search for copies has reached this one.
+                return
             setattr(owner, attribute, now)
             self._record(owner, attribute, was, now, inherited)
             if isinstance(owner, ModuleType):
@@ -261,16 +264,16 @@ def one_search(fresh: Optional[str] = None) -> Iterator[None]:
 
 def _rebind_all(fresh: Optional[str] = None) -> None:
     at_home = all(home.__name__ == fresh for _, home, _, _ in _REPLACED)
-    replaced = {id(was): (site, now) for site, _, was, now in _REPLACED if site.active}
-    homes = [(was, home) for site, home, was, _ in _REPLACED if site.active]
+    replaced = [change for change in _REPLACED if change[0].active]
     _REPLACED.clear()
-    for old, module, name in stale_copies(homes, fresh if at_home else None):
-        # What one patch has put there may have been replaced by the next one.
-        while id(old) in replaced:
-            site, now = replaced[id(old)]
-            setattr(module, name, now)
-            site._record(module, name, old, now, False, True)
-            old = now
+    homes = [(was, home) for _, home, was, _ in replaced]
+    for held, module, name in stale_copies(homes, fresh if at_home else None):
+        # In the order of the changes: what one patch has put there may have been replaced by the next one.
+        for site, _, was, now in replaced:
+            if held is was:
+                setattr(module, name, now)
+                site._record(module, name, was, now, False, True)
+                held = now
 
 
 def _discard(registry: List[Any], item: Any) -> None:

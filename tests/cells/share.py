@@ -21,8 +21,7 @@ SHARE: Dict[str, Tuple[str, ...]] = {
     "speechbrain-0.5.13": ("accumulation",),
     "speechbrain-0.5.16": ("accumulation", "options", "options_yaml", "options_device"),
     "speechbrain-1.0.3": ("checkpointing", "layerdrop", "undo", "uneven", "unused"),
-    # Not "unused": its process grew to 23 GB there, and why is not known yet (see the open issue of the house).
-    "speechbrain-1.1.2-transformers5": ("options", "recipe"),
+    "speechbrain-1.1.2-transformers5": ("options", "recipe", "unused"),
     "fastNLP-0.7.0": ("unused",),
     "fastNLP-1.0.1": ("children", "layerdrop", "overrides", "undo", "unused"),
 }

@@ -457,6 +457,31 @@ def test_a_copy_is_patched_on_top_of_its_home_within_a_search(kit: Any) -> None:
     assert kit.user.f is original and kit.function is original
 
 
+def test_the_same_replacement_under_a_second_name_ends(kit: Any) -> None:
+    """A bound method has no home, so a patch replaces every name of it; the search had reached the second name."""
+    original, site = kit.function, Site("p")
+
+    def now() -> None:
+        """Stands for the bound layer."""
+
+    with one_search():
+        site.replace(kit, "function", now)
+        site.replace(kit.user, "f", now)
+    assert kit.user.f is kit.function is now and len(site.records) == 2
+    assert site.undo() == [] and kit.user.f is kit.function is original
+
+
+def test_a_replacement_taken_back_by_another_patch_within_a_search_ends(kit: Any) -> None:
+    original = kit.function
+    sites = [Site("p0"), Site("p1")]
+    with one_search():
+        sites[0].wrap(kit, "function", adds("a"))
+        sites[1].replace(kit, "function", original)
+    assert kit.user.f is kit.function is original
+    assert sites[1].undo() == [] and kit.function() == ["a", "function", 0]
+    assert sites[0].undo() == [] and kit.user.f is kit.function is original
+
+
 def test_a_module_with_two_names_is_one_module(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script under multiprocessing is both __main__ and __mp_main__: one change, one record, no problem at undo."""
     script = ModuleType("script")
