@@ -124,7 +124,8 @@ class Engine:
 
     def _apply(self, armed: Armed, module: ModuleType) -> None:
         patch = armed.decision.patch
-        own = self.sites.setdefault(patch, Site(patch, self.settings, self, self.matrix.patches[patch].instead))
+        entry = self.matrix.patches[patch]
+        own = self.sites.setdefault(patch, Site(patch, self.settings, self, entry.instead, entry.examined))
         before = own.changes()
         try:
             owner = None if armed.target.attribute == "*" else _locate(module, armed.target)

@@ -35,6 +35,7 @@ def dump(matrix: Matrix, yaml: bytes) -> str:
             {
                 **patch._asdict(),
                 "instead": dict(patch.instead),
+                "examined": dict(patch.examined),
                 "rows": [_plain(row) for row in matrix.rows_of(patch.id)],
             }
             for patch in matrix.patches.values()
@@ -50,7 +51,7 @@ def load(path: Path, yaml: Path) -> Optional[Matrix]:
         if whole["digest"] != _digest(yaml.read_bytes()):
             return None
         rows = Rows({patch["id"]: patch.pop("rows") for patch in whole["patches"]})
-        patches = [Patch(**_tuples(patch)) for patch in whole["patches"]]
+        patches = [Patch(**{**_tuples(patch), "examined": _tuples(patch["examined"])}) for patch in whole["patches"]]
         marks = {toolkit: tuple(Mark(**_tuples(mark)) for mark in plain) for toolkit, plain in whole["marks"].items()}
         order = tuple(whole["order"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -42,7 +42,9 @@ class Patch(NamedTuple):
     """One fix: which code does it, what it is for, and the setting (with its values) that calls for it.
 
     ``code`` is empty where no row has the status cured. ``instead`` has the values of the setting that the toolkit does
-    not have, and the ones that are used in their place.
+    not have, and the ones that are used in their place. ``examined`` has, by a name that the code gives, the hashes of
+    the forwards that were read line by line: only of these does it say more than it can see
+    (:mod:`ddpfix.patching.source_hash`).
     """
 
     id: str
@@ -59,6 +61,7 @@ class Patch(NamedTuple):
     # What it changes beside its targets: places written like targets, and in words what is no attribute of a toolkit.
     also: Tuple[str, ...] = ()
     instead: Mapping[str, str] = _EMPTY
+    examined: Mapping[str, Tuple[str, ...]] = _EMPTY
     # Patches that are put in place before it, where both are: their wrappers and hooks lie below its own.
     after: Tuple[str, ...] = ()
 

@@ -17,8 +17,9 @@ from ddpfix.matrix.yaml_nodes import Node, root
 
 SCHEMA = "2"
 _ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
+_HASH = re.compile(r"^[0-9a-f]{12}$")
 _REQUIRED = ("toolkit", "problem", "evidence", "rows")
-_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "also", "after")
+_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "examined", "also", "after")
 
 
 class Reader:
@@ -85,6 +86,7 @@ class Reader:
             also=entry["also"].texts() if "also" in entry else (),
             after=entry["after"].texts() if "after" in entry else (),
             instead=_instead(entry["instead"], when) if "instead" in entry else {},
+            examined=_examined(entry["examined"]) if "examined" in entry else {},
         )
 
     def _code(self, node: Node) -> str:
@@ -114,6 +116,17 @@ def _instead(node: Node, when: Sequence[str]) -> Dict[str, str]:
             item.fail(f"{name!r} is not among the values in when; accepted are {', '.join(when) or 'none'}")
         item.choice(own, f"value in place of {name}")
     return {name: item.text() for name, item in entries.items()}
+
+
+def _examined(node: Node) -> Dict[str, Tuple[str, ...]]:
+    """Hashes of examined forwards, by name."""
+    found: Dict[str, Tuple[str, ...]] = {}
+    for name, entry in node.mapping(optional=None).items():
+        for item in entry.items():
+            if not _HASH.match(item.text()):
+                item.fail(f"{item.text()!r} is no hash of a forward; accepted are 12 hexadecimal digits, quoted")
+        found[name] = entry.texts()
+    return found
 
 
 def _refuse_shared_variables(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> None:

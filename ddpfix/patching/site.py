@@ -11,7 +11,7 @@ import contextlib
 import functools
 from importlib import import_module
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import wrapt
 
@@ -112,6 +112,7 @@ class Site:
         activation: see :class:`Activation`.
         active: whether it has not been undone.
         instead: values of its setting that the toolkit does not have, and the ones that are used in their place.
+        examined: the hashes of the forwards that were examined, by the name that the patch has for them.
     """
 
     def __init__(
@@ -120,10 +121,12 @@ class Site:
         settings: Any = None,
         activation: Optional[Activation] = None,
         instead: Optional[Mapping[str, str]] = None,
+        examined: Optional[Mapping[str, Sequence[str]]] = None,
     ) -> None:
         self.patch = patch
         self.settings = settings
         self.instead: Mapping[str, str] = instead or {}
+        self.examined: Mapping[str, Sequence[str]] = examined or {}
         # The activation, of which a patch may know; None where the patch was put in place by itself.
         self.activation = activation
         self.active = True

@@ -2,8 +2,8 @@
 
 SeacoParaformer trains on the first output of its predictor only, so the timestamp branch never gets a gradient (issue
 1584: "Expected to have finished reduction"). Freezing a parameter that never gets a gradient changes nothing, and DDP
-then has nothing to look for. The claim is derived from the code, so it holds for verified code only: each claim names
-the hashes of the forwards (with all methods that they call) with which it was verified. Any other code, a user's
+then has nothing to look for. The claim is derived from the code, so it holds for examined code only: the matrix has the
+hashes of the forwards (with all methods that they call) for which each claim was verified. Any other code, a user's
 subclass for one, gets ``find_unused_parameters=True``.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 from ddpfix import log
 from ddpfix.patching import source_hash
@@ -29,26 +29,16 @@ class Claim:
         unused_names: names below which the parameters lie.
         when: whether it holds for an instance as it is configured.
         reason: why, in words.
-        known_hashes: for the model ("") and those of its modules that decide it, the hashes of the code it is true for.
+        examined: for the model ("") and those of its modules that decide it, the names of the code it is true for; the
+            matrix has the hashes.
     """
 
     family: str
     unused_names: Tuple[str, ...]
     when: Callable[[Any], bool]
     reason: str
-    known_hashes: Dict[str, FrozenSet[str]]
+    examined: Dict[str, Tuple[str, ...]]
 
-
-_SEACO = frozenset(("e742d6210b67", "a66383096bef"))
-_CONTEXTUAL = frozenset(("1347fa3a6e75", "49cb3b918960"))
-_PARAFORMER = frozenset(("1556b656ef78", "5c6cf7cc049b"))
-_BICIF = frozenset(("ee47035db97a",))
-_STREAMING = frozenset(("a283174d1434", "ca8704c8716c"))
-_EPARAFORMER = frozenset(("728b87d6e9ff",))
-_UNIASR = frozenset(("58b037c52754",))
-_ALIGNER = frozenset(("160643ae47ac",))
-_TIMESTAMPS = frozenset(("bbea11bad223",))
-_DECODERS = frozenset(("70ff1254142a", "70ed5b2bdd8c", "fbf0f6f146d9"))
 
 CLAIMS: Tuple[Claim, ...] = (
     Claim(
@@ -56,84 +46,87 @@ CLAIMS: Tuple[Claim, ...] = (
         ("predictor.upsample_cnn", "predictor.blstm", "predictor.cif_output2"),
         lambda model: True,
         "the loss takes no timestamps from the predictor",
-        {"": _SEACO, "predictor": _TIMESTAMPS},
+        {"": ("SeacoParaformer",), "predictor": ("CifPredictorV3",)},
     ),
     Claim(
         "SeacoParaformer",
         ("decoder.output_layer",),
         lambda model: not model.train_decoder,
         "train_decoder is false and the loss takes the decoder's hidden states",
-        {"": _SEACO, "decoder": _DECODERS},
+        {"": ("SeacoParaformer",), "decoder": ("decoders",)},
     ),
     Claim(
         "SeacoParaformer",
         ("ctc",),
         lambda model: True,
         "the loss has no part of CTC, whatever ctc_weight is",
-        {"": _SEACO},
+        {"": ("SeacoParaformer",)},
     ),
     Claim(
         "SeacoParaformer",
         ("seaco_decoder.embed",),
         lambda model: True,
         "the hotword decoder gets embeddings (wo_input_layer: true leaves the layer out)",
-        {"": _SEACO, "seaco_decoder": _DECODERS},
+        {"": ("SeacoParaformer",), "seaco_decoder": ("decoders",)},
     ),
     Claim(
         "ContextualParaformer",
         ("bias_embed",),
         lambda model: bool(model.use_decoder_embedding),
         "use_decoder_embedding takes the decoder's embedding instead",
-        {"": _CONTEXTUAL},
+        {"": ("ContextualParaformer",)},
     ),
     Claim(
         "Paraformer",
         ("decoder.embed",),
         lambda model: model.sampling_ratio <= 0 and not _embeds_hotwords(model),
         "sampling_ratio is 0, and nothing but the sampler embeds tokens",
-        {"": _PARAFORMER | _BICIF | _CONTEXTUAL | _STREAMING, "decoder": _DECODERS},
+        {
+            "": ("Paraformer", "BiCifParaformer", "ContextualParaformer", "ParaformerStreaming"),
+            "decoder": ("decoders",),
+        },
     ),
     Claim(
         "EParaformer",
         ("decoder.embed",),
         lambda model: model.sampling_ratio <= 0,
         "sampling_ratio is 0, and nothing but the sampler embeds tokens",
-        {"": _EPARAFORMER, "decoder": _DECODERS},
+        {"": ("EParaformer",), "decoder": ("decoders",)},
     ),
     Claim(
         "MonotonicAligner",
         ("predictor.cif_output",),
         lambda model: True,
         "the loss takes nothing but timestamps from the predictor",
-        {"": _ALIGNER, "predictor": _TIMESTAMPS},
+        {"": ("MonotonicAligner",), "predictor": ("CifPredictorV3",)},
     ),
     Claim(
         "MonotonicAligner",
         ("predictor.cif_conv1d",),
         lambda model: not getattr(model.predictor, "use_cif1_cnn", True),
         "use_cif1_cnn is false, and the loss takes nothing but timestamps from the predictor",
-        {"": _ALIGNER, "predictor": _TIMESTAMPS},
+        {"": ("MonotonicAligner",), "predictor": ("CifPredictorV3",)},
     ),
     Claim(
         "UniASR",
         ("encoder2", "decoder2", "predictor2", "stride_conv"),
         lambda model: model.loss_weight_model1 >= 1,
         "loss_weight_model1 is 1, so that the second model does not run",
-        {"": _UNIASR},
+        {"": ("UniASR",)},
     ),
     Claim(
         "UniASR",
         ("encoder", "decoder", "predictor"),
         lambda model: bool(model.enable_maas_finetune),
         "enable_maas_finetune runs the first model without gradients",
-        {"": _UNIASR},
+        {"": ("UniASR",)},
     ),
     Claim(
         "UniASR",
         ("encoder2", "stride_conv"),
         lambda model: bool(model.freeze_encoder2),
         "freeze_encoder2 runs them without gradients",
-        {"": _UNIASR},
+        {"": ("UniASR",)},
     ),
 )
 
@@ -142,12 +135,12 @@ def freeze_unused(site: Site, module: ModuleType, owner: Any) -> None:
     """Freeze what is never used where that is certain, and say where DDP has to look."""
     if site.settings["unused"] == "auto":
         frozen: weakref.WeakSet[Any] = weakref.WeakSet()
-        wrap_hooks.before_wrap(site, lambda model: freeze(model, frozen))
+        wrap_hooks.before_wrap(site, lambda model: freeze(site, model, frozen))
         site.at_undo(lambda: _thaw(frozen))
     wrap_hooks.needs_flag(site, why)
 
 
-def freeze(model: Any, frozen: Any) -> None:
+def freeze(site: Site, model: Any, frozen: Any) -> None:
     """Freeze the verified parts of a model that FunASR's (or another toolkit's) own trainer is about to wrap.
 
     In a loop of the user's own, more than the forward may reach these parameters, so nothing is frozen there; nor where
@@ -158,7 +151,7 @@ def freeze(model: Any, frozen: Any) -> None:
         return
     for claim in _claims(model):
         parameters = dict(_trainable(model, claim))
-        if parameters and is_verified(model, claim):
+        if parameters and is_verified(site, model, claim):
             for parameter in parameters.values():
                 parameter.requires_grad_(False)
                 frozen.add(parameter)
@@ -188,11 +181,16 @@ def unused(model: Any) -> Iterator[Tuple[Any, Claim, List[Tuple[str, Any]]]]:
                 yield part, claim, parameters
 
 
-def is_verified(model: Any, claim: Claim) -> bool:
-    """Whether exactly this code was verified, and no hook reaches into it."""
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-    hashes = (source_hash.of_forward(_part(model, name)) in known for name, known in claim.known_hashes.items())
-    return not hooked and all(hashes)
+def is_verified(site: Site, model: Any, claim: Claim) -> bool:
+    """Whether exactly this code was examined, and no hook reaches into it."""
+    if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
+        return False
+    return all(_is_examined(site, _part(model, name), names) for name, names in claim.examined.items())
+
+
+def _is_examined(site: Site, module: Any, names: Tuple[str, ...]) -> bool:
+    found = source_hash.of_forward(module)
+    return any(found in site.examined.get(name, ()) for name in names)
 
 
 def _claims(model: Any) -> List[Claim]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ddpfix.patches.funasr import unused
 
+from ddpfix.matrix import loader
 from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
 from tests.funasr import launch, recipes, tiny_model, trained
@@ -64,9 +65,12 @@ if RELEASE >= (1, 0, 24):
     CASES += [("SeacoParaformer", {"train_decoder": True}, TIMESTAMPS)]
 
 
+EXAMINED = loader.load().patches["funasr.unused"].examined
+
+
 @pytest.fixture
 def site() -> Iterator[Site]:
-    made = Site("test", {"unused": "auto"})
+    made = Site("test", {"unused": "auto"}, examined=EXAMINED)
     unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     yield made
     made.undo()
@@ -233,8 +237,24 @@ def test_a_parameter_with_a_second_name_is_used(site: Site) -> None:
     assert dead[0][0] not in wrap(model)
 
 
+def test_what_nobody_has_examined_gets_the_flag() -> None:
+    made = Site("test", {"unused": "auto"}, examined={**EXAMINED, "SeacoParaformer": ["000000000000"]})
+    unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
+    try:
+        model = subject()
+        assert wrap(model) == []
+        assert wrap_hooks.reasons(model)
+    finally:
+        made.undo()
+
+
+def test_every_name_of_examined_code_is_in_the_matrix() -> None:
+    named = {name for claim in unused.CLAIMS for names in claim.examined.values() for name in names}
+    assert named == set(EXAMINED)
+
+
 def test_the_setting_find_freezes_nothing() -> None:
-    made = Site("test", {"unused": "find"})
+    made = Site("test", {"unused": "find"}, examined=EXAMINED)
     unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     try:
         model = subject()
@@ -254,7 +274,7 @@ OTHERS = ["Transformer", "SANM", "Conformer", "Branchformer", "EBranchformer"] i
 def test_these_classes_use_all_they_have(name: str, site: Site) -> None:
     model = tiny_model.build("Conformer" if name in ("Transformer", "SANM") else name, model=name)
     assert tiny_model.idle(model, 3) == {}
-    assert unused.freeze(model, weakref.WeakSet()) is None
+    assert unused.freeze(site, model, weakref.WeakSet()) is None
     assert frozen(model) == []
 
 

@@ -31,6 +31,7 @@ def test_nothing_is_lost(both: Any) -> None:
     assert isinstance(found, Matrix)
     assert (found.toolkits, found.patches, found.version_files) == (whole.toolkits, whole.patches, whole.version_files)
     assert list(found.rows) == list(whole.rows) and len(found.rows) == len(whole.rows) > 200
+    assert any(patch.examined for patch in found.patches.values())
     assert any(patch.instead for patch in found.patches.values())
     assert found.marks == whole.marks
     for patch in whole.patches:

@@ -37,6 +37,7 @@ patches:
     setting: unused
     when: [auto, find]
     instead: {find: auto}
+    examined: {Model: ["54cfe6d62560"]}
     problem: a problem
     evidence:
       - https://example.org/1
@@ -88,7 +89,7 @@ def test_a_good_one_loads(tmp_path: Path) -> None:
     loaded = load(tmp_path, GOOD)
     first, second, third = loaded.rows_of("torch.unused")
     assert [str(row.versions) for row in (first, second, third)] == ["<2.0,>=1.13", "<2.10,>=2.1", "<2.16,>=2.10"]
-    assert [row.line for row in (first, second, third)] == [19, 25, 29]
+    assert [row.line for row in (first, second, third)] == [20, 26, 30]
     assert [row.status for row in (first, second, third)] == ["cured", "cured", "not-affected"]
     assert [row.tested for row in (first, second, third)] == [(Version("1.13.1"),), (Version("2.1.0"),), ()]
     target = model.Target("torch.nn", "Module.forward", ("self",))
@@ -96,6 +97,7 @@ def test_a_good_one_loads(tmp_path: Path) -> None:
     assert second.targets == (model.Target("torch.nn", "Linear.forward", ("input",)),)
     patch = loaded.patches["torch.unused"]
     assert patch.when == ("auto", "find") and patch.instead == {"find": "auto"}
+    assert patch.examined == {"Model": ("54cfe6d62560",)}
     assert [patch.code_at(target) for target in first.targets] == ["torch.flag:user_choice", "torch.flag:decide"]
 
 
@@ -219,6 +221,8 @@ BAD = {
     "off as a bool": ("[auto, find]", "[auto, off]", "[auto, off]", "not bool (put it in quotes)"),
     "instead of a value that is not in when": ("{find: auto}", "{late: auto}", "{late", "accepted are auto, find"),
     "instead by what is none of its own": ("{find: auto}", "{find: find}", "{find", "accepted are auto"),
+    "a hash that is none": ("54cfe6d62560", "54cfe6d6256x", "54cfe6d6256x", "12 hexadecimal digits"),
+    "a hash that is no list": ('["54cfe6d62560"]', '"54cfe6d62560"', "examined", "a list is expected here"),
     "an unknown need": (
         "    setting: unused\n",
         "    needs: [torch.seven]\n    setting: unused\n",
@@ -271,12 +275,12 @@ BAD = {
         '"2.0.9"',
         "2.1 of patch torch.unused is claimed by this row and by",
     ),
-    "from stays": (LAST_ROW, '- from: "2.1.0"', '"2.1.0"', "row in line 25; rows ascend"),
+    "from stays": (LAST_ROW, '- from: "2.1.0"', '"2.1.0"', "row in line 26; rows ascend"),
     "to beyond the next row": (
         'to: "2.0"',
         'to: "2.5"',
         'to: "2.5"',
-        "row in line 25; every version needs exactly one",
+        "row in line 26; every version needs exactly one",
     ),
     "to where the next row begins": ('to: "2.0"', 'to: "2.1.0"', 'to: "2.1.0"', "stands in front of a gap only"),
     "to before from": ('to: "2.16"', 'to: "2.9"', LAST_ROW, "no version can satisfy '>=2.10,<2.9'"),
