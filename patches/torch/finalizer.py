@@ -263,7 +263,9 @@ class Finalizer:
             named, more = reducer.missing(self._reducer) if more else ([], False)
 
     def _has_finalized(self) -> None:
-        if reducer.unfinished(self._reducer):
+        # Before torch 2.1 to ask after the first reduction is a collective, which a rank that left nothing out does not
+        # run. There all parameters have arrived or are marked: see _complete.
+        if (reducer.AT_ANY_TIME or self._reductions) and reducer.unfinished(self._reducer):
             raise RuntimeError(NOT_FINALIZED)
         self._reduced(by_us=True)
 
