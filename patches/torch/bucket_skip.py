@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Callable, Optional, Tuple
 
@@ -30,18 +29,22 @@ _STATELESS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
 Hook = Callable[[Any, distributed.GradBucket], Any]
 
 
-@dataclass
 class Unsent:
-    """The state of our communication hook for one wrapped model."""
+    """The state of our communication hook for one wrapped model.
 
-    wrapper: Any
-    window: Window
-    inner: Optional[Tuple[Any, Hook]] = None
-    # While a dummy reduction sets the order of the buckets.
-    in_dummy_reduction: bool = False
-    # After undo.
-    ended: bool = False
-    traffic: Traffic = field(default_factory=Traffic)
+    Args:
+        wrapper: a weak reference to the model under DDP.
+        window: what the ranks skip in one window of gradient accumulation.
+        inner: state and hook of the user's own, or of torch's.
+    """
+
+    def __init__(self, wrapper: Any, window: Window, inner: Optional[Tuple[Any, Hook]] = None) -> None:
+        self.wrapper, self.window, self.inner = wrapper, window, inner
+        # While a dummy reduction sets the order of the buckets.
+        self.in_dummy_reduction = False
+        # After undo.
+        self.ended = False
+        self.traffic = Traffic()
 
     def idle(self, bucket: distributed.GradBucket) -> bool:
         """Whether no rank used any parameter of this bucket."""

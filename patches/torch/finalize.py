@@ -14,7 +14,6 @@ from ddpfix.patching.site import Site
 
 from . import ddp, flag
 from .accumulation import window_of
-from .finalizer import Finalizer
 
 
 def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
@@ -47,6 +46,9 @@ class Finalize(ddp.Stage):
         if reason:
             log.debug(f"reductions of a {type(wrapper.module).__name__} are left to torch: {reason}")
             return
+        # Six modules, which a process without a model under DDP does without.
+        from .finalizer import Finalizer
+
         finalizer = model.finalizer = Finalizer(model)
         window_of(model)
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)
