@@ -42,6 +42,7 @@ ORDER = (
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
+    "buffers",  # Notes which forwards wait for a backward, which no stage above changes.
     "advice",  # Times DDP's own forward without the stages above.
     "diagnosis",  # Innermost: it completes the error that DDP raises.
 )

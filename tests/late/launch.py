@@ -24,7 +24,7 @@ class Scenario(scenario.Scenario):
 
     Attributes:
         case: a key of :data:`tests.late.cases.CASES`.
-        function: a function of :mod:`tests.late.scenarios` instead.
+        function: a function of :mod:`tests.late.scenarios` instead, or ``file:function`` of a file beside it.
         settings: arguments of ``ddpfix.activate``; None is plain torch.
         ddp: further keywords of DistributedDataParallel.
         comparison: what to train instead of a case (:func:`comparison`).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+from importlib import import_module
 from typing import Any, Callable, Dict
 
 import torch
@@ -19,7 +20,9 @@ def run(scenario: Dict[str, Any]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
     torch.manual_seed(3)
-    function: Callable[[Record], None] = globals()[scenario["function"]]
+    file, _, name = scenario["function"].rpartition(":")
+    home = globals() if not file else vars(import_module(f"tests.late.{file}"))
+    function: Callable[[Record], None] = home[name]
     function(scenario["found"])
 
 

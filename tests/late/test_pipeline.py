@@ -38,6 +38,8 @@ STAGES = [
 ]
 if Version(torch.__version__) < Version("2.4"):
     STAGES.append("torch.accumulation")
+if Version(torch.__version__) < Version("2.13"):
+    STAGES.append("torch.buffers")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,151 @@
+"""Two forwards before one backward, of a model with buffers (pytorch issue 22095)."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List
+
+import pytest
+import torch
+from ddpfix.patches.torch import buffers
+from packaging.version import Version
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpfix
+from ddpfix.patching.site import Site
+from tests.late import launch, two_forwards
+from tests.late.launch import Scenario
+from tests.late.test_exact import Ranks
+from tests.late.test_scenarios import ends
+
+pytestmark = pytest.mark.patches("torch.buffers")
+# From here on torch hides what its broadcast writes by itself.
+MENDED = Version(torch.__version__) >= Version("2.13")
+REFUSED = "has been modified by an inplace operation"
+EXACT = ("statistics", "instances", "table", "evaluated")
+# The backward reads what has changed since: torch's error stays.
+CHANGED = ("moving", "parted", "own_normalization")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    names = {name: f"two_forwards:{name}" for name in (*EXACT, *CHANGED)}
+    plans = [Scenario(f"plain-{name}", function=function) for name, function in names.items()]
+    plans += [Scenario(name, function=function, settings={}) for name, function in names.items()]
+    plans += [Scenario("off", function=names["table"], settings={"torch_buffers": "0"})]
+    plans += [Scenario("find", function=names["statistics"], settings={"unused": "find"})]
+    return launch.train(plans, tmp_path_factory.mktemp("two_forwards"))
+
+
+def trained(ranks: Ranks) -> None:
+    """Both ranks have what the reference has."""
+    assert ends(ranks) == ["", ""], ranks
+    values = [record for _, record in ranks if record is not None]
+    assert len(values[0]["weights"]) == two_forwards.STEPS
+    assert values[0]["weights"] == values[1]["weights"]
+    for step, expected in zip(values[0]["weights"], values[0]["expected"]):
+        assert step == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_plain_torch_refuses_unless_it_is_mended(outcomes: Dict[str, Ranks], name: str) -> None:
+    if MENDED:
+        trained(outcomes[f"plain-{name}"])
+    else:
+        assert all(REFUSED in end for end in ends(outcomes[f"plain-{name}"])), outcomes[f"plain-{name}"]
+
+
+@pytest.mark.parametrize("name", [*EXACT, "find"])
+def test_what_no_gradient_depends_on_is_hidden(outcomes: Dict[str, Ranks], name: str) -> None:
+    trained(outcomes[name])
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_a_gradient_depends_on_ends_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
+    if MENDED:
+        assert [REFUSED in end for end in ends(outcomes[name])] == [
+            REFUSED in end for end in ends(outcomes[f"plain-{name}"])
+        ]
+        return
+    assert all(REFUSED in end for end in ends(outcomes[f"plain-{name}"])), outcomes[f"plain-{name}"]
+    found = ends(outcomes[name])
+    assert all(found) and REFUSED in found[1], outcomes[name]
+    # No rank has used a gradient.
+    assert [record["weights"] for _, record in outcomes[name] if record is not None] == [[], []]
+
+
+def test_switched_off_it_is_plain_torch(outcomes: Dict[str, Ranks]) -> None:
+    assert [REFUSED in end for end in ends(outcomes["off"])] == [not MENDED, not MENDED]
+
+
+# In one process, with the broadcast of releases before 2.13, on every torch that can be told a version.
+
+
+def _old_broadcast(self: Any) -> None:
+    with torch.no_grad():
+        self._assign_modules_buffers()
+        for buffer in self.modules_buffers:
+            buffer.copy_(buffer.clone())
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
+    if buffers._SET is None:
+        pytest.skip("this torch cannot be told the version of a tensor")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    monkeypatch.setattr(DistributedDataParallel, "_sync_buffers", _old_broadcast)
+    site = Site("test", {})
+    buffers.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    buffers.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    yield DistributedDataParallel(two_forwards.Scaled(nn.BatchNorm1d(4)))
+    assert site.undo() == []
+    assert vars(DistributedDataParallel)["_sync_buffers"] is _old_broadcast
+    ddpfix.deactivate()
+    distributed.destroy_process_group()
+
+
+def versions(model: Any) -> List[int]:
+    return [buffer._version for buffer in model.module.buffers()]
+
+
+def test_a_broadcast_is_hidden_only_while_a_forward_waits(model: Any) -> None:
+    begun = versions(model)
+    first = model(torch.ones(2, 4))
+    # Nothing waited: one write each by the broadcast, and the counter of batches by the forward.
+    assert [after - before for before, after in zip(begun, versions(model))] == [1, 1, 1, 2]
+    before = versions(model)
+    second = model(torch.ones(2, 4))
+    assert [after - old for old, after in zip(before, versions(model))] == [0, 0, 0, 1]
+    (first.sum() + second.sum()).backward()
+    before = versions(model)
+    model(torch.ones(2, 4))
+    assert [after - old for old, after in zip(before, versions(model))] == [1, 1, 1, 2]
+
+
+def test_a_forward_whose_output_is_dropped_waits_for_nothing(model: Any) -> None:
+    model(torch.ones(2, 4))
+    assert buffers._OPEN[model].waiting() == []
+
+
+def test_buffers_that_share_a_version_are_hidden_together_or_not(model: Any) -> None:
+    whole = torch.zeros(4)
+    shared = [whole[:2], whole[2:]]
+    model.module.register_buffer("one", shared[0])
+    model.module.register_buffer("other", shared[1])
+    writes = buffers.Writes(model, frozenset())
+    before = whole._version
+    with torch.no_grad():
+        shared[0].copy_(torch.zeros(2))
+        shared[1].copy_(torch.ones(2))
+    writes.hide()
+    assert whole._version == before + 2
+
+
+def test_the_release_that_hides_by_itself_is_left_alone() -> None:
+    site = Site("test", {})
+    original = vars(DistributedDataParallel)["_sync_buffers"]
+    buffers.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    buffers.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    assert (site.changes() == 0) is MENDED
+    assert (vars(DistributedDataParallel)["_sync_buffers"] is original) is MENDED
+    assert site.undo() == []
