@@ -40,7 +40,13 @@ def run(model: str, settings: Settings, compiled: bool = True, rate: float = 0.0
     return sorted(records, key=lambda each: int(each["rank"]))
 
 
-@pytest.mark.parametrize("ddp", [{}, {"static_graph": True}], ids=["", "static"])
+@pytest.mark.parametrize(
+    "ddp",
+    [
+        pytest.param({}, id=""),
+        pytest.param({"static_graph": True}, id="static", marks=pytest.mark.sampled(inside=False)),
+    ],
+)
 def test_no_more_frames_and_breaks_than_in_plain_torch(ddp: Dict[str, bool]) -> None:
     plain, ours = run("stack", None, **ddp), run("stack", {}, **ddp)
     for one, other in zip(plain, ours):
@@ -59,7 +65,7 @@ def test_unused_parameters_train_compiled_as_they_do_otherwise() -> None:
     assert not any(record["flag"] for record in compiled)
 
 
-@pytest.mark.parametrize("unused", ["auto", "late"])
+@pytest.mark.parametrize("unused", ["auto", pytest.param("late", marks=pytest.mark.sampled(inside=False))])
 def test_layerdrop_trains_compiled_as_it_does_otherwise(unused: str) -> None:
     compiled = run("wav2vec2", {"unused": unused}, rate=0.5)
     eager = run("wav2vec2", {"unused": unused}, rate=0.5, compiled=False)
