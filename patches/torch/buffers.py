@@ -24,7 +24,6 @@ from ddpfix.patching.site import Site
 from . import ddp
 
 _SET: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
-_OPEN: weakref.WeakKeyDictionary[Any, Forwards] = weakref.WeakKeyDictionary()
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
@@ -49,11 +48,11 @@ class Buffers(ddp.Stage):
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         wrapper = model.wrapper
         if wrapper.broadcast_buffers and next(wrapper.module.buffers(), None) is not None:
-            forwards = _OPEN[wrapper] = Forwards(wrapper)
-            model.attach(self.place, after=forwards.ended)
+            model.forwards = Forwards(wrapper)
+            model.attach(self.place, after=model.forwards.ended)
 
     def ended(self, model: ddp.Wrapped) -> None:
-        _OPEN.pop(model.wrapper, None)
+        model.forwards = None
 
 
 class _Forward:
@@ -119,9 +118,10 @@ def _reached(forward: _Forward, *gradients: Any) -> None:
 
 def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
     def _sync_buffers(self: Any) -> Any:
-        forwards = _OPEN.get(self)
-        waiting = forwards.waiting() if forwards is not None else []
-        if not waiting or forwards is None or hasattr(self, "buffer_hook"):
+        model = ddp.of(self)
+        forwards = None if model is None else model.forwards
+        waiting = [] if forwards is None else forwards.waiting()
+        if forwards is None or not waiting or hasattr(self, "buffer_hook"):
             return original(self)
         writes = Writes(self, forwards.unread(waiting))
         result = original(self)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .advice import Timed
     from .bucket_cost import Plan
     from .bucket_skip import Unsent
+    from .buffers import Forwards
     from .finalizer import Finalizer
 
 # Where each stage stands, the first one outermost: it sees the arguments first, and the end of a forward last.
@@ -85,6 +86,7 @@ class Wrapped:
         window: its accumulation window, if it skips layers on all ranks alike.
         plan: how its layers share buckets.
         hook_state: the state of our communication hook, if it is registered.
+        forwards: the forwards that wait for a backward, if DDP broadcasts its buffers.
         timed: the times of its first steps, while the stage ``advice`` takes them.
     """
 
@@ -104,6 +106,7 @@ class Wrapped:
         self.window: Optional[Window] = None
         self.plan: Optional[Plan] = None
         self.hook_state: Optional[Unsent] = None
+        self.forwards: Optional[Forwards] = None
         self.timed: Optional[Timed] = None
         self.before: Tuple[Before, ...] = ()
         self.after: Tuple[After, ...] = ()

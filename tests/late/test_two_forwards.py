@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 import torch
-from ddpfix.patches.torch import buffers
+from ddpfix.patches.torch import buffers, ddp
 from packaging.version import Version
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -124,7 +124,7 @@ def test_a_broadcast_is_hidden_only_while_a_forward_waits(model: Any) -> None:
 
 def test_a_forward_whose_output_is_dropped_waits_for_nothing(model: Any) -> None:
     model(torch.ones(2, 4))
-    assert buffers._OPEN[model].waiting() == []
+    assert ddp.of(model).forwards.waiting() == []
 
 
 def test_buffers_that_share_a_version_are_hidden_together_or_not(model: Any) -> None:

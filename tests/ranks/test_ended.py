@@ -13,7 +13,8 @@ import pytest
 from torch import distributed
 
 from ddpfix.ranks import agreement
-from tests.support.ranks import environment, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import environment
 
 pytestmark = pytest.mark.patches("torch.steps")
 

@@ -14,6 +14,7 @@ import pytest
 from torch import distributed
 
 from tests.support import ranks
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.patches("torch.steps")
 
@@ -57,7 +58,7 @@ def at(ports: List[int], plan: List[Stage]) -> List[Stage]:
 
 def test_ranks_that_swap() -> None:
     """Only two of three wrap models, and they are not the same two in the second group."""
-    ports = [ranks.free_port(), ranks.free_port()]
+    ports = [free_port(), free_port()]
     common = {"size": 3, "members": [0, 1]}
     agreed = joined([at(ports, groups_of(ranks, **common)) for ranks in ([0, 1], [1, 2], [2, 0])])
     assert agreed == [[seeds(0), seeds(1)], [seeds(0), []], [[], seeds(1)]]
@@ -65,7 +66,7 @@ def test_ranks_that_swap() -> None:
 
 @pytest.mark.parametrize("replaced", [0, 1])
 def test_a_new_process_beside_one_that_lived_before(replaced: int) -> None:
-    ports = [ranks.free_port(), ranks.free_port()]
+    ports = [free_port(), free_port()]
     plans = [at(ports, groups_of([rank, rank], size=2)) for rank in (0, 1)]
     plans[replaced][0]["replaced"] = True
     assert joined(plans) == [[seeds(0), seeds(1)]] * 2
@@ -75,7 +76,7 @@ def test_a_new_process_beside_one_that_lived_before(replaced: int) -> None:
 def server() -> Iterator[int]:
     """A store of the user's own that outlives the groups; its port."""
     timeout = datetime.timedelta(seconds=LIMIT)
-    port = ranks.free_port()
+    port = free_port()
     kept = distributed.TCPStore("127.0.0.1", port, None, True, timeout, False)
     yield port
     del kept
@@ -113,7 +114,7 @@ for _ in range(2):
 
 
 def test_a_destroyed_group_frees_its_port() -> None:
-    command = [sys.executable, "-c", ONE, str(ranks.free_port())]
+    command = [sys.executable, "-c", ONE, str(free_port())]
     environ = ranks.environment({"DDPFIX": "1"})
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr

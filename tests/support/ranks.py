@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -49,12 +48,6 @@ def elastic(size: int, before: Sequence[str] = ()) -> List[str]:
     often = ("--monitor_interval", "0.2")
     words = (*(before or [sys.executable]), "-m", "torch.distributed.run", "--standalone", *often)
     return [*words, "--nproc_per_node", str(size)]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit: float) -> Tuple[int, str]:

@@ -13,12 +13,13 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List
+
+from tests.support.ports import free_port
 
 # Of this process; none before it has become a rank.
 RANK = -1
@@ -162,9 +163,7 @@ def _agreed_port(folder: Path, number: int) -> str:
     if RANK == 0:
         while not all((folder / f"at.{number}.{rank}").exists() for rank in range(int(os.environ["WORLD_SIZE"]))):
             time.sleep(0.01)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         (folder / f"port.{number}.new").write_text(str(port))
         (folder / f"port.{number}.new").rename(port_file)
     while not port_file.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 from typing import Any, List
 
 import torch
@@ -13,6 +12,7 @@ from torch import distributed
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop
 from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.support.ports import free_port
 
 
 @kind(three=True)
@@ -101,9 +101,7 @@ def one_model_feeds_another_skipping(loop: Loop) -> None:
 def _agreed_port(loop: Loop) -> int:
     ports: List[Any] = [None]
     if loop.rank == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports = [free.getsockname()[1]]
+        ports = [free_port()]
     distributed.broadcast_object_list(ports, 0)
     return int(ports[0])
 
@@ -130,13 +128,16 @@ def _made_again(loop: Loop, skip: bool) -> None:
             )
 
 
-@kind(counted=False, three=True)
+@kind(counted=False, three=True, needs=("2.1",))
 def group_made_again(loop: Loop) -> None:
-    """The group is destroyed and made again, and ranks come back with other numbers."""
+    """The group is destroyed and made again, and ranks come back with other numbers.
+
+    In torch 2.0 a rank now and then hangs in ``destroy_process_group``, in plain torch as well.
+    """
     _made_again(loop, False)
 
 
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
+@kind(plain="error", plain_cause=UNFINISHED, three=True, needs=("2.1",))
 def group_made_again_skipping(loop: Loop) -> None:
     """The same with blocks left out."""
     _made_again(loop, True)
