@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import nox
@@ -11,7 +12,7 @@ from tests.cells.run import run
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["ci"]
+nox.options.sessions = ["rest", "ci"]
 # Environments of cells are made by uv as well, but are shared by all cells with the same packages.
 FOLDER = Path(__file__).parent / ".nox" / "cells"
 
@@ -31,6 +32,14 @@ def ci(session: nox.Session, cell: table.Cell) -> None:
 
 
 @nox.session(venv_backend="none")
+def rest(session: nox.Session) -> None:
+    """What the README's command leaves out of the demo, compiled models, ways to switch on, and WeNet's stand-ins."""
+    places = ("tests/demo", "tests/late/test_compile.py", "tests/ranks", "tests/wenet")
+    command = (sys.executable, "-m", "pytest", "--rest", "-n", "2", "--dist", "loadfile")
+    session.run(*command, *places, external=True)
+
+
+@nox.session(venv_backend="none")
 def cell(session: nox.Session) -> None:
     """Cells by toolkit or name, also of a release that the matrix lacks: nox -s cell -- funasr-1.4.17."""
     for each in table.chosen(session.posargs):
@@ -40,7 +49,7 @@ def cell(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def whole(session: nox.Session) -> None:
     """The sweeps of which a plain pytest runs a sample, whole, in the environment that nox stands in."""
-    session.run("python", "-m", "pytest", "--whole", "-m", "sampled", *session.posargs, external=True)
+    session.run(sys.executable, "-m", "pytest", "--whole", "-m", "sampled", *session.posargs, external=True)
 
 
 def _run(session: nox.Session, cell: table.Cell, only: tuple[str, ...] = ()) -> None:

@@ -57,6 +57,7 @@ def folder_of(path: Path) -> str:
 
 def pytest_addoption(parser: Any) -> None:
     parser.addoption("--whole", action="store_true", help="run sweeps whole, and not the sample of them")
+    parser.addoption("--rest", action="store_true", help="run only what sweeps leave out of their sample")
 
 
 def tier(path: Path) -> str:
@@ -70,7 +71,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None:
-    if not config.getoption("--whole"):
+    if config.getoption("--rest"):
+        config.hook.pytest_deselected(items=[item for item in items if not _left_out(item)])
+        items[:] = [item for item in items if _left_out(item)]
+    elif not config.getoption("--whole"):
         left = [item for item in items if _left_out(item)]
         if left:
             config.hook.pytest_deselected(items=left)

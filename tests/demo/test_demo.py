@@ -10,15 +10,16 @@ import pytest
 from ddpfix.cli.demo import story, verdict
 from tests.demo import support
 
+WHOLE = pytest.mark.sampled(inside=False)
+
 
 @pytest.mark.parametrize(
     ("model", "loop"),
     [
         ("wavlm", "plain"),
-        ("wavlm", "accelerate"),
+        pytest.param("wavlm", "accelerate", marks=WHOLE),
         ("bart", "trainer"),
-        # Both models and all loops are there without it.
-        pytest.param("bart", "plain", marks=pytest.mark.sampled(inside=False)),
+        pytest.param("bart", "plain", marks=WHOLE),
     ],
 )
 def test_the_unpatched_toolkit_fails_and_ddpfix_trains(model: str, loop: str, tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_the_unpatched_toolkit_fails_and_ddpfix_trains(model: str, loop: str, tm
 @pytest.mark.parametrize(
     ("unused", "complaint"),
     [
-        ("off", "the training did not finish: rank"),
+        pytest.param("off", "the training did not finish: rank", marks=WHOLE),
         # It trains, but no layer is shared: the record comes from the layers, not from ddpfix.
         ("find", "the ranks skipped different layers in"),
     ],

@@ -176,7 +176,7 @@ def test_lightning() -> None:
 
 
 @pytest.mark.patches("transformers.layerdrop")
-@pytest.mark.parametrize("way", ("import", "run"))
+@pytest.mark.parametrize("way", (pytest.param("import", marks=pytest.mark.sampled(inside=False)), "run"))
 @pytest.mark.parametrize("name", ("plain_wavlm", "plain_bart", *TOOLS))
 def test_every_way_to_switch_on(way: str, name: str) -> None:
     check_skips(outcome(("plain_wavlm", "plain_bart", *TOOLS), way).records(name))

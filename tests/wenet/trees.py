@@ -59,18 +59,15 @@ def real(tags: Sequence[str] = TAGS) -> List[Any]:
     ]
 
 
-def every(stand_ins: Sequence[str], tags: Sequence[str]) -> List[Any]:
+def every(stand_ins: Sequence[str], tags: Sequence[str], sample: bool = True) -> List[Any]:
     """The same with stand-ins in front."""
-    return [*stood_in(stand_ins), *real(tags)]
+    return [*stood_in(stand_ins, sample), *real(tags)]
 
 
-def stood_in(names: Sequence[str]) -> List[Any]:
-    """Stand-ins; of several, that of 2.x is left to whole sweeps: 1.x and 3.x are its ends."""
-    sampled = pytest.mark.sampled
-    return [
-        pytest.param(STAND_INS / name, id=f"stand_in_{name}", marks=sampled(inside=name != "v2" or len(names) == 1))
-        for name in names
-    ]
+def stood_in(names: Sequence[str], sample: bool = True) -> List[Any]:
+    """Stand-ins; of several, the last one is the sample."""
+    inside = {name: pytest.mark.sampled(inside=not sample or name == names[-1]) for name in names}
+    return [pytest.param(STAND_INS / name, id=f"stand_in_{name}", marks=mark) for name, mark in inside.items()]
 
 
 def version(tree: Path) -> str:
