@@ -199,7 +199,7 @@ def _wrap(site: Site, owner: Any) -> Site:
         site.wrap(owner, "__init__", _built)
         site.wrap_hot(owner, "forward", _forward)
         skip_frames(vars(owner)["forward"])
-        _untrace()
+        untrace()
         site.wrap(owner, "register_comm_hook", _registered)
     except Exception:
         site.undo()
@@ -207,7 +207,7 @@ def _wrap(site: Site, owner: Any) -> Site:
     return site
 
 
-def _untrace() -> None:
+def untrace() -> None:
     """torch.compile leaves what stages do before and after a forward to Python, and compiles what it did before."""
     for name, module in list(sys.modules.items()):
         if name.startswith(__package__ + "."):

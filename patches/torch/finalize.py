@@ -6,14 +6,18 @@ does so everywhere, instead of the flag. :mod:`.finalizer` has the method.
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional, Type
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 
 from . import ddp, flag
 from .accumulation import window_of
+
+if TYPE_CHECKING:
+    from .finalizer import Finalizer
 
 
 def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
@@ -46,10 +50,7 @@ class Finalize(ddp.Stage):
         if reason:
             log.debug(f"reductions of a {type(wrapper.module).__name__} are left to torch: {reason}")
             return
-        # Six modules, which a process without a model under DDP does without.
-        from .finalizer import Finalizer
-
-        finalizer = model.finalizer = Finalizer(model)
+        finalizer = model.finalizer = _finalizer()(model)
         window_of(model)
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)
         replica = ddp.replica(model)
@@ -61,6 +62,16 @@ class Finalize(ddp.Stage):
         if model.finalizer is not None:
             model.finalizer.end()
             model.finalizer = None
+
+
+def _finalizer() -> Type[Finalizer]:
+    """The class; a process without a model under DDP does without its six modules."""
+    fresh = f"{__package__}.finalizer" not in sys.modules
+    from .finalizer import Finalizer
+
+    if fresh:
+        ddp.untrace()
+    return Finalizer
 
 
 def _possible(arguments: Dict[str, Any]) -> bool:

@@ -63,7 +63,7 @@ _OLD = ("transformers==4.21.3", "numpy<2", "accelerate==0.20.3")
 # The first one that a version meets is taken.
 FITS: Dict[str, Tuple[Fit, ...]] = {
     "torch": (
-        Fit("<2.1", _OLD, python="3.8", tests=(LATE,)),
+        Fit("<2.1", _OLD, python="3.8", tests=(LATE, RANKS)),
         Fit("<2.6", ("transformers==4.46.3", "accelerate==1.2.1", "numpy<2"), tests=(LATE, RANKS)),
         Fit("<2.13", ("transformers==4.57.6", "accelerate==1.10.1"), tests=(LATE, SHARDED, RANKS)),
         Fit(">=2.13", ("transformers==5.23.0", "accelerate==1.15.0"), tests=(LATE, SHARDED, RANKS)),
