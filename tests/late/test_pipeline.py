@@ -91,7 +91,7 @@ def undo(sites: List[Site]) -> None:
         assert site.undo() == []
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.permutations(STAGES))
 def test_any_order_of_the_matrix_gives_the_same_pipeline(order: List[str]) -> None:
     sites = put(order)
