@@ -1,0 +1,93 @@
+"""A process leaves only when the threads of gloo have let go of their last work (pytorch issues 190489 and 117762).
+
+A thread of gloo frees what belongs to a collective after it has told the main thread that the collective is over. A
+part of that are Python objects (since torch 2.11 the context of the backward that issued it, pull request 173568; the
+memory of a tensor that numpy lent), for which the thread needs the GIL. If the interpreter has begun to end by then,
+CPython ends the thread, which C++ takes for a fault: "terminate called without an active exception", SIGABRT, and torch
+elastic reports a job as failed whose work is done. Whether it happens hangs on fractions of a millisecond, which any
+change of the process moves, ddpfix too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from types import ModuleType
+from typing import Any, List, Tuple
+
+from torch import distributed
+
+from ddpfix.patching.site import Site
+
+# Seconds: what a thread gets that only waits for the GIL, between two looks, and in all.
+_SHORT, _PAUSE, _LIMIT = 0.01, 0.002, 1.0
+# The name of the threads that run gloo's work; releases as late as 2.4 give them none, so that all are looked at.
+_NAME = "pt_gloo_runloop"
+_THREADS = "/proc/self/task"
+
+
+def group(site: Site, module: ModuleType, owner: Any) -> None:
+    """Have the process wait at its exit from the first process group on."""
+    site.wrap(module, "init_process_group", _group_up)
+    site.at_undo(_forget)
+    if distributed.is_available() and distributed.is_initialized():
+        _remember()
+
+
+def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    _remember()
+    return result
+
+
+def _remember() -> None:
+    """Register the wait; once, however many groups come."""
+    _forget()
+    atexit.register(settle)
+
+
+def _forget() -> None:
+    atexit.unregister(settle)
+
+
+def settle() -> None:
+    """Leave the GIL to gloo's threads until none of them runs.
+
+    It takes 10 ms, at most 1 s where threads go on running, and nothing where no thread is left. A collective that
+    waits for another rank is not waited for.
+    """
+    begun = time.monotonic()
+    while _any_left():
+        time.sleep(_PAUSE)
+        if time.monotonic() - begun > (_LIMIT if "R" in _states() else _SHORT):
+            return
+
+
+def _any_left() -> bool:
+    """Whether threads may still have work: where they cannot be seen, they may."""
+    return bool(_states()) or not os.path.isdir(_THREADS)
+
+
+def _states() -> List[str]:
+    """The state of each thread that may be gloo's, as Linux tells it (``R`` is running or ready to run)."""
+    threads = [_name_and_state(each) for each in _others()]
+    return [state for name, state in threads if name == _NAME] or [state for _, state in threads if state]
+
+
+def _others() -> List[int]:
+    """The threads of this process that are not Python's."""
+    ours = {thread.native_id for thread in threading.enumerate()}
+    listed = os.listdir(_THREADS) if os.path.isdir(_THREADS) else []
+    return [int(each) for each in listed if int(each) not in ours]
+
+
+def _name_and_state(thread: int) -> Tuple[str, str]:
+    try:
+        with open(f"{_THREADS}/{thread}/stat", encoding="utf-8", errors="replace") as file:
+            name, _, rest = file.read().partition("(")[2].rpartition(")")
+    except OSError:
+        # It has ended since.
+        return "", ""
+    return name, rest.split()[0]

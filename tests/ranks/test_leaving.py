@@ -1,0 +1,117 @@
+"""A process that ends while a thread of gloo lets go of its last work (pytorch issue 190489)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+from ddpfix.patches.torch import leaving
+from torch import distributed
+
+import ddpfix
+from tests.support import ranks
+
+pytestmark = pytest.mark.patches("torch.leaving")
+SCRIPT = Path(__file__).with_name("last_work.py")
+
+
+def ends(folder: Path, **environ: str) -> Tuple[int, str]:
+    return ranks.run([*ranks.elastic(2), str(SCRIPT)], ranks.environment(environ), folder, 60)
+
+
+@pytest.mark.skipif(not os.path.isdir(leaving._THREADS), reason="only Linux shows what a thread does")
+@pytest.mark.parametrize("environ", [{}, {"DDPFIX": "1", "DDPFIX_TORCH_LEAVING": "0"}], ids=["plain", "off"])
+def test_without_the_patch_the_job_fails_when_its_work_is_done(tmp_path: Path, environ: Any) -> None:
+    code, screen = ends(tmp_path, **environ)
+    # Mostly SIGABRT ("terminate called without an active exception"); what CPython has freed by then may break first.
+    assert code != 0 and screen.count("done") == 2 and "exitcode  : -" in screen, screen
+
+
+@pytest.mark.skipif(not os.path.isdir(leaving._THREADS), reason="only Linux shows what a thread does")
+def test_with_it_the_job_ends_well(tmp_path: Path) -> None:
+    code, screen = ends(tmp_path, DDPFIX="1")
+    assert code == 0 and screen.count("done") == 2, screen
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
+    """The handlers at the exit of this process, as far as they are registered while a test runs."""
+    found: List[Any] = []
+    monkeypatch.setattr(atexit, "register", found.append)
+    monkeypatch.setattr(atexit, "unregister", lambda handler: found.remove(handler) if handler in found else None)
+    return found
+
+
+def test_the_handler_is_there_once_a_group_is_and_until_undo(handlers: List[Any], tmp_path: Path) -> None:
+    ddpfix.activate(log="off")
+    for store in "ab":
+        assert handlers.count(leaving.settle) == (0 if store == "a" else 1)
+        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/{store}", rank=0, world_size=1)
+        distributed.destroy_process_group()
+    ddpfix.deactivate()
+    assert leaving.settle not in handlers
+
+
+def test_a_group_that_is_up_already_counts(handlers: List[Any], tmp_path: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    ddpfix.activate(log="off")
+    assert handlers.count(leaving.settle) == 1
+    ddpfix.deactivate()
+    distributed.destroy_process_group()
+
+
+class Clock:
+    """Time that passes only while something sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(leaving, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("ends", "taken"),
+    [({"R": 0, "S": 0}, 0), ({"R": 0, "S": 9}, 0.01), ({"R": 0.1, "S": 9}, 0.1), ({"R": 9, "S": 9}, 1)],
+    ids=["none left", "idle", "running for a while", "running for ever"],
+)
+def test_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, clock: Clock, ends: Dict[str, float], taken: float) -> None:
+    monkeypatch.setattr(leaving, "_states", lambda: [state for state, end in ends.items() if clock.now < end])
+    leaving.settle()
+    assert clock.now == pytest.approx(taken, abs=2 * leaving._PAUSE)
+
+
+def test_where_threads_cannot_be_seen_it_takes_ten_milliseconds(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(leaving, "_THREADS", "/nowhere")
+    leaving.settle()
+    assert clock.now == pytest.approx(leaving._SHORT, abs=2 * leaving._PAUSE)
+
+
+def test_threads_of_python_are_not_waited_for() -> None:
+    running = threading.Event()
+
+    def spin() -> None:
+        while not running.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        assert thread.native_id not in leaving._others()
+    finally:
+        running.set()
+        thread.join()
