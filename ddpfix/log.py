@@ -62,6 +62,12 @@ def warning(message: str) -> None:
         _logger().warning(message)
 
 
+def on_every_rank(message: str) -> None:
+    """A line that a user has to see, once a process, from every rank: it is in the log of each of them."""
+    if first_time(message):
+        _logger().warning(message)
+
+
 def once(message: str, about: object = None) -> None:
     """A line of information, once a process, or once for an object.
 

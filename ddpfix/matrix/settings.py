@@ -137,6 +137,21 @@ SETTINGS: Tuple[Setting, ...] = (
         "an integer",
         _is_positive,
     ),
+    Setting(
+        "drift",
+        "warn",
+        ("warn", "error", "off"),
+        "replicas that differ under DDP: warn (every rank says which one differs, since when and where), error (and the"
+        " job ends), off (nothing is compared)",
+    ),
+    Setting(
+        "drift_steps",
+        "200",
+        (),
+        "optimizer steps between two comparisons of the replicas, at least; the first one is after the first step",
+        "an integer",
+        _is_positive,
+    ),
     Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}

@@ -41,6 +41,7 @@ ORDER = (
     "bucket_view",  # Changes an argument of its own.
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
+    "drift",  # Learns of the user's communication hook before the next stage registers it.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
     "buffers",  # Notes which forwards wait for a backward, which no stage above changes.
@@ -87,6 +88,8 @@ class Wrapped:
         plan: how its layers share buckets.
         hook_state: the state of our communication hook, if it is registered.
         forwards: the forwards that wait for a backward, if DDP broadcasts its buffers.
+        averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
+        optimizers: how many optimizers that train it are watched.
         timed: the times of its first steps, while the stage ``advice`` takes them.
     """
 
@@ -108,6 +111,8 @@ class Wrapped:
         self.hook_state: Optional[Unsent] = None
         self.forwards: Optional[Forwards] = None
         self.timed: Optional[Timed] = None
+        self.averages = True
+        self.optimizers = 0
         self.before: Tuple[Before, ...] = ()
         self.after: Tuple[After, ...] = ()
         self.failed: Tuple[Failed, ...] = ()

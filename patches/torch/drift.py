@@ -1,0 +1,323 @@
+"""Replicas that part: after the first optimizer step, and then now and then, ranks compare what they train.
+
+DDP averages gradients, and trusts that equal parameters with equal gradients stay equal. A module called past its
+wrapper, a parameter changed on one rank or a learning rate that differs makes the replicas part in silence
+(accelerate issue 2907: the loss goes down, and the ranks have never had the same model).
+
+Nobody waits: the first rank of the model's group leaves a digest in the process group's store after some of its
+steps, and the other ranks look for it after the first, second, fourth, eighth... step that follows. A step whose
+gradients are averaged needs all ranks, so that mostly the digest is there when it is looked for first. A rank compares
+itself with the first one only, so what it does is the same for two ranks and for thousands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import weakref
+from types import ModuleType
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+from ddpfix.ranks.store import default_store, has, keys, put
+
+from . import ddp, diagnosis, sharding, sight
+
+# The share of a run's time that comparing may take: where a look takes longer, fewer steps are looked at.
+_SHARE = 0.001
+_compiler: Any = getattr(torch, "compiler", None)
+_compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
+
+
+# Looks that the store keeps, for ranks that come later.
+_KEPT = 4
+# More optimizers of one model than these are one for each parameter or layer, and are not looked at.
+_OPTIMIZERS = 8
+_ADVICE = (
+    "Gradients are averaged in DDP's own forward only: look for a module that is called past it (model.module(x)), or"
+    " for what one rank alone changes (DDPFIX_DRIFT=error ends the job here, off does not look)"
+)
+
+
+class DriftError(RuntimeError):
+    """The replicas of a model differ (``DDPFIX_DRIFT=error``). The message names the rank, the step and the place."""
+
+
+def watch(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in."""
+    stage = Drift(str(site.settings["drift"]), int(site.settings["drift_steps"]))
+    ddp.put(site, owner, stage)
+    site.at_undo(stage.end)
+
+
+class Drift(ddp.Stage):
+    """Watches the optimizers of models that DDP replicates.
+
+    Args:
+        mode: ``warn`` or ``error``.
+        every: optimizer steps between two comparisons, at least.
+    """
+
+    place = "drift"
+
+    def __init__(self, mode: str, every: int) -> None:
+        self._mode, self._every = mode, every
+        self._handle: Any = None
+        # By optimizer: how many models there were when it was looked at, and what is watched of it.
+        self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Watch]]] = weakref.WeakKeyDictionary()
+        self._models = 0
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        if len(sharding.ranks_of(model.wrapper.process_group)) == 1:
+            return
+        self._models += 1
+        if self._handle is None:
+            from torch.optim import optimizer
+
+            self._handle = optimizer.register_optimizer_step_post_hook(self._stepped)
+
+    def hook(self, model: ddp.Wrapped, register: Any, state: Any, hook: Any) -> bool:
+        model.averages = _averages(state, hook)
+        return False
+
+    def end(self) -> None:
+        """Undo: look at no optimizer any more."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+        self._watched.clear()
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        # torch.compile is to find nothing in the step that it compiles, and a CUDA graph no wait for the device.
+        if _compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            return
+        try:
+            watches = self._of(optimizer)
+        except TypeError:
+            # An optimizer of a user's own that cannot be a key.
+            return
+        for each in watches:
+            each.step_ended(optimizer)
+
+    def _of(self, optimizer: Any) -> List[Watch]:
+        models, watches = self._watched.get(optimizer, (0, []))
+        if models != self._models:
+            watches = [*watches, *self._new(optimizer, [each.model() for each in watches])]
+            self._watched[optimizer] = self._models, watches
+        return watches
+
+    def _new(self, optimizer: Any, known: Sequence[Any]) -> List[Watch]:
+        """What is to be watched from now on: models that have come, and of which this optimizer has parameters."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            # Its step ends before the parameters are those of the other ranks.
+            return []
+        found = [model for model in ddp.known() if model not in known and not _alone(model)]
+        return [
+            Watch(model, self._mode, self._every)
+            for model in found
+            if any(id(parameter) in held for parameter in model.parameters)
+        ]
+
+
+def _alone(model: ddp.Wrapped) -> bool:
+    return model.wrapper is None or len(sharding.ranks_of(model.wrapper.process_group)) == 1
+
+
+def _averages(state: Any, hook: Any) -> bool:
+    """Whether a communication hook is one of torch's that leave the same gradients on all ranks."""
+    places = {getattr(hook, "__module__", ""), type(state).__module__}
+    return str(getattr(hook, "__module__", "")).startswith("torch.") and not any("LocalSGD" in each for each in places)
+
+
+class Watch:
+    """One optimizer's part of one model.
+
+    Args:
+        model: its record.
+        mode: ``warn`` or ``error``.
+        every: optimizer steps between two looks, at least.
+    """
+
+    def __init__(self, model: ddp.Wrapped, mode: str, every: int) -> None:
+        self.model = weakref.ref(model)
+        self._mode, self._every = mode, every
+        self._ranks = sharding.ranks_of(model.wrapper.process_group)
+        self._name = f"drift/{model.number}/{model.optimizers}"
+        model.optimizers += 1
+        self._over = model.optimizers > _OPTIMIZERS
+        self._steps, self._next = 0, 1
+        self._names: List[str] = []
+        self._looks: List[int] = [0]
+        # By step: what this rank saw, and has not compared yet.
+        self._waiting: Dict[int, sight.Sight] = {}
+        self._pace = Pace(every)
+
+    def step_ended(self, optimizer: Any) -> None:
+        """Called after each step of the optimizer.
+
+        Raises:
+            DriftError: the replicas differ, and ``DDPFIX_DRIFT=error``.
+        """
+        self._steps += 1
+        if self._over or not self._due():
+            return
+        try:
+            found = self._turn(optimizer)
+        except Exception as error:
+            self._over = True
+            log.debug(f"replicas are not compared any more: {error!r}")
+            return
+        if found:
+            self._over = True
+            self._tell(found)
+
+    def _due(self) -> bool:
+        since = self._steps - self._looks[-1]
+        return self._steps == self._next or (len(self._looks) > 1 and not since & (since - 1))
+
+    def _turn(self, optimizer: Any) -> str:
+        """What is due after this step; returns what was found."""
+        model = self.model()
+        store = default_store()
+        if model is None or store is None or not _replicated(model):
+            self._over = True
+            return ""
+        own = keys(store, self._name)
+        found = self._compare(model, own)
+        if self._mode == "error" or not found:
+            found = self._known(own)
+        if self._steps == self._next and not found:
+            self._look(model, optimizer, own)
+        return found
+
+    def _known(self, own: Any) -> str:
+        """What a rank has found; in mode ``error`` when the others know it as well, so that all end in one step."""
+        step, _, text = own.get("found").decode().partition(" ") if has(own, "found") else ("", "", "")
+        return text if text and (self._mode != "error" or self._steps > int(step)) else ""
+
+    def _look(self, model: ddp.Wrapped, optimizer: Any, own: Any) -> None:
+        with self._pace.timed():
+            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            parameters = {
+                name: parameter
+                for name, parameter in zip(model.names, model.parameters)
+                if id(parameter) in held and sight.comparable(parameter)
+            }
+            here = sight.take(self._steps, parameters, optimizer.param_groups)
+        self._names = list(parameters)
+        self._next = self._steps + self._pace.steps(self._steps)
+        if self._is_first():
+            self._publish(own, here)
+        else:
+            self._waiting[self._steps] = here
+        self._looks.append(self._steps)
+        self._forget(own)
+
+    def _is_first(self) -> bool:
+        from torch import distributed
+
+        return int(distributed.get_rank()) == self._ranks[0]
+
+    def _publish(self, own: Any, here: sight.Sight) -> None:
+        put(own, f"sight/{here.step}", here.to_text())
+        put(own, f"digest/{here.step}", f"{here.digest()} {self._next}")
+
+    def _forget(self, own: Any) -> None:
+        """Drop what is old: the store keeps a few looks, and a rank what it has not compared of these."""
+        while len(self._looks) > _KEPT:
+            old = self._looks.pop(0)
+            self._waiting.pop(old, None)
+            if old and self._is_first():
+                for key in (f"sight/{old}", f"digest/{old}"):
+                    own.delete_key(key)
+
+    def _compare(self, model: ddp.Wrapped, own: Any) -> str:
+        for step, here in list(self._waiting.items()):
+            if not has(own, f"digest/{step}"):
+                return ""
+            del self._waiting[step]
+            digest, following = own.get(f"digest/{step}").decode().split()
+            self._next = max(self._next, int(following)) if self._steps < self._next else self._next
+            if digest != here.digest():
+                return self._differs(model, own, here)
+        return ""
+
+    def _differs(self, model: ddp.Wrapped, own: Any, here: sight.Sight) -> str:
+        there = sight.Sight.from_text(own.get(f"sight/{here.step}").decode())
+        if there.names != here.names:
+            # They have different parameters on purpose (an optimizer's shard).
+            self._over = True
+            return ""
+        text = self._described(model, here.step, sight.difference(there, here))
+        if own.add("differ", 1) == 1:
+            put(own, "found", f"{self._steps} {text}")
+        return text
+
+    def _described(self, model: ddp.Wrapped, step: int, found: sight.Difference) -> str:
+        from torch import distributed
+
+        first, here = self._ranks[0], distributed.get_rank()
+        before = self._looks[self._looks.index(step) - 1]
+        since = f"between steps {before} and {step}" if before else f"step {step}"
+        parts = []
+        if found.numbers:
+            names = [self._names[number] for number in found.numbers]
+            parts.append(
+                f"{len(names)} of {len(self._names)} parameters, first {names[0]} (by {found.most:.2g} or more):"
+                f" {diagnosis.in_short(names)}"
+            )
+        parts += [f"{name} {there} there, {own} here" for name, there, own in found.rates]
+        return (
+            f"rank {here} differs from rank {first} in {type(model.wrapper.module).__name__} since {since}:"
+            f" {'; '.join(parts)}. {_ADVICE}"
+        )
+
+    def _tell(self, text: str) -> None:
+        if self._mode == "error":
+            raise DriftError(f"ddpfix: {text}")
+        log.on_every_rank(text)
+
+
+def _replicated(model: ddp.Wrapped) -> bool:
+    """Whether the ranks are to have the same parameters after this step."""
+    wrapper = model.wrapper
+    if wrapper is None or not model.averages or getattr(getattr(wrapper, "_join_config", None), "enable", False):
+        # Under a hook of the user's own nobody knows; ranks that have joined early do not step with the others.
+        return False
+    # A step on gradients of this rank alone: the program averages in a way of its own (local SGD).
+    return bool(wrapper.require_backward_grad_sync)
+
+
+class Pace:
+    """How often to look, so that looking takes at most a small share of the run.
+
+    Args:
+        every: the least number of steps between two looks.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._begun: Tuple[int, float] = (0, time.perf_counter())
+        self._cost = 0.0
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self._cost = time.perf_counter() - begun
+
+    def steps(self, done: int) -> int:
+        """After how many steps to look again.
+
+        Args:
+            done: how many steps there were so far.
+        """
+        (before, begun), now = self._begun, time.perf_counter()
+        self._begun = done, now
+        step = (now - begun - self._cost) / max(1, done - before)
+        return max(self._every, math.ceil(self._cost / (_SHARE * max(step, 1e-6)))) if done > 1 else self._every

@@ -1,0 +1,236 @@
+"""Replicas that part, and replicas that differ for a while on purpose; each function fills ``record``."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch import distributed, nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+Record = Dict[str, Any]
+STEPS = 12
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def batch(step: int) -> Any:
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(2 * step + distributed.get_rank()))
+
+
+def nothing(step: int) -> None:
+    pass
+
+
+def train(
+    record: Record,
+    model: Any,
+    optimizer: Any,
+    forward: Optional[Callable[[Any], Any]] = None,
+    between: Callable[[int], Any] = nothing,
+    steps: int = STEPS,
+) -> None:
+    """Train, and record the parameters after each step."""
+    record.setdefault("steps", [])
+    for step in range(steps):
+        optimizer.zero_grad()
+        (forward or model)(batch(step)).pow(2).mean().backward()
+        optimizer.step()
+        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        between(step)
+
+
+def logged(step: int) -> None:
+    """A number is averaged for the log: ranks that have no gradient in common stay in step by it."""
+    distributed.all_reduce(torch.ones(1))
+
+
+def wrapped(**options: Any) -> Any:
+    ours = sys.modules.get("ddpfix.patches.torch.drift")
+    if ours is not None:
+        # Steps of these models are so short that comparing every four of them takes more than its share.
+        ours._SHARE = 1e6  # type: ignore[attr-defined]
+    return DistributedDataParallel(net(), **options)
+
+
+def sgd(model: Any, lr: float = 0.1) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def second_rank() -> bool:
+    return bool(distributed.get_rank() == 1)
+
+
+# They part.
+
+
+def past(record: Record) -> None:
+    """The module is called past its wrapper in every step."""
+    model = wrapped()
+    train(record, model, sgd(model), model.module, logged)
+
+
+def past_in_half(record: Record) -> None:
+    """It is called past its wrapper from the middle on."""
+    model = wrapped()
+
+    def forward(inputs: Any) -> Any:
+        return (model if len(record["steps"]) < 6 else model.module)(inputs)
+
+    train(record, model, sgd(model), forward, logged)
+
+
+def changed(record: Record) -> None:
+    """One rank changes a parameter after the sixth step."""
+    model = wrapped()
+
+    def between(step: int) -> None:
+        if step == 5 and second_rank():
+            model.module[2].weight.data += 0.25
+
+    train(record, model, sgd(model), between=between)
+
+
+def rates(record: Record) -> None:
+    """One rank has another learning rate."""
+    model = wrapped()
+    train(record, model, sgd(model, 0.05 if second_rank() else 0.1))
+
+
+def rate_of_a_group(record: Record) -> None:
+    """One rank sets the rate of the second group after the sixth step, which is 0 in both until then."""
+    model = wrapped()
+    first, last = model.module[0].parameters(), model.module[2].parameters()
+    optimizer = torch.optim.SGD([{"params": first}, {"params": last, "weight_decay": 0.01}], lr=0.1)
+
+    def between(step: int) -> None:
+        if step == 5 and second_rank():
+            optimizer.param_groups[1]["weight_decay"] = 0.0
+
+    train(record, model, optimizer, between=between)
+
+
+# They are right, or differ on purpose.
+
+
+def healthy(record: Record) -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    train(record, model, optimizer, between=lambda step: scheduler.step())
+
+
+def accumulated(record: Record) -> None:
+    """Two micro-batches a step, and clipping."""
+    model = wrapped()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    record["steps"] = []
+    for step in range(STEPS):
+        with model.no_sync():
+            model(batch(step)).sum().backward()
+        model(batch(step + 100)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+
+
+def local_sgd(record: Record) -> None:
+    """Three steps on gradients of each rank, then parameters are averaged."""
+    model = wrapped()
+
+    def between(step: int) -> None:
+        if step % 3 == 2:
+            for parameter in model.parameters():
+                distributed.all_reduce(parameter.data)
+                parameter.data /= distributed.get_world_size()
+
+    with model.no_sync():
+        train(record, model, sgd(model), between=between)
+
+
+def own_hook(record: Record) -> None:
+    """A communication hook that leaves each rank its own gradients."""
+    model = wrapped()
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]
+        future: Any = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model.register_comm_hook(None, hook)
+    train(record, model, sgd(model))
+
+
+def joined(record: Record) -> None:
+    """One rank has fewer batches, twice."""
+    model = wrapped()
+    optimizer = sgd(model)
+    for _ in range(2):
+        with Join([model]):
+            train(record, model, optimizer, steps=6 if second_rank() else 8)
+
+
+def zero(record: Record) -> None:
+    """Each rank's inner optimizer has another part of the parameters."""
+    model = wrapped()
+    train(record, model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
+
+
+def adversarial(record: Record) -> None:
+    """Two models wrapped apart, the first trained through the second."""
+    maker, judge = wrapped(), DistributedDataParallel(nn.Linear(2, 1))
+    optimizers: List[Any] = [sgd(maker), sgd(judge)]
+    record["steps"] = []
+    for step in range(STEPS):
+        for optimizer in optimizers:
+            maker.zero_grad()
+            judge.zero_grad()
+            judge(maker(batch(step))).pow(2).mean().backward()
+            optimizer.step()
+        record["steps"].append([float(p.detach().double().sum()) for m in (maker, judge) for p in m.parameters()])
+
+
+def kept_average(record: Record) -> None:
+    """An average of the weights beside the model, on one rank only."""
+    model = wrapped()
+    average = copy.deepcopy(model.module) if second_rank() else None
+
+    def between(step: int) -> None:
+        for kept, new in zip(average.parameters() if average is not None else (), model.module.parameters()):
+            kept.data.lerp_(new.data, 0.1)
+
+    train(record, model, sgd(model), between=between)
+
+
+def in_backward(record: Record) -> None:
+    """An optimizer for each parameter."""
+    model = wrapped()
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
+    record["steps"] = []
+    for step in range(STEPS):
+        model.zero_grad()
+        model(batch(step)).pow(2).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+
+
+def no_key(record: Record) -> None:
+    """An optimizer that cannot be the key of a dictionary."""
+
+    class Equal(torch.optim.SGD):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            return False
+
+    model = wrapped()
+    train(record, model, Equal(model.parameters(), lr=0.1))

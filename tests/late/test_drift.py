@@ -1,0 +1,168 @@
+"""Replicas that part are named on every rank; those that are right, or differ on purpose, are not (accelerate 2907)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, Iterator, List
+
+import pytest
+import torch
+from ddpfix.patches.torch import ddp, drift, sight
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpfix
+from tests.late import launch
+from tests.late.launch import Scenario
+from tests.late.test_exact import Ranks
+from tests.late.test_scenarios import ends
+
+pytestmark = pytest.mark.patches("torch.drift")
+SAID = "rank 1 differs from rank 0 in Sequential since "
+# What is said, by scenario; a comparison every four steps.
+PARTED = {
+    "past": ["step 1: 4 of 4 parameters, first 0.weight (by ", "look for a module that is called past it"],
+    "past_in_half": ["between steps 5 and 9: 4 of 4 parameters, first 0.weight"],
+    "changed": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
+    "rates": ["step 1: 4 of 4 parameters", "; lr 0.1 there, 0.05 here."],
+    "rate_of_a_group": ["between steps 5 and 9: ", "weight_decay of group 1 0.01 there, 0.0 here"],
+}
+RIGHT = (
+    "healthy",
+    "accumulated",
+    "local_sgd",
+    "own_hook",
+    "joined",
+    "zero",
+    "adversarial",
+    "kept_average",
+    "in_backward",
+    "no_key",
+)
+# Those that are compared with plain torch, too.
+PLAIN = ("past_in_half", "changed", "healthy", "accumulated", "adversarial")
+EVERY = {"drift_steps": "4"}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    names = (*PARTED, *RIGHT)
+    plans = [Scenario(name, function=f"parting:{name}", settings=EVERY) for name in names]
+    plans += [Scenario(f"plain-{name}", function=f"parting:{name}") for name in PLAIN]
+    plans += [
+        Scenario("error", function="parting:past_in_half", settings={**EVERY, "drift": "error"}),
+        Scenario("off", function="parting:past", settings={**EVERY, "drift": "off"}),
+        Scenario("switched", function="parting:past", settings={**EVERY, "torch_drift": "0"}),
+        Scenario("three", function="parting:past", settings=EVERY, size=3),
+    ]
+    return launch.train(plans, tmp_path_factory.mktemp("drift"))
+
+
+def lines(ranks: Ranks) -> List[List[str]]:
+    """What each rank said of replicas that differ."""
+    return [[line for line in log.splitlines() if "differs from rank" in line] for log, _ in ranks]
+
+
+def as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
+    """Every parameter was the same after every step, bit for bit."""
+    if name in PLAIN:
+        plain, ours = ([record["steps"] for _, record in outcomes[each] if record] for each in (f"plain-{name}", name))
+        assert plain == ours
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_every_rank_says_which_one_differs(outcomes: Dict[str, Ranks], name: str) -> None:
+    first, second = lines(outcomes[name])
+    assert first == second and len(first) == 1, outcomes[name]
+    for words in (SAID, *PARTED[name]):
+        assert words in first[0]
+    # It was so: the ranks trained different models, as in plain torch.
+    steps = [record["steps"] for _, record in outcomes[name] if record is not None]
+    assert steps[0] != steps[1]
+    as_in_plain_torch(outcomes, name)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_nothing_is_said_of_replicas_that_are_right(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert ends(outcomes[name]) == ["", ""]
+    assert lines(outcomes[name]) == [[], []]
+    as_in_plain_torch(outcomes, name)
+
+
+def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
+    found = ends(outcomes["error"])
+    assert all("DriftError" in end and "between steps 5 and 9" in end for end in found), found
+    assert [len(record["steps"]) for _, record in outcomes["error"] if record is not None] == [10, 10]
+
+
+@pytest.mark.parametrize("name", ["off", "switched"])
+def test_switched_off_nothing_is_compared(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert ends(outcomes[name]) == ["", ""] and lines(outcomes[name]) == [[], []]
+
+
+def test_the_first_of_several_that_differ_is_named_on_all(outcomes: Dict[str, Ranks]) -> None:
+    found = lines(outcomes["three"])
+    assert [len(each) for each in found] == [1, 1, 1]
+    # Each of those that differ tells its own difference; the first one of the group tells one of them.
+    assert found[0][0] in (found[1][0], found[2][0])
+
+
+# In one process.
+
+
+@pytest.fixture
+def model(tmp_path: Any) -> Iterator[Any]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    ddpfix.activate(log="off")
+    yield DistributedDataParallel(nn.Linear(2, 2))
+    ddpfix.deactivate()
+    distributed.destroy_process_group()
+
+
+def test_a_single_rank_has_no_hook(model: Any) -> None:
+    assert ddp.of(model) is not None
+    assert all(stage._handle is None for stage in ddp._STAGES if isinstance(stage, drift.Drift))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 5), (0, 3)])
+def test_what_is_seen_of_a_parameter(dtype: Any, shape: Any) -> None:
+    one = nn.Parameter(torch.randn(shape).to(dtype))
+    turned = nn.Parameter(torch.randn(7, 5).to(dtype).t())
+    here = sight.take(3, {"a": one, "b": turned}, [{"params": [one], "lr": torch.tensor(0.5), "betas": (0.9, 0.99)}])
+    assert sight.Sight.from_text(here.to_text()) == here
+    assert here.rates == {"lr": "0.5", "betas": "(0.9, 0.99)"}
+    assert sight.difference(here, here) == sight.Difference([], 0.0, [])
+    with torch.no_grad():
+        turned[1, 2] += 0.5
+    moved = sight.take(3, {"a": one, "b": turned}, [{"params": [one], "lr": 0.25}])
+    found = sight.difference(here, moved)
+    assert found.numbers == [1]
+    assert found.rates == [("betas", "(0.9, 0.99)", "none"), ("lr", "0.5", "0.25")]
+    assert here.digest() != moved.digest()
+
+
+def test_only_plain_tensors_are_compared() -> None:
+    assert sight.comparable(nn.Parameter(torch.ones(2)))
+    assert not sight.comparable(nn.Parameter(torch.ones(2, device="meta")))
+
+
+def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that takes ten milliseconds, steps of five: one in 2,000 steps is a thousandth of the time."""
+    now = [0.0]
+    monkeypatch.setattr(drift.time, "perf_counter", lambda: now[0])
+    pace = drift.Pace(200)
+    with pace.timed():
+        now[0] += 0.01
+    assert pace.steps(1) == 200
+    now[0] += 200 * 0.005
+    with pace.timed():
+        now[0] += 0.01
+    assert pace.steps(201) == pytest.approx(2000, rel=0.01)
+
+
+def test_two_sights_of_the_same_take_the_same_text() -> None:
+    begun = time.perf_counter()
+    many = {str(n): nn.Parameter(torch.randn(4)) for n in range(200)}
+    assert sight.take(1, many, []) == sight.take(1, many, [])
+    assert time.perf_counter() - begun < 5
