@@ -17,7 +17,7 @@ def code_names(owner: Any, name: str) -> Sequence[str]:
     """
     function = inspect.unwrap(vars(owner)[name]) if name in vars(owner) else None
     if not isinstance(function, FunctionType):
-        raise PatchError(f"{owner.__qualname__}.{name} is not there, or not a plain function")
+        raise PatchError(f"{_called(owner)}.{name} is not there, or not a plain function")
     code = function.__code__
     return [*code.co_names, *(text for text in code.co_consts if isinstance(text, str))]
 
@@ -31,4 +31,9 @@ def needs_names(owner: Any, name: str, *expected: str) -> None:
     used = code_names(owner, name)
     missing = [word for word in expected if word not in used]
     if missing:
-        raise PatchError(f"{owner.__qualname__}.{name} no longer uses {', '.join(missing)}")
+        raise PatchError(f"{_called(owner)}.{name} no longer uses {', '.join(missing)}")
+
+
+def _called(owner: Any) -> str:
+    """The name of a class or of a module."""
+    return str(getattr(owner, "__qualname__", owner.__name__))

@@ -17,6 +17,8 @@ from torch import distributed
 from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import Site
 
+from . import main_only
+
 _KEEPING: ContextVar[bool] = ContextVar("ddpfix_speechbrain_keeping", default=False)
 
 
@@ -29,7 +31,7 @@ def one_deletes(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _keep(wrapped: Any, checkpointer: Any, args: Any, kwargs: Any) -> Any:
-    if not distributed.is_available() or not distributed.is_initialized():
+    if main_only.ALONE.get() or not distributed.is_available() or not distributed.is_initialized():
         return wrapped(*args, **kwargs)
     with temporary.assigned(_KEEPING, True):
         result = wrapped(*args, **kwargs)

@@ -194,7 +194,7 @@ def test_logging_on_the_main_process_only_is_no_collective(patched: Tuple[Path, 
 
 
 MINE = ["accumulation", "clipping", "clip_groups", "no_sync", "finite", "stages", "loggers", "uneven"]
-MINE += ["single_batch", "no_hparams", "checkpoints"]
+MINE += ["single_batch", "no_hparams", "checkpoints", "interval", "main_saves"]
 
 
 def targets(patch: str) -> List[model.Target]:

@@ -26,6 +26,7 @@ groups: 1
 alone: False
 anneal: 0.0
 keep: True
+main: ""
 stop_at: 0
 __set_seed: !apply:torch.manual_seed [7]
 modules:
@@ -136,7 +137,16 @@ def main() -> None:
                     self.hparams.epoch_counter.current = self.hparams.epoch_counter.limit
                 hparams["train_logger"].log_stats({"epoch": epoch}, valid_stats={"loss": stage_loss})
                 if hparams["keep"]:
-                    self.checkpointer.save_and_keep_only(meta={"loss": float(stage_loss)}, min_keys=["loss"])
+                    self.save(hparams["main"], meta={"loss": float(stage_loss)}, min_keys=["loss"])
+
+        def save(self, main: str, **kept: Any) -> None:
+            """Save a checkpoint on every rank, or by one of the ways to do it on the main process only."""
+            if main == "run_on_main":
+                sb.utils.distributed.run_on_main(self.checkpointer.save_and_keep_only, kwargs=kept)
+            elif main == "main_process_only":
+                sb.utils.distributed.main_process_only(self.checkpointer.save_and_keep_only)(**kept)
+            else:
+                self.checkpointer.save_and_keep_only(**kept)
 
     def optimizer(parameters: Any) -> Any:
         parameters = list(parameters)
