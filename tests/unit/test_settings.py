@@ -46,6 +46,8 @@ def test_defaults() -> None:
         "timeout": "60",
         "bucket_view": "0",
         "advice": "50",
+        "drift": "warn",
+        "drift_steps": "200",
         "log": "info",
     }
     assert found.switches == {} and found.sources == {}
