@@ -6,10 +6,10 @@ with another one of theirs. A step that is like the one before needs no roll cal
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from typing import Any, Optional, Sequence
+from typing import Any, Sequence
 
+from ddpfix.ranks import limits
 from ddpfix.ranks.store import count, default_store, keys, look_until
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
@@ -66,21 +66,8 @@ def limit_of(group: Any, most: float = LIMIT) -> float:
         group: a process group; None is the default one.
         most: the largest value.
     """
-    timeout = _timeout(group)
-    return most if timeout is None else min(most, timeout / 2)
-
-
-def _timeout(group: Any) -> Optional[float]:
-    import torch
-    from torch.distributed import distributed_c10d
-
-    timeouts = []
-    for device in ("cpu", "cuda"):
-        # The names differ between releases, and a group has no backend for some devices.
-        with contextlib.suppress(Exception):
-            backend: Any = (group or distributed_c10d._get_default_group())._get_backend(torch.device(device))
-            timeouts.append(float(backend.options._timeout.total_seconds()))
-    return min(timeouts, default=None)
+    limit = limits.shortest(group)
+    return most if limit is None else min(most, limit / 2)
 
 
 def name_of_next(ranks: Sequence[int], kind: str) -> str:

@@ -6,17 +6,16 @@ an explicit False arrives at DDP as no keyword at all.
 
 from __future__ import annotations
 
-import weakref
 from types import ModuleType
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional
 
 from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
 
+from .notes import Notes
+
 FLAG = "find_unused_parameters"
-# By identity: accelerate's handlers are dataclasses that compare by value, and must not get attributes of ours,
-# because every attribute of a handler is passed on to DDP.
-_NOTES: Dict[int, Tuple[Any, Optional[bool]]] = {}
+_NOTES: Notes[Optional[bool]] = Notes()
 
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
@@ -43,7 +42,7 @@ def _arguments_built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
     built = wrapped(*args, **kwargs)
     for handler in built.get("kwargs_handlers") or ():
         if hasattr(handler, FLAG):
-            _note(handler, instance.args.ddp_find_unused_parameters)
+            _NOTES.put(handler, instance.args.ddp_find_unused_parameters)
     return built
 
 
@@ -54,23 +53,16 @@ def _model_wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         model = wrapped(*args, **kwargs)
     handler = getattr(getattr(instance, "accelerator", None), "ddp_handler", None)
     if handler is not None:
-        _note(handler, user_value)
+        _NOTES.put(handler, user_value)
     return model
 
 
 def _handler_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     wrapped(*args, **kwargs)
     if FLAG in kwargs:
-        _note(instance, bool(kwargs[FLAG]))
+        _NOTES.put(instance, bool(kwargs[FLAG]))
 
 
 def _prepared(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    handler = getattr(instance, "ddp_handler", None)
-    reference, user_value = _NOTES.get(id(handler), (lambda: None, None))
-    with wrap_hooks.user_chose(user_value if reference() is handler else None):
+    with wrap_hooks.user_chose(_NOTES.of(getattr(instance, "ddp_handler", None))):
         return wrapped(*args, **kwargs)
-
-
-def _note(handler: Any, user_value: Optional[bool]) -> None:
-    number = id(handler)
-    _NOTES[number] = (weakref.ref(handler, lambda _: _NOTES.pop(number, None)), user_value)

@@ -26,7 +26,11 @@ FAMILIES = (
     "tests/layerdrop/test_recompute.py",
     "tests/layerdrop/test_outputs.py",
 )
-RANKS = ("tests/ranks", "-k", "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit")
+RANKS = (
+    "tests/ranks",
+    "-k",
+    "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit or time_limits",
+)
 LATE, SHARDED = ("tests/late",), ("tests/sharded",)
 # Of torch besides: the flag, and how ranks begin and end together.
 ENDS = ("tests/layerdrop/test_wrapping.py", "tests/ranks/test_leaving.py", "tests/ranks/test_ended.py")

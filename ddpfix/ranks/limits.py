@@ -1,0 +1,71 @@
+"""How long the collectives of a process group wait, in seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from datetime import timedelta
+from typing import Any, List, Optional
+
+
+def group_is_up() -> bool:
+    """Whether this process is in a process group, without an import of torch."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+
+
+def shortest(group: Any = None) -> Optional[float]:
+    """The shortest limit of a group's backends; None where none of them tells its own (mpi, torch before 2.0).
+
+    Args:
+        group: a process group; None is the default one.
+    """
+    return min((_limit(backend) for backend in _backends(group)), default=None)
+
+
+def lengthen(limit: float) -> bool:
+    """Have the default group wait longer, from the next collective on; a limit that is longer stays.
+
+    Args:
+        limit: seconds.
+
+    Returns:
+        whether no backend gives up before ``limit``. Where one would and cannot be changed, none is.
+    """
+    shorter = [backend for backend in _backends() if _limit(backend) < limit]
+    if not all(map(_can_change, shorter)):
+        return False
+    for backend in shorter:
+        backend._set_default_timeout(timedelta(seconds=limit))
+    return (shortest() or 0) >= limit
+
+
+def _limit(backend: Any) -> float:
+    return float(backend.options._timeout.total_seconds())
+
+
+def _backends(group: Any = None) -> List[Any]:
+    """The backends of a group that tell their limit."""
+    import torch
+    from torch.distributed import distributed_c10d
+
+    found: List[Any] = []
+    for device in ("cpu", "cuda"):
+        # The names differ between releases, and a group has no backend for some devices.
+        with contextlib.suppress(Exception):
+            backend: Any = (group or distributed_c10d._get_default_group())._get_backend(torch.device(device))
+            _limit(backend)
+            found.append(backend)
+    return found
+
+
+def _can_change(backend: Any) -> bool:
+    """Whether a new limit holds for collectives.
+
+    gloo of torch 2.4.1 tells the new limit and gives up after the old one (pytorch issue 165422); 2.13.0 is the oldest
+    on which it was seen to wait. NCCL reads its options for each collective.
+    """
+    from torch.torch_version import TorchVersion, __version__
+
+    holds = {"ProcessGroupNCCL": "2.2", "ProcessGroupGloo": "2.13"}.get(type(backend).__name__)
+    return holds is not None and hasattr(backend, "_set_default_timeout") and TorchVersion(__version__) >= holds
