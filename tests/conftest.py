@@ -46,6 +46,20 @@ FILES: Dict[str, str] = {
 }
 # A folder of tests -> the package that it needs.
 NEEDS: Dict[str, str] = {"funasr": "funasr", "speechbrain": "speechbrain", "fastnlp": "fastNLP"}
+# Folders with files that take long come first: a worker that begins the last of them late leaves the others idle.
+LONG = (
+    "late",
+    "sharded",
+    "orderings",
+    "ranks",
+    "upstream",
+    "packaging",
+    "demo",
+    "adding",
+    "activation",
+    "wenet",
+    "gpu",
+)
 HOW = "{0} is not installed here: nox -s cell -- {0}"
 
 
@@ -70,7 +84,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(tier(item.path))
 
 
+def pytest_configure(config: Any) -> None:
+    # pytest-xdist would begin with the files that have the most tests, which are not those that take longest.
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = folder_of(item.path)
+    return LONG.index(folder) if folder in LONG else len(LONG)
+
+
 def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None:
+    items.sort(key=_turn)
     if config.getoption("--rest"):
         config.hook.pytest_deselected(items=[item for item in items if not _left_out(item)])
         items[:] = [item for item in items if _left_out(item)]
