@@ -307,6 +307,14 @@ def resumed() -> Dict[str, Any]:
 
 
 @scenario
+def part_of_a_job() -> Dict[str, Any]:
+    """A job up to its interruption, or from there on."""
+    from tests.ranks import resuming
+
+    return resuming.part()
+
+
+@scenario
 def checkpointed_layers() -> Dict[str, Any]:
     """Per-layer checkpointing as transformers switches it on, with its own default kind."""
     record = {}
