@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from tests.ranks.launch import served
 from tests.ranks.resuming import SAVED
@@ -47,7 +49,9 @@ def patterns(job: Job) -> int:
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
 def test_unpatched_ranks_skip_differently_and_go_on(tmp_path: Path, kind: str) -> None:
     whole, environ = uninterrupted(tmp_path, kind, "0")
-    assert whole[0]["skipped"] != whole[1]["skipped"]
+    # Up to 4.30 the draws are numpy's, which dropout does not touch: Trainer's equal seeds keep them equal.
+    alike = kind == "trainer" and Version("4.31") > Version(transformers.__version__)
+    assert alike or whole[0]["skipped"] != whole[1]["skipped"]
     check_goes_on(whole, job(tmp_path, kind, SAVED, environ))
 
 
