@@ -2,7 +2,7 @@
 
 A decision is a pure function of (shared seed, iteration of the wrapped model, module, call, draw): a counter-based
 hash (the splitmix64 finalizer of Steele et al., "Fast splittable pseudorandom number generators", 2014). There is no
-generator state that one rank could advance and another not. The seed is agreed once, when the model is wrapped.
+generator state that one rank could advance and another not. The seed is agreed once, when the model first trains.
 """
 
 from __future__ import annotations

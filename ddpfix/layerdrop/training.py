@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix.layerdrop.schedule import fold, text_key
 
@@ -22,16 +22,29 @@ class Skip(NamedTuple):
     part: str = ""
 
 
+# start(replica) -> (seed, number of the first iteration)
+Start = Callable[[Any], Tuple[int, int]]
+
+
 class Replica:
     """The state of one wrapped model on one rank: the agreed seed, the iteration, and its modules' names.
 
     The iteration counts training forwards with gradients enabled, so that an evaluation, on one rank or on all, does
     not shift anything. Every micro-batch of gradient accumulation is an iteration of its own.
+
+    Args:
+        module: the model inside of the wrapper.
+        seed: of its decisions.
+        start: gives the seed and the number of the first iteration where these are known only when it trains; it is
+            called once, at the first decision or before. Without it, iterations begin at 0.
     """
 
-    def __init__(self, module: Any, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, module: Any, seed: int, start: Optional[Start] = None) -> None:
+        self.seed, self.first, self._start = seed, 0, start
+        # The number of training forwards so far, less one.
         self.iteration = -1
+        # Whether a decision was taken.
+        self.drawn = False
         self.last: Optional[Step] = None
         # Whether DDP looks for unused parameters in it, because it skips layers or for any other reason.
         self.flagged = False
@@ -39,6 +52,19 @@ class Replica:
         self.open = False
         self._module = weakref.ref(module)
         self._keys: weakref.WeakKeyDictionary[Any, Tuple[str, int]] = weakref.WeakKeyDictionary()
+
+    def begin(self) -> None:
+        """Learn where the sequence of decisions begins, unless that is known."""
+        if self._start is not None:
+            self.seed, self.first = self._start(self)
+            self._start = None
+
+    def stream(self, iteration: int, key: int, call: int) -> int:
+        """The stream of one call of a module in an iteration."""
+        if not self.drawn:
+            self.begin()
+            self.drawn = True
+        return fold(self.seed, self.first + iteration, key, call)
 
     def key(self, module: Any) -> Tuple[str, int]:
         """The module's qualified name in the wrapped model and its number; the same on every rank."""
@@ -81,7 +107,7 @@ class Step:
         name, key = self.replica.key(module)
         call = self.calls.get(name, 0)
         self.calls[name] = call + 1
-        return fold(self.replica.seed, self.iteration, key, call), name, call
+        return self.replica.stream(self.iteration, key, call), name, call
 
     def calls_of(self, module: str, layer: int) -> int:
         """How often a layer could have run: as often as the module that holds it was called, or it draws for itself."""
@@ -97,9 +123,9 @@ def current() -> Optional[Step]:
     return _CURRENT.get()
 
 
-def register(wrapper: Any, module: Any, seed: int) -> Replica:
+def register(wrapper: Any, module: Any, seed: int, start: Optional[Start] = None) -> Replica:
     """Remember the agreed seed of a wrapped model. ``wrapper`` is the DDP or FSDP module, ``module`` the one inside."""
-    replica = _REPLICAS[wrapper] = Replica(module, seed)
+    replica = _REPLICAS[wrapper] = Replica(module, seed, start)
     return replica
 
 

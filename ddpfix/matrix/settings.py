@@ -111,7 +111,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "seed",
         "auto",
         ("auto",),
-        "seed of the shared decisions: auto (rank 0's torch seed) or an integer",
+        "seed of the shared decisions: auto (from rank 0's torch generator) or an integer",
         "an integer",
         _is_integer,
     ),

@@ -13,8 +13,9 @@ import contextlib
 import hashlib
 import json
 import sys
+import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ddpfix import log
 from ddpfix.ranks.store import count, default_store, enter, has, is_here, keys, look_until, put, remember, remembered
@@ -106,9 +107,64 @@ def _seed_of(ranks: List[int]) -> str:
     return f"seed/{','.join(map(str, ranks))}"
 
 
+class Word:
+    """Numbers that the first rank of a group tells the others once: it goes on at once, and the others wait for it.
+
+    All members make it in the same order, and none waits then.
+
+    Args:
+        ranks: the global ranks of the group, in the group's order.
+        rank: this process's global rank.
+        limit: seconds after which a rank that waits says so.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, limit: float) -> None:
+        store = default_store()
+        purpose = f"word/{_digest(ranks)}"
+        self._name = f"{purpose}/{count(store, purpose)}"
+        # Not kept alive: see ddpfix.ranks.store.keys.
+        self._store = (lambda: None) if store is None else weakref.ref(store)
+        self._teller, self._limit = ranks[0], limit
+        self.is_mine = rank == ranks[0]
+        self._is_alone = len(ranks) == 1
+
+    def tell(self, numbers: Sequence[int]) -> None:
+        """Tell the numbers; on the first rank."""
+        store = self._store()
+        if store is not None and not self._is_alone:
+            put(keys(store, self._name), "told", json.dumps(list(numbers)))
+
+    def listen(self) -> List[int]:
+        """Wait for the numbers; on the other ranks.
+
+        Raises:
+            AgreementError: the first rank has ended, or has told nothing for as long as torch waits in a collective.
+        """
+        store = self._store()
+        if store is None:
+            raise AgreementError("the process group in which this model was wrapped is no more")
+        mine, ended, last = keys(store, self._name), keys(store, _ENDED), _patience()
+
+        def give_up(waited: float) -> bool:
+            return waited > last or (waited > _LONG and bool(ended.add(str(self._teller), 0)))
+
+        line = f"still waiting for the first training forward of rank {self._teller}, which has the seed of LayerDrop"
+        if not look_until(lambda: has(mine, "told"), give_up, _PAUSE, self._limit, line):
+            raise AgreementError(
+                f"rank {self._teller} has not begun to train this model, and other ranks skip layers with it; if it"
+                " ended with an error, its own message has the cause"
+            )
+        return [int(number) for number in json.loads(mine.get("told"))]
+
+
+def _digest(ranks: Sequence[int]) -> str:
+    """A short name for a group."""
+    return hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
+
+
 class _Meeting:
     def __init__(self, store: Any, ranks: List[int], rank: int, facts: Mapping[str, str], limit: float) -> None:
-        group = hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
+        group = _digest(ranks)
         # The count tells the meetings of one group apart; its members hold them in the same order.
         self.keys = keys(store, f"meet/{group}/{count(store, f'meet/{group}')}")
         self.ended_ranks = keys(store, _ENDED)

@@ -15,7 +15,7 @@ from ddpfix.layerdrop import cover, schedule, training
 from ddpfix.patching.site import Site
 from ddpfix.ranks import agreement, wrap_hooks
 
-from . import accumulation, ddp, sharding
+from . import accumulation, ddp, resume, sharding
 
 
 def ranks(site: Site, module: ModuleType, owner: Any) -> None:
@@ -35,6 +35,16 @@ def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
     agreement.announce()
     return result
+
+
+def saved(site: Site, module: ModuleType, owner: Any) -> None:
+    """Write the places of all models into the states that ``torch.get_rng_state`` returns."""
+    resume.save(site, owner)
+
+
+def restored(site: Site, module: ModuleType, owner: Any) -> None:
+    """Read them from the states that ``torch.set_rng_state`` gets."""
+    resume.restore(site, owner)
 
 
 class Agreement(ddp.Stage):
@@ -61,18 +71,28 @@ class Agreement(ddp.Stage):
         if flagged:
             wrap_hooks.forbid_reentrant(wrapper.module)
         if seed is not None:
-            replica = training.register(wrapper, wrapper.module, seed)
+            start = None if call is None else self._start(wrapper, seed)
+            replica = training.register(wrapper, wrapper.module, seed, start)
             replica.flagged = flagged
             if flagged or accumulation.may_skip(wrapper.module):
-                steps = Steps(model, replica)
+                steps = Steps(model, replica, start is not None and start.is_first)
                 model.attach(self.place, steps.begin, steps.end, steps.failed)
+
+    def _start(self, wrapper: Any, seed: int) -> resume.Start:
+        return resume.Start(self._site, wrapper.module, sharding.ranks_of(wrapper.process_group), seed)
 
 
 class Steps:
-    """The steps of one model: each training forward is one, also under ``no_sync``."""
+    """The steps of one model: each training forward is one, also under ``no_sync``.
 
-    def __init__(self, model: ddp.Wrapped, replica: training.Replica) -> None:
-        self.model, self.replica = model, replica
+    Args:
+        model: the model under DDP.
+        replica: its state on this rank.
+        tells: whether this rank tells the others where the decisions begin.
+    """
+
+    def __init__(self, model: ddp.Wrapped, replica: training.Replica, tells: bool = False) -> None:
+        self.model, self.replica, self.tells = model, replica, tells
         self.tokens: List[Optional[Tuple[training.Step, Any]]] = []
 
     def begin(self) -> None:
@@ -85,6 +105,8 @@ class Steps:
             replica.iteration -= 1
         replica.open = not wrapper.require_backward_grad_sync
         self.tokens.append(training.enter(replica))
+        if self.tells and not replica.iteration:
+            replica.begin()
 
     def end(self, output: Any) -> None:
         token = self.tokens.pop()
@@ -137,7 +159,7 @@ def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
 
 
 def _seed(site: Site) -> int:
-    """A seed for one model: reproducible if the user has set one, and another one after each restart of the job."""
+    """A seed for one model at its wrapping, which it keeps if the user has set one; its copies keep it as well."""
     chosen = site.settings.seed()
     base = torch.initial_seed() if chosen is None else chosen
     return schedule.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), next(_MODELS))

@@ -18,7 +18,7 @@ from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
 
-from . import agreement, sharding
+from . import agreement, resume, sharding
 
 
 class First:
@@ -100,7 +100,11 @@ def _replica(site: Site, root: Any, holders: Callable[[], Optional[List[int]]]) 
         first = First(site, root, ranks)
         for stage in ORDER:
             stage(first)
-        replica = None if first.seed is None else training.register(root, root, first.seed)
+        if first.seed is not None:
+            start = resume.Start(site, root, ranks, first.seed)
+            replica = training.register(root, root, first.seed, start)
+            # All ranks are here.
+            replica.begin()
     return replica
 
 

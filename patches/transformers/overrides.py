@@ -1,24 +1,132 @@
-"""Warns of LayerDrop rates that were changed in a config that is not read, when the model is wrapped.
+"""A LayerDrop rate that is set on a config after construction takes effect when the model is wrapped.
 
 bart-like families copy the rate from the config when they are built; an encoder inside a composite model may hold a
-config of its own. In both cases a later ``model.config.layerdrop = 0`` changes nothing.
+config of its own. Unpatched, a later ``model.config.layerdrop = 0`` changes nothing in both cases. What was set last
+counts, on the config or on the module. A difference that nobody has set is only told.
 """
 
 from __future__ import annotations
 
 import dis
+import functools
+import weakref
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.layerdrop import cover
-from ddpfix.patching.site import Site
+from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import wrap_hooks
 
 
 def rates(site: Site, module: ModuleType, owner: Any) -> None:
-    """Compare the rates in force with the rates in the configs, when a model is wrapped."""
+    """Apply the rates that were set on configs, when a model is wrapped; then tell where the two still differ."""
+    wrap_hooks.before_wrap(site, _apply)
     wrap_hooks.before_wrap(site, _report)
+
+
+def models(site: Site, module: ModuleType, owner: Any) -> None:
+    """Know the models that are alive, and notice the rates that are set on their configs from then on."""
+    site.wrap(owner, "__init__", functools.partial(_made, site))
+    site.at_undo(_MODELS.clear)
+    site.at_undo(_WRITTEN.clear)
+
+
+class _Written(NamedTuple):
+    """A rate that was set on a config above a module that does not read it there.
+
+    Attributes:
+        rate: its value.
+        attribute: the module's own rate, or "" where it reads a config of its own.
+        kept: the object that is the module's own rate since then: another one was set later.
+    """
+
+    rate: float
+    attribute: str
+    kept: Optional[float]
+
+
+_MODELS: weakref.WeakSet[Any] = weakref.WeakSet()
+_WRITTEN: weakref.WeakKeyDictionary[Any, _Written] = weakref.WeakKeyDictionary()
+
+
+def _made(site: Site, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+    wrapped(*args, **kwargs)
+    _MODELS.add(instance)
+    # From transformers 5 on each class of configs has a method of its own, which has kept the one of its base class.
+    kind = type(vars(instance).get("config"))
+    level = next(level for level in kind.__mro__ if "__setattr__" in vars(level))
+    if level is not object and not any(record.owner is level for record in site.records):
+        try:
+            site.wrap_hot(level, "__setattr__", _noticing)
+        except PatchError as error:
+            log.warning(f"LayerDrop: a rate that is set on a {kind.__name__} later is not noticed: {error}")
+
+
+def _noticing(original: Callable[..., None]) -> Callable[..., None]:
+    def __setattr__(self: Any, key: Any, value: Any) -> None:
+        original(self, key, value)
+        if "layerdrop" in key and isinstance(value, (int, float)):
+            for holder in _holders(self):
+                _note(holder, key, float(value))
+
+    return __setattr__
+
+
+def _holders(config: Any) -> List[Any]:
+    """The modules that hold a config, in all models that are alive."""
+    modules = (module for model in list(_MODELS) for module in model.modules())
+    return [module for module in dict.fromkeys(modules) if vars(module).get("config") is config]
+
+
+def _note(holder: Any, setting: str, rate: float) -> None:
+    """Note a rate that was set on the config of a module, for each one in it that has another source."""
+    for module in holder.modules():
+        path = _path_in(type(module))
+        if len(path) == 1 and setting in _settings(module):
+            # An object of its own, which shows later whether it was replaced.
+            kept = float(getattr(module, path[0])) + 0.0
+            setattr(module, path[0], kept)
+            _WRITTEN[module] = _Written(rate, path[0], kept)
+        elif path == ("config", setting):
+            if module.config is holder.config:
+                _WRITTEN.pop(module, None)
+            else:
+                _WRITTEN[module] = _Written(rate, "", None)
+
+
+def _apply(model: Any) -> None:
+    for name, module in model.named_modules():
+        written = _WRITTEN.pop(module, None)
+        if written is None:
+            continue
+        owner, attribute = (
+            (module, written.attribute) if written.attribute else (module.config, _path_in(type(module))[1])
+        )
+        before = getattr(owner, attribute)
+        if before != written.rate and (not written.attribute or before is written.kept):
+            setattr(owner, attribute, written.rate)
+            log.info(f"LayerDrop: {name or 'the model'} takes the rate {written.rate:g} that was set on the config")
+
+
+def _path_in(owner: type) -> Tuple[str, ...]:
+    """Where a class reads its rate; empty if it does not draw for layers."""
+    if owner not in _PATHS:
+        _PATHS[owner] = _search(owner)
+    return _PATHS[owner]
+
+
+_PATHS: weakref.WeakKeyDictionary[type, Tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
+def _search(owner: type) -> Tuple[str, ...]:
+    for level in owner.__mro__:
+        if level in cover.COVERED:
+            return cover.COVERED[level].path
+        method = cover.drawing_method(level)
+        if method is not None:
+            return cover.rate_paths(vars(level)[method])[0]
+    return ()
 
 
 def _report(model: Any) -> None:
@@ -68,7 +176,7 @@ def _config_rates(modules: Dict[str, Any], name: str, module: Any) -> Iterator[T
 
 def _settings(module: Any) -> List[str]:
     """The names under which a class reads its rate from a config: in its forward, or in its constructor."""
-    path = _covered(module).path
+    path = _path_in(type(module))
     if path[0] == "config":
         return [path[1]]
     instructions = dis.get_instructions(cover.innermost(type(module).__init__))

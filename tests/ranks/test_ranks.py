@@ -277,3 +277,16 @@ def test_one_summary_line_per_process_group() -> None:
     output = called(*LOOPS).output
     assert output.count("applied") == 1, output
     assert "ddpfix 0.1.0: " in output
+
+
+def test_unpatched_a_rate_set_on_the_config_is_ignored() -> None:
+    for record in unpatched("rate_set_on_the_config").records("rate_set_on_the_config"):
+        assert any(record["skipped"][:4]) and not any(record["skipped"][4:])
+        assert record["weights"][0] != record["weights"][1]
+
+
+@pytest.mark.patches("transformers.overrides")
+def test_a_rate_set_on_the_config_takes_effect() -> None:
+    for record in called("rate_set_on_the_config").records("rate_set_on_the_config"):
+        assert record["skipped"] == [[]] * 8
+        assert record["weights"][0] == record["weights"][1]

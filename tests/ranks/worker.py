@@ -307,6 +307,37 @@ def resumed() -> Dict[str, Any]:
 
 
 @scenario
+def rate_set_on_the_config() -> Dict[str, Any]:
+    """A user switches LayerDrop off as all advice has it, after the model was built; beside a model built without."""
+    entry = zoo.tiny_model("bart")
+    record: Dict[str, Any] = {"skipped": []}
+    for built, then in ((0.5, 0.0), (0.0, 0.0)):
+        model = entry.build(rate=built, seed=3)
+        model.config.encoder_layerdrop = model.config.decoder_layerdrop = then
+        for module in (model.encoder, model.decoder):
+            # Some releases give each part a copy of its config.
+            module.config.encoder_layerdrop = module.config.decoder_layerdrop = then
+        watch = Watch(model)
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-2)
+        for step in range(4):
+            optimizer.zero_grad()
+            entry.last_loss(wrapped(**batch(entry, step))).backward()
+            optimizer.step()
+            record["skipped"].append(watch.skipped())
+        record.setdefault("weights", []).append(flat(model).double().sum().item())
+    return record
+
+
+@scenario
+def part_of_a_job() -> Dict[str, Any]:
+    """A job up to its interruption, or from there on."""
+    from tests.ranks import resuming
+
+    return resuming.part()
+
+
+@scenario
 def checkpointed_layers() -> Dict[str, Any]:
     """Per-layer checkpointing as transformers switches it on, with its own default kind."""
     record = {}
