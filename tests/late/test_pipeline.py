@@ -32,6 +32,7 @@ STAGES = [
     "torch.unused",
     "torch.bucket_view",
     "torch.aligned",
+    "torch.drift",
     "torch.unsent",
     "torch.late",
     "torch.advice",

@@ -139,6 +139,7 @@ def test_what_holds_with_trainer_stays_without_a_word(name: str, limit: float) -
     assert ended(name, False) == ended(name, True) == (limit, "")
 
 
+@pytest.mark.sampled(inside=False)
 @trainers
 @needs_trainer
 @not_told

@@ -24,6 +24,9 @@ pytestmark = [
 ]
 
 SYNC = {"layerdrop": "sync"}
+# A rounding of 1e-7 in a gradient becomes 1e-6 in a step of AdamW where gradients are small, which with some patterns of
+# skipped layers they are: this one is compared.
+SEEDED = {**SYNC, "seed": "1"}
 OFF = {"DDPFIX_TRANSFORMERS_SHARDED": "0"}
 KINDS = ("fsdp1", "fsdp2")
 # Each with FSDP1 and FSDP2.
@@ -63,7 +66,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
         Scenario("patched", PATCHED, SYNC),
         Scenario("stays", plain, {"layerdrop": "stock"}),
         Scenario("off", plain, SYNC, environ=OFF),
-        Scenario("hybrid", [Plan(kind, kind, accum=2) for kind in HYBRID], SYNC, size=4),
+        Scenario("hybrid", [Plan(kind, kind, accum=2) for kind in HYBRID], SEEDED, size=4),
     ]
     trained = train(scenarios, Path(tmp_path_factory.mktemp("sharded")))
     for name, ranks in trained.items():
