@@ -24,8 +24,8 @@ pytestmark = [
 ]
 
 SYNC = {"layerdrop": "sync"}
-# A rounding of 1e-7 in a gradient becomes 1e-6 in a step of AdamW where gradients are small. With some patterns of skipped
-# layers they are, so the pattern that is compared is a fixed one.
+# A rounding of 1e-7 in a gradient becomes 1e-6 in a step of AdamW where gradients are small. With some patterns of
+# skipped layers they are, so the pattern that is compared is a fixed one.
 SEEDED = {**SYNC, "seed": "1"}
 OFF = {"DDPFIX_TRANSFORMERS_SHARDED": "0"}
 KINDS = ("fsdp1", "fsdp2")
