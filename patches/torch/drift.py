@@ -167,7 +167,8 @@ class Watch:
         if self._over or not self._due():
             return
         try:
-            found = self._turn(optimizer)
+            with self._pace.timed():
+                found = self._turn(optimizer)
         except Exception as error:
             self._over = True
             log.debug(f"replicas are not compared any more: {error!r}")
@@ -201,14 +202,13 @@ class Watch:
         return text if text and (self._mode != "error" or self._steps > int(step)) else ""
 
     def _look(self, model: ddp.Wrapped, optimizer: Any, own: Any) -> None:
-        with self._pace.timed():
-            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            parameters = {
-                name: parameter
-                for name, parameter in zip(model.names, model.parameters)
-                if id(parameter) in held and sight.comparable(parameter)
-            }
-            here = sight.take(self._steps, parameters, optimizer.param_groups)
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        parameters = {
+            name: parameter
+            for name, parameter in zip(model.names, model.parameters)
+            if id(parameter) in held and sight.comparable(parameter)
+        }
+        here = sight.take(self._steps, parameters, optimizer.param_groups)
         self._names = list(parameters)
         self._next = self._steps + self._pace.steps(self._steps)
         if self._is_first():
@@ -303,21 +303,24 @@ class Pace:
     def __init__(self, every: int) -> None:
         self._every = every
         self._begun: Tuple[int, float] = (0, time.perf_counter())
-        self._cost = 0.0
+        # Seconds that were spent since then, without those of the block that is open, and when that began.
+        self._spent, self._since = 0.0, 0.0
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        begun = time.perf_counter()
+        """Count the time in here as spent: to look, to publish, and to compare."""
+        self._since = time.perf_counter()
         yield
-        self._cost = time.perf_counter() - begun
+        self._spent += time.perf_counter() - self._since
 
     def steps(self, done: int) -> int:
-        """After how many steps to look again.
+        """After how many steps to look again; called within :meth:`timed`.
 
         Args:
             done: how many steps there were so far.
         """
         (before, begun), now = self._begun, time.perf_counter()
-        self._begun = done, now
-        step = (now - begun - self._cost) / max(1, done - before)
-        return max(self._every, math.ceil(self._cost / (_SHARE * max(step, 1e-6)))) if done > 1 else self._every
+        spent = self._spent + now - self._since
+        self._begun, self._since, self._spent = (done, now), now, 0.0
+        step = (now - begun - spent) / max(1, done - before)
+        return max(self._every, math.ceil(spent / (_SHARE * max(step, 1e-6)))) if done > 1 else self._every

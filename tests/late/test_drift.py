@@ -148,17 +148,23 @@ def test_only_plain_tensors_are_compared() -> None:
 
 
 def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that takes ten milliseconds, steps of five: one in 2,000 steps is a thousandth of the time."""
+    """Looking and publishing take ten milliseconds, steps five: one in 2,000 steps is a thousandth of the time."""
     now = [0.0]
     monkeypatch.setattr(drift.time, "perf_counter", lambda: now[0])
     pace = drift.Pace(200)
-    with pace.timed():
-        now[0] += 0.01
-    assert pace.steps(1) == 200
+
+    def look(done: int) -> int:
+        with pace.timed():
+            now[0] += 0.007
+            after: int = pace.steps(done)
+            now[0] += 0.003
+        return after
+
+    assert look(1) == 200
     now[0] += 200 * 0.005
-    with pace.timed():
-        now[0] += 0.01
-    assert pace.steps(201) == pytest.approx(2000, rel=0.01)
+    assert look(201) == pytest.approx(2000, rel=0.01)
+    now[0] += 2000 * 0.005
+    assert look(2201) == pytest.approx(2000, rel=0.01)
 
 
 def test_two_sights_of_the_same_take_the_same_text() -> None:
