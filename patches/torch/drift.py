@@ -35,6 +35,8 @@ _compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
 
 # Looks that the store keeps, for ranks that come later.
 _KEPT = 4
+# Seconds for which a rank waits before it ends with an error, so that the others come to theirs.
+_LINGER = 1.0
 # More optimizers of one model than these are one for each parameter or layer, and are not looked at.
 _OPTIMIZERS = 8
 _ADVICE = (
@@ -279,6 +281,8 @@ class Watch:
 
     def _tell(self, text: str) -> None:
         if self._mode == "error":
+            # A rank that ends at once closes connections on which others are still in the collective before this.
+            time.sleep(_LINGER)
             raise DriftError(f"ddpfix: {text}")
         log.on_every_rank(text)
 
