@@ -18,12 +18,15 @@ from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ddpfix import log
+from ddpfix.ranks import roll_call
 from ddpfix.ranks.store import count, default_store, enter, has, is_here, keys, look_until, put, remember, remembered
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0005, 0.5)
 # Seconds after which a rank that waits also looks whether another one has ended.
 _LONG = 1.0
+# Seconds that the first rank has to begin in, before others begin without it.
+_FIRST = 30.0
 # Seconds for which the first rank of a group waits until the others know why it ends.
 _LINGER = 5.0
 
@@ -108,53 +111,64 @@ def _seed_of(ranks: List[int]) -> str:
 
 
 class Word:
-    """Numbers that the first rank of a group tells the others once: it goes on at once, and the others wait for it.
+    """Numbers on which a group settles without a meeting: what its first rank says, or who comes first in its place.
 
-    All members make it in the same order, and none waits then.
+    All members make it in the same order, and none waits then. Later the first rank says its numbers and goes on. The
+    others wait for that, but only for a while: a program may train a model on other ranks first, and have the first
+    rank wait for these in a collective. After that time whoever comes first speaks, and all ranks take the same.
 
     Args:
         ranks: the global ranks of the group, in the group's order.
         rank: this process's global rank.
-        limit: seconds after which a rank that waits says so.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, limit: float) -> None:
+    def __init__(self, ranks: Sequence[int], rank: int) -> None:
         store = default_store()
         purpose = f"word/{_digest(ranks)}"
         self._name = f"{purpose}/{count(store, purpose)}"
         # Not kept alive: see ddpfix.ranks.store.keys.
         self._store = (lambda: None) if store is None else weakref.ref(store)
-        self._teller, self._limit = ranks[0], limit
+        self._first = ranks[0]
         self.is_mine = rank == ranks[0]
         self._is_alone = len(ranks) == 1
 
-    def tell(self, numbers: Sequence[int]) -> None:
-        """Tell the numbers; on the first rank."""
-        store = self._store()
-        if store is not None and not self._is_alone:
-            put(keys(store, self._name), "told", json.dumps(list(numbers)))
+    def settle(self, numbers: Sequence[int]) -> List[int]:
+        """The numbers of the group.
 
-    def listen(self) -> List[int]:
-        """Wait for the numbers; on the other ranks.
+        Args:
+            numbers: what this rank says if it is the one that speaks.
 
         Raises:
-            AgreementError: the first rank has ended, or has told nothing for as long as torch waits in a collective.
+            AgreementError: the first rank has ended with an error, or the group is no more.
         """
         store = self._store()
+        if self._is_alone:
+            return list(numbers)
         if store is None:
             raise AgreementError("the process group in which this model was wrapped is no more")
-        mine, ended, last = keys(store, self._name), keys(store, _ENDED), _patience()
+        mine = keys(store, self._name)
+        if self._speaks(store, mine):
+            put(mine, "told", json.dumps(list(numbers)))
+        elif not self._told(store, mine, _patience()):
+            # Somebody has begun to speak, which takes no time.
+            raise AgreementError("a rank ended while it said where the decisions of LayerDrop begin")
+        return [int(number) for number in json.loads(mine.get("told"))]
+
+    def _speaks(self, store: Any, mine: Any) -> bool:
+        """Whether this rank's numbers count: the first rank's, or of the one that comes first without it."""
+        if not self.is_mine and self._told(store, mine, roll_call.limit_of(None, _FIRST)):
+            return False
+        return int(mine.add("speakers", 1)) == 1
+
+    def _told(self, store: Any, mine: Any, last: float) -> bool:
+        ended = keys(store, _ENDED)
 
         def give_up(waited: float) -> bool:
-            return waited > last or (waited > _LONG and bool(ended.add(str(self._teller), 0)))
+            if waited > _LONG and not self.is_mine and ended.add(str(self._first), 0):
+                raise AgreementError(f"rank {self._first} ended with an error; its own message has the cause")
+            return waited > last
 
-        line = f"still waiting for the first training forward of rank {self._teller}, which has the seed of LayerDrop"
-        if not look_until(lambda: has(mine, "told"), give_up, _PAUSE, self._limit, line):
-            raise AgreementError(
-                f"rank {self._teller} has not begun to train this model, and other ranks skip layers with it; if it"
-                " ended with an error, its own message has the cause"
-            )
-        return [int(number) for number in json.loads(mine.get("told"))]
+        return look_until(lambda: has(mine, "told"), give_up, _PAUSE)
 
 
 def _digest(ranks: Sequence[int]) -> str:

@@ -31,8 +31,6 @@ from . import ddp, diagnosis, sharding, sight
 _SHARE = 0.001
 _compiler: Any = getattr(torch, "compiler", None)
 _compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
-
-
 # Looks that the store keeps, for ranks that come later.
 _KEPT = 4
 # Seconds for which a rank waits before it ends with an error, so that the others come to theirs.
@@ -132,8 +130,10 @@ def _alone(model: ddp.Wrapped) -> bool:
 
 def _averages(state: Any, hook: Any) -> bool:
     """Whether a communication hook is one of torch's that leave the same gradients on all ranks."""
-    places = {getattr(hook, "__module__", ""), type(state).__module__}
-    return str(getattr(hook, "__module__", "")).startswith("torch.") and not any("LocalSGD" in each for each in places)
+    place = str(getattr(hook, "__module__", ""))
+    # Local SGD has replicas differ between two averagings; another hook may be wrapped around its own.
+    local = "localsgd" in f"{place} {type(state).__module__}".lower()
+    return place.startswith("torch.") and not local
 
 
 class Watch:

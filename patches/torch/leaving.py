@@ -4,7 +4,7 @@ A thread of gloo frees what belongs to a collective after it has told the main t
 part of that are Python objects (since torch 2.11 the context of the backward that issued it, pull request 173568; the
 memory of a tensor that numpy lent), for which the thread needs the GIL. If the interpreter has begun to end by then,
 CPython ends the thread, which C++ takes for a fault: "terminate called without an active exception", SIGABRT, and torch
-elastic reports a job as failed whose work is done. Whether it happens hangs on fractions of a millisecond, which any
+elastic reports a job as failed whose work is done. Whether it happens depends on fractions of a millisecond, which any
 change of the process moves, ddpfix too.
 """
 

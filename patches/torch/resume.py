@@ -1,7 +1,8 @@
 """A resumed job goes on in its sequence of decisions, if it restores torch's random state.
 
 The first rank says at its first training forward where the sequence begins: where the restored state has it, or anew,
-from the state of its generator. Saved states carry the place (:mod:`ddpfix.layerdrop.position`).
+from the state of its generator. Others that have waited for it in vain go on without it, all from the same place. Saved
+states carry the place (:mod:`ddpfix.layerdrop.position`).
 """
 
 from __future__ import annotations
@@ -27,43 +28,50 @@ class Start:
         site: of the patch that it belongs to.
         model: the module under DDP or FSDP.
         members: the global ranks of its group.
-        seed: the one on which these agreed; it is taken where the user has set one (``DDPFIX_SEED``).
+        seed: the one on which these agreed; it is taken where the user has set one (``DDPFIX_SEED``), or the first rank
+            does not come.
     """
 
     def __init__(self, site: Site, model: Any, members: List[int], seed: int) -> None:
         chosen = site.settings.seed()
-        self._seed = None if chosen is None else seed
+        self._is_chosen, self._seed = chosen is not None, seed
         self._source = schedule.fold(0, 0) if chosen is None else schedule.fold(1, chosen)
         kind = type(model).__qualname__
         number = store.count(store.default_store(), f"position/{kind}")
         self._key = schedule.fold(schedule.text_key(kind), number)
-        self._word = agreement.Word(members, distributed.get_rank(), site.settings.seconds())
+        self._word = agreement.Word(members, distributed.get_rank())
         self.is_first = self._word.is_mine
 
     def __call__(self, replica: training.Replica) -> Tuple[int, int]:
         """The seed and the number of the first step.
 
         Raises:
-            AgreementError: the first rank does not train this model.
+            AgreementError: the first rank has ended with an error, or the group is no more.
         """
-        if self.is_first:
-            seed, step = self._own()
-            self._word.tell((seed, step))
-        else:
-            seed, step = self._word.listen()
+        found = position.restored(self._key, self._source)
+        own = (self._anew(), 0) if found is None else (found.seed, found.step)
+        seed, step = self._word.settle(own)
+        if found is not None:
+            _say(own, (seed, step))
         position.begun(self._key, self._source, replica)
         return seed, step
 
-    def _own(self) -> Tuple[int, int]:
-        found = position.restored(self._key, self._source)
-        if found is not None:
-            log.info(f"LayerDrop goes on at step {found.step} of the job whose random states were restored")
-            return found.seed, found.step
-        return (self._new_seed() if self._seed is None else self._seed), 0
+    def _anew(self) -> int:
+        return self._new_seed() if self.is_first and not self._is_chosen else self._seed
 
     def _new_seed(self) -> int:
         state = torch.default_generator.get_state().numpy().tobytes()
         return schedule.fold(int.from_bytes(hashlib.sha256(state).digest()[:8], "big"), self._key)
+
+
+def _say(own: Tuple[int, int], settled: Tuple[int, int]) -> None:
+    if own == settled:
+        log.info(f"LayerDrop goes on at step {own[1]} of the job whose random states were restored")
+    else:
+        log.warning(
+            "LayerDrop does not go on where the job was whose random states were restored: other ranks have begun to"
+            " train this model without this one"
+        )
 
 
 def save(site: Site, owner: Any) -> None:

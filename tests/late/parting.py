@@ -8,8 +8,11 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 Record = Dict[str, Any]
@@ -167,6 +170,34 @@ def own_hook(record: Record) -> None:
 
     model.register_comm_hook(None, hook)
     train(record, model, sgd(model))
+
+
+def post_local_sgd(record: Record) -> None:
+    """torch's own local SGD: parameters are averaged every fourth step."""
+    model = wrapped()
+    own_rank, _ = distributed.new_subgroups(1)
+    model.register_comm_hook(PostLocalSGDState(None, own_rank, 2), post_localSGD_hook)
+    averager = PeriodicModelAverager(period=4, warmup_steps=2)
+    train(record, model, PostLocalSGDOptimizer(sgd(model), averager))
+
+
+def compressed(record: Record) -> None:
+    """Gradients in half precision, the same on all ranks."""
+    model = wrapped()
+    model.register_comm_hook(None, fp16_compress_hook)
+    train(record, model, sgd(model))
+
+
+def compressed_parts(record: Record) -> None:
+    """One of torch's hooks hides nothing: one rank changes a parameter after the sixth step."""
+    model = wrapped()
+    model.register_comm_hook(None, fp16_compress_hook)
+
+    def between(step: int) -> None:
+        if step == 5 and second_rank():
+            model.module[2].weight.data += 0.25
+
+    train(record, model, sgd(model), between=between)
 
 
 def joined(record: Record) -> None:

@@ -24,6 +24,7 @@ PARTED = {
     "past": ["step 1: 4 of 4 parameters, first 0.weight (by ", "look for a module that is called past it"],
     "past_in_half": ["between steps 5 and 9: 4 of 4 parameters, first 0.weight"],
     "changed": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
+    "compressed_parts": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.2"],
     "rates": ["step 1: 4 of 4 parameters", "; lr 0.1 there, 0.05 here."],
     "rate_of_a_group": ["between steps 5 and 9: ", "weight_decay of group 1 0.01 there, 0.0 here"],
 }
@@ -32,6 +33,8 @@ RIGHT = (
     "accumulated",
     "local_sgd",
     "own_hook",
+    "post_local_sgd",
+    "compressed",
     "joined",
     "zero",
     "adversarial",

@@ -290,3 +290,19 @@ def test_a_rate_set_on_the_config_takes_effect() -> None:
     for record in called("rate_set_on_the_config").records("rate_set_on_the_config"):
         assert record["skipped"] == [[]] * 8
         assert record["weights"][0] == record["weights"][1]
+
+
+def test_a_first_rank_that_begins_later_is_not_waited_for() -> None:
+    """As in plain torch: other ranks may begin with a model while the first one waits for them."""
+    for job in (unpatched("first_rank_later"), called("first_rank_later")):
+        records = job.records("first_rank_later")
+        assert not any("failed" in record for record in records), records
+        assert records[0]["weights"] == records[1]["weights"]
+        assert any(records[1]["skipped"])
+
+
+@pytest.mark.patches("torch.steps")
+def test_the_decisions_of_a_first_rank_that_begins_later() -> None:
+    """Its first step has the decisions of the others' first one: each rank counts its own forwards."""
+    first, second = called("first_rank_later").records("first_rank_later")
+    assert first["skipped"][1:] == second["skipped"][:4]

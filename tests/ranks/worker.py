@@ -330,6 +330,33 @@ def rate_set_on_the_config() -> Dict[str, Any]:
 
 
 @scenario
+def first_rank_later() -> Dict[str, Any]:
+    """The first rank has no batch in the first step, and waits for the others in a collective of the program's own."""
+    if "ddpfix" in sys.modules:
+        from ddpfix.ranks import agreement
+
+        agreement._FIRST = 1.0
+    entry = zoo.tiny_model("wavlm")
+    model = entry.build(seed=3)
+    watch = Watch(model)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-2)
+    record: Dict[str, Any] = {"skipped": []}
+    for step in range(5):
+        has_batch = step > 0 or rank() > 0
+        loss = entry.last_loss(wrapped(**batch(entry, step))) if has_batch else None
+        everybody = torch.tensor(float(has_batch))
+        dist.all_reduce(everybody, op=dist.ReduceOp.MIN)
+        record["skipped"].append(watch.skipped())
+        if loss is not None and everybody:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    record["weights"] = flat(model).double().sum().item()
+    return record
+
+
+@scenario
 def part_of_a_job() -> Dict[str, Any]:
     """A job up to its interruption, or from there on."""
     from tests.ranks import resuming
