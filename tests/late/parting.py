@@ -175,7 +175,7 @@ def own_hook(record: Record) -> None:
 def post_local_sgd(record: Record) -> None:
     """torch's own local SGD: parameters are averaged every fourth step."""
     model = wrapped()
-    own_rank, _ = distributed.new_subgroups(1)
+    own_rank = [distributed.new_group([rank]) for rank in range(2)][distributed.get_rank()]
     model.register_comm_hook(PostLocalSGDState(None, own_rank, 2), post_localSGD_hook)
     averager = PeriodicModelAverager(period=4, warmup_steps=2)
     train(record, model, PostLocalSGDOptimizer(sgd(model), averager))
