@@ -336,11 +336,11 @@ def first_rank_later() -> Dict[str, Any]:
         from ddpfix.ranks import agreement
 
         agreement._FIRST = 1.0
-    entry = zoo.tiny_model("wavlm")
+    entry = zoo.tiny_model("opt")
     model = entry.build(seed=3)
     watch = Watch(model)
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-5)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
     record: Dict[str, Any] = {"skipped": []}
     for step in range(5):
         has_batch = step > 0 or rank() > 0
