@@ -152,6 +152,14 @@ SETTINGS: Tuple[Setting, ...] = (
         "an integer",
         _is_positive,
     ),
+    Setting(
+        "past_wrapper",
+        "auto",
+        ("auto", "route", "off"),
+        "training forwards that call model.module and not the wrapped model, so that DDP averages no gradient of them:"
+        " auto (they go through the wrapper where a toolkit's recipes mean that; elsewhere a line names them once"
+        " replicas differ), route (they go through the wrapper everywhere), off",
+    ),
     Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}

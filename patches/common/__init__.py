@@ -1,1 +1,1 @@
-"""Patches of code that several toolkits have copied; the folder of every toolkit may import them."""
+"""What several toolkits share: code that they have copied, models that DDP wraps. Each folder may import it."""

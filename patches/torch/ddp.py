@@ -42,6 +42,7 @@ ORDER = (
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
+    "past",  # Looks at the finished wrapper only, and changes nothing of it.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
     "buffers",  # Notes which forwards wait for a backward, which no stage above changes.

@@ -25,7 +25,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import default_store, has, keys, put
 
-from . import ddp, diagnosis, sharding, sight
+from . import ddp, diagnosis, past, sharding, sight
 
 # The share of a run's time that comparing may take: where a look takes longer, fewer steps are looked at.
 _SHARE = 0.001
@@ -90,6 +90,7 @@ class Drift(ddp.Stage):
             self._handle.remove()
         self._handle = None
         self._watched.clear()
+        past.end()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         # torch.compile is to find nothing in the step that it compiles, and a CUDA graph no wait for the device.
@@ -285,6 +286,9 @@ class Watch:
             time.sleep(_LINGER)
             raise DriftError(f"ddpfix: {text}")
         log.on_every_rank(text)
+        model = self.model()
+        if model is not None and model.wrapper is not None:
+            past.name_next(model.wrapper)
 
 
 def _replicated(model: ddp.Wrapped) -> bool:

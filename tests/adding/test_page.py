@@ -96,6 +96,7 @@ def test_the_page_leads_to_a_toolkit_that_works(checkout: Path) -> None:
     assert "| toykit | 1.0 | 2 |" in (checkout / "README.md").read_text(encoding="utf-8"), generated
 
 
+@pytest.mark.sampled(inside=False)
 def test_the_test_of_the_page_fails_without_the_patches(checkout: Path) -> None:
     """What the page's own tests show is the patches' work."""
     matrix = checkout / "compat_matrix.yaml"

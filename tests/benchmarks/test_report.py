@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import List
 
+import pytest
+
 from tests.benchmarks.__main__ import SECTIONS
 from tests.benchmarks.report import Figure
 from tests.support import ranks
@@ -19,6 +21,7 @@ def _report(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ranks.ROOT, env=ranks.environment(), capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.sampled(inside=False)
 def test_every_section_reports_figures(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = _report("--quick", "--json", str(file))

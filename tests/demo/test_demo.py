@@ -16,7 +16,7 @@ WHOLE = pytest.mark.sampled(inside=False)
 @pytest.mark.parametrize(
     ("model", "loop"),
     [
-        ("wavlm", "plain"),
+        pytest.param("wavlm", "plain", marks=WHOLE),
         pytest.param("wavlm", "accelerate", marks=WHOLE),
         ("bart", "trainer"),
         pytest.param("bart", "plain", marks=WHOLE),
@@ -48,7 +48,7 @@ def test_the_unpatched_toolkit_fails_and_ddpfix_trains(model: str, loop: str, tm
     [
         pytest.param("off", "the training did not finish: rank", marks=WHOLE),
         # It trains, but no layer is shared: the record comes from the layers, not from ddpfix.
-        ("find", "the ranks skipped different layers in"),
+        pytest.param("find", "the ranks skipped different layers in", marks=WHOLE),
     ],
 )
 def test_without_the_cure_it_fails_and_shows_why(

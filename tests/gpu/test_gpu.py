@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 pytestmark = [
+    pytest.mark.sampled(inside=False),
     # The command has time limits of its own.
     pytest.mark.alone,
     pytest.mark.skipif(torch.cuda.is_available(), reason="what is left out here is for machines without a GPU"),

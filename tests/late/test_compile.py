@@ -14,6 +14,7 @@ import torch
 from packaging.version import Version
 
 pytestmark = [
+    pytest.mark.sampled(inside=False, cells=True),
     pytest.mark.patches("torch.late"),
     pytest.mark.skipif(Version(torch.__version__) < Version("2.4"), reason="older releases compile another DDP"),
 ]

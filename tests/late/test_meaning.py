@@ -13,6 +13,7 @@ from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
 
 pytestmark = [
+    pytest.mark.sampled(inside=False, cells=True),
     pytest.mark.patches("torch.unsent", "torch.aligned", "torch.accumulation", "torch.late"),
 ]
 PLANS: Dict[str, Dict[str, Any]] = {

@@ -70,6 +70,7 @@ def test_there_are_enough() -> None:
     assert {letter for order in ORDERINGS for letter in order} == set("TWAOEURPQS")
 
 
+@pytest.mark.sampled(inside=False)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the orderings are forked")
 @pytest.mark.skipif(
     detect.installed_versions(loader.load())["transformers"] is None, reason="transformers is not installed"

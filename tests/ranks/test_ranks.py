@@ -127,11 +127,13 @@ def binomial_interval(trials: int, rate: float, confidence: float) -> Tuple[int,
 
 
 @pytest.mark.patches("transformers.layerdrop")
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.parametrize("name", ("accumulation", "resumed"))
 def test_longer_loops(name: str) -> None:
     check_skips(called(*LOOPS).records(name))
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.layerdrop")
 def test_forked_and_spawned_loaders() -> None:
     check_skips(ranks(["loaders"], ON).records("loaders"))
@@ -176,7 +178,8 @@ def test_lightning() -> None:
 
 
 @pytest.mark.patches("transformers.layerdrop")
-@pytest.mark.parametrize("way", (pytest.param("import", marks=pytest.mark.sampled(inside=False)), "run"))
+@pytest.mark.sampled(inside=False)
+@pytest.mark.parametrize("way", ("import", "run"))
 @pytest.mark.parametrize("name", ("plain_wavlm", "plain_bart", *TOOLS))
 def test_every_way_to_switch_on(way: str, name: str) -> None:
     check_skips(outcome(("plain_wavlm", "plain_bart", *TOOLS), way).records(name))
@@ -258,6 +261,7 @@ def test_a_rank_without_ddpfix_is_named() -> None:
     assert "ddpfix is active on rank 0 but not on rank 1" in done.records("plain_wavlm")[0]["error"]
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("torch.steps")
 def test_rank_0_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "3", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})

@@ -28,11 +28,13 @@ anneal: 0.0
 keep: True
 main: ""
 stop_at: 0
+past: ""
 __set_seed: !apply:torch.manual_seed [7]
 modules:
     model: !new:torch.nn.Linear
         in_features: 4
         out_features: 1
+model: !ref <modules[model]>
 epoch_counter: !new:speechbrain.utils.epoch_loop.EpochCounter
     limit: !ref <number_of_epochs>
 train_logger: !new:speechbrain.utils.train_logger.FileTrainLogger
@@ -110,7 +112,11 @@ def main() -> None:
         def compute_forward(self, batch: Any, stage: Any) -> Any:
             if stage == sb.Stage.TRAIN and due(hparams["failing"], rank, self.step):
                 raise MemoryError("out of memory")
-            return self.modules.model(batch.x)
+            if hparams["past"] == "main" and if_main_process():
+                # For the log.
+                self.hparams.model(batch.x)
+            # Recipes up to 1.1.0 take the bare module, which is not the wrapped one.
+            return (self.hparams if hparams["past"] == "all" else self.modules).model(batch.x)
 
         def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
             loss = predictions.square().mean()

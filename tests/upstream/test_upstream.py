@@ -14,7 +14,9 @@ from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, last_line, 
 pytest.importorskip("expecttest", reason="NOT RUN: torch's tests need expecttest, which the extra `test` brings")
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != STOCK])
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.sampled(inside=mode == "auto")) for mode in MODES if mode != STOCK]
+)
 def test_torchs_own_tests_of_ddp(mode: str) -> None:
     """All of them pass in stock, which is not shown again here; the command does."""
     found = torch_suite.run(torch_suite.QUICK, MODES[mode])

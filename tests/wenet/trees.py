@@ -64,9 +64,9 @@ def every(stand_ins: Sequence[str], tags: Sequence[str], sample: bool = True) ->
     return [*stood_in(stand_ins, sample), *real(tags)]
 
 
-def stood_in(names: Sequence[str], sample: bool = True) -> List[Any]:
-    """Stand-ins; of several, the last one is the sample."""
-    inside = {name: pytest.mark.sampled(inside=not sample or name == names[-1]) for name in names}
+def stood_in(names: Sequence[str], sample: bool = True, newest: bool = True) -> List[Any]:
+    """Stand-ins; of several, the last one is the sample, unless not even the newest one is to be in it."""
+    inside = {name: pytest.mark.sampled(inside=not sample or (newest and name == names[-1])) for name in names}
     return [pytest.param(STAND_INS / name, id=f"stand_in_{name}", marks=mark) for name, mark in inside.items()]
 
 

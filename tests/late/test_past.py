@@ -1,0 +1,88 @@
+"""A module that is called past its wrapper: no gradient is averaged; routed, it trains as with the wrapper."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.late import launch, past_calls
+from tests.late.launch import Scenario
+from tests.late.past_calls import ROUTED, STAYING
+from tests.late.test_exact import Ranks
+from tests.late.test_scenarios import ends
+
+ROUTE = {"past_wrapper": "route"}
+PAST = "past its DistributedDataParallel wrapper"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    def scenario(name: str, loop: str, **others: Any) -> Scenario:
+        return Scenario(name, function=f"past_calls:{loop}", **others)
+
+    loops = (*ROUTED, *STAYING)
+    plans = [scenario(f"plain-{loop}", loop) for loop in loops]
+    plans += [scenario(f"edited-{loop}", f"edited_{loop}") for loop in ROUTED]
+    plans += [scenario(f"route-{loop}", loop, settings=ROUTE) for loop in loops]
+    plans += [
+        scenario("auto", "simple", settings={}),
+        scenario("off", "simple", settings={"past_wrapper": "off", "drift": "off"}),
+        scenario("switched", "simple", settings={**ROUTE, "torch_past": "0", "drift": "off"}),
+        scenario("three", "simple", settings=ROUTE, size=3),
+    ]
+    return launch.train(plans, tmp_path_factory.mktemp("past"))
+
+
+def steps(ranks: Ranks) -> List[Any]:
+    assert ends(ranks) == [""] * len(ranks), ranks
+    return [record["steps"] for _, record in ranks if record is not None]
+
+
+def said(ranks: Ranks) -> List[List[str]]:
+    """What each rank said of calls past the wrapper."""
+    return [[line for line in log.splitlines() if PAST in line] for log, _ in ranks]
+
+
+@pytest.mark.parametrize("loop", ROUTED)
+def test_replicas_part_in_plain_torch(outcomes: Dict[str, Ranks], loop: str) -> None:
+    first, second = steps(outcomes[f"plain-{loop}"])
+    assert first[0] != second[0]
+
+
+@pytest.mark.patches("torch.past")
+@pytest.mark.parametrize("loop", ROUTED)
+def test_routed_it_trains_what_the_wrapper_trains(outcomes: Dict[str, Ranks], loop: str) -> None:
+    first, second = steps(outcomes[f"route-{loop}"])
+    assert first == second == steps(outcomes[f"edited-{loop}"])[0]
+    (line,), others = said(outcomes[f"route-{loop}"])
+    assert f"{past_calls.__name__.rpartition('.')[2]}.py:" in line and " calls a Sequential " in line and others == []
+
+
+@pytest.mark.patches("torch.past")
+@pytest.mark.parametrize("loop", STAYING)
+def test_what_is_right_stays_as_it_is(outcomes: Dict[str, Ranks], loop: str) -> None:
+    assert steps(outcomes[f"route-{loop}"]) == steps(outcomes[f"plain-{loop}"])
+    first, _ = said(outcomes[f"route-{loop}"])
+    assert len(first) == (1 if loop == "alone" else 0)
+    assert all("not on all ranks" in line for line in first)
+
+
+@pytest.mark.patches("torch.past")
+def test_three_ranks(outcomes: Dict[str, Ranks]) -> None:
+    first, second, third = steps(outcomes["three"])
+    assert first == second == third
+
+
+@pytest.mark.patches("torch.drift")
+def test_by_default_it_is_named_once_replicas_differ(outcomes: Dict[str, Ranks]) -> None:
+    assert steps(outcomes["auto"]) == steps(outcomes["plain-simple"])
+    for lines in said(outcomes["auto"]):
+        (line,) = lines
+        assert "past_calls.py:" in line and "DDPFIX_PAST_WRAPPER=route" in line
+
+
+@pytest.mark.parametrize("name", ["off", "switched"])
+def test_it_can_be_switched_off(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert steps(outcomes[name]) == steps(outcomes["plain-simple"])
+    assert said(outcomes[name]) == [[], []]
