@@ -15,7 +15,7 @@ from ddpfix import log
 from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 
-from . import engine_view
+from . import again, engine_view
 
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
@@ -26,11 +26,12 @@ def kept(site: Site, module: ModuleType, owner: Any) -> None:
         engine_view.HIDING[0] += 1
         step = training.current()
         if step is None or not step.replica.flagged:
-            return reentrant(function, preserve, *args)
+            return again.call(owner, reentrant, function, preserve, args)
         log.once(_NON_REENTRANT)
         return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
     site.replace(owner, "apply", classmethod(apply))
+    site.at_undo(again.forget)
 
 
 _NON_REENTRANT = (
