@@ -25,7 +25,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import default_store, has, keys, put
 
-from . import ddp, diagnosis, past, sharding, sight
+from . import ddp, diagnosis, past, sharding, sight, strays
 
 # The share of a run's time that comparing may take: where a look takes longer, fewer steps are looked at.
 _SHARE = 0.001
@@ -38,8 +38,8 @@ _LINGER = 1.0
 # More optimizers of one model than these are one for each parameter or layer, and are not looked at.
 _OPTIMIZERS = 8
 _ADVICE = (
-    "Gradients are averaged in DDP's own forward only: look for a module that is called past it (model.module(x)), or"
-    " for what one rank alone changes (DDPFIX_DRIFT=error ends the job here, off does not look)"
+    "Gradients are averaged in DDP's own forward only: look for a module that is called past it (model.module(x)), for"
+    " parameters that were added or set free after it was built, or for what one rank alone changes (DDPFIX_DRIFT=error ends the job here, off does not look)"
 )
 
 
@@ -205,12 +205,7 @@ class Watch:
         return text if text and (self._mode != "error" or self._steps > int(step)) else ""
 
     def _look(self, model: ddp.Wrapped, optimizer: Any, own: Any) -> None:
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        parameters = {
-            name: parameter
-            for name, parameter in zip(model.names, model.parameters)
-            if id(parameter) in held and sight.comparable(parameter)
-        }
+        parameters = _trained(model, optimizer)
         here = sight.take(self._steps, parameters, optimizer.param_groups)
         self._names = list(parameters)
         self._next = self._steps + self._pace.steps(self._steps)
@@ -289,6 +284,13 @@ class Watch:
         model = self.model()
         if model is not None and model.wrapper is not None:
             past.name_next(model.wrapper)
+
+
+def _trained(model: ddp.Wrapped, optimizer: Any) -> Dict[str, Any]:
+    """What the optimizer trains of a model, with parameters that DDP does not know because they came after it."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    own = {**dict(zip(model.names, model.parameters)), **strays.unknown(model)}
+    return {name: each for name, each in own.items() if id(each) in held and sight.comparable(each)}
 
 
 def _replicated(model: ddp.Wrapped) -> bool:

@@ -6,23 +6,26 @@ plain torch raises an error only if a parameter of the list gets no gradient.
 
 from __future__ import annotations
 
-from typing import List
+from typing import Any, Dict, List
 
 from ddpfix import log
 
 from . import ddp, diagnosis
 
 
-def unreduced(model: ddp.Wrapped) -> List[str]:
-    """The names of trainable parameters with a gradient which DDP does not reduce."""
+def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
+    """The parameters of the module, by name, which DDP does not reduce although nobody has told it to ignore them."""
     wrapper = model.wrapper
     known = {id(parameter) for parameter in model.parameters}
     ignored = getattr(wrapper, "parameters_to_ignore", ())
-    return [
-        name
-        for name, parameter in wrapper.module.named_parameters()
-        if parameter.requires_grad and parameter.grad is not None and id(parameter) not in known and name not in ignored
-    ]
+    named = wrapper.module.named_parameters()
+    return {name: parameter for name, parameter in named if id(parameter) not in known and name not in ignored}
+
+
+def unreduced(model: ddp.Wrapped) -> List[str]:
+    """The names of those that are trained and have a gradient."""
+    found = unknown(model).items()
+    return [name for name, parameter in found if parameter.requires_grad and parameter.grad is not None]
 
 
 def raise_if_any(model: ddp.Wrapped) -> None:

@@ -24,6 +24,12 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
+def frozen_net() -> nn.Module:
+    made = net()
+    made[2].requires_grad_(False)  # type: ignore[index]
+    return made
+
+
 def batch(step: int) -> Any:
     return torch.randn(8, 4, generator=torch.Generator().manual_seed(2 * step + distributed.get_rank()))
 
@@ -55,12 +61,12 @@ def logged(step: int) -> None:
     distributed.all_reduce(torch.ones(1))
 
 
-def wrapped(**options: Any) -> Any:
+def wrapped(module: Optional[nn.Module] = None, **options: Any) -> Any:
     ours = sys.modules.get("ddpfix.patches.torch.drift")
     if ours is not None:
         # Steps of these models are so short that comparing every four of them takes more than its share.
         ours._SHARE = 1e6  # type: ignore[attr-defined]
-    return DistributedDataParallel(net(), **options)
+    return DistributedDataParallel(module or net(), **options)
 
 
 def sgd(model: Any, lr: float = 0.1) -> Any:
@@ -72,6 +78,24 @@ def second_rank() -> bool:
 
 
 # They part.
+
+
+def set_free(record: Record) -> None:
+    """A layer is trained from the seventh step on, and DDP, with its flag, has left it out when it was built."""
+    model = wrapped(frozen_net(), find_unused_parameters=True)
+
+    def between(step: int) -> None:
+        model.module[2].requires_grad_(step >= 5)
+
+    train(record, model, sgd(model), between=between)
+
+
+def replaced(record: Record) -> None:
+    """A new last layer, the same on all ranks, in place of the one that DDP knows."""
+    model = wrapped(find_unused_parameters=True)
+    torch.manual_seed(1)
+    model.module[2] = nn.Linear(8, 3)
+    train(record, model, sgd(model))
 
 
 def past(record: Record) -> None:

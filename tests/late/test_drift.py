@@ -23,6 +23,8 @@ SAID = "rank 1 differs from rank 0 in Sequential since "
 PARTED = {
     "past": ["step 1: 4 of 4 parameters, first 0.weight (by ", "look for a module that is called past it"],
     "past_in_half": ["between steps 5 and 9: 4 of 4 parameters, first 0.weight"],
+    "set_free": ["between steps 5 and 9: ", "2.weight"],
+    "replaced": ["step 1: ", "2.weight"],
     "changed": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
     "compressed_parts": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.2"],
     "rates": ["step 1: 4 of 4 parameters", "; lr 0.1 there, 0.05 here."],
