@@ -1,0 +1,76 @@
+"""A file in which ranks meet (``init_method="file://..."``) that an earlier run has left behind.
+
+torch removes such a file when all ranks have ended well. A run that was killed leaves it, with the addresses of ranks
+that are no more: the next run waits for these for ever, or is refused (wenet issue 1507, where nobody knew why). No
+rank can tell whether another one of its own run has written the file, so it stays; but where a group does not come up,
+its age is told.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import ModuleType
+from typing import Any, Dict, Optional, Tuple
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+
+# Seconds after which a group that does not come up is told about.
+_PATIENCE = 30.0
+# Seconds by which a file has to be older than the launcher: a clock of another machine may have set its time.
+_MARGIN = 2.0
+_SCHEME = "file://"
+
+
+def group(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``init_process_group``."""
+    site.wrap(module, "init_process_group", _comes_up)
+
+
+def _comes_up(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    line = _about(_file(args, kwargs))
+    if not line:
+        return wrapped(*args, **kwargs)
+    timer = threading.Timer(_PATIENCE, log.on_every_rank, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        return wrapped(*args, **kwargs)
+    except Exception:
+        log.on_every_rank(line)
+        raise
+    finally:
+        timer.cancel()
+
+
+def _file(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[str]:
+    method = kwargs.get("init_method", args[1] if len(args) > 1 else None)
+    if not isinstance(method, str) or not method.startswith(_SCHEME):
+        return None
+    return method[len(_SCHEME) :].partition("?")[0]
+
+
+def _about(file: Optional[str]) -> str:
+    """What to say about a file that is older than this job; "" for another one."""
+    try:
+        found = os.stat(file or "")
+    except OSError:
+        return ""
+    begun = _launched()
+    if not found.st_size or begun is None or found.st_mtime > begun - _MARGIN:
+        return ""
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.st_mtime))
+    return (
+        f"the process group does not come up, and {file}, in which its ranks are to meet, was last written at {written},"
+        " before this job was started: a run that was killed has left it. Delete it before each run"
+    )
+
+
+def _launched() -> Optional[float]:
+    """When the process that has started this rank began; None where that cannot be told."""
+    try:
+        return os.stat(f"/proc/{os.getppid()}").st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,116 @@
+"""A file in which ranks meet, left by a run that was killed: the next one fails or hangs, and the file is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+from ddpfix.patches.torch import store_file
+
+from tests.support import ranks
+
+pytestmark = [
+    pytest.mark.patches("torch.store_file"),
+    pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells when a process has begun"),
+]
+# As WeNet's recipes start their ranks, but for the time that they wait.
+SCRIPT = """
+import os, signal, sys
+if os.environ.get("TEST_DDPFIX"):
+    import ddpfix.auto
+    from ddpfix.patches.torch import store_file
+    store_file._PATIENCE = 2.0
+from torch import distributed
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], world_size=2, rank=int(sys.argv[1]))
+print("is up", flush=True)
+if sys.argv[3] == "killed":
+    distributed.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+NAMED = "was last written at"
+
+
+def run(folder: Path, end: str = "", **environ: str) -> List[str]:
+    """What two ranks said; they are ended after a while if they hang."""
+    words = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+    made = []
+    for rank in (0, 1):
+        made.append(
+            subprocess.Popen(
+                [*words, str(rank), str(folder / "ddp_init"), end],
+                env=ranks.environment(environ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        # The first rank has read what is there before the second one writes.
+        time.sleep(3)
+    said = []
+    for process in made:
+        try:
+            said.append(process.communicate(timeout=25)[0])
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            said.append(process.communicate()[0])
+    return said
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[str]]:
+    folder = tmp_path_factory.mktemp("store")
+    file = folder / "ddp_init"
+    found = {"fresh": run(folder, "killed", TEST_DDPFIX="1")}
+    assert file.stat().st_size
+    left = file.read_bytes()
+    for name, environ in (("plain", {}), ("ours", {"TEST_DDPFIX": "1"})):
+        file.write_bytes(left)
+        hour_ago = time.time() - 3600
+        os.utime(file, (hour_ago, hour_ago))
+        found[name] = run(folder, "", **environ)
+    return found
+
+
+def test_a_group_on_an_old_file_does_not_come_up(said: Dict[str, List[str]]) -> None:
+    assert not all("is up" in one for one in said["plain"]), said
+    assert not any(NAMED in one for one in said["plain"])
+
+
+def test_the_file_and_its_age_are_named(said: Dict[str, List[str]]) -> None:
+    assert not all("is up" in one for one in said["ours"]), said
+    assert any("ddp_init, in which its ranks are to meet, was last written at" in one for one in said["ours"]), said
+
+
+def test_nothing_is_said_of_a_file_of_this_run(said: Dict[str, List[str]]) -> None:
+    assert all("is up" in one and NAMED not in one for one in said["fresh"]), said
+
+
+@pytest.mark.parametrize(
+    ("args", "file"),
+    [
+        (("gloo", "file:///tmp/a?x=1"), "/tmp/a"),
+        (("gloo", "env://"), None),
+        (("gloo",), None),
+    ],
+)
+def test_the_file_of_a_call(args: List[str], file: str) -> None:
+    assert store_file._file(tuple(args), {}) == file
+    assert store_file._file((), {"init_method": args[1] if len(args) > 1 else None}) == file
+
+
+def test_a_file_that_is_new_empty_or_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "store"
+    assert store_file._about(str(file)) == store_file._about(None) == ""
+    file.write_text("")
+    os.utime(file, (1e9, 1e9))
+    assert store_file._about(str(file)) == ""
+    file.write_text("x")
+    assert store_file._about(str(file)) == ""
+    os.utime(file, (1e9, 1e9))
+    assert "Delete it before each run" in store_file._about(str(file))
