@@ -41,6 +41,7 @@ ORDER = (
     "bucket_view",  # Changes an argument of its own.
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
+    "samples",  # Looks at the inputs of a forward, which no stage changes.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
@@ -50,6 +51,7 @@ ORDER = (
 )
 # The stages that read DDP's flag or reducer when a model is built.
 REDUCER = ("finalize", "advice")
+Inputs = Callable[[Any, Any], None]
 Before = Callable[[], None]
 After = Callable[[Any], None]
 Failed = Callable[[BaseException], None]
@@ -113,6 +115,8 @@ class Wrapped:
         self.timed: Optional[Timed] = None
         self.averages = True
         self.optimizers = 0
+        # Called with the positional and the keyword arguments of each forward that has gradients enabled.
+        self.inputs: Tuple[Inputs, ...] = ()
         self.before: Tuple[Before, ...] = ()
         self.after: Tuple[After, ...] = ()
         self.failed: Tuple[Failed, ...] = ()
@@ -293,6 +297,8 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         if model is None:
             return original(self, *inputs, **kwargs)
         try:
+            for look in model.inputs:
+                look(inputs, kwargs)
             for before in model.before:
                 before()
             output = original(self, *inputs, **kwargs)
