@@ -253,7 +253,7 @@ def evaluated_in_steps(record: Record) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     whole = iter(DataLoader(Samples(500), 4))
     record["steps"] = []
-    for epoch in range(5):
+    for epoch in range(12):
         sampler.set_epoch(epoch)
         for batch in DataLoader(data, 4, sampler=sampler):
             optimizer.zero_grad()
