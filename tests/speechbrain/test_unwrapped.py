@@ -11,6 +11,7 @@ import torch
 from tests.speechbrain import launch, tiny_recipe, tiny_runs
 from tests.speechbrain.tiny_runs import end, since
 
+pytestmark = pytest.mark.skipif(not since("0.5.9"), reason="cannot train on the CPU")
 Runs = Tuple[Path, Dict[str, List[launch.Result]]]
 SEEDS_BY_RANK = since("1.0.2", "1.0.3")
 BY_RANK = since("0", "1.0.3")
@@ -24,12 +25,12 @@ def scenarios(folder: Path) -> List[launch.Scenario]:
     if since("1.0.2"):
         text = text.replace("!apply:torch.manual_seed [7]", "!apply:speechbrain.utils.seed_everything [7]")
     (folder / "frozen.yaml").write_text(text)
-    by_name = {"seeded": [], "apart": ["--apart=1.0"], "sentence": ["--norm_type=sentence"]}
+    (folder / "alike.yaml").write_text(tiny_recipe.FROZEN)
+    typed = {"seeded": [], "apart": ["--apart=1.0"], "sentence": ["--norm_type=sentence"], "alike": []}
+    files = {name: folder / ("alike.yaml" if name == "alike" else "frozen.yaml") for name in typed}
     return [
-        launch.Scenario(
-            name, folder / "frozen.yaml", options=["--counts=2,2", *typed], script=tiny_recipe.SCRIPT, timeout=30
-        )
-        for name, typed in by_name.items()
+        launch.Scenario(name, files[name], options=["--counts=2,2", *words], script=tiny_recipe.SCRIPT, timeout=30)
+        for name, words in typed.items()
     ]
 
 
@@ -100,6 +101,13 @@ def test_a_module_that_the_recipe_parts_is_named(unpatched: Runs, patched: Runs)
     if not SEEDS_BY_RANK:
         assert torch.equal(second, targets(unpatched, "apart")[1])
     assert said(patched, "apart", NAMED) == [1, 0]
+
+
+@pytest.mark.patches("speechbrain.unwrapped")
+def test_modules_that_are_alike_stay_what_they_are(unpatched: Runs, patched: Runs) -> None:
+    assert all(map(torch.equal, targets(patched, "alike"), targets(unpatched, "alike")))
+    assert [each.steps for each in patched[1]["alike"]] == [each.steps for each in unpatched[1]["alike"]]
+    assert said(patched, "alike", NAMED) == [0, 0]
 
 
 @pytest.mark.patches("speechbrain.unwrapped")
