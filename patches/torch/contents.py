@@ -99,6 +99,8 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def _seen(data: Any) -> Any:
     """The shape of a tensor or an array, its type, and elements of it at equal distances."""
+    if _is_array(data) and data.dtype.kind not in "biufcSU":
+        raise UnknownError
     flat = data.ravel("K") if _is_array(data) else _flat(data)
     number = len(flat)
     # An odd distance does not fall into one column of a picture.

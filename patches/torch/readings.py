@@ -19,6 +19,8 @@ OFF = "(DDPFIX_TORCH_SAMPLES=0 does not look)"
 # Batches of a pass of which the indices are noted, and those whose contents are looked at.
 MOST = 32
 _LOOKS = (1, 2, 3, 4, 8, 16, 32)
+# Passes of a loader that are looked into, and loaders: it takes time, and is done where a run begins.
+_PASSES, _LOADERS = 2, 16
 # Forwards that belong to the first batches, which are all looked at: some loops read one batch ahead.
 _FED = 4
 
@@ -37,6 +39,7 @@ class Reading:
         ended: whether the loader came to its end.
         trained: whether a wrapped model was trained while this was the latest pass.
         compared: whether it was looked at whether other ranks have to know of it.
+        unknown: whether contents are not looked at, or could not be.
         settled: whether nothing more is to be found out from it.
         whole: whether the wrapped model was given what the loader had given, and not a part of it; None: not known.
     """
@@ -50,7 +53,8 @@ class Reading:
         self.indices: List[Optional[int]] = []
         self.given = 0
         self.seen: List[str] = []
-        self.ended = self.replaced = self.unknown = self.settled = self.trained = self.compared = False
+        self.ended = self.replaced = self.settled = self.trained = self.compared = False
+        self.unknown = not _is_looked_at(loader)
         self.whole: Optional[bool] = None
         self._shapes: Set[Tuple[int, ...]] = set()
 
@@ -60,7 +64,7 @@ class Reading:
         return None if self._sampler is None else self._sampler()
 
     def drew(self, indices: Any) -> None:
-        if len(self.indices) < MOST:
+        if len(self.indices) < MOST and (not self.unknown or self._sampler is not None):
             self.indices.append(contents.indices(indices) if _any_index(indices) else 0)
 
     def gave(self, batch: Any) -> None:
@@ -95,20 +99,31 @@ class Reading:
         return self.indices[: self.given]
 
 
+def _is_looked_at(loader: Any) -> bool:
+    """Whether the contents of a new pass are looked at."""
+    passes = _LOOKED.get(loader, 0)
+    if passes == _PASSES or (not passes and len(_ALL) == _LOADERS):
+        return False
+    if not passes:
+        _ALL.append(None)
+    _LOOKED[loader] = passes + 1
+    return True
+
+
 def _any_index(indices: Any) -> bool:
     """Whether a sampler has given anything: iterable datasets have one that gives None."""
     return indices is not None and not (isinstance(indices, list) and indices and indices[0] is None)
 
 
 def _is_whole(shape: Sequence[int], given: Set[Tuple[int, ...]]) -> bool:
-    """Whether a tensor of this shape may be a batch as the loader gave it, or features of all its samples.
+    """Whether a tensor of this shape is a batch as the loader gave it, or may be features of all its samples.
 
-    A part of it has fewer samples, or is shorter in another dimension (sequence parallelism).
+    A part of a batch has fewer samples, or is smaller in another dimension (sequence parallelism, a cut-out); prompts
+    to which each rank has added an answer of its own are longer.
     """
     if tuple(shape) in given:
         return True
-    part = any(len(shape) == len(other) and sum(a != b for a, b in zip(shape, other)) == 1 for other in given)
-    return not part and any(shape[0] == other[0] for other in given)
+    return not any(len(shape) == len(other) for other in given) and any(shape[0] == other[0] for other in given)
 
 
 def shuffling(loader: Any) -> Any:
@@ -128,6 +143,9 @@ def _below(holder: Any) -> Any:
 
 _READINGS: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()
 _LOCAL = threading.local()
+# How many passes over a loader were looked into.
+_ALL: List[None] = []
+_LOOKED: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 # Whether there is anything to take notes for: a model on several ranks.
 _needed: List[None] = []
 
@@ -148,6 +166,8 @@ def forget() -> None:
     """Take no notes any more (undo)."""
     _needed.clear()
     _READINGS.clear()
+    _LOOKED.clear()
+    _ALL.clear()
     _LOCAL.__dict__.clear()
 
 
