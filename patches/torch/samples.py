@@ -142,5 +142,6 @@ class Samples(ddp.Stage):
 
 def _fed(wrapper: Any, inputs: Any, kwargs: Any) -> None:
     reading = readings.latest()
-    if reading is not None and wrapper().training:
+    # The mode of the module, which some trainers set without the wrapper's.
+    if reading is not None and wrapper().module.training:
         reading.fed((inputs, kwargs))

@@ -168,6 +168,14 @@ def features(record: Record) -> None:
     train(record, DataLoader(Samples(), 4), chosen=lambda batch: batch["inputs"][:, None].repeat(1, 3, 1))
 
 
+def mode_of_the_module(record: Record) -> None:
+    """The mode is set on the module alone, as Lightning does."""
+    model = wrapped()
+    model.eval()
+    model.module.train()
+    train(record, DataLoader(Samples(), 4), model=model)
+
+
 # Every epoch has the same order.
 
 

@@ -31,6 +31,7 @@ SAME = (
     "wrong_rank",
     "accumulated",
     "features",
+    "mode_of_the_module",
 )
 SAME_LINE = "all 2 ranks train on the same samples of a "
 ORDERED = ("no_set_epoch", "no_set_epoch_long")
