@@ -288,6 +288,8 @@ def in_groups(record: Record) -> None:
     """Each model is trained by one rank; a batch is for all."""
     alone = [distributed.new_group([each]) for each in range(2)][rank()]
     train(record, DataLoader(Samples(), 4), model=wrapped(process_group=alone))
+    # The first rank holds the store.
+    distributed.barrier()
 
 
 def in_parallel(record: Record) -> None:

@@ -80,7 +80,8 @@ def lines(ranks: Ranks) -> List[List[str]]:
 
 def as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     """What was read, every parameter after every step, and the random state at the end are the same, bit for bit."""
-    assert ends(outcomes[name]) == ["", ""]
+    for each in (name, f"plain-{name}"):
+        assert ends(outcomes[each]) == ["", ""], outcomes[each]
     plain, ours = ([record for _, record in outcomes[each] if record] for each in (f"plain-{name}", name))
     assert len(plain) == len(ours) == 2
     for one, other in zip(plain, ours):
