@@ -41,6 +41,7 @@ ORDER = (
     "bucket_view",  # Changes an argument of its own.
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
+    "samples",  # Looks at the inputs of a forward, which no stage changes.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
     "past",  # Looks at the finished wrapper only, and changes nothing of it.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
@@ -51,6 +52,7 @@ ORDER = (
 )
 # The stages that read DDP's flag or reducer when a model is built.
 REDUCER = ("finalize", "advice")
+Inputs = Callable[[Any, Any], None]
 Before = Callable[[], None]
 After = Callable[[Any], None]
 Failed = Callable[[BaseException], None]
@@ -114,6 +116,8 @@ class Wrapped:
         self.timed: Optional[Timed] = None
         self.averages = True
         self.optimizers = 0
+        # Called with the positional and the keyword arguments of each forward that has gradients enabled.
+        self.inputs: Tuple[Inputs, ...] = ()
         self.before: Tuple[Before, ...] = ()
         self.after: Tuple[After, ...] = ()
         self.failed: Tuple[Failed, ...] = ()
@@ -294,6 +298,8 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         if model is None:
             return original(self, *inputs, **kwargs)
         try:
+            for look in model.inputs:
+                look(inputs, kwargs)
             for before in model.before:
                 before()
             output = original(self, *inputs, **kwargs)

@@ -19,18 +19,14 @@ import weakref
 from types import ModuleType
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-import torch
-
 from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import default_store, has, keys, put
 
-from . import ddp, diagnosis, past, sharding, sight, strays
+from . import ddp, diagnosis, optimizers, past, sharding, sight, strays
 
 # The share of a run's time that comparing may take: where a look takes longer, fewer steps are looked at.
 _SHARE = 0.001
-_compiler: Any = getattr(torch, "compiler", None)
-_compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
 # Looks that the store keeps, for ranks that come later.
 _KEPT = 4
 # Seconds for which a rank waits before it ends with an error, so that the others come to theirs.
@@ -39,7 +35,8 @@ _LINGER = 1.0
 _OPTIMIZERS = 8
 _ADVICE = (
     "Gradients are averaged in DDP's own forward only: look for a module that is called past it (model.module(x)), for"
-    " parameters that were added or set free after it was built, or for what one rank alone changes (DDPFIX_DRIFT=error ends the job here, off does not look)"
+    " parameters that were added or set free after it was built, or for what one rank alone changes (DDPFIX_DRIFT=error"
+    " ends the job here, off does not look)"
 )
 
 
@@ -94,7 +91,7 @@ class Drift(ddp.Stage):
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         # torch.compile is to find nothing in the step that it compiles, and a CUDA graph no wait for the device.
-        if _compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        if optimizers.is_hidden():
             return
         try:
             watches = self._of(optimizer)
@@ -113,20 +110,10 @@ class Drift(ddp.Stage):
 
     def _new(self, optimizer: Any, known: Sequence[Any]) -> List[Watch]:
         """What is to be watched from now on: models that have come, and of which this optimizer has parameters."""
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if getattr(optimizer, "_overlap_with_ddp", False):
             # Its step ends before the parameters are those of the other ranks.
             return []
-        found = [model for model in ddp.known() if model not in known and not _alone(model)]
-        return [
-            Watch(model, self._mode, self._every)
-            for model in found
-            if any(id(parameter) in held for parameter in model.parameters)
-        ]
-
-
-def _alone(model: ddp.Wrapped) -> bool:
-    return model.wrapper is None or len(sharding.ranks_of(model.wrapper.process_group)) == 1
+        return [Watch(model, self._mode, self._every) for model in optimizers.trained(optimizer, known)]
 
 
 def _averages(state: Any, hook: Any) -> bool:

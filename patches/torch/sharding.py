@@ -19,6 +19,11 @@ def ranks_of(group: Any) -> List[int]:
     return [distributed_c10d._get_global_rank(group, rank) for rank in range(size)]
 
 
+def own_rank() -> int:
+    """The global rank of this process."""
+    return int(distributed.get_rank())
+
+
 def of_fsdp1(wrapper: Any) -> Optional[List[int]]:
     """The ranks of a FullyShardedDataParallel module; None where they cannot be known.
 

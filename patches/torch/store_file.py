@@ -63,8 +63,8 @@ def _about(file: Optional[str]) -> str:
         return ""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.st_mtime))
     return (
-        f"the process group does not come up, and {file}, in which its ranks are to meet, was last written at {written},"
-        " before this job was started: a run that was killed has left it. Delete it before each run"
+        f"the process group does not come up, and {file}, in which its ranks are to meet, was last written at"
+        f" {written}, before this job was started: a run that was killed has left it. Delete it before each run"
     )
 
 

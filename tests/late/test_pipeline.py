@@ -33,6 +33,7 @@ STAGES = [
     "torch.bucket_view",
     "torch.aligned",
     "torch.drift",
+    "torch.samples",
     "torch.unsent",
     "torch.late",
     "torch.advice",

@@ -23,6 +23,7 @@ momentum: 0.0
 failing: ""
 nan: ""
 groups: 1
+apart: 0.0
 alone: False
 anneal: 0.0
 keep: True
@@ -50,6 +51,17 @@ checkpointer: !new:speechbrain.utils.checkpoints.Checkpointer
         counter: !ref <epoch_counter>
         scheduler: !ref <lr_annealing>
 """
+# The same with a frozen module made at random, and statistics of the input.
+FROZEN = YAML.replace(
+    "modules:\n",
+    """modules:
+    target: !new:torch.nn.Linear
+        in_features: 4
+        out_features: 4
+    normalize: !new:speechbrain.processing.features.InputNormalization
+        norm_type: !ref <norm_type>
+""",
+).replace("apart: 0.0\n", "apart: 0.0\nnorm_type: global\n")
 
 
 def row(index: int) -> torch.Tensor:
@@ -115,8 +127,9 @@ def main() -> None:
             if hparams["past"] == "main" and if_main_process():
                 # For the log.
                 self.hparams.model(batch.x)
+            x = self.modules.target(batch.x) if "target" in self.modules else batch.x
             # Recipes up to 1.1.0 take the bare module, which is not the wrapped one.
-            return (self.hparams if hparams["past"] == "all" else self.modules).model(batch.x)
+            return (self.hparams if hparams["past"] == "all" else self.modules).model(x)
 
         def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
             loss = predictions.square().mean()
@@ -159,6 +172,8 @@ def main() -> None:
         groups = [{"params": [p]} for p in parameters] if hparams["groups"] > 1 else parameters
         return torch.optim.SGD(groups, lr=hparams["lr"], momentum=hparams["momentum"])
 
+    if "target" in hparams["modules"]:
+        hparams["modules"]["target"].requires_grad_(False).bias += rank * hparams["apart"]
     known = {"hparams": hparams} if hparams["kind"] != "dataset" else {}
     brain = TinyBrain(
         modules=hparams["modules"],
@@ -172,6 +187,8 @@ def main() -> None:
     training = loader(hparams["kind"], counts[rank], rank)
     brain.fit(hparams["epoch_counter"], training, valid, train_loader_kwargs={"batch_size": 1, "collate_fn": Batch})
     weights = {name.replace("module.", ""): p.detach() for name, p in brain.modules.model.named_parameters()}
+    if "target" in brain.modules:
+        weights["target"] = torch.cat([p.flatten() for p in brain.modules.target.parameters()])
     torch.save({**weights, "current": hparams["epoch_counter"].current}, folder / f"end{rank}.pt")
 
 

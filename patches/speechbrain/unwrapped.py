@@ -1,0 +1,153 @@
+"""Modules that DDP leaves out are the same on all ranks when training begins (speechbrain pull request 2814).
+
+A Brain wraps the modules that have trainable parameters, and DDP makes these equal. A frozen module that was made at
+random (a quantizer, a projection) is whatever the seed of its rank made it. SpeechBrain 1.0.2 adds the rank to the
+seed: there every rank trains towards a target of its own. All ranks have just wrapped a module together, so they are
+here, and they compare digests through the process group's store.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import weakref
+from types import ModuleType
+from typing import Any, Dict, List, Tuple
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+from ddpfix.ranks import roll_call
+
+from . import brains
+
+# Integers of an element's size: sums of them are exact in any order.
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_STATISTICS = "speechbrain.processing.features"
+
+
+def compare(site: Site, module: ModuleType, owner: Any) -> None:
+    """Name modules that differ by rank."""
+    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, Compared(False)))
+
+
+def compare_early(site: Site, module: ModuleType, owner: Any) -> None:
+    """Name modules that differ by rank, and those that will: statistics that each rank has of its own batches."""
+    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, Compared(False)))
+    site.wrap(owner, "_wrap_distributed", _statistics)
+
+
+def share(site: Site, module: ModuleType, owner: Any) -> None:
+    """Give all ranks the modules of the first one where they differ, because the seed has the rank in it."""
+    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, Compared(True)))
+    site.wrap(owner, "_wrap_distributed", _statistics)
+
+
+def _statistics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    for name, module in brain.modules.named_modules() if brains.together(brain) else ():
+        kind = type(module)
+        ours = any(level.__module__ == _STATISTICS for level in kind.__mro__)
+        if ours and kind.__name__ == "InputNormalization" and getattr(module, "norm_type", "") in ("global", "speaker"):
+            log.once(
+                f"{name} ({kind.__name__}, {module.norm_type}) has on each rank the statistics of that rank's own"
+                " batches, and a checkpoint has those of rank 0. SpeechBrain 1.0.3 averages global ones over ranks"
+            )
+    return result
+
+
+def _wrapped(compared: Compared, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    if brains.together(brain):
+        compared.look(brain)
+    return result
+
+
+class Compared:
+    """Compares what DDP leaves out, once for each module.
+
+    Args:
+        shares: whether modules that differ become those of the first rank.
+    """
+
+    def __init__(self, shares: bool) -> None:
+        self._shares = shares
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def look(self, brain: Any) -> None:
+        """Called on all ranks, after a Brain has wrapped its modules."""
+        if not any(isinstance(module, DistributedDataParallel) for module in brain.modules.values()):
+            # Nothing says that the other ranks are here.
+            return
+        states = {name: _state(module) for name, module in brain.modules.items() if self._is_new(module)}
+        ranks = list(range(distributed.get_world_size()))
+        calls = roll_call.RollCall(f"unwrapped/{roll_call.name_of_next(ranks, 'brain')}", ranks)
+        shapes = [
+            (name, [(each, tuple(value.shape), str(value.dtype)) for each, value in state])
+            for name, state in states.items()
+        ]
+        if not calls.same(_short(shapes)):
+            log.warning("ranks have different modules that DDP leaves out, or parts of different sizes")
+            return
+        for name, state in states.items():
+            if state and not calls.same(_digest(state)):
+                self._differs(brain, name, state)
+
+    def _is_new(self, module: Any) -> bool:
+        """Whether DDP leaves it out, and it was not compared yet: what it has learned since is its own."""
+        if isinstance(module, DistributedDataParallel) or module in self._seen:
+            return False
+        self._seen.add(module)
+        return True
+
+    def _differs(self, brain: Any, name: str, state: List[Tuple[str, Any]]) -> None:
+        kind = type(brain.modules[name]).__name__
+        if not self._shares:
+            log.warning(
+                f"{name} ({kind}) has no trainable parameter, so DDP does not make it equal, and it differs between"
+                " ranks when training begins. Seed all ranks alike before it is made, or load it from a file"
+                " (DDPFIX_SPEECHBRAIN_UNWRAPPED=0 does not look)"
+            )
+            return
+        for _, value in state:
+            _share(value, brain.device)
+        log.info(
+            f"{name} ({kind}) has no trainable parameter, so DDP does not make it equal, and it differed between ranks"
+            " because SpeechBrain 1.0.2 adds the rank to the seed: all ranks have that of rank 0"
+            " (DDPFIX_SPEECHBRAIN_UNWRAPPED=0 keeps theirs)"
+        )
+
+
+def _state(module: Any) -> List[Tuple[str, Any]]:
+    """Frozen parameters and buffers, of which all are in memory."""
+    named: Dict[str, Any] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    return [
+        (name, value.detach())
+        for name, value in named.items()
+        if not isinstance(value, lazy) and value.layout is torch.strided and value.device.type != "meta"
+    ]
+
+
+def _digest(state: List[Tuple[str, Any]]) -> str:
+    sums = [_real(value).view(_BITS[_real(value).element_size()]).sum(dtype=torch.int64) for _, value in state]
+    return _short([int(each) for each in sums])
+
+
+def _real(value: Any) -> Any:
+    return torch.view_as_real(value) if value.is_complex() else value
+
+
+def _short(value: Any) -> str:
+    return hashlib.sha1(repr(value).encode()).hexdigest()
+
+
+def _share(value: Any, device: Any) -> None:
+    """Give a tensor the value that it has on the first rank, bit for bit."""
+    held = _real(value).to(device, copy=True).contiguous()
+    distributed.broadcast(held.reshape(-1).view(torch.uint8), 0)
+    with torch.no_grad():
+        _real(value).copy_(held)

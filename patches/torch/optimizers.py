@@ -1,0 +1,34 @@
+"""What the stages that look at optimizer steps share."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Set
+
+import torch
+
+from . import ddp, sharding
+
+_compiler: Any = getattr(torch, "compiler", None)
+_compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
+
+
+def is_hidden() -> bool:
+    """Whether nothing may be done after this step: it is compiled, or captured in a CUDA graph."""
+    return bool(_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()))
+
+
+def is_alone(model: ddp.Wrapped) -> bool:
+    """Whether a model has no other replica, or is no more."""
+    return model.wrapper is None or len(sharding.ranks_of(model.wrapper.process_group)) == 1
+
+
+def trained(optimizer: Any, known: Sequence[Any] = ()) -> List[ddp.Wrapped]:
+    """The replicated models of which an optimizer has parameters.
+
+    Args:
+        optimizer: any of torch's kind.
+        known: models that are left out.
+    """
+    held: Set[int] = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found = [model for model in ddp.known() if model not in known and not is_alone(model)]
+    return [model for model in found if any(id(parameter) in held for parameter in model.parameters)]
