@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import socket
-import weakref
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 from ddpfix.ranks import failure_watch
-from ddpfix.ranks.store import has, keys, put
+from ddpfix.ranks.connection import Connection
+from ddpfix.ranks.store import has, put
 
 # Ends that are kept: whoever comes later has mostly failed because of these.
 _KEPT = 4
@@ -49,31 +49,17 @@ class Life(NamedTuple):
 
 
 class Bulletin:
-    """One rank's view of it, on a connection of its own where torch has that.
+    """One rank's view of it.
 
     Args:
-        store: of the default group; it is not kept alive, see :func:`ddpfix.ranks.store.keys`.
+        connection: to the store.
         rank: this rank.
     """
 
-    def __init__(self, store: Any, rank: int) -> None:
-        self._original = weakref.ref(store)
-        self._connection: Any = None
-        with contextlib.suppress(Exception):
-            self._connection = keys(store, "failed").clone()
+    def __init__(self, connection: Connection, rank: int) -> None:
+        self._store = connection.store
         self._rank, self._beats = rank, 0
         self._ends: List[Optional[End]] = [None] * _KEPT
-
-    def is_open(self) -> bool:
-        """Whether the group is still there."""
-        return self._original() is not None
-
-    def close(self) -> None:
-        self._connection = None
-
-    def _store(self) -> Any:
-        original = self._original()
-        return keys(original, "failed") if self._connection is None and original is not None else self._connection
 
     def claim(self, text: str) -> bool:
         """Leave the cause; returns whether this rank is the first to do so."""

@@ -24,6 +24,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ddpfix import log
 from ddpfix.ranks import collectives, error_file, exits, failure_watch, handlers, last_words, limits, main_thread
 from ddpfix.ranks.bulletin import Bulletin, End, Life, is_gone
+from ddpfix.ranks.connection import Connection, StoreLostError
 
 # Seconds between two looks at the store, and how many looks a second the store has to answer at most.
 PERIOD, LOOKS = 2.0, 200
@@ -57,7 +58,8 @@ class Sentinel(threading.Thread):
 
     def __init__(self, store: Any, rank: int, size: int, step: Callable[[], Optional[int]]) -> None:
         super().__init__(name="ddpfix-sentinel", daemon=True)
-        self._bulletin = Bulletin(store, rank)
+        self._connection = Connection(store, "failed")
+        self._bulletin = Bulletin(self._connection, rank)
         self._rank, self._size, self._step = rank, size, step
         self._period = max(PERIOD, size / LOOKS)
         self._grace = max(GRACE, LAST - self._period)
@@ -94,26 +96,33 @@ class Sentinel(threading.Thread):
     # In the thread.
 
     def run(self) -> None:
-        # Mostly the store has ended with the rank that kept it, because the job has ended.
         with contextlib.suppress(Exception):
             self._watch()
+        # Whoever kept the store may have ended by now.
+        with contextlib.suppress(Exception):
             if self._how == "left":
                 self._leave(f"rank {self._rank} left its process group{self._in_step()}")
-            elif self._how == "ended" and self._bulletin.is_open():
+            elif self._how == "ended" and self._connection.is_open():
                 self._say_why()
-        self._bulletin.close()
+        self._connection.close()
 
     def _watch(self) -> None:
-        self._bulletin.beat(self._step())
-        while self._bulletin.is_open():
+        is_lost = False
+        while self._connection.is_open():
+            try:
+                if not is_lost:
+                    self._bulletin.beat(self._step())
+                    self._look()
+            except Exception as error:
+                log.debug(f"the store does not answer: {error!r}")
+                is_lost = True
             if self._leaving.wait(1.0 if self._ends else self._period) or self._main.is_over():
                 return
-            # A toolkit's own failures are told by the watch that was put in for it.
-            if not failure_watch.is_watching():
-                self._look()
 
     def _look(self) -> None:
-        self._bulletin.beat(self._step())
+        # A toolkit's own failures are told by the watch that was put in for it.
+        if failure_watch.is_watching():
+            return
         if self._cause is None:
             self._cause = self._bulletin.cause()
             if self._cause is not None:
@@ -206,27 +215,29 @@ class Sentinel(threading.Thread):
 
     def _linger(self) -> None:
         """Stay until the others know the cause, as far as they have not ended: torch elastic ends them at once."""
-        end = time.monotonic() + LINGER
-        while time.monotonic() < end:
+        last = time.monotonic() + LINGER
+        while time.monotonic() < last:
             if self._bulletin.acknowledged() + self._bulletin.number_of_ends() >= self._size:
                 return
             time.sleep(0.05)
 
     def _found(self) -> str:
         """Why another rank is gone; empty where that cannot be known."""
-        found = self._left_behind()
-        with contextlib.suppress(Exception):
-            found = found or self._silent()
-        return found
+        try:
+            return self._cause or self._left_behind() or self._silent()
+        except StoreLostError as error:
+            return f"{error}, before this rank could read why: rank 0's, unless a launcher keeps the store"
+        except Exception as error:
+            log.debug(f"the store does not answer: {error!r}")
+            return ""
 
     def _left_behind(self) -> str:
         """What ranks have left in the store, or a process that is gone."""
-        end = time.monotonic() + SEARCH
-        while time.monotonic() < end:
-            with contextlib.suppress(Exception):
-                found = self._bulletin.cause() or self._gone() or next((e.text for e in self._bulletin.ends()), "")
-                if found:
-                    return found
+        last = time.monotonic() + SEARCH
+        while time.monotonic() < last:
+            found = self._bulletin.cause() or self._gone() or next((end.text for end in self._bulletin.ends()), "")
+            if found:
+                return found
             time.sleep(0.05)
         return ""
 

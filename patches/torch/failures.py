@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from types import ModuleType
 from typing import Any, List, Optional
 
@@ -37,13 +38,15 @@ class Steps(ddp.Stage):
 
 
 class Counter:
-    """The training forwards of one model."""
+    """The training forwards of one model, which it outlives."""
 
     def __init__(self, steps: Steps, model: ddp.Wrapped) -> None:
-        self._steps, self._model, self.number = steps, model, 0
+        self._steps, self._wrapper, self.number = steps, weakref.ref(model.wrapper), 0
 
     def begin(self) -> None:
-        if self._model.wrapper.training:
+        """A forward of the model begins."""
+        wrapper = self._wrapper()
+        if wrapper is not None and wrapper.training:
             self.number += 1
             self._steps.last = self
 
@@ -62,10 +65,14 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Begin when the process group comes up, or at once where it is up already."""
     site.wrap(module, "init_process_group", _group_up)
-    site.wrap(module, "destroy_process_group", _group_down)
     site.at_undo(_forget)
     if distributed.is_available() and distributed.is_initialized():
         _begin()
+
+
+def group_end(site: Site, module: ModuleType, owner: Any) -> None:
+    """A rank that leaves its process group says so, and is not taken for one that was killed."""
+    site.wrap(module, "destroy_process_group", _group_down)
 
 
 def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
