@@ -23,19 +23,20 @@ class StoreLostError(ConnectionError):
 
 
 class Connection:
-    """Keys of ours, on a connection of its own where torch has that: the main thread may be waiting with the other one.
+    """Keys of ours, on a connection of their own where torch has that: the main thread may wait with the other one.
 
     Args:
         store: of the default group; it is not kept alive, see :func:`ddpfix.ranks.store.keys`.
         name: of the keys.
+        own: whether to open another connection.
     """
 
-    def __init__(self, store: Any, name: str) -> None:
+    def __init__(self, store: Any, name: str, own: bool = True) -> None:
         self._name, self._original = name, weakref.ref(store)
         self._clone: Any = None
         before = _sockets()
         with contextlib.suppress(Exception):
-            self._clone = keys(store, name).clone()
+            self._clone = keys(store, name).clone() if own else None
         new = _sockets() - before if self._clone is not None else set()
         # Another thread may have opened one as well: then nobody knows which is which.
         self._socket: Optional[int] = new.pop() if len(new) == 1 else None

@@ -37,7 +37,9 @@ GRACE, LAST = 8.0, 25.0
 # A limit of collectives below this is the user's own: torch's are ten minutes and thirty.
 DEFAULT_LIMIT = 600.0
 # Seconds that the end of a process waits for the thread: in order, and after a failure.
-_SHORT, _LONG = 2.0, 15.0
+_SHORT, _LONG = 5.0, 15.0
+# Up to so many ranks each has a connection of its own for this: more might be too many files for the store's process.
+_CONNECTIONS = 256
 # How many ranks before and after it a rank looks at when one is gone: at their processes, and at their signs of life.
 _NEIGHBOURS, _MANY = 64, 256
 
@@ -58,7 +60,7 @@ class Sentinel(threading.Thread):
 
     def __init__(self, store: Any, rank: int, size: int, step: Callable[[], Optional[int]]) -> None:
         super().__init__(name="ddpfix-sentinel", daemon=True)
-        self._connection = Connection(store, "failed")
+        self._connection = Connection(store, "failed", size <= _CONNECTIONS)
         self._bulletin = Bulletin(self._connection, rank)
         self._rank, self._size, self._step = rank, size, step
         self._period = max(PERIOD, size / LOOKS)
@@ -144,8 +146,9 @@ class Sentinel(threading.Thread):
 
     def _is_lost(self, frame: Optional[FrameType]) -> bool:
         """Whether nothing but the end is left for this rank, as far as can be known."""
-        limit = limits.shortest()
-        if limit is None or limit < DEFAULT_LIMIT:
+        known = [limits.shortest(group) for group in collectives.groups()]
+        limit = min((each or 0.0 for each in known), default=0.0)
+        if limit < DEFAULT_LIMIT:
             return False
         if handlers.may_handle(frame):
             log.on_every_rank(

@@ -148,7 +148,7 @@ def test_a_rank_whose_program_may_act_upon_the_time_out_is_not_ended(tmp_path: P
 @pytest.mark.patches("torch.failures")
 @pytest.mark.parametrize("how", ["caught", "forked", "in_a_thread", "meant", "left_group"])
 def test_what_is_no_failure_is_not_touched(tmp_path: Path, how: str) -> None:
-    plain, ours = (job(tmp_path / name, how, **environ) for name, environ in (("plain", {}), ("ours", {"DDPFIX": "1"})))
+    plain, ours = job(tmp_path / "plain", how), job(tmp_path / "ours", how, DDPFIX="1")
     for found in (plain, ours):
         assert found.code == 0 and all("done" in text for text in found.ranks), found
     assert "failed in step" not in str(ours.ranks) and "ended in step" not in str(ours.ranks), ours
