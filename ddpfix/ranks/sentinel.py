@@ -33,7 +33,7 @@ LINGER = 5.0
 # Seconds in which a rank that lost another one finds out why.
 SEARCH = 3.0
 # Seconds that a rank stands still in a collective that cannot end: at least, and until the last one is ended.
-GRACE, LAST = 8.0, 25.0
+GRACE, LAST = 8.0, 20.0
 # A limit of collectives below this is the user's own: torch's are ten minutes and thirty.
 DEFAULT_LIMIT = 600.0
 # Seconds that the end of a process waits for the thread: in order, and after a failure.

@@ -136,7 +136,7 @@ def test_a_rank_that_can_never_go_on_is_ended(tmp_path: Path) -> None:
     assert re.search(FAILURES["raises"], found.last_words()[0]), found
     assert re.search(FAILURES["raises"], found.last_words()[1]), found
     cause = found.summary[found.summary.index("Root Cause") :]
-    assert "rank      : 1" in cause and "no such utterance" in cause, found
+    assert "no such utterance" in cause, found
 
 
 @pytest.mark.patches("torch.failures")
