@@ -6,8 +6,10 @@ A program with ``@record`` writes it; for any other, torchrun's summary says ``e
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
+from traceback import format_exception
 from typing import Iterator
 
 from ddpfix import log
@@ -51,3 +53,38 @@ def written_last() -> Iterator[None]:
             next_second()
             write(error)
         raise
+
+
+def is_wanted() -> bool:
+    """Whether torch elastic looks for a file that is not there yet."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return bool(path) and not os.path.exists(str(path))
+
+
+def write_uncaught(error: BaseException) -> bool:
+    """Write an error that has ended the program, as :func:`write` does.
+
+    Args:
+        error: with its traceback.
+    """
+    trace = error.__traceback__
+    return write_text(f"{type(error).__name__}: {error}", "".join(format_exception(type(error), error, trace)))
+
+
+def write_text(message: str, trace: str) -> bool:
+    """The same for a failure that is no exception any more.
+
+    Args:
+        message: the failure in words.
+        trace: how it came to it.
+    """
+    if not is_wanted():
+        return False
+    about = {"py_callstack": trace, "timestamp": str(int(time.time()))}
+    try:
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": message, "extraInfo": about}}, file)
+    except OSError as problem:
+        log.debug(f"torch elastic is not told of {message}: {problem!r}")
+        return False
+    return True

@@ -64,10 +64,12 @@ def claim(text: str) -> bool:
     from torch import distributed
 
     store = default_store()
-    if store is None:
-        return True
-    store = _keys(store)
-    own = str(distributed.get_rank())
+    return store is None or claim_in(_keys(store), distributed.get_rank(), text)
+
+
+def claim_in(store: Any, rank: int, text: str) -> bool:
+    """The same on a connection of the caller's own to the keys ``failed``."""
+    own = str(rank)
     if bytes(store.compare_set("first", "", own)).decode() != own:
         return False
     if not has(store, _CAUSE):
@@ -79,13 +81,14 @@ def cause() -> Optional[str]:
     """The cause that the first failed rank left, or None."""
     store = default_store()
     try:
-        return None if store is None else _left(_keys(store))
+        return None if store is None else cause_in(_keys(store))
     except Exception as error:
         log.debug(f"the store does not answer: {error!r}")
     return None
 
 
-def _left(store: Any) -> Optional[str]:
+def cause_in(store: Any) -> Optional[str]:
+    """The same on a connection of the caller's own to the keys ``failed``."""
     return bytes(store.get(_CAUSE)).decode(errors="replace") if has(store, _CAUSE) else None
 
 
@@ -159,6 +162,29 @@ def watch() -> None:
     watching.start()
 
 
+_TOLD_ELSEWHERE: List[str] = []
+
+
+def tell_elsewhere(toolkit: str) -> None:
+    """A toolkit's patch reports the failures of this rank from now on, and nobody else is to."""
+    _TOLD_ELSEWHERE.append(toolkit)
+
+
+def tell_here() -> None:
+    """Undo of :func:`tell_elsewhere`."""
+    _TOLD_ELSEWHERE.clear()
+
+
+def is_told_elsewhere() -> bool:
+    """Whether :func:`tell_elsewhere` holds."""
+    return bool(_TOLD_ELSEWHERE)
+
+
+def is_watching() -> bool:
+    """Whether a toolkit's own failures are watched on this rank."""
+    return bool(_WATCHES)
+
+
 def stop() -> None:
     """End all watches (undo, or the process ends)."""
     while _WATCHES:
@@ -168,7 +194,8 @@ def stop() -> None:
 atexit.register(stop)
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
+    """Write torch elastic's error file on a rank that ends because of another one."""
     try:
         raise PeerFailedError(text)
     except PeerFailedError as error:
@@ -210,7 +237,7 @@ class Watch(threading.Thread):
 
     def _look(self) -> Optional[str]:
         store = self._store()
-        return None if store is None else _left(store)
+        return None if store is None else cause_in(store)
 
     def _store(self) -> Any:
         original = self.original()
@@ -224,7 +251,7 @@ class Watch(threading.Thread):
             self._store().add("seen", 1)
         if not self.over.wait(GRACE) and not self.free:
             log.error("this rank waits for the failed one in a collective, so its process is ended")
-            _write(text)
+            write(text)
             sys.stdout.flush()
             os._exit(1)
 

@@ -22,6 +22,7 @@ from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
 from ddpfix.ranks import error_file
+from ddpfix.ranks.last_words import follows
 
 from . import peers
 
@@ -57,8 +58,8 @@ def _failed(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
 def _say(driver: Any, error: BaseException) -> None:
     """Report the cause, if it is this rank's; else wait for the rank whose cause it is."""
     rank = driver.global_rank
-    follows, text = peers.follows(error), peers.formatted(error)
-    if not follows and peers.claim(rank, text):
+    is_victim, text = follows(error), peers.formatted(error)
+    if not is_victim and peers.claim(rank, text):
         _print(driver, f"\nddpfix: rank {rank} failed first and ends the others. The cause:\n{text}\n")
         if error_file.write(error):
             # The others, which this rank ends now, are not to be taken for the first.
@@ -66,7 +67,7 @@ def _say(driver: Any, error: BaseException) -> None:
         return
     # The first rank ends this one when it has reported its cause.
     cause = peers.first_cause(rank, _others(driver))
-    if not follows:
+    if not is_victim:
         # Still there, so it says its own as well; the first one comes at the end of all, when the exception is printed.
         _print(driver, f"\nddpfix: rank {rank} failed as well. The cause:\n{text}\n")
     elif cause:

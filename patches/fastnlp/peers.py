@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -14,23 +13,13 @@ from typing import Any, Callable, Dict, List, Optional, Type
 
 from ddpfix import log
 from ddpfix.ranks import failure_watch
+from ddpfix.ranks.last_words import follows
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
 _PATIENCE = 5.0
 _STORE = 2.0
 _HOOK: List[Any] = []
-# What gloo, NCCL and the store say when another rank is gone.
-_FOLLOWS = re.compile(
-    r"connection (was )?(closed|reset|refused) by (remote |local )?peer|broken pipe|remote process exited"
-    r"|recvValue failed|sendBytes failed|failed to recv",
-    re.IGNORECASE,
-)
 _NOT_FIRST = "did not fail first:"
-
-
-def follows(error: BaseException) -> bool:
-    """Whether this error says no more than that another rank is gone."""
-    return isinstance(error, RuntimeError) and _FOLLOWS.search(str(error)) is not None
 
 
 def formatted(error: BaseException) -> str:
@@ -134,6 +123,7 @@ def hook_uncaught(rank: int, pids: List[int]) -> None:
 
     _HOOK.extend([original, hook])
     sys.excepthook = hook
+    failure_watch.tell_elsewhere("fastNLP")
 
 
 def forget() -> None:
@@ -141,3 +131,4 @@ def forget() -> None:
     if _HOOK and sys.excepthook is _HOOK[1]:
         sys.excepthook = _HOOK[0]
     _HOOK.clear()
+    failure_watch.tell_here()

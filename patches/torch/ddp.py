@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # Where each stage stands, the first one outermost: it sees the arguments first, and the end of a forward last.
 ORDER = (
+    "failures",  # Counts every training forward, also one in which a later stage fails.
     "agreement",  # Must come before every stage that communicates: all ranks have to be present.
     "flag",  # Every later stage depends on whether DDP looks for unused parameters.
     "bucket_view",  # Changes an argument of its own.

@@ -38,6 +38,7 @@ STAGES = [
     "torch.late",
     "torch.advice",
     "torch.diagnosis",
+    "torch.failures",
 ]
 if Version(torch.__version__) < Version("2.4"):
     STAGES.append("torch.accumulation")

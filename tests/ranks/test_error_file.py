@@ -43,7 +43,7 @@ def summary(path: Path, failing: int, how: str = "ddpfix") -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
         [*command, str(path / "train.py"), str(failing), how],
-        env=launch.environment({"DDPFIX": "1"}),
+        env=launch.environment({"DDPFIX": "1", "DDPFIX_TORCH_FAILURES": "0" if how == "unpatched" else "1"}),
         capture_output=True,
         text=True,
         timeout=120,

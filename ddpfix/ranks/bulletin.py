@@ -1,0 +1,136 @@
+"""What ranks leave in the process group's store about their end: the cause, who has ended how, and signs of life."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from typing import Dict, List, NamedTuple, Optional
+
+from ddpfix.ranks import failure_watch
+from ddpfix.ranks.connection import Connection
+from ddpfix.ranks.store import has, put
+
+# Ends that are kept: whoever comes later has mostly failed because of these.
+_KEPT = 4
+
+
+class End(NamedTuple):
+    """How a rank has ended.
+
+    Attributes:
+        rank: which one.
+        text: in words.
+        counts: the collectives that it had begun, by group; empty where another thread may begin more.
+    """
+
+    rank: int
+    text: str
+    counts: Dict[str, int]
+
+
+class Life(NamedTuple):
+    """A sign of life.
+
+    Attributes:
+        host: the name of the machine.
+        space: where the number of the process means something.
+        pid: the process.
+        step: the training forwards that it had begun.
+        beat: counts these signs.
+    """
+
+    host: str
+    space: str
+    pid: int
+    step: Optional[int]
+    beat: int
+
+
+class Bulletin:
+    """One rank's view of it.
+
+    Args:
+        connection: to the store.
+        rank: this rank.
+    """
+
+    def __init__(self, connection: Connection, rank: int) -> None:
+        self._store = connection.store
+        self._rank, self._beats = rank, 0
+        self._ends: List[Optional[End]] = [None] * _KEPT
+
+    def claim(self, text: str) -> bool:
+        """Leave the cause; returns whether this rank is the first to do so."""
+        return failure_watch.claim_in(self._store(), self._rank, text)
+
+    def cause(self) -> Optional[str]:
+        """The cause that the first failed rank left."""
+        return failure_watch.cause_in(self._store())
+
+    def acknowledge(self) -> None:
+        """Tell a rank that has failed that this one knows the cause."""
+        self._store().add("seen", 1)
+
+    def acknowledged(self) -> int:
+        """How many ranks know the cause."""
+        return int(self._store().add("seen", 0))
+
+    def leave(self, end: End) -> None:
+        """Tell that this rank has ended, and how."""
+        store = self._store()
+        # A rank that has said so is not silent.
+        put(store, f"life/{self._rank}", "null")
+        number = int(store.add("ends", 1))
+        if number <= _KEPT:
+            put(store, f"end/{number}", json.dumps(end))
+
+    def ends(self) -> List[End]:
+        """The ranks that have ended first, this one left out; one look as long as there is none."""
+        store = self._store()
+        for number in range(min(_KEPT, int(store.add("ends", 0)))):
+            if self._ends[number] is None and has(store, f"end/{number + 1}"):
+                self._ends[number] = End(*json.loads(store.get(f"end/{number + 1}")))
+        return [end for end in self._ends if end is not None and end.rank != self._rank]
+
+    def number_of_ends(self) -> int:
+        """How many ranks have said that they ended."""
+        return int(self._store().add("ends", 0))
+
+    def beat(self, step: Optional[int]) -> None:
+        """Give a sign of life."""
+        self._beats += 1
+        life = json.dumps(Life(socket.gethostname(), _space(), os.getpid(), step, self._beats))
+        if self._beats == 1:
+            put(self._store(), f"life/{self._rank}", life)
+        else:
+            self._store().set(f"life/{self._rank}", life)
+
+    def life(self, rank: int) -> Optional[Life]:
+        """The last sign of life of a rank; None if it gave none, or has ended in order."""
+        store = self._store()
+        if not has(store, f"life/{rank}"):
+            return None
+        found = json.loads(store.get(f"life/{rank}"))
+        return None if found is None else Life(*found)
+
+
+def _space() -> str:
+    """What processes have numbers in common with this one: a machine since its start, and a container on it."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def is_gone(life: Life) -> bool:
+    """Whether the process is certainly no more; one on another machine, or in another container, is not known."""
+    if not life.space or life.space != _space():
+        return False
+    try:
+        with open(f"/proc/{life.pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,36 @@
+"""How many collectives this rank has begun in each group: whoever has ended with fewer will never join the next."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import Any, Dict, List, Mapping
+
+
+def counts() -> Dict[str, int]:
+    """The number of collectives by group, as far as its backend tells; the key is the same on all ranks of a group."""
+    members = _table("pg_group_ranks")
+    found: Dict[str, int] = {}
+    for group, name in list(_table("pg_names").items()):
+        with contextlib.suppress(Exception):
+            ranks = hashlib.sha1(",".join(map(str, sorted(members[group]))).encode()).hexdigest()[:12]
+            found[f"{name} {ranks}"] = int(group._get_sequence_number_for_group())
+    return found
+
+
+def groups() -> List[Any]:
+    """The groups that this rank is in."""
+    return list(_table("pg_names"))
+
+
+def _table(name: str) -> Dict[Any, Any]:
+    """What torch knows by group; torch 1.13 has it under another name."""
+    from torch.distributed import distributed_c10d
+
+    world: Any = getattr(distributed_c10d, "_world", None)
+    return getattr(world, name, None) or getattr(distributed_c10d, f"_{name}", {})
+
+
+def is_beyond(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
+    """Whether we have begun a collective of a common group that a rank which has ended did not begin."""
+    return any(count > theirs[name] for name, count in ours.items() if name in theirs)

@@ -1,0 +1,185 @@
+"""One rank of a job in which rank 1 fails in step 7, in the way that is asked for; or in which all is well."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+# Longer than a rank stands still before it is ended.
+ALONE = 28.0
+
+
+class Broken(Dataset):
+    """Data that cannot be read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise IndexError(f"no utterance {index}")
+
+
+def read() -> None:
+    """Read the data in a process of its own."""
+    for _ in DataLoader(Broken(), num_workers=1):
+        pass
+
+
+def broken() -> None:
+    raise IndexError("no such utterance")
+
+
+def left_open() -> None:
+    """Fail, while a thread that is no daemon keeps the process: its connections stay open."""
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    broken()
+
+
+def handled() -> None:
+    try:
+        broken()
+    except IndexError:
+        sys.exit(3)
+
+
+FAILURES: Dict[str, Callable[[], Any]] = {
+    "raises": broken,
+    "worker": read,
+    "exits": lambda: sys.exit(3),
+    "exits_in_words": lambda: sys.exit("no data"),
+    "handled": handled,
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "left_open": left_open,
+    "saves": left_open,
+    "left_alone": left_open,
+}
+
+
+def train(how: str, step: Callable[[], None]) -> None:
+    for number in range(1, 20):
+        if distributed.get_rank() == 1 and number == 8:
+            if how == "early":
+                return
+            FAILURES.get(how, lambda: None)()
+        step()
+        # A sign of life has the step that was begun last.
+        time.sleep(0.3 if how == "killed" else 0)
+
+
+def child() -> None:
+    sys.exit(1)
+
+
+def caught() -> None:
+    """What a program may do with errors and exits, and go on."""
+    for fails in (broken, read, child):
+        with contextlib.suppress(IndexError, SystemExit):
+            fails()
+    try:
+        broken()
+    except IndexError:
+        sys.excepthook(*sys.exc_info())
+
+
+def forked() -> None:
+    """Children that fail, each in its way."""
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    number = os.fork()
+    if not number:
+        # What Python runs at an exit, without the destructors of torch, which may hang in a forked child.
+        atexit._run_exitfuncs()
+        os._exit(1)
+    os.waitpid(number, 0)
+
+
+def restarted() -> None:
+    if distributed.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        broken()
+
+
+def alone() -> None:
+    """One rank is done, and the other one works on alone."""
+    if distributed.get_rank() == 0:
+        time.sleep(ALONE)
+
+
+def failed_last() -> None:
+    """One rank fails when they need each other no more."""
+    if distributed.get_rank() == 1:
+        broken()
+    time.sleep(ALONE)
+
+
+def in_a_thread() -> None:
+    """A thread that raises ends by itself."""
+    thread = threading.Thread(target=broken)
+    thread.start()
+    thread.join()
+
+
+RIGHT: Dict[str, Callable[[], Any]] = {
+    "caught": caught,
+    "forked": forked,
+    "restarted": restarted,
+    "in_a_thread": in_a_thread,
+    "alone": alone,
+    "failed_last": failed_last,
+    "meant": lambda: None,
+    "left_group": lambda: None,
+}
+
+
+def work(how: str) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+
+    def step() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+
+    if how in RIGHT:
+        step()
+        if how in ("alone", "failed_last"):
+            RIGHT[how]()
+            return
+        RIGHT[how]()
+        step()
+        return
+    if how != "saves":
+        train(how, step)
+        return
+    try:
+        train(how, step)
+    finally:
+        print("saved", flush=True)
+
+
+def begin(how: str) -> None:
+    """Make the process group. torch 2.13 gives restarted ranks the addresses of the first ones, mostly."""
+    own: Dict[str, Any] = {}
+    if how == "restarted":
+        file = f"{os.getcwd()}/store-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+        own = {"init_method": f"file://{file}", "rank": int(os.environ["RANK"]), "world_size": 2}
+    distributed.init_process_group("gloo", **own)
+
+
+if __name__ == "__main__":
+    begin(sys.argv[1])
+    work(sys.argv[1])
+    print("done", flush=True)
+    if sys.argv[1] == "left_group":
+        distributed.destroy_process_group()
+    if sys.argv[1] == "meant":
+        sys.exit(0)

@@ -1,0 +1,171 @@
+"""One rank fails: every rank has the cause as its last words; whoever fails in no way, or can go on, is let alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple
+
+import pytest
+
+from tests.ranks import failing
+from tests.support import ranks
+from tests.support.ports import free_port
+
+SCRIPT = Path(failing.__file__)
+
+
+class Job(NamedTuple):
+    """How a job under torchrun has ended: its exit code, what torchrun said, what each rank said, and the seconds."""
+
+    code: int
+    summary: str
+    ranks: List[str]
+    seconds: float
+
+    def last_words(self) -> List[str]:
+        """The last line of each rank."""
+        return [(text.strip().splitlines() or [""])[-1] for text in self.ranks]
+
+
+def job(folder: Path, how: str, *words: str, limit: float = 90, **environ: str) -> Job:
+    folder.mkdir(exist_ok=True)
+    logs = folder / "logs"
+    command = [*ranks.elastic(2), "--log_dir", str(logs), "--redirects", "3", *words, str(SCRIPT), how]
+    begun = time.monotonic()
+    code, summary = ranks.run(command, ranks.environment(environ), folder, limit)
+    seconds = time.monotonic() - begun
+    told = []
+    for rank in range(2):
+        files = sorted(
+            logs.glob(f"**/attempt_*/{rank}/std*.log"), key=lambda file: (file.parts[-3], file.name[3] != "o")
+        )
+        told.append("".join(file.read_text(errors="replace") for file in files))
+    return Job(code, summary, told, seconds)
+
+
+def background(folder: Path, how: str, **environ: str) -> List[Any]:
+    """The exit code and the words of each rank where no launcher ends the others."""
+    port = str(free_port())
+    started = []
+    for rank in range(2):
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank), **environ}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), how],
+                env=ranks.environment(own),
+                cwd=str(folder),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        return [(each.communicate(timeout=100)[0], each.returncode) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+
+
+LINE = r"\(failing\.py:\d+\)"
+# The last words of both ranks.
+FAILURES: Dict[str, str] = {
+    "raises": rf"rank 1 failed in step 7: IndexError: no such utterance {LINE}",
+    "worker": rf"rank 1 failed in step 7: IndexError: no utterance 0 {LINE}",
+    "exits": rf"rank 1 failed in step 7: SystemExit: 3 {LINE}",
+    "exits_in_words": rf"rank 1 failed in step 7: SystemExit: no data {LINE}",
+    "handled": rf"rank 1 failed in step 7: IndexError: no such utterance {LINE}",
+}
+
+
+def test_unpatched_the_others_name_the_connection_and_the_summary_has_nothing(tmp_path: Path) -> None:
+    found = job(tmp_path, "raises")
+    assert found.code == 1 and "error_file: <N/A>" in found.summary, found
+    assert "Connection" in found.ranks[0] and "no such utterance" not in found.ranks[0] + found.summary, found
+
+
+@pytest.mark.patches("torch.failures")
+def test_switched_off_it_is_as_in_plain_torch(tmp_path: Path) -> None:
+    found = job(tmp_path, "raises", DDPFIX="1", DDPFIX_TORCH_FAILURES="0")
+    assert "error_file: <N/A>" in found.summary and "no such utterance" not in found.ranks[0], found
+
+
+@pytest.mark.patches("torch.failures")
+@pytest.mark.parametrize("how", FAILURES)
+def test_every_rank_has_the_cause_as_its_last_words(tmp_path: Path, how: str) -> None:
+    found = job(tmp_path, how, DDPFIX="1")
+    assert found.code == 1 and found.seconds < 30, found
+    for words in found.last_words():
+        assert re.fullmatch(f"ddpfix: {FAILURES[how]}", words), found
+    cause = found.summary[found.summary.index("Root Cause") :]
+    assert "error_file: <N/A>" not in cause and "rank      : 1" in cause, found
+    assert "failing.py" in cause, found
+
+
+@pytest.mark.patches("torch.failures")
+def test_a_rank_that_leaves_its_loop_early_is_named(tmp_path: Path) -> None:
+    found = job(tmp_path, "early", DDPFIX="1")
+    assert found.code == 1 and found.seconds < 30, found
+    assert found.last_words() == ["ddpfix: rank 1 ended in step 7", "done"], found
+    assert "error_file: <N/A>" not in found.summary and "Connection" in found.summary, found
+
+
+@pytest.mark.patches("torch.failures")
+def test_a_rank_that_is_killed_is_told_by_its_process(tmp_path: Path) -> None:
+    found = background(tmp_path, "killed", DDPFIX="1")
+    assert found[1] == ("", -9) and found[0][1] == 1, found
+    words = found[0][0].strip().splitlines()[-1]
+    seen = r"last seen in step \d, rank 0 is in step \d"
+    assert re.search(rf"rank 1 ended without a word, {seen}: process \d+ on \S+ is gone\. It was killed", words), found
+
+
+def test_unpatched_a_rank_waits_for_one_that_cannot_come(tmp_path: Path) -> None:
+    found = job(tmp_path, "left_open", limit=30)
+    assert found.code == ranks.OVERDUE and "no such utterance" in found.ranks[1], found
+
+
+@pytest.mark.patches("torch.failures")
+def test_a_rank_that_can_never_go_on_is_ended(tmp_path: Path) -> None:
+    """The process of the failed one is still there: a thread keeps it, and its connections."""
+    found = job(tmp_path, "left_open", DDPFIX="1")
+    assert found.code == 1 and found.seconds < 45, found
+    assert "never began, so its process is ended" in found.ranks[0], found
+    assert re.search(FAILURES["raises"], found.last_words()[0]), found
+    assert re.search(FAILURES["raises"], found.last_words()[1]), found
+    cause = found.summary[found.summary.index("Root Cause") :]
+    assert "no such utterance" in cause, found
+
+
+@pytest.mark.patches("torch.failures")
+def test_a_rank_whose_program_may_act_upon_the_time_out_is_not_ended(tmp_path: Path) -> None:
+    found = job(tmp_path, "saves", limit=45, DDPFIX="1")
+    assert "so it is not ended here" in found.ranks[0] and "its process is ended" not in found.ranks[0], found
+
+
+@pytest.mark.patches("torch.failures")
+@pytest.mark.parametrize("how", ["caught", "forked", "in_a_thread", "meant", "left_group"])
+def test_what_is_no_failure_is_not_touched(tmp_path: Path, how: str) -> None:
+    plain, ours = job(tmp_path / "plain", how), job(tmp_path / "ours", how, DDPFIX="1")
+    for found in (plain, ours):
+        assert found.code == 0 and all("done" in text for text in found.ranks), found
+    assert "failed in step" not in str(ours.ranks) and "ended in step" not in str(ours.ranks), ours
+
+
+@pytest.mark.patches("torch.failures")
+def test_a_job_that_elastic_restarts_begins_anew(tmp_path: Path) -> None:
+    found = job(tmp_path, "restarted", "--max_restarts", "1", DDPFIX="1")
+    assert found.code == 0 and all(text.count("done") == 1 for text in found.ranks), found
+    assert "failed in step" in found.ranks[0] and "failed in step" in found.ranks[1], found
+
+
+@pytest.mark.patches("torch.failures")
+@pytest.mark.parametrize("how", ["alone", "failed_last"])
+def test_a_rank_that_works_alone_is_not_ended(tmp_path: Path, how: str) -> None:
+    found = background(tmp_path, how, DDPFIX="1")
+    assert found[0][1] == 0 and "done" in found[0][0], found
+    assert found[1][1] == (0 if how == "alone" else 1), found
+    # Nor does torch complain that the store is gone.
+    assert "TCPStore" not in found[0][0] + found[1][0], found
