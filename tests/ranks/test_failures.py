@@ -16,6 +16,8 @@ from tests.support import ranks
 from tests.support.ports import free_port
 
 SCRIPT = Path(failing.__file__)
+# Left to cells and nox -s rest.
+LONG = pytest.mark.sampled(inside=False, cells=True)
 
 
 class Job(NamedTuple):
@@ -94,7 +96,7 @@ def test_switched_off_it_is_as_in_plain_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.patches("torch.failures")
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=LONG if how != "raises" else ()) for how in FAILURES])
 def test_every_rank_has_the_cause_as_its_last_words(tmp_path: Path, how: str) -> None:
     found = job(tmp_path, how, DDPFIX="1")
     assert found.code == 1 and found.seconds < 30, found
@@ -122,11 +124,13 @@ def test_a_rank_that_is_killed_is_told_by_its_process(tmp_path: Path) -> None:
     assert re.search(rf"rank 1 ended without a word, {seen}: process \d+ on \S+ is gone\. It was killed", words), found
 
 
+@LONG
 def test_unpatched_a_rank_waits_for_one_that_cannot_come(tmp_path: Path) -> None:
     found = job(tmp_path, "left_open", limit=30)
     assert found.code == ranks.OVERDUE and "no such utterance" in found.ranks[1], found
 
 
+@LONG
 @pytest.mark.patches("torch.failures")
 def test_a_rank_that_can_never_go_on_is_ended(tmp_path: Path) -> None:
     """The process of the failed one is still there: a thread keeps it, and its connections."""
@@ -139,6 +143,7 @@ def test_a_rank_that_can_never_go_on_is_ended(tmp_path: Path) -> None:
     assert "no such utterance" in cause, found
 
 
+@LONG
 @pytest.mark.patches("torch.failures")
 def test_a_rank_whose_program_may_act_upon_the_time_out_is_not_ended(tmp_path: Path) -> None:
     found = job(tmp_path, "saves", limit=45, DDPFIX="1")
@@ -146,7 +151,9 @@ def test_a_rank_whose_program_may_act_upon_the_time_out_is_not_ended(tmp_path: P
 
 
 @pytest.mark.patches("torch.failures")
-@pytest.mark.parametrize("how", ["caught", "forked", "in_a_thread", "meant", "left_group"])
+@pytest.mark.parametrize(
+    "how", ["caught", *(pytest.param(how, marks=LONG) for how in ("forked", "in_a_thread", "meant", "left_group"))]
+)
 def test_what_is_no_failure_is_not_touched(tmp_path: Path, how: str) -> None:
     plain, ours = job(tmp_path / "plain", how), job(tmp_path / "ours", how, DDPFIX="1")
     for found in (plain, ours):
@@ -154,6 +161,7 @@ def test_what_is_no_failure_is_not_touched(tmp_path: Path, how: str) -> None:
     assert "failed in step" not in str(ours.ranks) and "ended in step" not in str(ours.ranks), ours
 
 
+@LONG
 @pytest.mark.patches("torch.failures")
 def test_a_job_that_elastic_restarts_begins_anew(tmp_path: Path) -> None:
     found = job(tmp_path, "restarted", "--max_restarts", "1", DDPFIX="1")
@@ -161,6 +169,7 @@ def test_a_job_that_elastic_restarts_begins_anew(tmp_path: Path) -> None:
     assert "failed in step" in found.ranks[0] and "failed in step" in found.ranks[1], found
 
 
+@LONG
 @pytest.mark.patches("torch.failures")
 @pytest.mark.parametrize("how", ["alone", "failed_last"])
 def test_a_rank_that_works_alone_is_not_ended(tmp_path: Path, how: str) -> None:

@@ -81,16 +81,19 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[str]]:
     return found
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 def test_a_group_on_an_old_file_does_not_come_up(said: Dict[str, List[str]]) -> None:
     assert not all("is up" in one for one in said["plain"]), said
     assert not any(NAMED in one for one in said["plain"])
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 def test_the_file_and_its_age_are_named(said: Dict[str, List[str]]) -> None:
     assert not all("is up" in one for one in said["ours"]), said
     assert any("ddp_init, in which its ranks are to meet, was last written at" in one for one in said["ours"]), said
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 def test_nothing_is_said_of_a_file_of_this_run(said: Dict[str, List[str]]) -> None:
     assert all("is up" in one and NAMED not in one for one in said["fresh"]), said
 

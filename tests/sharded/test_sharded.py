@@ -18,6 +18,7 @@ from tests.sharded.launch import Plan, Scenario, train
 transformers = pytest.importorskip("transformers")
 
 pytestmark = [
+    pytest.mark.sampled(inside=False, cells=True),
     pytest.mark.patches("torch.fsdp", "transformers.sharded"),
     pytest.mark.skipif(Version(torch.__version__).release < (2, 6), reason="the row for FSDP begins with torch 2.6"),
     pytest.mark.skipif(Version(transformers.__version__).release < (4, 46), reason="the check for FSDP came with 4.46"),
