@@ -108,6 +108,10 @@ class Route:
         reduced = self._waits[0] and not self._routed
         if wrapper is None or reduced or elsewhere() or not self._agreed(frame):
             return module._call_impl(*inputs, **kwargs)
+        # Buffers come from the first rank once a step: ranks may make several calls, and not equally many.
+        if self._waits[0]:
+            # DDP sets it anew at the end of each forward.
+            wrapper.require_forward_param_sync = False
         self._routing = True
         try:
             return wrapper(*inputs, **kwargs)

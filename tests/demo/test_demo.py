@@ -18,7 +18,7 @@ WHOLE = pytest.mark.sampled(inside=False)
     [
         pytest.param("wavlm", "plain", marks=WHOLE),
         pytest.param("wavlm", "accelerate", marks=WHOLE),
-        ("bart", "trainer"),
+        pytest.param("bart", "trainer", marks=WHOLE),
         pytest.param("bart", "plain", marks=WHOLE),
     ],
 )

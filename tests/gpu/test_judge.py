@@ -111,6 +111,7 @@ def test_every_cell_is_in_one_launch_of_its_group(quick: bool) -> None:
     assert {GROUPS[cell.group][0] for cell in planned} == {"nccl", "gloo"}
 
 
+@pytest.mark.sampled(inside=False)
 def test_a_cell_that_fails_takes_no_other_away() -> None:
     """An act that is not there fails on all ranks."""
     small = {"steps": 1, "optimizer": "sgd"}

@@ -46,6 +46,19 @@ def twice(record: Record, model: Any, call: Called) -> None:
     trained(record, model, lambda step: (call(model)(batch(step)) * call(model)(batch(step + 1))).pow(2).mean())
 
 
+def unequally_often(record: Record, model: Any, call: Called) -> None:
+    """Each rank makes as many calls a step as it likes; the model has buffers."""
+
+    def loss(step: int) -> Any:
+        called = call(model)
+        # Through the wrapper that would be broadcasts of which the other rank knows nothing.
+        more = 0 if called is model else distributed.get_rank()
+        parts = [called(batch(step + 10 * number)).pow(2).mean() for number in range(1 + more)]
+        return parts[0] + 0.0 * sum(parts[1:], torch.zeros(()))
+
+    trained(record, model, loss)
+
+
 def accumulated(record: Record, model: Any, call: Called) -> None:
     trained(record, model, lambda step: call(model)(batch(step)).pow(2).mean(), micro=3)
 
@@ -98,7 +111,7 @@ def alone(record: Record, model: Any, call: Called) -> None:
 
 
 ROUTED: Dict[str, Callable[[Record, Any, Called], None]] = {
-    each.__name__: each for each in (simple, twice, accumulated, evaluated, recomputed)
+    each.__name__: each for each in (simple, twice, unequally_often, accumulated, evaluated, recomputed)
 }
 STAYING: Dict[str, Callable[[Record, Any, Called], None]] = {each.__name__: each for each in (beside, alone)}
 

@@ -95,6 +95,7 @@ def undo(sites: List[Site]) -> None:
         assert site.undo() == []
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @settings(max_examples=25, deadline=None)
 @given(st.permutations(STAGES))
 def test_any_order_of_the_matrix_gives_the_same_pipeline(order: List[str]) -> None:

@@ -19,7 +19,7 @@ from tests.late.launch import Scenario
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
-pytestmark = pytest.mark.patches("torch.samples")
+pytestmark = [pytest.mark.patches("torch.samples"), pytest.mark.sampled(inside=False, cells=True)]
 SAME = (
     "no_sampler",
     "shuffled_alike",

@@ -276,6 +276,7 @@ timer.cancel()
 """
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.checkpointing")
 @pytest.mark.skipif(Version("4.57") > RELEASE, reason="the backward ends unpatched on releases before 4.57")
 def test_wavlm_with_reentrant_checkpointing_ends() -> None:

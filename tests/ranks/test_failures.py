@@ -152,7 +152,7 @@ def test_a_rank_whose_program_may_act_upon_the_time_out_is_not_ended(tmp_path: P
 
 @pytest.mark.patches("torch.failures")
 @pytest.mark.parametrize(
-    "how", ["caught", *(pytest.param(how, marks=LONG) for how in ("forked", "in_a_thread", "meant", "left_group"))]
+    "how", [pytest.param(how, marks=LONG) for how in ("caught", "forked", "in_a_thread", "meant", "left_group")]
 )
 def test_what_is_no_failure_is_not_touched(tmp_path: Path, how: str) -> None:
     plain, ours = job(tmp_path / "plain", how), job(tmp_path / "ours", how, DDPFIX="1")

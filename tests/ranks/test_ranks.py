@@ -139,6 +139,7 @@ def test_forked_and_spawned_loaders() -> None:
     check_skips(ranks(["loaders"], ON).records("loaders"))
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.layerdrop")
 def test_two_models_have_streams_of_their_own() -> None:
     records = called(*LOOPS).records("two_models")
@@ -160,6 +161,7 @@ def test_the_flag_is_set_only_where_it_is_needed() -> None:
     assert called(*LOOPS).records("flag") == [{"told": [True, False]}] * 2
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("accelerate.intent", "transformers.intent", "transformers.layerdrop")
 @pytest.mark.parametrize("name", TOOLS)
 def test_who_else_wraps(name: str) -> None:
@@ -223,6 +225,7 @@ def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
     assert "DDP's reduction is finalized after each backward" in done.output
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.layerdrop_off")
 def test_layerdrop_off_needs_no_flag() -> None:
     done = served(["plain_bart", "flag"], True, {"DDPFIX_LAYERDROP": "off"})

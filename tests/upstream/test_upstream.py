@@ -27,6 +27,7 @@ def test_torchs_own_tests_of_ddp(mode: str) -> None:
     assert failed == [test for test in torch_suite.QUICK if test in EXPECTED] != []
 
 
+@pytest.mark.sampled(inside=False)
 def test_a_script_of_accelerate() -> None:
     for test, outcome in accelerate_suite.run(accelerate_suite.QUICK, MODES["auto"]).items():
         assert outcome.word == "passed", f"{test}\n{outcome.text}"
