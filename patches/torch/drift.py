@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 import weakref
 from types import ModuleType
@@ -23,7 +24,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import default_store, has, keys, put
 
-from . import ddp, diagnosis, optimizers, past, sharding, sight, strays
+from . import ddp, diagnosis, optimizers, sharding, sight, strays
 
 # The share of a run's time that comparing may take: where a look takes longer, fewer steps are looked at.
 _SHARE = 0.001
@@ -87,7 +88,9 @@ class Drift(ddp.Stage):
             self._handle.remove()
         self._handle = None
         self._watched.clear()
-        past.end()
+        past: Any = sys.modules.get(f"{__package__}.past")
+        if past is not None:
+            past.end()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         # torch.compile is to find nothing in the step that it compiles, and a CUDA graph no wait for the device.
@@ -270,6 +273,8 @@ class Watch:
         log.on_every_rank(text)
         model = self.model()
         if model is not None and model.wrapper is not None:
+            from . import past
+
             past.name_next(model.wrapper)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
 from types import ModuleType
-from typing import Any, List, Optional
+from typing import TYPE_CHECKING, Any, List, Optional
 
 from torch import distributed
 
 from ddpfix.patching.site import Site
-from ddpfix.ranks import exits
-from ddpfix.ranks.sentinel import Sentinel
 from ddpfix.ranks.store import default_store
 
 from . import ddp
+
+if TYPE_CHECKING:
+    from ddpfix.ranks.sentinel import Sentinel
 
 # At most one: of the default group.
 _SENTINEL: List[Sentinel] = []
@@ -92,6 +94,10 @@ def _begin() -> None:
     store = default_store()
     if store is None or distributed.get_world_size() == 1:
         return
+    # Not at the head of this file: a process without a group needs none of it.
+    from ddpfix.ranks import exits
+    from ddpfix.ranks.sentinel import Sentinel
+
     _end("stopped")
     exits.watch()
     _SENTINEL.append(Sentinel(store, distributed.get_rank(), distributed.get_world_size(), _step))
@@ -117,4 +123,6 @@ def _end(how: str) -> None:
 def _forget() -> None:
     _end("stopped")
     atexit.unregister(_leave)
-    exits.forget()
+    exits: Any = sys.modules.get("ddpfix.ranks.exits")
+    if exits is not None:
+        exits.forget()
