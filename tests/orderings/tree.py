@@ -38,7 +38,7 @@ OBSERVED = (
 LAYERS = {
     "__init__": ["ddp"],
     "forward": ["ddp"],
-    "init_process_group": ["store_file", "leaving", "agreement"],
+    "init_process_group": ["store_file", "failures", "leaving", "agreement"],
 }
 # Only the toolkits themselves have to be imported in each order; what they need from elsewhere may be there before.
 HEAVY = ("numpy", "scipy.optimize", "sympy", "huggingface_hub", "tokenizers", "regex", "httpx", "safetensors", "psutil")
