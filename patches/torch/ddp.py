@@ -94,6 +94,7 @@ class Wrapped:
         forwards: the forwards that wait for a backward, if DDP broadcasts its buffers.
         averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
         optimizers: how many optimizers that train it are watched.
+        parted: whether it was told that its replicas differ.
         timed: the times of its first steps, while the stage ``advice`` takes them.
     """
 
@@ -117,6 +118,7 @@ class Wrapped:
         self.timed: Optional[Timed] = None
         self.averages = True
         self.optimizers = 0
+        self.parted = False
         # Called with the positional and the keyword arguments of each forward that has gradients enabled.
         self.inputs: Tuple[Inputs, ...] = ()
         self.before: Tuple[Before, ...] = ()

@@ -270,12 +270,15 @@ class Watch:
             # A rank that ends at once closes connections on which others are still in the collective before this.
             time.sleep(_LINGER)
             raise DriftError(f"ddpfix: {text}")
-        log.on_every_rank(text)
         model = self.model()
-        if model is not None and model.wrapper is not None:
-            from . import past
+        # A program may make a new optimizer for each of its steps.
+        if model is None or model.wrapper is None or model.parted:
+            return
+        model.parted = True
+        log.on_every_rank(text)
+        from . import past
 
-            past.name_next(model.wrapper)
+        past.name_next(model.wrapper)
 
 
 def _trained(model: ddp.Wrapped, optimizer: Any) -> Dict[str, Any]:

@@ -11,9 +11,10 @@ issue 90171 requests this). docs/unused-parameters.md has the states and the pat
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections import OrderedDict
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import torch
 
@@ -44,7 +45,7 @@ class Finalizer:
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._model = model
-        self._wrapper = weakref.ref(model.wrapper, lambda _: self.end())
+        self._wrapper = weakref.ref(model.wrapper, functools.partial(_gone, sys.is_finalizing, self.end))
         self.parameters = model.parameters
         self.state = IDLE
         self.backwards = several.Backwards(model)
@@ -309,6 +310,12 @@ class Finalizer:
         ALL.discard(self)
         self.arrivals.stop(for_good=True)
         self.backwards.end()
+
+
+def _gone(is_finalizing: Callable[[], bool], end: Callable[[], None], reference: Any) -> None:
+    """The wrapper is no more; at the end of the interpreter so may be everything else."""
+    if not is_finalizing():
+        end()
 
 
 # The finalizers of all models.

@@ -104,6 +104,23 @@ def past(record: Record) -> None:
     train(record, model, sgd(model), model.module, logged)
 
 
+def adapted(record: Record) -> None:
+    """Each rank adapts the module by itself for a while, with new optimizers, and restores it."""
+    model = wrapped()
+    optimizer = sgd(model)
+
+    def between(step: int) -> None:
+        kept = copy.deepcopy(model.module.state_dict())
+        inner = torch.optim.SGD(model.module.parameters(), lr=0.05)
+        for number in range(3):
+            inner.zero_grad()
+            model.module(batch(step + number)).pow(2).mean().backward()
+            inner.step()
+        model.module.load_state_dict(kept)
+
+    train(record, model, optimizer, between=between)
+
+
 def past_in_half(record: Record) -> None:
     """It is called past its wrapper from the middle on."""
     model = wrapped()

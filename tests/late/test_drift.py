@@ -59,6 +59,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
         Scenario("off", function="parting:past", settings={**EVERY, "drift": "off"}),
         Scenario("switched", function="parting:past", settings={**EVERY, "torch_drift": "0"}),
         Scenario("three", function="parting:past", settings=EVERY, size=3),
+        Scenario("adapted", function="parting:adapted", settings=EVERY),
+        Scenario("plain-adapted", function="parting:adapted"),
     ]
     return launch.train(plans, tmp_path_factory.mktemp("drift"))
 
@@ -92,6 +94,14 @@ def test_nothing_is_said_of_replicas_that_are_right(outcomes: Dict[str, Ranks], 
     assert ends(outcomes[name]) == ["", ""]
     assert lines(outcomes[name]) == [[], []]
     as_in_plain_torch(outcomes, name)
+
+
+def test_a_model_that_ranks_adapt_by_themselves_is_named_once_and_not_changed(outcomes: Dict[str, Ranks]) -> None:
+    assert ends(outcomes["adapted"]) == ["", ""]
+    assert [len(said) for said in lines(outcomes["adapted"])] == [1, 1]
+    assert not any("Exception ignored" in log for log, _ in outcomes["adapted"])
+    plain, ours = ([record["steps"] for _, record in outcomes[each] if record] for each in ("plain-adapted", "adapted"))
+    assert plain == ours and ours[0] == ours[1]
 
 
 def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
