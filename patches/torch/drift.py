@@ -182,16 +182,19 @@ class Watch:
             self._over = True
             return ""
         own = keys(store, self._name)
-        found = self._compare(model, own)
+        # In mode error all ranks end in the same step of one optimizer; else it is a matter of the model, whose
+        # optimizers may live too short a time to hear of it (a program that makes a new one now and then).
+        shared = own if self._mode == "error" else keys(store, f"drift/{model.number}")
+        found = self._compare(model, own, shared)
         if self._mode == "error" or not found:
-            found = self._known(own)
+            found = self._known(shared)
         if self._steps == self._next and not found:
             self._look(model, optimizer, own)
         return found
 
-    def _known(self, own: Any) -> str:
+    def _known(self, shared: Any) -> str:
         """What a rank has found; in mode ``error`` when the others know it as well, so that all end in one step."""
-        step, _, text = own.get("found").decode().partition(" ") if has(own, "found") else ("", "", "")
+        step, _, text = shared.get("found").decode().partition(" ") if has(shared, "found") else ("", "", "")
         return text if text and (self._mode != "error" or self._steps > int(step)) else ""
 
     def _look(self, model: ddp.Wrapped, optimizer: Any, own: Any) -> None:
@@ -224,7 +227,7 @@ class Watch:
                 for key in (f"sight/{old}", f"digest/{old}"):
                     own.delete_key(key)
 
-    def _compare(self, model: ddp.Wrapped, own: Any) -> str:
+    def _compare(self, model: ddp.Wrapped, own: Any, shared: Any) -> str:
         for step, here in list(self._waiting.items()):
             if not has(own, f"digest/{step}"):
                 return ""
@@ -232,18 +235,18 @@ class Watch:
             digest, following = own.get(f"digest/{step}").decode().split()
             self._next = max(self._next, int(following)) if self._steps < self._next else self._next
             if digest != here.digest():
-                return self._differs(model, own, here)
+                return self._differs(model, own, shared, here)
         return ""
 
-    def _differs(self, model: ddp.Wrapped, own: Any, here: sight.Sight) -> str:
+    def _differs(self, model: ddp.Wrapped, own: Any, shared: Any, here: sight.Sight) -> str:
         there = sight.Sight.from_text(own.get(f"sight/{here.step}").decode())
         if there.names != here.names:
             # They have different parameters on purpose (an optimizer's shard).
             self._over = True
             return ""
         text = self._described(model, here.step, sight.difference(there, here))
-        if own.add("differ", 1) == 1:
-            put(own, "found", f"{self._steps} {text}")
+        if shared.add("differ", 1) == 1:
+            put(shared, "found", f"{self._steps} {text}")
         return text
 
     def _described(self, model: ddp.Wrapped, step: int, found: sight.Difference) -> str:

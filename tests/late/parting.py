@@ -116,6 +116,8 @@ def adapted(record: Record) -> None:
             inner.zero_grad()
             model.module(batch(step + number)).pow(2).mean().backward()
             inner.step()
+            # No gradient is averaged here that would hold a rank up, which may be done before the other one begins.
+            distributed.barrier()
         model.module.load_state_dict(kept)
 
     train(record, model, optimizer, between=between)
