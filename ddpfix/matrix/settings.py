@@ -85,10 +85,11 @@ SETTINGS: Tuple[Setting, ...] = (
     ),
     Setting(
         "uneven",
-        "pad",
-        ("pad", "join", "stop", "off"),
-        "ranks with different numbers of batches: pad (the shorter ones repeat), join (the shorter ones add zero"
-        " gradients; it stands for pad, and pad for it, where a toolkit has one of them), stop (at the shortest), off",
+        "auto",
+        ("auto", "pad", "join", "stop", "off"),
+        "ranks with different numbers of batches: auto (pad or join in FunASR, SpeechBrain and WeNet, nothing in other"
+        " loops), pad (the shorter ones repeat), join (the shorter ones add zero gradients; it stands for pad, and pad"
+        " for it, where only one of them is to be had), stop (at the shortest), off",
     ),
     Setting("memory", "on", ("on", "off"), "length limits and batch budgets of the toolkit hold for every batch"),
     Setting(

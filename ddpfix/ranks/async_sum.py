@@ -54,6 +54,10 @@ class PendingSum:
         self._numbers = torch.tensor(list(numbers), dtype=torch.int64, device=device)
         self._work = distributed.all_reduce(self._numbers, group=group, async_op=True)
 
+    def is_ready(self) -> bool:
+        """Whether the sums are there, or never will be."""
+        return bool(self._work.is_completed())
+
     def result(self) -> List[int]:
         """The sums over all ranks; waits until the last rank has sent its numbers.
 

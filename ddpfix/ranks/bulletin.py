@@ -23,11 +23,13 @@ class End(NamedTuple):
         rank: which one.
         text: in words.
         counts: the collectives that it had begun, by group; empty where another thread may begin more.
+        step: the training forwards that it had begun, if its program came to its end.
     """
 
     rank: int
     text: str
     counts: Dict[str, int]
+    step: Optional[int] = None
 
 
 class Life(NamedTuple):

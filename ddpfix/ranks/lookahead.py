@@ -7,7 +7,7 @@ next step.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Iterator, List, Optional, Sequence
 
 from ddpfix.ranks.async_sum import PendingSum
 
@@ -16,7 +16,7 @@ NOTHING = object()
 
 
 class Epoch:
-    """One epoch of this rank, of which a toolkit makes a subclass.
+    """One epoch of this rank, of which a toolkit makes a subclass; an iterator of its batches.
 
     Args:
         loader: this rank's batches.
@@ -36,6 +36,11 @@ class Epoch:
         self.size: int = distributed.get_world_size()
         self.batch: Any = NOTHING
         self.steps = 0
+        # The numbers of the batch that was fetched ahead; none where it could not be fetched.
+        self._pending: Optional[PendingSum] = None
+        # The batch of the step that is about to be taken, while the one after it is fetched.
+        self._next: Any = NOTHING
+        self._is_over = False
 
     def fetch(self) -> Any:
         """The next batch of this rank, or :data:`NOTHING`. Other ranks do not learn of an error that is raised here."""
@@ -60,6 +65,10 @@ class Epoch:
         """Send this rank's numbers; the result is the sums."""
         return PendingSum(self.numbers(), self.group)
 
+    def received(self, pending: PendingSum) -> List[int]:
+        """The sums; waits for the other ranks."""
+        return pending.result()
+
     def fetch_next(self) -> PendingSum:
         """Fetch the next batch and send its numbers."""
         self.batch = self.fetch()
@@ -67,9 +76,28 @@ class Epoch:
 
     def batches(self) -> Iterator[Any]:
         """As many batches as on all other ranks."""
-        pending = self.fetch_next()
-        while self.goes_on(pending.result()):
-            batch, pending = self.take(), self.fetch_next()
-            self.steps += 1
-            yield batch
-        self.ended()
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch. After an error of the loader that the program catches, the next call tries again."""
+        if self._next is NOTHING:
+            self._decide()
+        if self._pending is None:
+            self._pending = self.fetch_next()
+        batch, self._next = self._next, NOTHING
+        self.steps += 1
+        return batch
+
+    def _decide(self) -> None:
+        if self._is_over:
+            raise StopIteration
+        if self._pending is None:
+            self._pending = self.fetch_next()
+        if not self.goes_on(self.received(self._pending)):
+            self._is_over = True
+            self.ended()
+            raise StopIteration
+        self._next, self._pending = self.take(), None

@@ -142,7 +142,7 @@ class Sentinel(threading.Thread):
         if here is None or here != self._still[0]:
             self._still = here, time.monotonic()
         elif time.monotonic() - self._still[1] > self._grace and self._is_lost(frame):
-            _end_process(self._cause or awaited[0].text)
+            _end_process(self._cause or self._in_words(awaited[0]))
 
     def _is_lost(self, frame: Optional[FrameType]) -> bool:
         """Whether nothing but the end is left for this rank, as far as can be known."""
@@ -170,7 +170,7 @@ class Sentinel(threading.Thread):
     def _say_why(self) -> None:
         error = self._failure()
         if error is None or failure_watch.is_told_elsewhere():
-            self._leave(f"rank {self._rank} ended{self._in_step()}")
+            self._leave(f"rank {self._rank} ended{self._in_step()}", self._step())
         elif isinstance(error, FailedExitError):
             self._exited(exits.last())
         else:
@@ -213,8 +213,18 @@ class Sentinel(threading.Thread):
             log.debug(f"the store does not answer: {problem!r}")
             return True
 
-    def _leave(self, text: str) -> None:
-        self._bulletin.leave(End(self._rank, text, collectives.counts() if self._is_final else {}))
+    def _leave(self, text: str, step: Optional[int] = None) -> None:
+        self._bulletin.leave(End(self._rank, text, collectives.counts() if self._is_final else {}, step))
+
+    def _in_words(self, end: End) -> str:
+        """How a rank has ended, with what to do where it had fewer batches than this one."""
+        step = self._step()
+        if end.step is None or step is None or step <= end.step:
+            return end.text
+        return (
+            f"{end.text}, and this rank is in step {step}. Where ranks have different numbers of batches,"
+            " DDPFIX_UNEVEN=stop or pad has them end an epoch together"
+        )
 
     def _linger(self) -> None:
         """Stay until the others know the cause, as far as they have not ended: torch elastic ends them at once."""
@@ -238,7 +248,7 @@ class Sentinel(threading.Thread):
         """What ranks have left in the store, or a process that is gone."""
         last = time.monotonic() + SEARCH
         while time.monotonic() < last:
-            found = self._bulletin.cause() or self._gone() or next((end.text for end in self._bulletin.ends()), "")
+            found = self._bulletin.cause() or self._gone() or next(map(self._in_words, self._bulletin.ends()), "")
             if found:
                 return found
             time.sleep(0.05)

@@ -1,9 +1,16 @@
-"""The policy for uneven data that a toolkit follows: not every toolkit has every one."""
+"""The policy for uneven data that a toolkit follows, and which loaders a toolkit's own patch looks after."""
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from typing import Any, Sequence
+
 from ddpfix import log
 from ddpfix.patching.site import Site
+
+# Loaders whose epochs a toolkit's patch ends together on all ranks: nobody else is to.
+_HELD: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def policy(site: Site, toolkit: str) -> str:
@@ -16,6 +23,34 @@ def policy(site: Site, toolkit: str) -> str:
     """
     wanted: str = site.settings["uneven"]
     taken = site.instead.get(wanted, wanted)
-    if taken != wanted and "uneven" in getattr(site.settings, "sources", ()):
+    if taken != wanted and wanted != "auto":
         log.info(f"{toolkit} has no uneven={wanted}: it does the nearest to it, uneven={taken}")
     return taken
+
+
+def hold(loader: Any) -> None:
+    """A toolkit's own patch looks after this loader from now on."""
+    # One to which no weak reference is possible is none of torch's.
+    with contextlib.suppress(TypeError):
+        _HELD.add(loader)
+
+
+def is_held(loader: Any) -> bool:
+    """Whether a toolkit's own patch looks after a loader."""
+    return loader in _HELD
+
+
+def line(numbers: Sequence[int], target: int) -> str:
+    """What is said where ranks have different numbers of batches.
+
+    Args:
+        numbers: the number of each rank.
+        target: how many each of them trains on.
+    """
+    most, least = max(numbers), min(numbers)
+    head = f"ranks have {least} to {most} batches: each trains {target} steps in this epoch"
+    if target == least:
+        cut = sum(number - target for number in numbers)
+        return f"{head}, and {cut} batches are left out (DDPFIX_UNEVEN=pad reads some again instead)"
+    again = sum(target - number for number in numbers)
+    return f"{head}, and {again} batches are read again (DDPFIX_UNEVEN=stop ends at the shortest instead)"

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, List
 
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks.uneven import policy
+from ddpfix.ranks.uneven import hold, policy
 
 from . import epochs
 from .batches import Batch, evened
@@ -52,6 +52,7 @@ def _evened(stop: bool) -> Callable[..., Any]:
             epoch = epochs.of(self)
             if epoch is None or epochs.alone():
                 return original(self)  # type: ignore[no-any-return]
+            hold(self)
             return iter(_agreed(epoch, self, list(original(self)), stop))
 
         return __iter__

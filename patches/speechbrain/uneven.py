@@ -3,7 +3,8 @@
 With a DataLoader of the user's own, or an IterableDataset, ranks may have different numbers of batches. Under DDP the
 longer ranks then wait in an all-reduce that the others never enter, for up to two hours. Ranks agree at the beginning
 of an epoch: the shorter ones read some batches again (``pad``), or all stop at the shortest (``stop``). Where some
-rank cannot say how many it has, they agree one batch ahead instead, beside the training step (:mod:`.streams`).
+rank cannot say how many it has, they agree one batch ahead instead, beside the training step
+(:mod:`ddpfix.ranks.streams`).
 
 Validation is not touched: its forward has no collective, and a batch that counts twice would change its numbers. The
 exception is InputNormalization of 1.0.3 over a batch or globally, which reduces in evaluation, too.
@@ -17,17 +18,17 @@ import inspect
 import itertools
 import sys
 from types import ModuleType
-from typing import Any, Iterator, Sequence, Tuple
+from typing import Any, Iterator, Tuple
 
 from torch.utils.data import IterableDataset
 
 from ddpfix import log
 from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks import gather_rows
-from ddpfix.ranks.uneven import policy
+from ddpfix.ranks import gather_rows, streams
+from ddpfix.ranks.uneven import hold, line, policy
 
-from . import brains, streams
+from . import brains
 
 UNKNOWN = -1
 
@@ -77,6 +78,8 @@ def evened(brain: Any, loader: Any, stop: bool) -> Any:
     """
     if not brain.modules.training and not _reduces_in_evaluation(brain):
         return loader
+    # A LoopedLoader holds the loader that it reads.
+    hold(getattr(loader, "loader", loader))
     numbers, totals = zip(*gather_rows.gathered(remaining(loader), brain.device))
     if UNKNOWN in numbers:
         group = brains.cpu_group()
@@ -93,7 +96,7 @@ def evened(brain: Any, loader: Any, stop: bool) -> Any:
     if len(set(numbers)) == 1:
         return loader
     target = min(numbers) if stop else max(numbers)
-    log.info(_line(numbers, target))
+    log.info(line(numbers, target))
     return Evened(loader, target)
 
 
@@ -109,16 +112,6 @@ def remaining(loader: Any) -> Tuple[int, int]:
     # A LoopedLoader counts its own steps; a SaveableDataLoader holds how many to skip.
     given = loader.step if hasattr(loader, "epoch_length") else getattr(loader, "_speechbrain_recovery_skip_to", None)
     return max(0, total - (given or 0)), total
-
-
-def _line(numbers: Sequence[int], target: int) -> str:
-    most, least = max(numbers), min(numbers)
-    head = f"ranks have {least} to {most} batches: each trains {target} steps in this epoch"
-    if target == least:
-        cut = sum(number - target for number in numbers)
-        return f"{head}, and {cut} batches are left out (DDPFIX_UNEVEN=pad reads some again instead)"
-    again = sum(target - number for number in numbers)
-    return f"{head}, and {again} batches are read again (DDPFIX_UNEVEN=stop ends at the shortest instead)"
 
 
 class Evened:

@@ -43,6 +43,7 @@ ORDER = (
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
     "samples",  # Looks at the inputs of a forward, which no stage changes.
+    "uneven",  # Counts the forwards of training, and changes nothing of them.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
     "past",  # Looks at the finished wrapper only, and changes nothing of it.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.

@@ -28,7 +28,7 @@ from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import async_sum
-from ddpfix.ranks.uneven import policy
+from ddpfix.ranks.uneven import hold, policy
 
 from . import batches, filler
 
@@ -66,8 +66,9 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
             return wrapped(*args, **kwargs)
         model = given["model"]
         filling = None if stop or kind != "torch_ddp" else filler.Filler(model)
-        if kind != "torch_ddp" and not stop and "uneven" in site.settings.sources:
+        if kind != "torch_ddp" and not stop and site.settings["uneven"] != "auto":
             log.info(f"{kind} has no uneven={site.settings['uneven']}: it does the nearest to it, uneven=stop")
+        hold(given[loader])
         given[loader] = batches.Agreed(given[loader], filling, group)
         with temporary.assigned(RUNNING, True), contextlib.closing(given[loader]), _without_join(model):
             return wrapped(**given)

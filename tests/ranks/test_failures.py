@@ -111,7 +111,11 @@ def test_every_rank_has_the_cause_as_its_last_words(tmp_path: Path, how: str) ->
 def test_a_rank_that_leaves_its_loop_early_is_named(tmp_path: Path) -> None:
     found = job(tmp_path, "early", DDPFIX="1")
     assert found.code == 1 and found.seconds < 30, found
-    assert found.last_words() == ["ddpfix: rank 1 ended in step 7", "done"], found
+    told = (
+        "ddpfix: rank 1 ended in step 7, and this rank is in step 8. Where ranks have different numbers of batches,"
+        " DDPFIX_UNEVEN=stop or pad has them end an epoch together"
+    )
+    assert found.last_words() == [told, "done"], found
     assert "error_file: <N/A>" not in found.summary and "Connection" in found.summary, found
 
 

@@ -38,7 +38,7 @@ def test_defaults() -> None:
         "unused": "auto",
         "layerdrop": "sync",
         "overrides": "apply",
-        "uneven": "pad",
+        "uneven": "auto",
         "memory": "on",
         "attention": "off",
         "cache": "off",

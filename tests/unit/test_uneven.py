@@ -22,7 +22,7 @@ def test_the_nearest_value_is_taken_and_logged(
 ) -> None:
     lines: List[str] = []
     monkeypatch.setattr(log, "info", lines.append)
-    site = Site("wenet.uneven", settings.read(requested, [], environ={}), instead={"pad": "join"})
+    site = Site("wenet.uneven", settings.read(requested, [], environ={}), instead={"auto": "join", "pad": "join"})
     assert policy(site, "WeNet") == taken
     assert lines == (["WeNet has no uneven=pad: it does the nearest to it, uneven=join"] if is_logged else [])
 
@@ -31,9 +31,13 @@ def test_the_matrix_says_which_values_a_toolkit_does_not_have() -> None:
     """Each value of the setting is a toolkit's own, or stands for one that is; off is never replaced."""
     patches = [patch for patch in loader.load().patches.values() if patch.setting == "uneven"]
     assert {patch.id: dict(patch.instead) for patch in patches} == {
-        "funasr.uneven": {"join": "pad"},
-        "speechbrain.uneven": {"join": "pad"},
-        "wenet.uneven": {"pad": "join"},
+        "funasr.uneven": {"auto": "pad", "join": "pad"},
+        "speechbrain.uneven": {"auto": "pad", "join": "pad"},
+        "torch.uneven": {"join": "pad"},
+        "wenet.uneven": {"auto": "join", "pad": "join"},
     }
     (setting,) = [setting for setting in settings.SETTINGS if setting.name == "uneven"]
-    assert all(set(patch.when) == set(setting.values) - {"off"} for patch in patches)
+    # Loops of a user's own are touched only where that was asked for.
+    unasked = {patch.id for patch in patches if "auto" not in patch.when}
+    assert unasked == {"torch.uneven"}
+    assert all({*patch.when, "auto"} == set(setting.values) - {"off"} for patch in patches)

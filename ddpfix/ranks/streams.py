@@ -28,11 +28,17 @@ class Agreed:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        yield from _Epoch(self.loader, self.stop, self.group).batches()
+        return Epoch(self.loader, self.stop, self.group)
 
 
-class _Epoch(lookahead.Epoch):
-    """This rank's batches, which are read again where the others have more."""
+class Epoch(lookahead.Epoch):
+    """This rank's batches, which are read again where the others have more.
+
+    Args:
+        loader: this rank's batches; it is begun again where they are to be read again.
+        stop: whether all ranks end with the first one that has no more.
+        group: a gloo group of all ranks.
+    """
 
     def __init__(self, loader: Any, stop: bool, group: Any) -> None:
         super().__init__(loader, group)
@@ -54,7 +60,7 @@ class _Epoch(lookahead.Epoch):
         if fresh and self.ready < self.size and not self.stop:
             # Some have just come to their end: who has to read again says whether that gives anything.
             self._begin_again()
-            _, self.ready = self.send().result()
+            _, self.ready = self.received(self.send())
         if not fresh or self.ready < self.size:
             self.left = fresh
             return False

@@ -1,0 +1,58 @@
+"""Ranks with different numbers of batches, in a loop of one's own, under accelerate, Trainer and Lightning.
+
+This is done only where it was asked for (``DDPFIX_UNEVEN=pad`` or ``stop``). A program that counts steps, and begins a
+loader anew where it ends, trains rightly in plain torch with any numbers of batches; no rank can know whether another
+one is such a program, or waits for it.
+
+A pass over a DataLoader is looked after from the first batch on that is asked for after a model under DDP was trained
+in this pass. Then all ranks come together once (:mod:`.together`): whoever comes to no such place (an evaluation on
+one rank, a loader that only one rank reads) makes the others wait half a minute, and nothing is done from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, Optional
+
+from ddpfix.patching.dynamo import skip_frames, skip_module
+from ddpfix.patching.site import Site
+from ddpfix.ranks.uneven import policy
+
+from . import ddp, passes, sharding, together, trained
+
+
+def watch(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in."""
+    passes.begin_with(stop=policy(site, "a loop of your own") == "stop")
+    ddp.put(site, owner, Uneven())
+    site.at_undo(passes.forget)
+    for each in (passes, together, trained):
+        skip_module(sys.modules[each.__name__])
+
+
+def first_pass(site: Site, module: ModuleType, owner: Any) -> None:
+    """Look after the pass that begins with an iterator."""
+    site.wrap(owner, "__init__", passes.begin)
+
+
+def next_pass(site: Site, module: ModuleType, owner: Any) -> None:
+    """Look after the pass that begins when persistent workers begin anew."""
+    site.wrap(owner, "_reset", passes.begin)
+
+
+def batches(site: Site, module: ModuleType, owner: Any) -> None:
+    """Give as many batches as on the other ranks."""
+    site.wrap_hot(owner, "__next__", passes.next_batch)
+    skip_frames(vars(owner)["__next__"])
+
+
+class Uneven(ddp.Stage):
+    """Counts the training forwards that end in a reduction over all ranks."""
+
+    place = "uneven"
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        ranks = sharding.ranks_of(model.wrapper.process_group)
+        if 1 < len(ranks) == len(sharding.ranks_of(None)):
+            model.attach(self.place, trained.Counter(model.wrapper).begin)

@@ -1,0 +1,289 @@
+"""Loops over DataLoaders in which ranks have different numbers of batches; each function fills ``record``.
+
+Each is there as shipped, and with its loaders evened by hand (``by_hand``), which is what it is compared with.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+Record = Dict[str, Any]
+# Batches of each rank in an epoch, two samples each.
+LENGTHS = (4, 6, 5)
+EPOCHS = 2
+
+
+def rank() -> int:
+    return int(distributed.get_rank())
+
+
+def lengths() -> List[int]:
+    return list(LENGTHS[: distributed.get_world_size()])
+
+
+class Samples(Dataset):  # type: ignore[type-arg]
+    """As many as a rank has; every rank has its own."""
+
+    def __init__(self, batches: int) -> None:
+        made = torch.Generator().manual_seed(rank())
+        self.data = torch.randn(2 * batches, 4, generator=made)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """The same, one after the other; once only, if ``once``; ``broken`` is a sample that cannot be read."""
+
+    def __init__(self, batches: int, once: bool = False, broken: int = -1) -> None:
+        self.samples, self.broken = Samples(batches), broken
+        self.left: Optional[Iterator[Any]] = iter(self.samples.data) if once else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Reader(self) if self.left is None else self.left
+
+
+class _Reader:
+    """Goes on after a sample that cannot be read."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.number = stream, -1
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.number += 1
+        if self.number == self.stream.broken:
+            raise ValueError("this sample cannot be read")
+        if self.number >= len(self.stream.samples):
+            raise StopIteration
+        return self.stream.samples[self.number]
+
+
+class Grouped(Sampler):  # type: ignore[type-arg]
+    """Batches of two, of which its length says nothing true."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[List[int]]:
+        return iter([index, index + 1] for index in range(0, self.size, 2))
+
+
+def stream(**options: Any) -> Any:
+    return DataLoader(Stream(lengths()[rank()], **options), batch_size=2)
+
+
+def wrapped(**options: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2))
+    return DistributedDataParallel(model, **options)
+
+
+class Loop:
+    """A model that is trained, and what is recorded of it."""
+
+    def __init__(self, record: Record, **options: Any) -> None:
+        self.model = wrapped(**options)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.steps = record["steps"] = []
+
+    def loss(self, batch: Any) -> Any:
+        return self.model(batch).pow(2).mean()
+
+    def step(self, batch: Any) -> None:
+        self.optimizer.zero_grad()
+        self.loss(batch).backward()
+        self.ends()
+
+    def ends(self) -> None:
+        self.optimizer.step()
+        self.steps.append([float(each.detach().double().sum()) for each in self.model.parameters()])
+
+
+def as_shipped(loader: Any) -> Any:
+    return loader
+
+
+def by_hand(how: str, loader: Any) -> Iterator[Any]:
+    """As many batches as on all ranks, without ddpfix; the random state is as if nothing was read again."""
+    target = {"stop": min, "pad": max}[how](lengths())
+    given = 0
+    for batch in itertools.islice(loader, target):
+        given += 1
+        yield batch
+    while given < target:
+        state = torch.get_rng_state()
+        again = iter(loader)
+        first = next(again)
+        torch.set_rng_state(state)
+        for batch in itertools.chain([first], itertools.islice(again, target - given - 1)):
+            given += 1
+            yield batch
+
+
+Even = Callable[[Any], Any]
+
+
+def _train(record: Record, loader: Any, even: Even, epochs: int = EPOCHS) -> Loop:
+    loop = Loop(record)
+    for _ in range(epochs):
+        for batch in even(loader):
+            loop.step(batch)
+        # All ranks come here, and where they are not in step this is another rank's gradient.
+        distributed.barrier()
+    return loop
+
+
+def streamed(record: Record, even: Even = as_shipped) -> None:
+    """A stream, of which nobody knows how long it is."""
+    _train(record, stream(), even)
+
+
+def workers(record: Record, even: Even = as_shipped) -> None:
+    """Its worker lives as long as the loader."""
+    loader = DataLoader(Stream(lengths()[rank()]), batch_size=2, num_workers=1, persistent_workers=True)
+    _train(record, loader, even)
+
+
+def shuffled(record: Record, even: Even = as_shipped) -> None:
+    """A dataset of each rank's own, shuffled by the global random state."""
+    _train(record, DataLoader(Samples(lengths()[rank()]), batch_size=2, shuffle=True), even)
+
+
+def grouped(record: Record, even: Even = as_shipped) -> None:
+    """A sampler of batches whose length is not that of the epoch."""
+    data = Samples(lengths()[rank()])
+    _train(record, DataLoader(data, batch_sampler=Grouped(len(data))), even)
+
+
+def accumulated(record: Record, even: Even = as_shipped) -> None:
+    """Gradients of two batches."""
+    loop, loader = Loop(record), stream()
+    for _ in range(EPOCHS):
+        for number, batch in enumerate(even(loader)):
+            if number % 2:
+                loop.loss(batch).backward()
+                loop.ends()
+                loop.optimizer.zero_grad()
+            else:
+                with loop.model.no_sync():
+                    loop.loss(batch).backward()
+        distributed.barrier()
+
+
+def zipped(record: Record, even: Even = as_shipped) -> None:
+    """Two loaders, side by side."""
+    loop, one, other = Loop(record), stream(), DataLoader(Samples(lengths()[rank()]), batch_size=2)
+    for _ in range(EPOCHS):
+        for batch, more in zip(even(one), even(other)):
+            loop.step(batch + more)
+        distributed.barrier()
+
+
+# Evened by hand, under names of their own.
+UNEVEN = ("streamed", "workers", "shuffled", "grouped", "accumulated", "zipped")
+for _name in UNEVEN:
+    for _how in ("stop", "pad"):
+        vars()[f"{_name}_{_how}"] = functools.partial(vars()[_name], even=functools.partial(by_hand, _how))
+
+
+# These are right in plain torch.
+
+
+def counts_steps(record: Record) -> None:
+    """The loader is begun anew where it ends, until there were enough steps: lengths do not matter."""
+    loop, loader = Loop(record), stream()
+    while len(loop.steps) < 9:
+        for batch in loader:
+            loop.step(batch)
+            if len(loop.steps) == 9:
+                break
+
+
+def breaks_off(record: Record) -> None:
+    """All ranks leave the loop in one step."""
+    loop, loader = Loop(record), stream()
+    for _ in range(EPOCHS):
+        for number, batch in enumerate(loader):
+            if number == 3:
+                break
+            loop.step(batch)
+        distributed.barrier()
+
+
+def leaves_alone(record: Record) -> None:
+    """The first rank leaves the loop earlier than the others, and trains on with something else."""
+    loop, own = Loop(record), Samples(8)
+    for number, batch in enumerate(stream()):
+        if rank() == 0 and number == 2:
+            break
+        loop.step(batch)
+    while len(loop.steps) < 7:
+        loop.step(own.data[len(loop.steps) :][:2])
+
+
+def evaluates(record: Record) -> None:
+    """The first rank alone goes over another loader, in the midst of an epoch."""
+    loop = Loop(record)
+    data = DataLoader(Samples(4), batch_size=2, shuffle=True)
+    for number, batch in enumerate(stream()):
+        if number == 4:
+            break
+        loop.step(batch)
+        if number == 2 and rank() == 0:
+            with torch.no_grad():
+                record["evaluated"] = [float(loop.model.module.eval()(each).sum()) for each in data]
+            loop.model.train()
+
+
+def joined(record: Record) -> None:
+    """The program has torch do something about it."""
+    loop, loader = Loop(record), stream()
+    with loop.model.join():
+        for batch in loader:
+            loop.step(batch)
+
+
+def catches(record: Record) -> None:
+    """A sample of one rank cannot be read, and another one takes its place; all break off in one step."""
+    loop = Loop(record)
+    batches = iter(stream(broken=5 if rank() else -1))
+    while len(loop.steps) < 4:
+        try:
+            batch = next(batches)
+        except ValueError:
+            continue
+        loop.step(batch)
+
+
+def shares_out(record: Record) -> None:
+    """The first rank reads, and sends the others what they train on."""
+    loop = Loop(record)
+    batches = iter(DataLoader(Samples(6), batch_size=2)) if rank() == 0 else None
+    for _ in range(6):
+        batch = next(batches) if batches is not None else torch.empty(2, 4)
+        distributed.broadcast(batch, 0)
+        loop.step(batch)
+
+
+RIGHT = ("breaks_off", "leaves_alone", "evaluates", "joined", "catches", "shares_out")
+
+
+def once(record: Record) -> None:
+    """What is read once cannot be read again: with pad, too, all end with the shortest."""
+    _train(record, stream(once=True), as_shipped, epochs=1)
