@@ -43,6 +43,7 @@ ORDER = (
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
     "samples",  # Looks at the inputs of a forward, which no stage changes.
+    "evaluation",  # Concerns forwards without gradients only, which no other stage sees.
     "uneven",  # Counts the forwards of training, and changes nothing of them.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
     "past",  # Looks at the finished wrapper only, and changes nothing of it.
@@ -52,6 +53,9 @@ ORDER = (
     "advice",  # Times DDP's own forward without the stages above.
     "diagnosis",  # Innermost: it completes the error that DDP raises.
 )
+# Called with torch's own forward, the wrapper, and the arguments of each forward that has no gradients enabled.
+Unseen = Callable[[Callable[..., Any], Any, Any, Any], Any]
+UNSEEN: List[Unseen] = []
 # The stages that read DDP's flag or reducer when a model is built.
 REDUCER = ("finalize", "advice")
 Inputs = Callable[[Any, Any], None]
@@ -293,11 +297,11 @@ def rebuild_stages(model: Wrapped) -> None:
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     # Functions in C only, so that torch.compile finds no Python frame here.
     models: Any = MODELS
-    find, ref, enabled = models.data.get, weakref.ref, torch.is_grad_enabled
+    find, ref, enabled, unseen = models.data.get, weakref.ref, torch.is_grad_enabled, UNSEEN
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if not enabled():
-            return original(self, *inputs, **kwargs)
+            return unseen[0](original, self, inputs, kwargs) if unseen else original(self, *inputs, **kwargs)
         model = find(ref(self)) or _copy(self)
         if model is None:
             return original(self, *inputs, **kwargs)

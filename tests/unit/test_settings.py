@@ -48,6 +48,7 @@ def test_defaults() -> None:
         "advice": "50",
         "drift": "warn",
         "drift_steps": "200",
+        "evaluation": "shared",
         "past_wrapper": "auto",
         "log": "info",
     }
