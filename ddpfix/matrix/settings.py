@@ -141,9 +141,10 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting(
         "drift",
         "warn",
-        ("warn", "error", "off"),
-        "replicas that differ under DDP: warn (every rank says which one differs, since when and where), error (and the"
-        " job ends), off (nothing is compared)",
+        ("warn", "average", "error", "off"),
+        "replicas that differ under DDP: warn (every rank says which one differs, since when and where), average (also,"
+        " parameters that were added, replaced or set free after wrapping are averaged, as if it was wrapped again),"
+        " error (and the job ends), off (nothing is compared)",
     ),
     Setting(
         "drift_steps",

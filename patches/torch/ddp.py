@@ -13,7 +13,19 @@ import gc
 import inspect
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, ContextManager, Dict, List, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    ContextManager,
+    Dict,
+    FrozenSet,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch import distributed
@@ -97,6 +109,7 @@ class Wrapped:
         plan: how its layers share buckets.
         hook_state: the state of our communication hook, if it is registered.
         forwards: the forwards that wait for a backward, if DDP broadcasts its buffers.
+        averaged: the names of parameters that DDP does not know, and that are averaged beside it.
         averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
         optimizers: how many optimizers that train it are watched.
         parted: whether it was told that its replicas differ.
@@ -121,6 +134,7 @@ class Wrapped:
         self.hook_state: Optional[Unsent] = None
         self.forwards: Optional[Forwards] = None
         self.timed: Optional[Timed] = None
+        self.averaged: FrozenSet[str] = frozenset()
         self.averages = True
         self.optimizers = 0
         self.parted = False

@@ -56,7 +56,7 @@ class Drift(ddp.Stage):
     """Watches the optimizers of models that DDP replicates.
 
     Args:
-        mode: ``warn`` or ``error``.
+        mode: ``warn``, ``average`` or ``error``.
         every: optimizer steps between two comparisons, at least.
     """
 
@@ -72,11 +72,16 @@ class Drift(ddp.Stage):
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         if len(sharding.ranks_of(model.wrapper.process_group)) == 1:
             return
+        if self._mode == "average":
+            _average(model)
         self._models += 1
         if self._handle is None:
             from torch.optim import optimizer
 
             self._handle = optimizer.register_optimizer_step_post_hook(self._stepped)
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        model.averaged = frozenset()
 
     def hook(self, model: ddp.Wrapped, register: Any, state: Any, hook: Any) -> bool:
         model.averages = _averages(state, hook)
@@ -119,6 +124,14 @@ class Drift(ddp.Stage):
         return [Watch(model, self._mode, self._every) for model in optimizers.trained(optimizer, known)]
 
 
+def _average(model: ddp.Wrapped) -> None:
+    from .averaging import Averaging
+
+    ddp.untrace()
+    averaging = Averaging(model)
+    model.attach(Drift.place, averaging.forward_begins, averaging.forward_ended)
+
+
 def _averages(state: Any, hook: Any) -> bool:
     """Whether a communication hook is one of torch's that leave the same gradients on all ranks."""
     place = str(getattr(hook, "__module__", ""))
@@ -132,7 +145,7 @@ class Watch:
 
     Args:
         model: its record.
-        mode: ``warn`` or ``error``.
+        mode: ``error``, or one that warns.
         every: optimizer steps between two looks, at least.
     """
 

@@ -23,8 +23,8 @@ def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
 
 
 def unreduced(model: ddp.Wrapped) -> List[str]:
-    """The names of those that are trained and have a gradient."""
-    found = unknown(model).items()
+    """The names of those that are trained and have a gradient, which nobody averages."""
+    found = [(name, each) for name, each in unknown(model).items() if name not in model.averaged]
     return [name for name, parameter in found if parameter.requires_grad and parameter.grad is not None]
 
 
