@@ -36,8 +36,11 @@ def made(cell: Cell, folder: Path) -> Path:
     if not (home / "complete").exists():
         _uv("venv", "--clear", "--python", interpreter(cell.fit.python), str(home))
         _install(python, *cell.packages())
-        if cell.requirements is not None:
-            _take_audio(python)
+        if cell.toolkit == "wenet":
+            _take_deepspeed(python)
+        elif cell.requirements is not None:
+            _install(python, "--no-deps", "torchaudio==2.8.0")
+        _take_audio(python)
         (home / "complete").touch()
     return python
 
@@ -64,9 +67,14 @@ def tags(cell: Cell) -> List[str]:
     return [tag for tag in trees.available() if trees.VERSIONS[tag] == cell.version]
 
 
+def _take_deepspeed(python: Path) -> None:
+    # WeNet from 3.0 on imports it. It is built against the torch that is there, without any of its kernels.
+    os.environ["DS_BUILD_OPS"] = "0"
+    _install(python, "--no-build-isolation", "deepspeed==0.19.8")
+
+
 def _take_audio(python: Path) -> None:
-    # The newest release whose reader is Python and soundfile; what is compiled in it needs another torch.
-    _install(python, "--no-deps", "torchaudio==2.8.0")
+    # What is compiled in torchaudio needs another torch. 2.8.0 is the newest release whose reader is Python and soundfile.
     for library in python.parent.parent.glob("lib/python*/site-packages/torchaudio/lib/*.so"):
         library.unlink()
 

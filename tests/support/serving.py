@@ -61,9 +61,11 @@ def fork_ranks(home: Path) -> None:
     signal.setitimer(signal.ITIMER_REAL, 5, 5)
     while _CHILDREN:
         child, status = os.wait()
-        _CHILDREN.remove(child)
-        if status != 0:
-            _ended()
+        # Others are processes that an imported package has started (deepspeed).
+        if child in _CHILDREN:
+            _CHILDREN.remove(child)
+            if status != 0:
+                _ended()
     os._exit(0)
 
 
