@@ -112,6 +112,7 @@ class Wrapped:
         averaged: the names of parameters that DDP does not know, and that are averaged beside it.
         averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
         optimizers: how many optimizers that train it are watched.
+        outside: how many optimizers train it together with parameters of no wrapper.
         parted: whether it was told that its replicas differ.
         timed: the times of its first steps, while the stage ``advice`` takes them.
     """
@@ -136,7 +137,7 @@ class Wrapped:
         self.timed: Optional[Timed] = None
         self.averaged: FrozenSet[str] = frozenset()
         self.averages = True
-        self.optimizers = 0
+        self.optimizers = self.outside = 0
         self.parted = False
         # Called with the positional and the keyword arguments of each forward that has gradients enabled.
         self.inputs: Tuple[Inputs, ...] = ()

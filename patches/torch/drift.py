@@ -24,7 +24,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import default_store, has, keys, put
 
-from . import ddp, diagnosis, optimizers, sharding, sight, strays
+from . import ddp, diagnosis, optimizers, outside, sharding, sight, strays
 
 # The share of a run's time that comparing may take: where a look takes longer, fewer steps are looked at.
 _SHARE = 0.001
@@ -64,7 +64,9 @@ class Drift(ddp.Stage):
 
     def __init__(self, mode: str, every: int) -> None:
         self._mode, self._every = mode, every
-        self._handle: Any = None
+        self._handles: List[Any] = []
+        # By optimizer: what it trains outside of all wrappers; None if that is nothing, or nothing more to be found.
+        self._outside: weakref.WeakKeyDictionary[Any, Optional[outside.Outside]] = weakref.WeakKeyDictionary()
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
         self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Watch]]] = weakref.WeakKeyDictionary()
         self._models = 0
@@ -75,10 +77,11 @@ class Drift(ddp.Stage):
         if self._mode == "average":
             _average(model)
         self._models += 1
-        if self._handle is None:
+        if not self._handles:
             from torch.optim import optimizer
 
-            self._handle = optimizer.register_optimizer_step_post_hook(self._stepped)
+            self._handles.append(optimizer.register_optimizer_step_pre_hook(self._steps))
+            self._handles.append(optimizer.register_optimizer_step_post_hook(self._stepped))
 
     def ended(self, model: ddp.Wrapped) -> None:
         model.averaged = frozenset()
@@ -89,13 +92,46 @@ class Drift(ddp.Stage):
 
     def end(self) -> None:
         """Undo: look at no optimizer any more."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
+        while self._handles:
+            self._handles.pop().remove()
         self._watched.clear()
+        self._outside.clear()
         past: Any = sys.modules.get(f"{__package__}.past")
         if past is not None:
             past.end()
+
+    def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer is about to step: before its first step, see what it trains beside models under DDP."""
+        try:
+            if optimizer in self._outside:
+                return
+            self._outside[optimizer] = None
+        except TypeError:
+            return
+        if len(self._outside) > _OPTIMIZERS or optimizers.is_hidden():
+            return
+        try:
+            self._outside[optimizer] = outside.of(optimizer)
+        except Exception as error:
+            log.debug(f"parameters outside of wrappers are not compared: {error!r}")
+
+    def _beside(self, optimizer: Any) -> None:
+        watched = self._outside.get(optimizer)
+        if watched is None:
+            return
+        model = watched.model()
+        try:
+            found = watched.step_ended() if model is not None and _replicated(model) else None
+        except Exception as error:
+            log.debug(f"parameters outside of wrappers are not compared any more: {error!r}")
+            found = None
+        if found != "":
+            self._outside[optimizer] = None
+        if found:
+            if self._mode == "error":
+                time.sleep(_LINGER)
+                raise DriftError(f"ddpfix: {found}")
+            log.on_every_rank(found)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         # torch.compile is to find nothing in the step that it compiles, and a CUDA graph no wait for the device.
@@ -108,6 +144,7 @@ class Drift(ddp.Stage):
             return
         for each in watches:
             each.step_ended(optimizer)
+        self._beside(optimizer)
 
     def _of(self, optimizer: Any) -> List[Watch]:
         models, watches = self._watched.get(optimizer, (0, []))

@@ -39,6 +39,7 @@ def made(cell: Cell, folder: Path) -> Path:
         if cell.toolkit == "wenet":
             _take_deepspeed(python)
         elif cell.requirements is not None:
+            # The newest release whose reader is Python and soundfile.
             _install(python, "--no-deps", "torchaudio==2.8.0")
         _take_audio(python)
         (home / "complete").touch()
@@ -74,7 +75,7 @@ def _take_deepspeed(python: Path) -> None:
 
 
 def _take_audio(python: Path) -> None:
-    # What is compiled in torchaudio needs another torch. 2.8.0 is the newest release whose reader is Python and soundfile.
+    # What is compiled in it needs another torch.
     for library in python.parent.parent.glob("lib/python*/site-packages/torchaudio/lib/*.so"):
         library.unlink()
 

@@ -123,6 +123,56 @@ def adapted(record: Record) -> None:
     train(record, model, optimizer, between=between)
 
 
+def _head(same: bool = True) -> Any:
+    torch.manual_seed(1 if same else 1 + distributed.get_rank())
+    return nn.Linear(2, 2)
+
+
+def _with_head(record: Record, head: Any, average: bool = False) -> None:
+    """Train a model, and a head that is not wrapped."""
+    model = wrapped()
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    record["steps"] = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        head(model(batch(step))).pow(2).mean().backward()
+        for parameter in head.parameters() if average else ():
+            distributed.all_reduce(parameter.grad)
+            parameter.grad /= distributed.get_world_size()
+        optimizer.step()
+        record["steps"].append([float(p.detach().double().sum()) for p in (*model.parameters(), *head.parameters())])
+
+
+def head(record: Record) -> None:
+    """Nobody averages the gradients of a head."""
+    _with_head(record, _head())
+
+
+def head_averaged(record: Record) -> None:
+    """The program does it itself."""
+    _with_head(record, _head(), average=True)
+
+
+def experts(record: Record) -> None:
+    """Each rank has one of its own."""
+    _with_head(record, _head(same=False))
+
+
+def adapted_copies(record: Record) -> None:
+    """Each rank adapts a copy of the module, with an optimizer for it."""
+    model = wrapped()
+
+    def between(step: int) -> None:
+        own = copy.deepcopy(model.module)
+        inner = torch.optim.SGD(own.parameters(), lr=0.05)
+        for number in range(3):
+            inner.zero_grad()
+            own(batch(step + number)).pow(2).mean().backward()
+            inner.step()
+
+    train(record, model, sgd(model), between=between)
+
+
 def past_in_half(record: Record) -> None:
     """It is called past its wrapper from the middle on."""
     model = wrapped()

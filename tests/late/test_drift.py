@@ -43,19 +43,23 @@ RIGHT = (
     "kept_average",
     "in_backward",
     "no_key",
+    "head_averaged",
+    "experts",
+    "adapted_copies",
 )
 # Those that are compared with plain torch, too.
-PLAIN = ("past_in_half", "changed", "healthy", "accumulated", "adversarial")
+PLAIN = ("past_in_half", "changed", "healthy", "accumulated", "adversarial", "head", "adapted_copies")
 EVERY = {"drift_steps": "4"}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    names = (*PARTED, *RIGHT)
+    names = (*PARTED, *RIGHT, "head")
     plans = [Scenario(name, function=f"parting:{name}", settings=EVERY) for name in names]
     plans += [Scenario(f"plain-{name}", function=f"parting:{name}") for name in PLAIN]
     plans += [
         Scenario("error", function="parting:past_in_half", settings={**EVERY, "drift": "error"}),
+        Scenario("error-head", function="parting:head", settings={**EVERY, "drift": "error"}),
         Scenario("off", function="parting:past", settings={**EVERY, "drift": "off"}),
         Scenario("switched", function="parting:past", settings={**EVERY, "torch_drift": "0"}),
         Scenario("three", function="parting:past", settings=EVERY, size=3),
@@ -104,10 +108,19 @@ def test_a_model_that_ranks_adapt_by_themselves_is_named_once_and_not_changed(ou
     assert plain == ours and ours[0] == ours[1]
 
 
+def test_what_is_trained_outside_of_any_wrapper_is_named(outcomes: Dict[str, Ranks]) -> None:
+    first, second = lines(outcomes["head"])
+    assert ends(outcomes["head"]) == ["", ""] and first == second and len(first) == 1
+    assert "rank 1 differs from rank 0 since step 1 in parameters that no wrapper averages" in first[0]
+    assert "weight of a Linear, bias of a Linear (by 0.0" in first[0]
+    as_in_plain_torch(outcomes, "head")
+
+
 def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
     found = ends(outcomes["error"])
     assert all("DriftError" in end and "between steps 5 and 9" in end for end in found), found
     assert [len(record["steps"]) for _, record in outcomes["error"] if record is not None] == [10, 10]
+    assert "DriftError" in ends(outcomes["error-head"])[1]
 
 
 @pytest.mark.parametrize("name", ["off", "switched"])
@@ -136,7 +149,7 @@ def model(tmp_path: Any) -> Iterator[Any]:
 
 def test_a_single_rank_has_no_hook(model: Any) -> None:
     assert ddp.of(model) is not None
-    assert all(stage._handle is None for stage in ddp._STAGES if isinstance(stage, drift.Drift))
+    assert all(not stage._handles for stage in ddp._STAGES if isinstance(stage, drift.Drift))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
