@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import weakref
@@ -14,6 +15,8 @@ from ddpfix.ranks import lookahead, uneven
 
 from . import together, trained
 
+# Modules between a loop and its batches.
+_BETWEEN = ("ddpfix.", "torch.utils.data.")
 # Callers that are looked at for one whose batches come from another rank.
 _CALLERS = 8
 _PASSES: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
@@ -65,6 +68,13 @@ def _is_looked_after(loader: Any) -> bool:
             break
         frame = frame.f_back
     return True
+
+
+def _asker(frame: Any) -> str:
+    """The line that asks for a batch, the same in one loop on all ranks."""
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +134,7 @@ class Pass:
         if loader is None or trained.forwards() == self._begun:
             return None
         source = Source(loader, iterator, original)
-        found = together.batches(source, loader, self._given, self._stop)
+        found = together.batches(source, loader, _asker(sys._getframe(2)), self._given, self._stop)
         self.settled = found is None
         return found
 

@@ -50,19 +50,22 @@ def forget() -> None:
     _OVER.clear()
 
 
-def batches(source: Any, loader: Any, given: int, stop: bool) -> Optional[Iterator[Any]]:
+def batches(source: Any, loader: Any, asker: str, given: int, stop: bool) -> Optional[Iterator[Any]]:
     """The rest of a pass, as many batches as on the other ranks; None where it is to be left as it is.
 
     Args:
         source: the rest of this rank's own batches; begun again, they are read from the beginning.
         loader: where they come from.
+        asker: the line of the loop.
         given: how many batches this rank has had in this pass.
         stop: whether all ranks end with the first one that has no more.
     """
     store = default_store()
     if _OVER or store is None:
         return None
-    place = f"uneven/{count(store, 'uneven')}/{trained.forwards()}"
+    # Two loops over different loaders are not the same place.
+    loop = f"{asker} {type(loader.dataset).__name__} {loader.batch_size} {given}"
+    place = f"uneven/{count(store, 'uneven')}/{trained.forwards()}/{loop}"
     # Another rank that waits in a collective meanwhile is not to run into its limit.
     limit = min(_LIMIT, (limits.shortest() or _LIMIT) / 4)
     if not consent.all_come(place, sharding.ranks_of(None), limit):
