@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 import pytest
 
@@ -33,15 +34,15 @@ class Job(NamedTuple):
         return [(text.strip().splitlines() or [""])[-1] for text in self.ranks]
 
 
-def job(folder: Path, how: str, *words: str, limit: float = 90, **environ: str) -> Job:
+def job(folder: Path, how: str, *words: str, limit: float = 90, size: int = 2, **environ: str) -> Job:
     folder.mkdir(exist_ok=True)
     logs = folder / "logs"
-    command = [*ranks.elastic(2), "--log_dir", str(logs), "--redirects", "3", *words, str(SCRIPT), how]
+    command = [*ranks.elastic(size), "--log_dir", str(logs), "--redirects", "3", *words, str(SCRIPT), how]
     begun = time.monotonic()
     code, summary = ranks.run(command, ranks.environment(environ), folder, limit)
     seconds = time.monotonic() - begun
     told = []
-    for rank in range(2):
+    for rank in range(size):
         files = sorted(
             logs.glob(f"**/attempt_*/{rank}/std*.log"), key=lambda file: (file.parts[-3], file.name[3] != "o")
         )
@@ -49,15 +50,22 @@ def job(folder: Path, how: str, *words: str, limit: float = 90, **environ: str) 
     return Job(code, summary, told, seconds)
 
 
-def background(folder: Path, how: str, **environ: str) -> List[Any]:
-    """The exit code and the words of each rank where no launcher ends the others."""
+def background(folder: Path, how: str, before: Sequence[str] = (), **environ: str) -> List[Any]:
+    """The exit code and the words of each rank where no launcher ends the others.
+
+    Args:
+        folder: where they run.
+        how: what happens.
+        before: what stands in front of the command of rank 1.
+        environ: further variables.
+    """
     port = str(free_port())
     started = []
     for rank in range(2):
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank), **environ}
         started.append(
             subprocess.Popen(
-                [sys.executable, str(SCRIPT), how],
+                [*(before if rank else ()), sys.executable, str(SCRIPT), how],
                 env=ranks.environment(own),
                 cwd=str(folder),
                 stdout=subprocess.PIPE,
@@ -126,6 +134,31 @@ def test_a_rank_that_is_killed_is_told_by_its_process(tmp_path: Path) -> None:
     words = found[0][0].strip().splitlines()[-1]
     seen = r"last seen in step \d, rank 0 is in step \d"
     assert re.search(rf"rank 1 ended without a word, {seen}: process \d+ on \S+ is gone\. It was killed", words), found
+
+
+# A process of another container, or of another machine, is one whose number means nothing here.
+APART = ("unshare", "--pid", "--fork", "sh", "-c", '"$@" & wait', "sh")
+
+
+@LONG
+@pytest.mark.patches("torch.failures")
+def test_a_rank_that_is_killed_elsewhere_is_told_by_its_silence(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run([*APART, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("a process cannot be put into a space of its own here")
+    found = background(tmp_path, "killed", before=APART, DDPFIX="1")
+    assert found[0][1] == 1, found
+    words = found[0][0].strip().splitlines()[-1]
+    seen = r"last seen in step \d, rank 0 is in step \d"
+    assert re.search(rf"rank 1 is silent, {seen}: process \d+ on \S+ has given no sign of life for 4 s\.", words), found
+
+
+@LONG
+@pytest.mark.patches("torch.failures")
+def test_all_of_three_ranks_have_the_cause(tmp_path: Path) -> None:
+    found = job(tmp_path, "raises", size=3, DDPFIX="1")
+    assert found.code == 1 and found.seconds < 30 and len(found.last_words()) == 3, found
+    for words in found.last_words():
+        assert re.fullmatch(f"ddpfix: {FAILURES['raises']}", words), found
 
 
 @LONG
