@@ -18,13 +18,16 @@ import sys
 import time
 import weakref
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import default_store, has, keys, put
 
-from . import ddp, diagnosis, optimizers, outside, sharding, sight, strays
+from . import ddp, diagnosis, optimizers, sharding, sight, strays
+
+if TYPE_CHECKING:
+    from .outside import Outside
 
 # The share of a run's time that comparing may take: where a look takes longer, fewer steps are looked at.
 _SHARE = 0.001
@@ -66,7 +69,7 @@ class Drift(ddp.Stage):
         self._mode, self._every = mode, every
         self._handles: List[Any] = []
         # By optimizer: what it trains outside of all wrappers; None if that is nothing, or nothing more to be found.
-        self._outside: weakref.WeakKeyDictionary[Any, Optional[outside.Outside]] = weakref.WeakKeyDictionary()
+        self._outside: weakref.WeakKeyDictionary[Any, Optional[Outside]] = weakref.WeakKeyDictionary()
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
         self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Watch]]] = weakref.WeakKeyDictionary()
         self._models = 0
@@ -102,16 +105,18 @@ class Drift(ddp.Stage):
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer is about to step: before its first step, see what it trains beside models under DDP."""
+        if optimizers.is_hidden():
+            return
         try:
             if optimizer in self._outside:
                 return
             self._outside[optimizer] = None
         except TypeError:
             return
-        if len(self._outside) > _OPTIMIZERS or optimizers.is_hidden():
+        if len(self._outside) > _OPTIMIZERS:
             return
         try:
-            self._outside[optimizer] = outside.of(optimizer)
+            self._outside[optimizer] = _outside().of(optimizer)
         except Exception as error:
             log.debug(f"parameters outside of wrappers are not compared: {error!r}")
 
@@ -159,6 +164,14 @@ class Drift(ddp.Stage):
             # Its step ends before the parameters are those of the other ranks.
             return []
         return [Watch(model, self._mode, self._every) for model in optimizers.trained(optimizer, known)]
+
+
+def _outside() -> Any:
+    """The module; a process without a model under DDP does without it."""
+    from . import outside
+
+    ddp.untrace()
+    return outside
 
 
 def _average(model: ddp.Wrapped) -> None:
