@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from tests.speechbrain import launch, tiny_runs
+from tests.speechbrain import launch, parts_recipe, tiny_runs
 from tests.speechbrain.tiny_runs import by_hand, error, run, since
 
 Runs = Dict[str, List[launch.Result]]
@@ -25,14 +25,31 @@ if ours is not None:
 """
 
 
+def parts(folder: Path, name: str, **changes: Any) -> launch.Scenario:
+    """One run of the recipe of several modules."""
+    file = folder / "parts.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(parts_recipe.YAML)
+    return dataclasses.replace(run(folder, name, **changes), yaml=file, script=parts_recipe.SCRIPT)
+
+
+def edited(plan: launch.Scenario) -> launch.Scenario:
+    """The same with the calls mended by hand."""
+    return dataclasses.replace(plan, name=f"edited_{plan.name}", options=[*plan.options, "--through=modules"])
+
+
 def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
     plans = [
         run(folder, "all", past="all", number_of_epochs=2, keep=False),
         run(folder, "main", past="main", number_of_epochs=2, keep=False, before=QUICK),
+        parts(folder, "parts"),
     ]
+    plans += [parts(folder, "accumulated", grad_accumulation_factor=2)] if since("1.0.0") else []
     if ddpfix:
         plans.append(run(folder, "off", past="all", number_of_epochs=2, keep=False, settings={"past_wrapper": "off"}))
-    elif not since("0.5.5"):
+        return plans
+    plans += [edited(plan) for plan in plans[2:]]
+    if not since("0.5.5"):
         plans = [dataclasses.replace(plan, options=[*plan.options, *BY_HAND], bare=True) for plan in plans]
     return plans
 
@@ -82,9 +99,34 @@ def test_what_the_main_process_alone_looks_at_stays_there(
     assert "not on all ranks" in patched[1]["main"][0].log
 
 
+@pytest.mark.parametrize("name", ["parts", "accumulated"])
+def test_unpatched_replicas_of_several_modules_part(unpatched: Tuple[Path, Runs], name: str) -> None:
+    first, second = known(unpatched[1], name)
+    assert tiny_runs.well([first, second]) and first.steps[0] != second.steps[0]
+
+
+@pytest.mark.patches("speechbrain.past")
+@pytest.mark.parametrize("name", ["parts", "accumulated"])
+def test_several_modules_are_trained_as_mended_by_hand(
+    patched: Tuple[Path, Runs], unpatched: Tuple[Path, Runs], name: str
+) -> None:
+    routed, mended = known(patched[1], name), unpatched[1][f"edited_{name}"]
+    assert tiny_runs.alike(routed) and tiny_runs.alike(mended) and routed[0].steps == mended[0].steps
+    for part in parts_recipe.PARTS:
+        assert routed[0].log.count(f"calls the module {part} past DistributedDataParallel") == 1
+    # What is evaluated, searched or not trained any more stays where it is.
+    assert not any("not on all ranks" in rank.log for rank in routed)
+
+
 @pytest.mark.patches("speechbrain.past")
 def test_off_is_as_unpatched(patched: Tuple[Path, Runs], unpatched: Tuple[Path, Runs]) -> None:
     assert [one.steps for one in patched[1]["off"]] == [one.steps for one in unpatched[1]["all"]]
+
+
+def known(runs: Runs, name: str) -> List[launch.Result]:
+    if name not in runs:
+        pytest.skip("this release has no accumulation that works under DDP")
+    return runs[name]
 
 
 def _recipe() -> List[str]:
