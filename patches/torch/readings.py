@@ -172,11 +172,21 @@ def forget() -> None:
 
 
 def begin(wrapped: Any, iterator: Any, args: Tuple[Any, ...], kwargs: Any) -> None:
-    """Around what begins a pass: the constructor of an iterator, and its ``_reset``, which persistent workers have."""
+    """Around what begins a pass: the constructor of an iterator."""
     wrapped(*args, **kwargs)
     loader = args[0] if args else kwargs.get("loader")
     if loader is not None:
         _begin(iterator, loader)
+
+
+def begin_again(wrapped: Any, iterator: Any, args: Tuple[Any, ...], kwargs: Any) -> None:
+    """Around ``_reset`` of an iterator with workers, which asks for the first indices of a pass."""
+    loader = args[0] if args else kwargs.get("loader")
+    # The constructor calls it, too.
+    is_first = args[1] if len(args) > 1 else kwargs.get("first_iter", False)
+    if loader is not None and not is_first:
+        _begin(iterator, loader)
+    wrapped(*args, **kwargs)
 
 
 def _begin(iterator: Any, loader: Any) -> None:

@@ -48,7 +48,7 @@ def first_pass(site: Site, module: ModuleType, owner: Any) -> None:
 
 def next_pass(site: Site, module: ModuleType, owner: Any) -> None:
     """Take notes of the pass that begins when persistent workers begin anew."""
-    site.wrap(owner, "_reset", readings.begin)
+    site.wrap(owner, "_reset", readings.begin_again)
 
 
 def indices(site: Site, module: ModuleType, owner: Any) -> None:
