@@ -37,7 +37,7 @@ def _is_quiet(frame: FrameType) -> bool:
     """Whether the code is torch's, Python's or ours, which raises on."""
     torch: Any = sys.modules.get("torch")
     file = frame.f_code.co_filename
-    quiet = ["<frozen ", OWN] + ([] if torch is None else [os.path.join(os.path.dirname(torch.__file__), "")])
+    quiet = ["<frozen ", *OWN] + ([] if torch is None else [os.path.join(os.path.dirname(torch.__file__), "")])
     return file.startswith(tuple(quiet)) or not (is_users(file) or is_installed(file))
 
 

@@ -21,7 +21,10 @@ _FOLLOWS = re.compile(
 _WORKER = "Original Traceback (most recent call last):"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
-OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# In a checkout the patches are beside the engine (ddpfix/patches.py), in a wheel within it.
+_BESIDE = os.path.isfile(os.path.join(_HOME, "patches.py"))
+OWN = (os.path.join(_HOME, ""), *([os.path.join(os.path.dirname(_HOME), "patches", "")] if _BESIDE else []))
 _INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 
 
@@ -75,7 +78,7 @@ def _place(lines: List[Tuple[str, int]]) -> str:
 def is_users(file: str) -> bool:
     """Whether a file is neither Python's own nor an installed package's."""
     path = os.path.abspath(file)
-    library = file.startswith("<") or path.startswith((*_LIBRARIES, OWN))
+    library = file.startswith("<") or path.startswith((*_LIBRARIES, *OWN))
     return not library and not is_installed(path)
 
 

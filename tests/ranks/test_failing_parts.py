@@ -217,3 +217,11 @@ def test_a_toolkit_may_tell_its_failures_itself() -> None:
         (lambda: failure_watch.tell_elsewhere("toykit"))() if now else failure_watch.tell_here()
         told[now] = failure_watch.is_told_elsewhere()
     assert told == {True: True, False: False}
+
+
+def test_no_line_of_ours_is_the_users() -> None:
+    """Patches are beside the engine in a checkout, and within it in a wheel."""
+    from ddpfix.patches.torch import uneven
+
+    assert not last_words.is_users(uneven.__file__) and not last_words.is_users(last_words.__file__)
+    assert last_words.is_users(__file__)
