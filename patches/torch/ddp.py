@@ -37,6 +37,8 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks import roll_call, wrap_hooks
 
 from . import sharding
+from .order import ORDER as ORDER
+from .order import REDUCER as REDUCER
 
 if TYPE_CHECKING:
     from .accumulation import Window
@@ -46,30 +48,9 @@ if TYPE_CHECKING:
     from .buffers import Forwards
     from .finalizer import Finalizer
 
-# Where each stage stands, the first one outermost: it sees the arguments first, and the end of a forward last.
-ORDER = (
-    "failures",  # Counts every training forward, also one in which a later stage fails.
-    "agreement",  # Must come before every stage that communicates: all ranks have to be present.
-    "flag",  # Every later stage depends on whether DDP looks for unused parameters.
-    "bucket_view",  # Changes an argument of its own.
-    "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
-    "accumulation",  # Tells the steps of this model which micro-batches belong together.
-    "samples",  # Looks at the inputs of a forward, which no stage changes.
-    "evaluation",  # Concerns forwards without gradients only, which no other stage sees.
-    "uneven",  # Counts the forwards of training, and changes nothing of them.
-    "drift",  # Learns of the user's communication hook before the next stage registers it.
-    "past",  # Looks at the finished wrapper only, and changes nothing of it.
-    "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
-    "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
-    "buffers",  # Notes which forwards wait for a backward, which no stage above changes.
-    "advice",  # Times DDP's own forward without the stages above.
-    "diagnosis",  # Innermost: it completes the error that DDP raises.
-)
 # Called with torch's own forward, the wrapper, and the arguments of each forward that has no gradients enabled.
 Unseen = Callable[[Callable[..., Any], Any, Any, Any], Any]
 UNSEEN: List[Unseen] = []
-# The stages that read DDP's flag or reducer when a model is built.
-REDUCER = ("finalize", "advice")
 Inputs = Callable[[Any, Any], None]
 Before = Callable[[], None]
 After = Callable[[Any], None]

@@ -12,25 +12,22 @@ itself with the first one only, so what it does is the same for two ranks and fo
 
 from __future__ import annotations
 
-import contextlib
-import math
 import sys
 import time
 import weakref
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import default_store, has, keys, put
 
 from . import ddp, diagnosis, optimizers, sharding, sight, strays
+from .pace import Pace
 
 if TYPE_CHECKING:
     from .outside import Outside
 
-# The share of a run's time that comparing may take: where a look takes longer, fewer steps are looked at.
-_SHARE = 0.001
 # Looks that the store keeps, for ranks that come later.
 _KEPT = 4
 # Seconds for which a rank waits before it ends with an error, so that the others come to theirs.
@@ -90,7 +87,7 @@ class Drift(ddp.Stage):
         model.averaged = frozenset()
 
     def hook(self, model: ddp.Wrapped, register: Any, state: Any, hook: Any) -> bool:
-        model.averages = _averages(state, hook)
+        model.averages = optimizers.averages(state, hook)
         return False
 
     def end(self) -> None:
@@ -126,7 +123,7 @@ class Drift(ddp.Stage):
             return
         model = watched.model()
         try:
-            found = watched.step_ended() if model is not None and _replicated(model) else None
+            found = watched.step_ended() if model is not None and optimizers.replicated(model) else None
         except Exception as error:
             log.debug(f"parameters outside of wrappers are not compared any more: {error!r}")
             found = None
@@ -182,14 +179,6 @@ def _average(model: ddp.Wrapped) -> None:
     model.attach(Drift.place, averaging.forward_begins, averaging.forward_ended)
 
 
-def _averages(state: Any, hook: Any) -> bool:
-    """Whether a communication hook is one of torch's that leave the same gradients on all ranks."""
-    place = str(getattr(hook, "__module__", ""))
-    # Local SGD has replicas differ between two averagings; another hook may be wrapped around its own.
-    local = "localsgd" in f"{place} {type(state).__module__}".lower()
-    return place.startswith("torch.") and not local
-
-
 class Watch:
     """One optimizer's part of one model.
 
@@ -241,7 +230,7 @@ class Watch:
         """What is due after this step; returns what was found."""
         model = self.model()
         store = default_store()
-        if model is None or store is None or not _replicated(model):
+        if model is None or store is None or not optimizers.replicated(model):
             self._over = True
             return ""
         own = keys(store, self._name)
@@ -352,46 +341,3 @@ def _trained(model: ddp.Wrapped, optimizer: Any) -> Dict[str, Any]:
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     own = {**dict(zip(model.names, model.parameters)), **strays.unknown(model)}
     return {name: each for name, each in own.items() if id(each) in held and sight.comparable(each)}
-
-
-def _replicated(model: ddp.Wrapped) -> bool:
-    """Whether the ranks are to have the same parameters after this step."""
-    wrapper = model.wrapper
-    if wrapper is None or not model.averages or getattr(getattr(wrapper, "_join_config", None), "enable", False):
-        # Under a hook of the user's own nobody knows; ranks that have joined early do not step with the others.
-        return False
-    # A step on gradients of this rank alone: the program averages in a way of its own (local SGD).
-    return bool(wrapper.require_backward_grad_sync)
-
-
-class Pace:
-    """How often to look, so that looking takes at most a small share of the run.
-
-    Args:
-        every: the least number of steps between two looks.
-    """
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._begun: Tuple[int, float] = (0, time.perf_counter())
-        # Seconds that were spent since then, without those of the block that is open, and when that began.
-        self._spent, self._since = 0.0, 0.0
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count the time in here as spent: to look, to publish, and to compare."""
-        self._since = time.perf_counter()
-        yield
-        self._spent += time.perf_counter() - self._since
-
-    def steps(self, done: int) -> int:
-        """After how many steps to look again; called within :meth:`timed`.
-
-        Args:
-            done: how many steps there were so far.
-        """
-        (before, begun), now = self._begun, time.perf_counter()
-        spent = self._spent + now - self._since
-        self._begun, self._since, self._spent = (done, now), now, 0.0
-        step = (now - begun - spent) / max(1, done - before)
-        return max(self._every, math.ceil(spent / (_SHARE * max(step, 1e-6)))) if done > 1 else self._every

@@ -32,3 +32,21 @@ def trained(optimizer: Any, known: Sequence[Any] = ()) -> List[ddp.Wrapped]:
     held: Set[int] = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found = [model for model in ddp.known() if model not in known and not is_alone(model)]
     return [model for model in found if any(id(parameter) in held for parameter in model.parameters)]
+
+
+def averages(state: Any, hook: Any) -> bool:
+    """Whether a communication hook is one of torch's that leave the same gradients on all ranks."""
+    place = str(getattr(hook, "__module__", ""))
+    # Local SGD has replicas differ between two averagings; another hook may be wrapped around its own.
+    local = "localsgd" in f"{place} {type(state).__module__}".lower()
+    return place.startswith("torch.") and not local
+
+
+def replicated(model: ddp.Wrapped) -> bool:
+    """Whether the ranks are to have the same parameters after this step."""
+    wrapper = model.wrapper
+    if wrapper is None or not model.averages or getattr(getattr(wrapper, "_join_config", None), "enable", False):
+        # Under a hook of the user's own nobody knows; ranks that have joined early do not step with the others.
+        return False
+    # A step on gradients of this rank alone: the program averages in a way of its own (local SGD).
+    return bool(wrapper.require_backward_grad_sync)

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 import torch
-from ddpfix.patches.torch import ddp, drift, sight
+from ddpfix.patches.torch import ddp, drift, pace, sight
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -178,13 +178,13 @@ def test_only_plain_tensors_are_compared() -> None:
 def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking and publishing take ten milliseconds, steps five: one in 2,000 steps is a thousandth of the time."""
     now = [0.0]
-    monkeypatch.setattr(drift.time, "perf_counter", lambda: now[0])
-    pace = drift.Pace(200)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    looks = pace.Pace(200)
 
     def look(done: int) -> int:
-        with pace.timed():
+        with looks.timed():
             now[0] += 0.007
-            after: int = pace.steps(done)
+            after: int = looks.steps(done)
             now[0] += 0.003
         return after
 

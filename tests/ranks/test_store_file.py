@@ -101,7 +101,7 @@ def test_nothing_is_said_of_a_file_of_this_run(said: Dict[str, List[str]]) -> No
 @pytest.mark.parametrize(
     ("args", "file"),
     [
-        (("gloo", "file:///shared/store?x=1"), "/shared/store"),
+        (("gloo", "file:///data/store?x=1"), "/data/store"),
         (("gloo", "env://"), None),
         (("gloo",), None),
     ],
