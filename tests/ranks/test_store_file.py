@@ -98,10 +98,13 @@ def test_nothing_is_said_of_a_file_of_this_run(said: Dict[str, List[str]]) -> No
     assert all("is up" in one and NAMED not in one for one in said["fresh"]), said
 
 
+SHARED = "/data/store"
+
+
 @pytest.mark.parametrize(
     ("args", "file"),
     [
-        (("gloo", "file:///data/store?x=1"), "/data/store"),
+        (("gloo", f"file://{SHARED}?x=1"), SHARED),
         (("gloo", "env://"), None),
         (("gloo",), None),
     ],
