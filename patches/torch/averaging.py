@@ -42,6 +42,8 @@ class Averaging:
 
     def forward_begins(self) -> None:
         """Called before a forward with gradients enabled."""
+        # A backward that was broken off by an error never came to its end.
+        self._is_due = False
         wrapper = self._wrapper()
         if wrapper is None or not (wrapper.require_backward_grad_sync and wrapper.module.training):
             return

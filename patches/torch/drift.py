@@ -101,38 +101,42 @@ class Drift(ddp.Stage):
             past.end()
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to step: before its first step, see what it trains beside models under DDP."""
+        """An optimizer is about to step: see what it trains beside models under DDP."""
         if optimizers.is_hidden():
             return
         try:
-            if optimizer in self._outside:
-                return
-            self._outside[optimizer] = None
+            if optimizer not in self._outside:
+                self._outside[optimizer] = self._beside(optimizer)
+            watched = self._outside[optimizer]
         except TypeError:
+            # An optimizer of a user's own that cannot be a key.
             return
-        if len(self._outside) > _OPTIMIZERS:
-            return
+        if watched is not None:
+            self._look_beside(optimizer, watched)
+
+    def _beside(self, optimizer: Any) -> Optional[Outside]:
+        if len(self._outside) >= _OPTIMIZERS:
+            return None
         try:
-            self._outside[optimizer] = _outside().of(optimizer)
+            found: Optional[Outside] = _outside().of(optimizer)
         except Exception as error:
             log.debug(f"parameters outside of wrappers are not compared: {error!r}")
+            return None
+        return found
 
-    def _beside(self, optimizer: Any) -> None:
-        watched = self._outside.get(optimizer)
-        if watched is None:
-            return
+    def _look_beside(self, optimizer: Any, watched: Outside) -> None:
         model = watched.model()
         try:
-            found = watched.step_ended() if model is not None and optimizers.replicated(model) else None
+            found = watched.step_begins() if model is not None and optimizers.replicated(model) else None
         except Exception as error:
             log.debug(f"parameters outside of wrappers are not compared any more: {error!r}")
             found = None
         if found != "":
             self._outside[optimizer] = None
+        if found and self._mode == "error":
+            time.sleep(_LINGER)
+            raise DriftError(f"ddpfix: {found}")
         if found:
-            if self._mode == "error":
-                time.sleep(_LINGER)
-                raise DriftError(f"ddpfix: {found}")
             log.on_every_rank(found)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -146,7 +150,6 @@ class Drift(ddp.Stage):
             return
         for each in watches:
             each.step_ended(optimizer)
-        self._beside(optimizer)
 
     def _of(self, optimizer: Any) -> List[Watch]:
         models, watches = self._watched.get(optimizer, (0, []))

@@ -19,7 +19,7 @@ from ddpfix.ranks.store import default_store, has, keys, put
 
 from . import ddp, optimizers, sharding, sight, strays
 
-# Steps after which parameters are looked at; 0 is before the first one.
+# Before a step, after so many of them, parameters are looked at.
 _LOOKS = (0, 1, 2, 4)
 # Steps after which nobody looks any more for what other ranks have found: powers of two are looked at.
 _PATIENCE = 1 << 10
@@ -54,19 +54,23 @@ class Outside:
         self._name = f"outside/{model.number}/{model.outside}"
         model.outside += 1
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        # How many are done.
         self._steps = 0
         self._waiting: List[sight.Sight] = []
-        self._look()
 
-    def step_ended(self) -> Optional[str]:
-        """Called after each step; returns what was found, "" if nothing, and None if nothing can be found any more."""
-        self._steps += 1
-        if self._steps in _LOOKS and not self._look():
+    def step_begins(self) -> Optional[str]:
+        """Called before each step; returns what was found, "" if nothing, and None if nothing can be found any more.
+
+        A program that gives all ranks the same values by itself has done so by then.
+        """
+        done = self._steps
+        if done in _LOOKS and not self._look():
             return None
-        if self._steps & (self._steps - 1):
+        self._steps += 1
+        if done & (done - 1):
             return ""
         store = default_store()
-        if store is None or self._steps > _PATIENCE:
+        if store is None or done > _PATIENCE:
             return None
         own = keys(store, self._name)
         if has(own, "found"):
@@ -101,7 +105,7 @@ class Outside:
             if there.digest() != here.digest():
                 return self._found(own, sight.difference(there, here), here.step)
             self._waiting.pop(0)
-        return "" if self._steps < _LOOKS[-1] else None
+        return "" if self._steps <= _LOOKS[-1] else None
 
     def _found(self, own: Any, found: sight.Difference, step: int) -> str:
         parameters = self._alive()

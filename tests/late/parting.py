@@ -128,7 +128,7 @@ def _head(same: bool = True) -> Any:
     return nn.Linear(2, 2)
 
 
-def _with_head(record: Record, head: Any, average: bool = False) -> None:
+def _with_head(record: Record, head: Any, average: bool = False, broadcast: bool = False) -> None:
     """Train a model, and a head that is not wrapped."""
     model = wrapped()
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
@@ -140,6 +140,8 @@ def _with_head(record: Record, head: Any, average: bool = False) -> None:
             distributed.all_reduce(parameter.grad)
             parameter.grad /= distributed.get_world_size()
         optimizer.step()
+        for parameter in head.parameters() if broadcast else ():
+            distributed.broadcast(parameter.data, 0)
         record["steps"].append([float(p.detach().double().sum()) for p in (*model.parameters(), *head.parameters())])
 
 
@@ -151,6 +153,11 @@ def head(record: Record) -> None:
 def head_averaged(record: Record) -> None:
     """The program does it itself."""
     _with_head(record, _head(), average=True)
+
+
+def head_broadcast(record: Record) -> None:
+    """The program takes the first rank's values after each step."""
+    _with_head(record, _head(), broadcast=True)
 
 
 def experts(record: Record) -> None:

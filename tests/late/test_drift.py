@@ -44,6 +44,7 @@ RIGHT = (
     "in_backward",
     "no_key",
     "head_averaged",
+    "head_broadcast",
     "experts",
     "adapted_copies",
 )
