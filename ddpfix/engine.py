@@ -19,6 +19,8 @@ from ddpfix.matrix import detect, loader, resolve, settings
 from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
 from ddpfix.patching import site
+from ddpfix.patching.gate import Gate
+from ddpfix.patching.layers import is_outdated
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.state import State
 from ddpfix.waiting import Armed, Waiting
@@ -42,9 +44,11 @@ class Engine:
         self.toolkits = detect.installed_versions(self.matrix, later=self.unseen)
         self._decided = {d.patch: d for d in resolve.resolve(self.matrix, self.toolkits, self.settings)}
         self.notes: List[str] = []
+        self.gate = Gate(_LOCK, self._opened)
+        self._beginnings: List[Target] = list(self.matrix.gate.places)
         self.waiting = Waiting()
         for patch in self.matrix.in_order():
-            self.waiting.add(_armed(self._decided[patch]))
+            self._arm(self._decided[patch])
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
         self.failed: Dict[str, str] = {}
@@ -74,15 +78,20 @@ class Engine:
             if toolkit in self.unseen:
                 self.toolkits[toolkit] = version
                 self._decided.update((decision.patch, decision) for decision in decided)
-                self.waiting.add(armed for decision in decided for armed in _armed(decision))
+                for decision in decided:
+                    self._arm(decision)
                 self.unseen.discard(toolkit)
+
+    def _arm(self, decision: Decision) -> None:
+        is_held = self.matrix.patches[decision.patch].gated and not self.gate.is_open
+        (self.waiting.hold if is_held else self.waiting.add)(_armed(decision))
 
     def wanted(self, name: str) -> bool:
         if self.unseen and _top(name) in self.unseen:
             self.recognise(_top(name))
             if self.toolkits[_top(name)] == detect.UNRECOGNISED:
                 log.info(f"the package {name} is no release that ddpfix knows, and it is left as it is")
-        return name in self.toolkits or self.waiting.any_for(name)
+        return name in self.toolkits or self.waiting.any_for(name) or any(t.module == name for t in self._beginnings)
 
     def importing(self, module: ModuleType) -> None:
         """Put in place what the module will need when it is executed, which is about to happen."""
@@ -96,6 +105,7 @@ class Engine:
         with _LOCK, site.one_search(module.__name__):
             name = module.__name__
             if name in self.toolkits:
+                self._put_gate(name)
                 ready = [part for part in self.deferred if _top(part.__name__) == name]
                 self.deferred = [part for part in self.deferred if part not in ready]
                 for part in ready:
@@ -105,7 +115,31 @@ class Engine:
                 # The patches import from the toolkit, which works only when its own import has finished.
                 self.deferred.append(module)
                 return
+            else:
+                self._put_gate(_top(name))
             self._put_in_place(module)
+
+    def _put_gate(self, toolkit: str) -> None:
+        """Put stubs where what the held patches are for begins, as far as modules of this toolkit are imported."""
+        ready = [each for each in self._beginnings if _top(each.module) == toolkit and each.module in sys.modules]
+        if not ready:
+            return
+        self._beginnings = [target for target in self._beginnings if target not in ready]
+        try:
+            self.gate.put((_locate(sys.modules[each.module], each), each.attribute.split(".")[-1]) for each in ready)
+            is_passed = _code(self.matrix.gate.passed)()
+        except Exception as error:
+            # The patches find out by themselves what has changed here, and say so.
+            log.debug(f"nothing can be held: {error!r}")
+            is_passed = True
+        if is_passed:
+            self.gate.open()
+
+    def _opened(self) -> None:
+        """Put in place what was held."""
+        with site.one_search():
+            self.waiting.release()
+            self.catch_up()
 
     def _put_in_place(self, module: ModuleType, before: bool = False) -> None:
         for armed in [armed for armed in self.waiting.of_module(module.__name__) if armed.target.before == before]:
@@ -147,12 +181,13 @@ class Engine:
     def verify(self) -> List[str]:
         """Messages about patches that are no longer in place: a toolkit may import a module of its own twice."""
         records = [(patch, record) for patch, own in self.sites.items() for record in own.in_force()]
-        lost = [(patch, record) for patch, record in records if _outdated(record.owner) or not record.in_place()]
+        lost = [(patch, record) for patch, record in records if is_outdated(record.owner) or not record.in_place()]
         messages = [f"{patch} is not in place any more at {r.owner.__name__}.{r.attribute}" for patch, r in lost]
         return list(dict.fromkeys(messages))
 
     def undo(self) -> List[str]:
         problems = [problem for own in reversed(list(self.sites.values())) for problem in own.undo()]
+        problems += self.gate.undo()
         self.sites.clear()
         self.waiting.clear()
         return problems
@@ -164,7 +199,8 @@ class Engine:
             return decision.action
         if decision.patch in self.places:
             return State.APPLIED
-        if decision.patch in self.sites and self.sites[decision.patch].registered:
+        own = self.sites.get(decision.patch)
+        if self.waiting.is_held(decision.patch) or (own is not None and own.registered):
             return State.REGISTERED
         return State.ARMED if self.waiting.has(decision.patch) else State.NOTHING_TO_DO
 
@@ -188,6 +224,8 @@ class Engine:
 
     def _places(self, patch: str) -> List[str]:
         """Where a patch is applied; where it is registered only, where it will act."""
+        if patch not in self.places and self.waiting.is_held(patch):
+            return [str(target) for target in self.matrix.gate.places]
         if patch in self.places or patch not in self.sites:
             return list(self.places.get(patch, []))
         return list(dict.fromkeys(self.sites[patch].registered))
@@ -239,16 +277,6 @@ def _locate(module: ModuleType, target: Target) -> Any:
         if missing:
             raise PatchError(f"{target.attribute} no longer takes {', '.join(missing)} (has {', '.join(parameters)})")
     return owner
-
-
-def _outdated(owner: Any) -> bool:
-    """Whether a module or class has been replaced by another of its name since it was patched."""
-    if isinstance(owner, ModuleType):
-        return sys.modules.get(owner.__name__, owner) is not owner
-    found: Any = sys.modules.get(owner.__module__)
-    for part in owner.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return isinstance(found, type) and found is not owner
 
 
 def _code(name: str) -> Any:

@@ -1,8 +1,12 @@
-"""Targets whose modules have not been imported yet, and which of them wait for a module (looked up at every import)."""
+"""Targets whose modules have not been imported yet, and which of them wait for a module (looked up at every import).
+
+Others are held: they wait for the gate to open (:mod:`ddpfix.patching.gate`), and only then for their modules.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from typing import Dict, Iterable, List, Tuple
 
 from ddpfix.matrix.model import Target
@@ -32,6 +36,21 @@ class Waiting:
         self._exact: Dict[str, List[Tuple[int, Armed]]] = {}
         self._patterns: List[Tuple[int, Armed, re.Pattern[str]]] = []
         self._count = 0
+        self._held: List[Armed] = []
+
+    def hold(self, patches: Iterable[Armed]) -> None:
+        """Have these wait for the gate, in front of all else."""
+        self._held.extend(patches)
+
+    def release(self) -> None:
+        """The gate is open: what was held waits for its modules."""
+        held, self._held = self._held, []
+        self.add(held)
+
+    def is_held(self, patch: str) -> bool:
+        """Whether nothing but the gate is between a patch and one of its targets."""
+        held = [armed.target.module for armed in self._held if armed.decision.patch == patch]
+        return any("*" in module or module in sys.modules for module in held)
 
     def add(self, patches: Iterable[Armed]) -> None:
         for armed in patches:
@@ -48,7 +67,7 @@ class Waiting:
             del self._exact[name]
 
     def clear(self) -> None:
-        self._exact, self._patterns = {}, []
+        self._exact, self._patterns, self._held = {}, [], []
 
     def any_for(self, name: str) -> bool:
         """Whether anything waits for a module of this name."""
@@ -61,8 +80,9 @@ class Waiting:
 
     def has(self, patch: str) -> bool:
         """Whether a patch waits for any of its targets."""
-        every = [armed for entries in list(self._exact.values()) for _, armed in entries]
-        return any(armed.decision.patch == patch for armed in [*every, *(armed for _, armed, _ in self._patterns)])
+        exact = [armed for entries in list(self._exact.values()) for _, armed in entries]
+        patterns = [armed for _, armed, _ in self._patterns]
+        return any(armed.decision.patch == patch for armed in [*exact, *patterns, *self._held])
 
 
 def pattern(module: str) -> re.Pattern[str]:

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ddpfix.matrix.model import Mark, Matrix, Patch, Row, Target
+from ddpfix.matrix.model import Gate, Mark, Matrix, Patch, Row, Target
 from ddpfix.matrix.ranges import Range, parsed
 
 NAME = "compat_matrix.json"
@@ -30,6 +30,7 @@ def dump(matrix: Matrix, yaml: bytes) -> str:
         "toolkits": dict(matrix.toolkits),
         "version_files": dict(matrix.version_files),
         "order": list(matrix.order),
+        "gate": {"places": [target._asdict() for target in matrix.gate.places], "passed": matrix.gate.passed},
         "marks": {toolkit: [mark._asdict() for mark in marks] for toolkit, marks in matrix.marks.items()},
         "patches": [
             {
@@ -54,10 +55,12 @@ def load(path: Path, yaml: Path) -> Optional[Matrix]:
         patches = [Patch(**{**_tuples(patch), "examined": _tuples(patch["examined"])}) for patch in whole["patches"]]
         marks = {toolkit: tuple(Mark(**_tuples(mark)) for mark in plain) for toolkit, plain in whole["marks"].items()}
         order = tuple(whole["order"])
+        places = tuple(Target(**_tuples(target)) for target in whole["gate"]["places"])
+        gate = Gate(places, whole["gate"]["passed"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     by_id = {patch.id: patch for patch in patches}
-    return Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order)
+    return Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order, gate)
 
 
 class Rows(Sequence[Row]):

@@ -64,6 +64,8 @@ class Patch(NamedTuple):
     examined: Mapping[str, Tuple[str, ...]] = _EMPTY
     # Patches that are put in place before it, where both are: their wrappers and hooks lie below its own.
     after: Tuple[str, ...] = ()
+    # Whether it is put in place when the gate opens, and not when its target is imported.
+    gated: bool = False
 
     def code_at(self, target: Target) -> str:
         """The function that is called at a target: ``file:function`` below patches/."""
@@ -104,6 +106,18 @@ class Mark(NamedTuple):
     no_words: Tuple[Tuple[str, str], ...] = ()
 
 
+class Gate(NamedTuple):
+    """What a program calls before it needs the patches with the moment gate (:mod:`ddpfix.patching.gate`).
+
+    Attributes:
+        places: the functions with which that begins.
+        passed: a function in patches/ that tells whether it has begun, written like a patch's code.
+    """
+
+    places: Tuple[Target, ...] = ()
+    passed: str = ""
+
+
 class Matrix(NamedTuple):
     """The whole file: distribution names by toolkit, patches by id, and the rows of all patches.
 
@@ -120,6 +134,7 @@ class Matrix(NamedTuple):
     marks: Mapping[str, Tuple[Mark, ...]] = _EMPTY
     # The ids of all patches, in the order in which they are put in place.
     order: Tuple[str, ...] = ()
+    gate: Gate = Gate()
 
     def in_order(self) -> Tuple[str, ...]:
         """The ids of the patches in the order in which they are put in place."""

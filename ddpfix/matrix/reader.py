@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpfix.matrix import places, read_rows, read_tested
-from ddpfix.matrix.model import Matrix, MatrixError, Patch, Row
+from ddpfix.matrix.model import Gate, Matrix, MatrixError, Patch, Row, Target
 from ddpfix.matrix.read_toolkits import Toolkits, read_toolkits
 from ddpfix.matrix.settings import SETTINGS, switch_name
 from ddpfix.matrix.yaml_nodes import Node, root
@@ -19,7 +19,7 @@ SCHEMA = "2"
 _ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
 _HASH = re.compile(r"^[0-9a-f]{12}$")
 _REQUIRED = ("toolkit", "problem", "evidence", "rows")
-_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "examined", "also", "after")
+_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "examined", "also", "after", "moment")
 
 
 class Reader:
@@ -45,7 +45,7 @@ class Reader:
         schema = whole.mapping(optional=None).get("schema")
         if schema is not None:
             schema.choice((SCHEMA,), "schema")
-        return whole.mapping(required=("schema", "toolkits", "patches", "tested"))
+        return whole.mapping(required=("schema", "toolkits", "patches", "tested"), optional=("gate",))
 
     def _untested(self, top: Mapping[str, Node]) -> Matrix:
         toolkits = read_toolkits(top["toolkits"])
@@ -63,8 +63,21 @@ class Reader:
         _refuse_unknown_needs(nodes, patches)
         if self.thorough:
             toolkits.refuse_unused()
+        gate = self._gate(top["gate"], toolkits) if "gate" in top else Gate()
+        for name, patch in patches.items():
+            if patch.gated and not gate.places:
+                nodes[name].fail(
+                    f"patch {name!r} has the moment gate, and there is no part gate: that says what opens it"
+                )
         order = _order(nodes, patches)
-        return Matrix(toolkits.names, patches, tuple(rows), toolkits.files, toolkits.marks, order)
+        return Matrix(toolkits.names, patches, tuple(rows), toolkits.files, toolkits.marks, order, gate)
+
+    def _gate(self, node: Node, toolkits: Toolkits) -> Gate:
+        entry = node.mapping(required=("places", "passed"))
+        places = tuple(Target(*toolkits.located(item)) for item in entry["places"].items())
+        if not places or any("*" in str(place) for place in places):
+            entry["places"].fail("the gate needs functions, each written like 'package.module:Class.method'")
+        return Gate(places, self._code(entry["passed"]))
 
     def _entry(self, name: str, node: Node) -> Dict[str, Node]:
         if not _ID.match(name):
@@ -87,6 +100,7 @@ class Reader:
             after=entry["after"].texts() if "after" in entry else (),
             instead=_instead(entry["instead"], when) if "instead" in entry else {},
             examined=_examined(entry["examined"]) if "examined" in entry else {},
+            gated="moment" in entry and entry["moment"].choice(("import", "gate"), "moment") == "gate",
         )
 
     def _code(self, node: Node) -> str:

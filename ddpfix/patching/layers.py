@@ -12,6 +12,8 @@ import wrapt
 
 LOCK = threading.RLock()
 MISSING = object()
+# The top-level modules of the standard library, but the script, from Python 3.10 on.
+_STANDARD = frozenset(getattr(sys, "stdlib_module_names", ())) - {"__main__"}
 # The base of all of wrapt's proxies; its public name is not the same in all releases.
 _PROXY: type = wrapt.FunctionWrapper.__mro__[-2]
 
@@ -69,7 +71,7 @@ class Record:
             return None
         if any(current is top and self.now is ours for top, ours in taken):
             return None
-        if current is not MISSING and _relink(current, self.now, self.was):
+        if current is not MISSING and relink(current, self.now, self.was):
             taken.append((current, self.now))
             return None
         where = getattr(self.owner, "__qualname__", getattr(self.owner, "__name__", self.owner))
@@ -86,6 +88,16 @@ class Record:
 IN_PLACE: List[Record] = []
 
 
+def is_outdated(owner: Any) -> bool:
+    """Whether a module or class has been replaced by another of its name since it was patched."""
+    if isinstance(owner, ModuleType):
+        return sys.modules.get(owner.__name__, owner) is not owner
+    found: Any = sys.modules.get(owner.__module__)
+    for part in owner.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return isinstance(found, type) and found is not owner
+
+
 def _is_layer(found: Any, ours: Any) -> bool:
     """Whether this is our layer, or the bound form of it that ``getattr(class, name).__wrapped__`` hands out."""
     return found is ours or (is_proxy(found) and getattr(found, "_self_parent", None) is ours)
@@ -96,7 +108,7 @@ def is_proxy(found: Any) -> bool:
     return issubclass(type(found), _PROXY)
 
 
-def _relink(top: Any, ours: Any, was: Any) -> bool:
+def relink(top: Any, ours: Any, was: Any) -> bool:
     """Find our layer below the layers of other patchers, and put the original in its place wherever they hold it."""
     found, waiting, seen = False, [top], set()
     while waiting:
@@ -180,6 +192,38 @@ def stale_copies(
             if module is not home and value is old:
                 copies[id(module), name] = (old, module, name)
     return list(copies.values())
+
+
+def named_copies(records: Sequence[Record]) -> List[Tuple[Record, ModuleType, str]]:
+    """Where other imported modules hold copies of functions that are about to be replaced.
+
+    It takes a third of the time of :func:`stale_copies`: the modules of the package that defines a function are looked
+    at under its own name only (a test compares the two for torch), those of the standard library not at all.
+
+    Args:
+        records: the changes, of functions of modules.
+
+    Returns:
+        (record, module, name of its global).
+    """
+    found: List[Tuple[Record, ModuleType, str]] = []
+    packages = {record.owner.__name__.partition(".")[0] for record in records}
+    changed = {id(record.was): record for record in records}
+    for name, module in list(sys.modules.items()) if records else ():
+        top = name.partition(".")[0]
+        names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
+        if top in packages:
+            held = [(record.attribute, names.get(record.attribute)) for record in records]
+        elif top in _STANDARD or changed.keys().isdisjoint(map(id, list(names.values()))):
+            continue
+        else:
+            held = list(names.items())
+        for attribute, value in held:
+            record = changed.get(id(value))
+            is_copy = record is not None and record.was is value and module is not record.owner
+            if record is not None and is_copy and isinstance(module, ModuleType):
+                found.append((record, module, attribute))
+    return found
 
 
 def _since(name: Optional[str]) -> List[Any]:

@@ -13,13 +13,20 @@ import pytest
 from tests.activation.support import ROOT, Finished, Place, start
 
 RANKS = Path(__file__).with_name("ranks.py")
-APPLIED = "import torch, ddpfix\nprint(ddpfix.report().active, ddpfix.report().patch('torch.steps').state)\n"
-IMPORT = "import torch\nimport ddpfix.auto\nprint(ddpfix.report().active, ddpfix.report().patch('torch.steps').state)\n"
+# What a process without a group never needs waits for one.
+APPLIED = """
+import torch, ddpfix
+from torch import distributed
+before = ddpfix.report().patch("torch.steps").state
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+print(ddpfix.report().active, before, ddpfix.report().patch("torch.steps").state)
+"""
+LATE = "import torch\nimport ddpfix.auto\n" + APPLIED
 
 # The words after the interpreter, the program, and DDPFIX.
 ACTIVATIONS: Dict[str, List[Optional[str]]] = {
     "import first": ["program.py", "import ddpfix.auto\n" + APPLIED, None],
-    "import late": ["program.py", IMPORT, None],
+    "import late": ["program.py", LATE, None],
     "variable": ["-m program", APPLIED, "1"],
     "run script": ["-m ddpfix run program.py", APPLIED, None],
     "run module": ["-m ddpfix run -m program", APPLIED, None],
@@ -35,21 +42,23 @@ def test_the_patches_are_applied(real: Place, tmp_path: Path, kind: str) -> None
     (tmp_path / "start.sh").write_text("python program.py\n", encoding="utf-8")
     command = [word.replace("|", " ") for word in (words or "").split()]
     done = real.run(*command, cwd=tmp_path, DDPFIX=variable)
-    assert (done.returncode, done.stdout) == (0, "True applied\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "True registered applied\n"), done.stderr
 
 
 def test_tools_see_torch_as_it_is(real: Place) -> None:
     """The loaders and specs of real modules are the original ones, and patched functions still show their source."""
     code = (
-        "import inspect, pickle, torch, torch.nn.parallel.distributed as d\n"
+        "import inspect, pickle, sys, torch, torch.nn.parallel.distributed as d\n"
+        "sys.argv[1:] and torch.random.set_rng_state(torch.random.get_rng_state())\n"
         "assert 'find_unused_parameters' in inspect.getsource(d.DistributedDataParallel.__init__)\n"
         "assert 'class DistributedDataParallel' in inspect.getsource(d.DistributedDataParallel)\n"
         "assert sorted(vars(d.__loader__)) == ['name', 'path']\n"
         "assert pickle.loads(pickle.dumps(d.DistributedDataParallel)) is d.DistributedDataParallel\n"
         "import ddpfix; print(ddpfix.report().patch('torch.steps').state)\n"
     )
-    done = real.run("-c", code, DDPFIX="1")
-    assert (done.returncode, done.stdout) == (0, "applied\n"), done.stderr
+    for words, state in (((), "registered"), (("open",), "applied")):
+        done = real.run("-c", code, *words, DDPFIX="1")
+        assert (done.returncode, done.stdout) == (0, f"{state}\n"), done.stderr
 
 
 # Each launch finds a free port by itself: other jobs may be running on this machine.

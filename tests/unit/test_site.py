@@ -20,6 +20,7 @@ import wrapt
 
 from ddpfix.patching.layers import IN_PLACE, stale_copies
 from ddpfix.patching.site import PatchError, Site, one_search
+from tests.support import undo
 
 ROOT = Path(__file__).parents[2]
 KIT = """
@@ -594,7 +595,10 @@ def test_activating_twice_is_one_activation(active: Any) -> None:
 
     original = dict(vars(DistributedDataParallel))
     first = active.activate()
-    once = dict(vars(DistributedDataParallel))
+    assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2, "a stub"
+    assert active.activate() == first
+    undo.open_gate()
+    first, once = active.report(), dict(vars(DistributedDataParallel))
     assert len(layers(once["__init__"])) == 2 and len(layers(once["forward"])) == 2
     assert active.activate() == first
     assert all(vars(DistributedDataParallel)[name] is value for name, value in once.items())
@@ -644,7 +648,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.distributed import init_process_group
 from transformers.models.wavlm.modeling_wavlm import WavLMEncoder
 from transformers import WavLMConfig
+from ddpfix import engine
 from ddpfix.layerdrop import cover
+first = [init_process_group]
+for _ in range(2):  # before and after a process group is asked for
+    assert pickle.loads(pickle.dumps(init_process_group)) is init_process_group is torch.distributed.init_process_group
+    engine.current().gate.open()
+assert first[0] is not init_process_group
 assert pickle.loads(pickle.dumps(init_process_group)) is init_process_group is torch.distributed.init_process_group
 assert pickle.loads(pickle.dumps(DistributedDataParallel.forward)) is DistributedDataParallel.forward
 assert WavLMEncoder in cover.COVERED

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def active() -> Iterator[None]:
     ddpfix.deactivate()
     ddpfix.activate(log="warning", bucket_view="1")
+    undo.imported(["torch"])
+    undo.open_gate()
     yield
     ddpfix.deactivate()
 

@@ -1,0 +1,156 @@
+"""Has patches wait until the program does what they are for: most processes that import a toolkit never do it.
+
+The places of a gate are functions with which that begins, as ``init_process_group`` does. A stub stands there; whoever
+calls the first of them opens the gate, and the call goes on to what stands there then. The patches are put in place
+where the stub was, below the layers that other patchers have put on since, as if they had never waited.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any, Callable, ContextManager, Iterable, List, Optional, Set, Tuple
+
+from ddpfix import log
+from ddpfix.patching.layers import IN_PLACE, LOCK, Record, named_copies, relink, take_back_copies
+
+
+class _Stub:
+    """One place of a gate.
+
+    Attributes:
+        record: of the stub, while it is in place.
+        then: what a call of the stub calls when the gate is open.
+    """
+
+    def __init__(self, owner: Any, attribute: str, gate: Gate) -> None:
+        was = vars(owner)[attribute]
+        self.owner, self.attribute, self.then = owner, attribute, was
+        self.record = Record(owner, attribute, was, _waiting(self, was, gate), False)
+
+    def put(self) -> None:
+        setattr(self.owner, self.attribute, self.record.now)
+        IN_PLACE.append(self.record)
+
+
+class Gate:
+    """The stubs of one activation, and what happens when the first of them is called.
+
+    Args:
+        lock: is held while the gate opens.
+        on_open: puts the patches in place that wait.
+    """
+
+    def __init__(self, lock: ContextManager[Any], on_open: Callable[[], None]) -> None:
+        self._lock, self._on_open = lock, on_open
+        self._stubs: List[_Stub] = []
+        self.is_open = False
+
+    def put(self, places: Iterable[Tuple[Any, str]]) -> None:
+        """Put stubs in the places of functions.
+
+        Args:
+            places: (module or class, name); a class has the function itself, and not from a base.
+        """
+        with LOCK:
+            new = [_Stub(owner, attribute, self) for owner, attribute in places if attribute in vars(owner)]
+            # Looked for first: what the modules of functions hold is compared with what is still there.
+            copies = named_copies([each.record for each in new if isinstance(each.owner, ModuleType)])
+            for stub in new:
+                stub.put()
+            for record, module, name in copies:
+                setattr(module, name, record.now)
+            self._stubs += new
+
+    def open(self) -> None:
+        """Take the stubs away and put the patches in place, once; nothing escapes but what ends the process."""
+        with self._lock, LOCK:
+            if self.is_open:
+                return
+            self.is_open = True
+            tops = [_uncover(stub) for stub in self._stubs]
+            take_back_copies([stub.record for stub, top in zip(self._stubs, tops) if top is not None])
+            before = set(map(id, IN_PLACE))
+            try:
+                self._on_open()
+            except Exception as error:
+                log.warning(f"patches that waited are not in place: {error!r}")
+            for stub, top in zip(self._stubs, tops):
+                _cover(stub, top, before)
+
+    def undo(self) -> List[str]:
+        """Take away the stubs that are there; returns a message for each that could not be."""
+        problems = []
+        with LOCK:
+            taken: List[Tuple[Any, Any]] = []
+            undone: List[Record] = []
+            for stub in reversed(self._stubs):
+                # Another patcher may keep the stub for ever; then it does nothing.
+                stub.then = stub.record.was
+                if stub.record in IN_PLACE:
+                    undone.append(stub.record)
+                    problem = stub.record.undo(taken)
+                    problems.extend([problem] if problem else [])
+            take_back_copies(undone)
+            self.is_open = True
+        return problems
+
+
+def _waiting(stub: _Stub, was: Any, gate: Gate) -> Callable[..., Any]:
+    in_class = isinstance(stub.owner, type)
+
+    @functools.wraps(was)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        if not gate.is_open:
+            gate.open()
+        # A layer that somebody has put around a method may learn its instance only when it is bound.
+        if in_class and args:
+            return stub.then.__get__(args[0], type(args[0]))(*args[1:], **kwargs)
+        return stub.then(*args, **kwargs)
+
+    return first
+
+
+def _uncover(stub: _Stub) -> Optional[Any]:
+    """Put the original in its place again.
+
+    Returns:
+        what stood there, the stub or another patcher's layer above it; None where somebody has taken the stub away, and
+        what is there stays.
+    """
+    record = stub.record
+    if not record.in_place():
+        return None
+    top = vars(stub.owner)[stub.attribute]
+    setattr(stub.owner, stub.attribute, record.was)
+    return top
+
+
+def _cover(stub: _Stub, top: Optional[Any], before: Set[int]) -> None:
+    """Put what the patches have made of the original where the stub was, also below layers of others."""
+    record = stub.record
+    if top is None:
+        IN_PLACE.remove(record)
+        return
+    stub.then = vars(stub.owner)[stub.attribute]
+    if top is not record.now:
+        setattr(stub.owner, stub.attribute, top)
+        relink(top, record.now, stub.then)
+    _move_records(stub, before)
+    for other in IN_PLACE:
+        # A layer of ours that was put around the stub goes back to what is there now.
+        if other.was is record.now:
+            other.was = stub.then
+
+
+def _move_records(stub: _Stub, before: Set[int]) -> None:
+    """The records of the new layers stand where the stub's stood: the records of what lies above them come later."""
+    place = IN_PLACE.index(stub.record)
+    new = [
+        each
+        for each in IN_PLACE
+        if id(each) not in before and each.owner is stub.owner and each.attribute == stub.attribute
+    ]
+    for each in new:
+        IN_PLACE.remove(each)
+    IN_PLACE[place : place + 1] = new

@@ -1,0 +1,215 @@
+"""Patches that wait at a gate: below the layers of others when it opens, once, and nothing is left of it after undo."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import threading
+from types import ModuleType
+from typing import Any, Callable, Iterator, List
+
+import pytest
+import wrapt
+
+from ddpfix.patching.gate import Gate
+from ddpfix.patching.layers import IN_PLACE
+from ddpfix.patching.site import Site
+
+Layer = Callable[..., List[str]]
+
+
+class Kit(ModuleType):
+    """A toolkit: a function, a class, and a module that has taken the function."""
+
+    function: Layer
+    Model: Any
+
+
+@pytest.fixture
+def kit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kit]:
+    made, user = Kit("gated_kit"), ModuleType("gated_user")
+    code = "def function(): return ['original']\nclass Model:\n    def __init__(self, said): said.append('original')\n"
+    exec(code, made.__dict__)
+    user.__dict__["taken"] = made.function
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setitem(sys.modules, user.__name__, user)
+    yield made
+    assert user.__dict__["taken"] is made.function, "a copy was forgotten"
+    assert not IN_PLACE
+
+
+def gated(kit: Kit, site: Site) -> Gate:
+    """A gate on the function and the class, in front of a patch of both."""
+
+    def put() -> None:
+        site.wrap(kit, "function", lambda wrapped, *_: ["ours", *wrapped()])
+        site.wrap(kit.Model, "__init__", lambda wrapped, _, args, kwargs: (args[0].append("ours"), wrapped(*args))[1])
+
+    gate = Gate(threading.RLock(), put)
+    gate.put([(kit, "function"), (kit.Model, "__init__")])
+    return gate
+
+
+def undone(gate: Gate, site: Site) -> List[str]:
+    return [*site.undo(), *gate.undo()]
+
+
+def by_wrapt(wrapped: Any) -> Any:
+    return wrapt.FunctionWrapper(wrapped, lambda wrapped, _, args, kwargs: ["theirs", *wrapped(*args, **kwargs)])
+
+
+def by_closure(wrapped: Any) -> Any:
+    @functools.wraps(wrapped)
+    def theirs() -> List[str]:
+        return ["theirs", *wrapped()]
+
+    return theirs
+
+
+class Opaque:
+    """Nobody can tell what this calls."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, wrapped: Any) -> None:
+        self._call = iter(lambda: ["theirs", *wrapped()], None)
+
+    def __call__(self) -> Any:
+        return next(self._call)
+
+
+def test_nothing_is_done_before_the_first_call(kit: Kit) -> None:
+    before, site = kit.function, Site("kit.patch")
+    gate = gated(kit, site)
+    assert not site.records and kit.function is not before
+    assert kit.function() == ["ours", "original"] and gate.is_open
+    assert len(site.records) == 3, "the copy in the other module is one"
+    assert undone(gate, site) == [] and kit.function is before
+
+
+def test_a_method_opens_it_and_takes_its_instance_along(kit: Kit) -> None:
+    before, site = vars(kit.Model)["__init__"], Site("kit.patch")
+    gate = gated(kit, site)
+    for call in (kit.Model, lambda said: kit.Model.__init__(object.__new__(kit.Model), said)):
+        said: List[str] = []
+        call(said)
+        assert said == ["ours", "original"]
+    assert undone(gate, site) == [] and vars(kit.Model)["__init__"] is before
+
+
+def test_who_took_the_stub_along_calls_what_is_there_now(kit: Kit) -> None:
+    site = Site("kit.patch")
+    gate = gated(kit, site)
+    taken = [kit.function]
+    assert taken[0]() == ["ours", "original"] == taken[0]()
+    assert undone(gate, site) == [] and taken[0]() == ["original"]
+
+
+@pytest.mark.parametrize("theirs", [by_wrapt, by_closure])
+def test_the_patch_is_put_below_layers_that_came_since(kit: Kit, theirs: Callable[[Any], Any]) -> None:
+    original, site = kit.function, Site("kit.patch")
+    gate = gated(kit, site)
+    kit.function = theirs(kit.function)
+    sys.modules["gated_user"].__dict__["taken"] = kit.function
+    top = kit.function
+    assert kit.function() == ["theirs", "ours", "original"], "the call that opens it"
+    assert kit.function() == ["theirs", "ours", "original"] and kit.function is top
+    assert undone(gate, site) == [] and kit.function is top and kit.function() == ["theirs", "original"]
+    assert getattr(top, "__wrapped__") is original  # noqa: B009
+
+
+@pytest.mark.parametrize("theirs", [by_wrapt, by_closure])
+def test_undo_before_it_opens_takes_the_stub_from_below_others(kit: Kit, theirs: Callable[[Any], Any]) -> None:
+    original, site = kit.function, Site("kit.patch")
+    gate = gated(kit, site)
+    kit.function = sys.modules["gated_user"].__dict__["taken"] = theirs(kit.function)
+    assert undone(gate, site) == [] and kit.function() == ["theirs", "original"]
+    assert getattr(kit.function, "__wrapped__") is original  # noqa: B009
+
+
+def test_what_nobody_can_look_into_is_wrapped_as_it_is(kit: Kit) -> None:
+    site = Site("kit.patch")
+    gate = gated(kit, site)
+    kit.function = sys.modules["gated_user"].__dict__["taken"] = Opaque(kit.function)
+    gate.open()
+    assert kit.function() == ["ours", "theirs", "original"]
+    assert undone(gate, site) == [] and kit.function() == ["theirs", "original"]
+
+
+def test_a_layer_of_another_patch_of_ours_stays_above(kit: Kit) -> None:
+    before, site, early = kit.function, Site("kit.patch"), Site("kit.early")
+    gate = gated(kit, site)
+    early.wrap(kit, "function", lambda wrapped, *_: ["early", *wrapped()])
+    assert kit.function() == ["early", "ours", "original"] == kit.function()
+    assert [*site.undo(), *early.undo(), *gate.undo()] == [] and kit.function is before
+
+
+@pytest.mark.parametrize("first", ["site", "early"])
+def test_patches_of_one_place_are_undone_in_any_order(kit: Kit, first: str) -> None:
+    before, site, early = kit.function, Site("kit.patch"), Site("kit.early")
+    gate = gated(kit, site)
+    early.wrap(kit, "function", lambda wrapped, *_: ["early", *wrapped()])
+    gate.open()
+    one, other = (site, early) if first == "site" else (early, site)
+    assert one.undo() == []
+    assert kit.function() == (["early", "original"] if first == "site" else ["ours", "original"])
+    assert [*other.undo(), *gate.undo()] == [] and kit.function is before
+
+
+def test_a_patch_that_raises_leaves_the_call_as_it_is(kit: Kit, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    before, gate = kit.function, Gate(threading.RLock(), fail)
+    gate.put([(kit, "function")])
+    assert kit.function() == ["original"] and kit.function is before
+    assert "patches that waited are not in place: RuntimeError('broken')" in capsys.readouterr().err
+    assert gate.undo() == []
+
+
+def test_threads_open_it_once(kit: Kit) -> None:
+    site, start, said = Site("kit.patch"), threading.Barrier(6), []
+    gate = gated(kit, site)
+
+    def call() -> None:
+        start.wait()
+        said.append(kit.function())
+
+    threads = [threading.Thread(target=call) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == [["ours", "original"]] * 6
+    assert undone(gate, site) == []
+
+
+COPIES = """
+import sys, torch
+from torch import distributed
+from ddpfix.patching.layers import Record, named_copies, stale_copies
+from types import ModuleType
+user = sys.modules["a_user"] = ModuleType("a_user")
+user.begin = distributed.init_process_group
+homes = {"torch.distributed.distributed_c10d": "init_process_group", "torch.random": "set_rng_state"}
+records = [Record(sys.modules[at], name, getattr(sys.modules[at], name), None, False) for at, name in homes.items()]
+quick = {(module.__name__, name) for _, module, name in named_copies(records)}
+whole = {(module.__name__, name) for _, module, name in stale_copies([(each.was, each.owner) for each in records])}
+assert quick == whole and ("a_user", "begin") in quick, quick ^ whole
+"""
+
+
+def test_the_quick_search_finds_all_copies_that_torch_has() -> None:
+    subprocess.run([sys.executable, "-c", COPIES], check=True, timeout=120)
+
+
+def test_a_process_that_has_no_group_imports_no_patch_of_ddp() -> None:
+    code = (
+        "import sys, ddpfix.auto, torch\n"
+        "names = [name for name in sys.modules if name.startswith('ddpfix.patches.torch.')]\n"
+        "assert names == ['ddpfix.patches.torch.gate'], names\n"
+        "torch.random.set_rng_state(torch.random.get_rng_state())\n"
+        "assert 'ddpfix.patches.torch.ddp' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
