@@ -44,7 +44,8 @@ class Gate:
     def __init__(self, lock: ContextManager[Any], on_open: Callable[[], None]) -> None:
         self._lock, self._on_open = lock, on_open
         self._stubs: List[_Stub] = []
-        self.is_open = False
+        # Open from the moment when the first call comes; until all is in place, the calls of other threads wait.
+        self.is_open = self._is_settled = False
 
     def put(self, places: Iterable[Tuple[Any, str]]) -> None:
         """Put stubs in the places of functions.
@@ -77,6 +78,7 @@ class Gate:
                 log.warning(f"patches that waited are not in place: {error!r}")
             for stub, top in zip(self._stubs, tops):
                 _cover(stub, top, before)
+            self._is_settled = True
 
     def undo(self) -> List[str]:
         """Take away the stubs that are there; returns a message for each that could not be."""
@@ -92,8 +94,13 @@ class Gate:
                     problem = stub.record.undo(taken)
                     problems.extend([problem] if problem else [])
             take_back_copies(undone)
-            self.is_open = True
+            self.is_open = self._is_settled = True
         return problems
+
+    def pass_through(self) -> None:
+        """What a stub does first: open the gate, or wait for the thread that does."""
+        if not self._is_settled:
+            self.open()
 
 
 def _waiting(stub: _Stub, was: Any, gate: Gate) -> Callable[..., Any]:
@@ -101,8 +108,7 @@ def _waiting(stub: _Stub, was: Any, gate: Gate) -> Callable[..., Any]:
 
     @functools.wraps(was)
     def first(*args: Any, **kwargs: Any) -> Any:
-        if not gate.is_open:
-            gate.open()
+        gate.pass_through()
         # A layer that somebody has put around a method may learn its instance only when it is bound.
         if in_class and args:
             return stub.then.__get__(args[0], type(args[0]))(*args[1:], **kwargs)
