@@ -23,14 +23,15 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "engine": {"_env", "import_hook", "log", "matrix", "patching", "state", "waiting"},
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
-    "cli": {"_env", "matrix", "state"},
+    "trace": {"log"},
+    "cli": {"_env", "matrix", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
     "__init__": {"engine", "layerdrop", "matrix", "ranks"},
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.
-FOR_PATCHES = {"log", "patching", "ranks", "layerdrop"}
+FOR_PATCHES = {"log", "patching", "ranks", "layerdrop", "trace"}
 # What variables are called, which messages tell.
 NAMES = "ddpfix.matrix.settings"
 # Folders of patches/ that others may import.

@@ -1,0 +1,1 @@
+"""The trace of a run: one row an optimizer step and rank, in files that other tools read."""

@@ -1,0 +1,218 @@
+"""Reads a trace, also one whose ranks were killed: what is incomplete at the end of a file is dropped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from ddpfix.trace import schema
+
+Row = Dict[str, Any]
+
+
+class TraceError(ValueError):
+    """A trace cannot be read; the message names the file and the line, and says what is wrong."""
+
+
+def _no_columns() -> Dict[str, List[Any]]:
+    return {name: [] for name in schema.NAMES}
+
+
+@dataclass
+class Run:
+    """One process of one rank.
+
+    Attributes:
+        rank: from the name of the file.
+        file: the file with the lines.
+        header: the ``run`` line, with ``patches`` from a later line if there is one.
+        models: ``model`` lines, by the order in which the models were wrapped.
+        events: ``event`` lines.
+        settings: ``setting`` lines.
+        stalls: ``at`` lines: where the rank was when it had been at one place for some seconds.
+        end: the ``end`` line; None if the process was killed, or still runs.
+        steps: the columns of :data:`~ddpfix.trace.schema.COLUMNS`, of equal length; None where a value is missing.
+    """
+
+    rank: int
+    file: Path
+    header: Row = field(default_factory=dict)
+    models: List[Row] = field(default_factory=list)
+    events: List[Row] = field(default_factory=list)
+    settings: List[Row] = field(default_factory=list)
+    stalls: List[Row] = field(default_factory=list)
+    end: Optional[Row] = None
+    steps: Dict[str, List[Any]] = field(default_factory=_no_columns)
+
+
+@dataclass
+class Trace:
+    """A folder.
+
+    Attributes:
+        folder: where it is.
+        runs: the last process of each rank.
+        earlier: the files of processes before it (a job that was started again into the same folder), by rank;
+            :func:`read_run` reads one.
+    """
+
+    folder: Path
+    runs: Dict[int, Run] = field(default_factory=dict)
+    earlier: Dict[int, List[Path]] = field(default_factory=dict)
+
+
+def read(folder: Path) -> Trace:
+    """Read the trace in a folder.
+
+    Args:
+        folder: the value of ``DDPFIX_TRACE``.
+
+    Raises:
+        TraceError: it is no folder, has no trace, or a file is damaged elsewhere than at its end.
+    """
+    trace = Trace(folder)
+    for rank, attempt, file in files(folder):
+        if attempt is None:
+            trace.runs[rank] = read_run(file)
+        else:
+            trace.earlier.setdefault(rank, []).append(file)
+    return trace
+
+
+def files(folder: Path) -> List[Tuple[int, Optional[int], Path]]:
+    """The files with lines in a folder: rank, number of the earlier process or None, path; by rank.
+
+    Raises:
+        TraceError: it is no folder, cannot be read, or has no trace.
+    """
+    try:
+        found = [(schema.rank_of(file), file) for file in folder.iterdir()]
+    except OSError as error:
+        raise TraceError(f"{folder}: no trace can be read there: {error.strerror or error}") from None
+    named = [(*place, file) for place, file in found if place is not None]
+    if not named:
+        raise TraceError(f"{folder}: there is no trace (no file rank-00000.jsonl, as DDPFIX_TRACE={folder} leaves it)")
+    # The last process of a rank has no number.
+    return sorted(named, key=lambda each: (each[0], each[1] is None, each[1] or 0))
+
+
+def read_run(file: Path) -> Run:
+    """Read one process of a rank: the lines, and the step rows that lie beside them.
+
+    Args:
+        file: a ``rank-00000.jsonl``.
+
+    Raises:
+        TraceError: see :func:`read`.
+    """
+    place = schema.rank_of(file)
+    if place is None:
+        raise TraceError(f"{file}: is no file of a trace (rank-00000.jsonl)")
+    run = Run(place[0], file)
+    for number, line in enumerate(_whole_lines(file), 1):
+        add(run, parse(file, number, line))
+    arrow = schema.arrow_file(file)
+    if arrow.exists():
+        for columns in _batches(arrow):
+            for name in schema.NAMES:
+                run.steps[name].extend(columns[name])
+    return run
+
+
+def _whole_lines(file: Path) -> List[bytes]:
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise TraceError(f"{file}: {error.strerror or error}") from None
+    # What follows the last line break is incomplete, or nothing.
+    return lines[:-1]
+
+
+def parse(file: Path, number: int, line: bytes) -> Row:
+    """One whole line; raises :class:`TraceError` for one that is damaged."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except ValueError as error:
+        raise TraceError(f"{file}, line {number}: {error}") from None
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        raise TraceError(f'{file}, line {number}: expected an object with a "kind"')
+    if row["kind"] == schema.RUN and row.get("version") != schema.VERSION:
+        raise TraceError(
+            f"{file}, line {number}: format {row.get('version')!r}; this release of ddpfix reads {schema.VERSION}"
+        )
+    return row
+
+
+def add(run: Run, row: Row) -> None:
+    """Put one line where it belongs; kinds that are not known are left out."""
+    kind = row.pop("kind")
+    lists = {
+        schema.MODEL: run.models,
+        schema.EVENT: run.events,
+        schema.SETTING: run.settings,
+        schema.AT: run.stalls,
+    }
+    if kind == schema.STEP:
+        for name in schema.NAMES:
+            run.steps[name].append(row.get(name))
+    elif kind in (schema.RUN, schema.PATCHES):
+        run.header.update(row)
+    elif kind == schema.END:
+        run.end = row
+    elif kind in lists:
+        lists[kind].append(row)
+
+
+def import_pyarrow(file: Path) -> Any:
+    """The module; raises :class:`TraceError` where it is missing."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError:
+        raise TraceError(f"{file}: pyarrow is needed to read it (pip install 'ddpfix[trace]')") from None
+    return pyarrow
+
+
+def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
+    """The step rows, one batch after the other; the last one is dropped if it is incomplete."""
+    pyarrow = import_pyarrow(file)
+    try:
+        size = file.stat().st_size
+        source = pyarrow.OSFile(str(file))
+    except OSError as error:
+        raise TraceError(f"{file}: {error.strerror or error}") from None
+    with source:
+        if size == 0:
+            return
+        messages = pyarrow.ipc.MessageReader.open_stream(source)
+        found, number = None, 0
+        while True:
+            try:
+                message = messages.read_next_message()
+            except StopIteration:
+                return
+            except (pyarrow.ArrowInvalid, OSError) as error:
+                if source.tell() >= size:
+                    return
+                raise TraceError(f"{file}, batch {number}: {error}") from None
+            try:
+                if found is None:
+                    found = pyarrow.ipc.read_schema(message)
+                    continue
+                batch = pyarrow.ipc.read_record_batch(message, found)
+                batch.validate(full=True)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise TraceError(f"{file}, batch {number}: {error}") from None
+            number += 1
+            yield columns(batch)
+
+
+def columns(batch: Any) -> Dict[str, Sequence[Any]]:
+    """The columns of a record batch as lists; None for a column that it does not have."""
+    names = batch.schema.names
+    return {
+        name: batch.column(names.index(name)).to_pylist() if name in names else [None] * batch.num_rows
+        for name in schema.NAMES
+    }

@@ -1,0 +1,164 @@
+"""The reader of a trace: what is incomplete at the end is dropped, other damage is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from ddpfix.trace import reader, schema
+from ddpfix.trace.reader import TraceError
+
+RUN = {"kind": "run", "version": 1, "rank": 3, "world_size": 4, "patches": []}
+ROWS: List[Dict[str, Any]] = [
+    {"kind": "step", "step": 1, "total": 0.5, "skipped": [2, 4], "loss": 0.25},
+    {"kind": "step", "step": 2, "total": 0.25, "skipped": [], "every": 2, "shape": [8, 100]},
+]
+LINES: List[Dict[str, Any]] = [
+    RUN,
+    {"kind": "patches", "patches": [{"id": "torch.late", "state": "applied", "reason": "why"}]},
+    {"kind": "model", "number": 0, "class": "Net", "layers": ["a"], "parameters": ["a.weight"], "wrapped_at": 5.0},
+    {"kind": "event", "time": 6.0, "step": 0, "level": "info", "text": "a line"},
+    {"kind": "setting", "name": "x", "requested": 1, "effective": 2, "note": ""},
+    {"kind": "at", "time": 7.0, "step": 1, "phase": "backward"},
+    {"kind": "of a later release", "what": 1},
+]
+
+
+def write(folder: Path, rows: List[Dict[str, Any]], name: str = "rank-00003.jsonl") -> Path:
+    file = folder / name
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def batch(pyarrow: Any, rows: List[Dict[str, Any]]) -> Any:
+    return pyarrow.RecordBatch.from_pylist(
+        [{name: row.get(name) for name in schema.NAMES} for row in rows], schema=schema.arrow_schema(pyarrow)
+    )
+
+
+def test_lines_come_back_as_columns(tmp_path: Path) -> None:
+    write(tmp_path, [*LINES, *ROWS, {"kind": "end", "time": 9.0, "how": "ended"}])
+    trace = reader.read(tmp_path)
+    run = trace.runs[3]
+    assert list(trace.runs) == [3] and run.header["world_size"] == 4
+    assert run.header["patches"] == [{"id": "torch.late", "state": "applied", "reason": "why"}]
+    assert [model["class"] for model in run.models] == ["Net"]
+    assert [event["text"] for event in run.events] == ["a line"]
+    assert run.settings == [{"name": "x", "requested": 1, "effective": 2, "note": ""}]
+    assert run.stalls == [{"time": 7.0, "step": 1, "phase": "backward"}]
+    assert run.end == {"time": 9.0, "how": "ended"}
+    assert set(run.steps) == set(schema.NAMES) and {len(values) for values in run.steps.values()} == {2}
+    assert run.steps["skipped"] == [[2, 4], []] and run.steps["loss"] == [0.25, None]
+    assert run.steps["every"] == [None, 2] and run.steps["shape"] == [None, [8, 100]]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 30])
+def test_an_incomplete_last_line_is_dropped(tmp_path: Path, cut: int) -> None:
+    file = write(tmp_path, [RUN, *ROWS])
+    file.write_bytes(file.read_bytes()[:-cut])
+    run = reader.read(tmp_path).runs[3]
+    assert run.steps["step"] == [1] and run.end is None
+
+
+def test_a_file_of_nothing_is_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    write(tmp_path, [])
+    run = reader.read(tmp_path).runs[3]
+    assert run.header == {} and run.rank == 3 and run.steps["step"] == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (b'{"kind": "step", "step": \n', "line 2"),
+        (b"\x00\x00\xff\xfe\n", "line 2"),
+        (b"[1, 2]\n", 'expected an object with a "kind"'),
+        (b'{"step": 1}\n', 'expected an object with a "kind"'),
+        (b'{"kind": "run", "version": 99}\n', "format 99"),
+    ],
+)
+def test_damage_is_named_with_file_and_line(tmp_path: Path, damage: bytes, said: str) -> None:
+    file = write(tmp_path, [RUN])
+    file.write_bytes(file.read_bytes() + damage + b'{"kind": "step", "step": 2}\n')
+    with pytest.raises(TraceError, match="rank-00003.jsonl, line 2") as caught:
+        reader.read(tmp_path)
+    assert said in str(caught.value)
+
+
+def test_a_folder_without_a_trace_is_named(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    with pytest.raises(TraceError, match="there is no trace"):
+        reader.read(tmp_path)
+    with pytest.raises(TraceError, match="nowhere"):
+        reader.read(tmp_path / "nowhere")
+    with pytest.raises(TraceError, match=r"other\.jsonl"):
+        reader.read(tmp_path / "other.jsonl")
+    with pytest.raises(TraceError, match="is no file of a trace"):
+        reader.read_run(tmp_path / "other.jsonl")
+
+
+def test_earlier_processes_of_a_rank_are_kept_apart(tmp_path: Path) -> None:
+    write(tmp_path, [RUN, ROWS[1]])
+    older = [write(tmp_path, [RUN, ROWS[0]], f"rank-00003.{number}.jsonl") for number in (1, 2, 10)]
+    trace = reader.read(tmp_path)
+    assert trace.runs[3].steps["step"] == [2]
+    assert trace.earlier == {3: older}
+    assert reader.read_run(older[0]).steps["step"] == [1]
+
+
+def test_ranks_come_in_order(tmp_path: Path) -> None:
+    for rank in (100000, 2, 1, 99999):
+        write(tmp_path, [{**RUN, "rank": rank}], schema.lines_file(tmp_path, rank).name)
+    assert list(reader.read(tmp_path).runs) == [1, 2, 99999, 100000]
+
+
+def arrow(folder: Path, batches: List[List[Dict[str, Any]]]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra trace: pip install 'ddpfix[trace]'")
+    file = schema.arrow_file(write(folder, [RUN]))
+    parts = [schema.arrow_schema(pyarrow).serialize(), *(batch(pyarrow, rows).serialize() for rows in batches)]
+    file.write_bytes(b"".join(part.to_pybytes() for part in parts))
+    return file
+
+
+def test_batches_come_back_as_the_same_columns(tmp_path: Path) -> None:
+    file = arrow(tmp_path, [[ROWS[0]], [ROWS[1]], []])
+    steps = reader.read(tmp_path).runs[3].steps
+    (tmp_path / "lines").mkdir()
+    write(tmp_path / "lines", [RUN, *ROWS])
+    assert steps == reader.read(tmp_path / "lines").runs[3].steps
+    import pyarrow
+
+    with pyarrow.ipc.open_stream(str(file)) as stream:
+        table = stream.read_pandas()
+    assert list(table["step"]) == [1, 2] and list(table["skipped"][0]) == [2, 4]
+
+
+def test_an_incomplete_last_batch_is_dropped_wherever_it_ends(tmp_path: Path) -> None:
+    file = arrow(tmp_path, [[ROWS[0]], [ROWS[1]]])
+    whole = file.read_bytes()
+    counts = []
+    for size in range(len(whole) + 1):
+        file.write_bytes(whole[:size])
+        counts.append(len(reader.read(tmp_path).runs[3].steps["step"]))
+    assert sorted(set(counts)) == [0, 1, 2] and counts == sorted(counts) and counts[-2:] == [1, 2]
+
+
+def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
+    file = arrow(tmp_path, [[ROWS[0]], [ROWS[1]]])
+    whole = bytearray(file.read_bytes())
+    import pyarrow
+
+    begin = schema.arrow_schema(pyarrow).serialize().size
+    whole[begin + 8 : begin + 40] = b"\x77" * 32
+    file.write_bytes(bytes(whole))
+    with pytest.raises(TraceError, match=r"rank-00003.arrow, batch 0"):
+        reader.read(tmp_path)
+
+
+def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema.arrow_file(write(tmp_path, [RUN])).write_bytes(b"x")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(TraceError, match=r"ddpfix\[trace\]"):
+        reader.read(tmp_path)
