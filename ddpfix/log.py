@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import weakref
-from typing import Set
+from typing import Callable, List, Set
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -15,7 +15,10 @@ _LEVELS = {
     "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
+# Called with the level and the text of each line from info on, on every rank, whether it is printed or not.
+LISTENERS: List[Callable[[str, str], None]] = []
 _logged: Set[str] = set()
+_heard: Set[str] = set()
 _logged_about: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -47,7 +50,16 @@ def first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _tell(level: str, message: str) -> None:
+    for listener in LISTENERS:
+        try:
+            listener(level, message)
+        except Exception as failure:
+            _logger().debug(f"a line was not heard: {failure!r}")
+
+
 def info(message: str) -> None:
+    _tell("info", message)
     if first_rank():
         _logger().info(message)
 
@@ -58,6 +70,9 @@ def debug(message: str) -> None:
 
 def warning(message: str) -> None:
     """A line that a user has to see: once a process, from rank 0."""
+    if LISTENERS and message not in _heard:
+        _heard.add(message)
+        _tell("warning", message)
     if first_rank() and first_time(message):
         _logger().warning(message)
 
@@ -65,6 +80,7 @@ def warning(message: str) -> None:
 def on_every_rank(message: str) -> None:
     """A line that a user has to see, once a process, from every rank: it is in the log of each of them."""
     if first_time(message):
+        _tell("warning", message)
         _logger().warning(message)
 
 
@@ -90,4 +106,5 @@ def first_time(message: str, about: object = None) -> bool:
 
 def error(message: str) -> None:
     """Log why this rank ends: from every rank, because the others may not know."""
+    _tell("error", message)
     _logger().error(message)

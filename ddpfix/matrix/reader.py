@@ -117,7 +117,7 @@ def _wanted(entry: Mapping[str, Node]) -> Tuple[Optional[str], Tuple[str, ...]]:
         return setting, ()
     if setting is None:
         entry["when"].fail("when needs a setting beside it")
-    values = next(s.values for s in SETTINGS if s.name == setting)
+    values = next((*s.values, *([s.kind] if s.kind else [])) for s in SETTINGS if s.name == setting)
     return setting, tuple(item.choice(values, f"value of {setting}") for item in entry["when"].items())
 
 

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from ddpfix.matrix.detect import UNRECOGNISED
 from ddpfix.matrix.model import Matrix, Patch, Row
-from ddpfix.matrix.settings import Settings, switch_name
+from ddpfix.matrix.settings import Settings, switch_name, wanted
 from ddpfix.state import State
 
 
@@ -74,7 +74,7 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
         return decision(State.OFF, f"switched off by {settings.sources.get(patch.id, switch_name(patch.id))}")
     if not patch.default and switched is None:
         return decision(State.OFF, f"not asked for; {switch_name(patch.id)}=1 switches it on")
-    if patch.setting is not None and patch.when and settings[patch.setting] not in patch.when:
+    if patch.setting is not None and patch.when and not wanted(patch.setting, settings[patch.setting], patch.when):
         return decision(State.OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
     if text.startswith(UNRECOGNISED):
         what = text[len(UNRECOGNISED) :]

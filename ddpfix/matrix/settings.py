@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 PREFIX = "DDPFIX_"
 SWITCH = ("0", "1", "force")
@@ -30,6 +30,8 @@ class Setting(NamedTuple):
     # For values that cannot be listed: their description, and the check that accepts them.
     kind: Optional[str] = None
     check: Optional[Callable[[str], bool]] = None
+    # What such a value becomes, from the text as it was given; by default it is the text in small letters.
+    convert: Optional[Callable[[str], str]] = None
 
     @property
     def variable(self) -> str:
@@ -39,10 +41,16 @@ class Setting(NamedTuple):
     def accepted(self) -> str:
         return ", ".join([*self.values, *([self.kind] if self.kind else [])])
 
+    def calls_for(self, value: str, when: Sequence[str]) -> bool:
+        """Whether a value is among those of ``when``, where ``kind`` stands for all that cannot be listed."""
+        return value in when or (value not in self.values and self.kind is not None and self.kind in when)
+
     def validate(self, value: str, source: str) -> str:
         word = value.strip().lower()
-        if word in self.values or (self.check is not None and self.check(word)):
+        if word in self.values:
             return word
+        if self.check is not None and self.check(word):
+            return word if self.convert is None else self.convert(value.strip())
         raise SettingsError(f"{source}={value!r}: accepted are {self.accepted}")
 
 
@@ -53,6 +61,16 @@ def _is_integer(word: str) -> bool:
 
 def _is_positive(word: str) -> bool:
     return _is_integer(word) and int(word) > 0
+
+
+def _is_folder(word: str) -> bool:
+    # A word that switches something is no folder: one of that name is written as a path (./1).
+    return bool(word) and "\0" not in word and word not in ("0", "1", "on", "true", "false", "yes", "no", "none")
+
+
+def _absolute(path: str) -> str:
+    """A folder as it is from here: a program may change its working directory later."""
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _is_seconds(word: str) -> bool:
@@ -169,9 +187,23 @@ SETTINGS: Tuple[Setting, ...] = (
         " auto (they go through the wrapper where a toolkit's recipes mean that; elsewhere a line names them once"
         " replicas differ), route (they go through the wrapper everywhere), off",
     ),
+    Setting(
+        "trace",
+        "off",
+        ("off",),
+        "a folder for the trace: one file a rank with a row for each optimizer step (docs/trace.md), or off",
+        "a folder",
+        _is_folder,
+        _absolute,
+    ),
     Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def wanted(name: str, value: str, when: Sequence[str]) -> bool:
+    """Whether the value of a setting is among those with which a patch is wanted."""
+    return _BY_NAME[name].calls_for(value, when)
 
 
 def switch_name(patch: str) -> str:

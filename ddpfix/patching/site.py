@@ -102,6 +102,9 @@ class Activation(Protocol):
     def summary(self) -> str:
         """One line on what was done."""
 
+    def report(self) -> Any:
+        """What was done as data (:class:`ddpfix.patching.report.Report`)."""
+
 
 class Site:
     """Where one patch does its work: each change goes through here, is recorded, and can be undone as a whole.

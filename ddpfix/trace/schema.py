@@ -43,7 +43,7 @@ class Column(NamedTuple):
 COLUMNS: Tuple[Column, ...] = (
     Column("step", "int", "", "the optimizer step of this process, from 1"),
     Column("epoch", "int", "", "the epoch of the sampler, where it has one"),
-    Column("micro", "int", "", "micro-batches (training forwards) of the step"),
+    Column("micro", "int", "", "micro-batches (backwards) of the step"),
     Column("time", "float", "unix seconds", "the end of the step"),
     Column("total", "float", "seconds", "from the end of the step before to the end of this one"),
     Column("data", "float", "seconds", "in the `__next__` of DataLoaders"),
@@ -59,7 +59,7 @@ COLUMNS: Tuple[Column, ...] = (
     Column("reserved", "int", "bytes", "memory that torch holds on the GPU"),
     Column("shape", "ints", "", "shape of the largest input tensor of the step"),
     Column("padding", "float", "0..1", "part of the attention mask that is padding"),
-    Column("loss", "float", "", "the value on which `backward()` was called, the mean over micro-batches"),
+    Column("loss", "float", "", "what `backward()` was called on, summed over the micro-batches"),
     Column("norm", "float", "", "the norm that `clip_grad_norm_` returned"),
     Column("every", "int", "", "one row stands for so many steps, where the file comes near its bound"),
 )

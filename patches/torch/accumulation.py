@@ -125,7 +125,7 @@ def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> D
     numbers: Dict[Tuple[str, int], List[int]] = {}
     for name, module, _ in cover.active(model):
         shown = name if replica is None else replica.key(module)[0]
-        for place, layer in _layers(shown, module):
+        for place, layer in layers_of(shown, module):
             own = [p for part in layer.modules() for p in part.parameters(recurse=False)]
             counts: Dict[int, int] = {}
             for parameter in own:
@@ -135,7 +135,7 @@ def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> D
     return numbers
 
 
-def _layers(name: str, module: Any) -> List[Tuple[Tuple[str, int], Any]]:
+def layers_of(name: str, module: Any) -> List[Tuple[Tuple[str, int], Any]]:
     """The layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.draw.StepCall`)."""
     layers = _listed(module)
     if layers is not None:

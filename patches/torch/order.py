@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Where each stage stands, the first one outermost: it sees the arguments first, and the end of a forward last.
 ORDER = (
+    "trace",  # Times all that the other stages do as well, as a part of the forward.
     "failures",  # Counts every training forward, also one in which a later stage fails.
     "agreement",  # Must come before every stage that communicates: all ranks have to be present.
     "flag",  # Every later stage depends on whether DDP looks for unused parameters.

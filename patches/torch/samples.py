@@ -81,7 +81,7 @@ class Samples(ddp.Stage):
         if optimizers.is_alone(model):
             return
         self._models += 1
-        model.inputs = (functools.partial(_fed, weakref.ref(model.wrapper)),)
+        model.inputs = (*model.inputs, functools.partial(_fed, weakref.ref(model.wrapper)))
         readings.need()
         if self._handle is None:
             from torch.optim import optimizer
@@ -89,7 +89,7 @@ class Samples(ddp.Stage):
             self._handle = optimizer.register_optimizer_step_post_hook(self._stepped)
 
     def ended(self, model: ddp.Wrapped) -> None:
-        model.inputs = ()
+        model.inputs = tuple(each for each in model.inputs if getattr(each, "func", None) is not _fed)
 
     def end(self) -> None:
         """Undo: look at no optimizer any more."""

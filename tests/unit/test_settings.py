@@ -50,6 +50,7 @@ def test_defaults() -> None:
         "drift_steps": "200",
         "evaluation": "shared",
         "past_wrapper": "auto",
+        "trace": "off",
         "log": "info",
     }
     assert found.switches == {} and found.sources == {}
@@ -62,6 +63,25 @@ def test_a_number_or_off() -> None:
     for wrong in ("0", "-1", "2.5", "often"):
         with pytest.raises(SettingsError, match="DDPFIX_CACHE=.*accepted are off, an integer"):
             settle(environ={"DDPFIX_CACHE": wrong})
+
+
+def test_a_folder_keeps_its_case_and_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "Home"))
+    assert settle(environ={"DDPFIX_TRACE": " Traces/A b "})["trace"] == str(tmp_path / "Traces" / "A b")
+    assert settle({"trace": tmp_path / "X"})["trace"] == str(tmp_path / "X")
+    assert settle({"trace": "./1"})["trace"] == str(tmp_path / "1")
+    assert settle({"trace": "~/T"})["trace"] == str(tmp_path / "Home" / "T")
+    assert settle(environ={"DDPFIX_TRACE": "OFF"})["trace"] == "off"
+    for wrong in ("", " ", "1", "True", "none", "a\0b"):
+        with pytest.raises(SettingsError, match="DDPFIX_TRACE=.*accepted are off, a folder"):
+            settle(environ={"DDPFIX_TRACE": wrong})
+
+
+def test_a_kind_stands_for_the_values_that_cannot_be_listed() -> None:
+    assert settings.wanted("trace", "/some/where", ["a folder"])
+    assert not settings.wanted("trace", "off", ["a folder"]) and settings.wanted("trace", "off", ["off"])
+    assert settings.wanted("unused", "find", ["find"]) and not settings.wanted("unused", "find", ["auto"])
 
 
 def test_every_default_is_accepted_and_every_variable_is_known() -> None:

@@ -1,0 +1,301 @@
+"""Writes the trace of one rank: rows are collected in memory, and a thread puts them into files every second or two.
+
+The program never waits for a disk. Nothing is synchronised to it either: a process that is killed loses what came in
+the last two seconds. An error of the files ends the trace with one warning, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+from ddpfix import log
+from ddpfix.trace import schema
+
+Row = Dict[str, Any]
+# Seconds between two looks of the thread, and between two batches of step rows.
+TICK, BATCH = 1.0, 2.0
+# With Arrow, a batch of few rows is mostly its own head: the longer a run, the more seconds come into one.
+_SLOWER = 4
+# Rows whose values have not come from the GPU yet wait for so many seconds.
+PATIENCE = 10.0
+# Seconds at one place after which a line says so.
+STALL = 2.0
+# Longer texts of events are cut short.
+_LONGEST_TEXT = 4000
+# Rows and lines that wait to be written.
+_MOST = 50000
+# Lines that may come again and again; together they get an eighth of the bound.
+_MANY = (schema.EVENT, schema.AT, schema.SETTING)
+VARIABLE = "DDPFIX_TRACE"
+
+
+class Writer:
+    """The files of one rank.
+
+    Args:
+        folder: where they are to be; it is made if it is not there.
+        rank: this rank.
+        place: gives the step and the place where the program is, and since when (``time.perf_counter``).
+        limit: bytes of all files together.
+        arrow: whether to write step rows with pyarrow, where it is installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        place: Callable[[], Tuple[int, str, float]],
+        limit: int = schema.LIMIT,
+        arrow: bool = True,
+    ) -> None:
+        self.folder, self.rank = folder, rank
+        self.file = schema.lines_file(folder, rank)
+        self._place, self._limit, self._arrow = place, limit, arrow
+        # A disk that does not answer for hours must not fill the memory.
+        self._rows: Deque[Row] = deque(maxlen=_MOST)
+        self._lines: Deque[Row] = deque(maxlen=_MOST)
+        self._files: Dict[Path, int] = {}
+        self._written = self._many = 0
+        self._every = 1
+        self._last_batch = time.perf_counter()
+        self._stalled: Tuple[int, str] = (0, "")
+        self._pyarrow: Any = None
+        self._schema: Any = None
+        # Held by whoever writes; a forked child does not write, so that it never waits for it.
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpfix trace", daemon=True)
+        self.on = False
+
+    def open(self) -> bool:
+        """Make the files and start the thread; False, after one warning, where that is not possible."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _put_aside(self.file)
+            self._create(self.file)
+        except OSError as error:
+            self._give_up(error)
+            return False
+        self.on = True
+        self._thread.start()
+        return True
+
+    def line(self, kind: str, **values: Any) -> None:
+        """Add a line of any kind but ``step``."""
+        self._lines.append({"kind": kind, **values})
+
+    def row(self, row: Row) -> None:
+        """Add a step row; values that are not there yet are functions, which return None until they are."""
+        if row["step"] % self._every == 0:
+            if self._every > 1:
+                row["every"] = self._every
+            self._rows.append(row)
+
+    def flush(self, patient: bool = False) -> None:
+        """Write everything now, also what came from the GPU only in part.
+
+        Args:
+            patient: write only what is complete.
+        """
+        with self._lock:
+            if not self.on:
+                return
+            try:
+                self._write_lines()
+                self._write_rows(patient)
+            except Exception as error:
+                self._give_up(error)
+
+    def urgent(self) -> None:
+        """Write the lines now: the process may end without a word. Waits for the files at most a moment."""
+        if self._lock.acquire(timeout=0.5):
+            try:
+                if self.on:
+                    self._write_lines()
+            except OSError as error:
+                self._give_up(error)
+            finally:
+                self._lock.release()
+
+    def close(self, how: Optional[str]) -> None:
+        """Write the rest and the end, and close the files.
+
+        Args:
+            how: of the ``end`` line.
+        """
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        if how is not None:
+            self.line(schema.END, time=time.time(), how=how)
+        self.flush()
+        with self._lock:
+            self.on = False
+            self._close_files()
+
+    def abandon(self) -> None:
+        """In a forked child: these are the files of the parent."""
+        self.on = False
+        self._lock = threading.Lock()
+        self._close_files()
+
+    def _run(self) -> None:
+        if self._arrow:
+            self._pyarrow = _pyarrow()
+        while not self._stop.wait(TICK) and self.on:
+            self._look()
+            self.flush(patient=True)
+
+    def _look(self) -> None:
+        """Say where the program is, if it has been there for some seconds."""
+        step, place, since = self._place()
+        if time.perf_counter() - since >= STALL and (step, place) != self._stalled:
+            self._stalled = step, place
+            self.line(schema.AT, time=time.time(), step=step, phase=place)
+
+    def _write_lines(self) -> None:
+        if not self.file.exists():
+            raise FileNotFoundError(2, "the file was removed", str(self.file))
+        parts = []
+        while self._lines:
+            line = self._lines.popleft()
+            parts.append(_encoded(line))
+            if line["kind"] in _MANY:
+                self._many += len(parts[-1])
+                if self._many > self._limit / 8:
+                    parts.pop()
+        self._append(self.file, b"".join(parts))
+
+    def _write_rows(self, patient: bool) -> None:
+        if patient and self._interval() > time.perf_counter() - self._last_batch:
+            return
+        rows = self._ready(patient)
+        if not rows:
+            return
+        self._last_batch = time.perf_counter()
+        if self._pyarrow is None:
+            self._append_rows(self.file, b"".join(_encoded({"kind": schema.STEP, **row}) for row in rows))
+        else:
+            content = self._batch(rows)
+            self._append_rows(schema.arrow_file(self.file), content)
+        self._thin()
+
+    def _append_rows(self, file: Path, content: bytes) -> None:
+        if self._written + len(content) <= self._limit:
+            self._append(file, content)
+
+    def _interval(self) -> float:
+        """Seconds between two writes of step rows."""
+        return 0.0 if self._pyarrow is None else BATCH - 0.5 * TICK + BATCH * _SLOWER * self._written / self._limit
+
+    def _ready(self, patient: bool) -> List[Row]:
+        """The rows that can be written, without values that are missing."""
+        rows: List[Row] = []
+        now = time.time()
+        while self._rows:
+            row = self._rows[0]
+            age = now - row["time"]
+            # A second optimizer may still add its step to the last row.
+            if patient and (len(self._rows) == 1 and age < 0.5 * TICK):
+                break
+            if not _settle(row) and patient and age < PATIENCE:
+                break
+            self._rows.popleft()
+            rows.append({name: row[name] for name in schema.NAMES if _is_value(row.get(name))})
+        return rows
+
+    def _batch(self, rows: List[Row]) -> bytes:
+        pyarrow = self._pyarrow
+        if self._schema is None:
+            self._schema = schema.arrow_schema(pyarrow)
+            self._create(schema.arrow_file(self.file))
+            self._append(schema.arrow_file(self.file), self._schema.serialize().to_pybytes())
+        columns = {name: [row.get(name) for row in rows] for name in schema.NAMES}
+        made: bytes = pyarrow.RecordBatch.from_pydict(columns, schema=self._schema).serialize().to_pybytes()
+        return made
+
+    def _thin(self) -> None:
+        """Write fewer rows as the files come near their bound: half as many in each half of what is left."""
+        while self._limit - self._written < self._limit / (2 * self._every):
+            self._every *= 2
+
+    def _create(self, file: Path) -> None:
+        self._files[file] = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+
+    def _append(self, file: Path, content: bytes) -> None:
+        self._written += len(content)
+        while content:
+            content = content[os.write(self._files[file], content) :]
+
+    def _give_up(self, error: Exception) -> None:
+        self.on = False
+        self._stop.set()
+        self._close_files()
+        self._rows.clear()
+        self._lines.clear()
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else repr(error)
+        log.on_every_rank(
+            f"{VARIABLE}={self.folder}: rank {self.rank} leaves no trace from here on ({why}); training goes on"
+        )
+
+    def _close_files(self) -> None:
+        for number in self._files.values():
+            with contextlib.suppress(OSError):
+                os.close(number)
+        self._files.clear()
+
+
+def _put_aside(file: Path) -> None:
+    """Give the files of an earlier process of this rank a number: nothing is overwritten."""
+    number = 1
+    if not file.exists():
+        return
+    while True:
+        aside = file.with_name(f"{file.stem}.{number}{file.suffix}")
+        if not aside.exists():
+            break
+        number += 1
+    if schema.arrow_file(file).exists():
+        schema.arrow_file(file).rename(schema.arrow_file(aside))
+    file.rename(aside)
+
+
+def _pyarrow() -> Any:
+    """The module; None where it is not installed, or does not work."""
+    try:
+        import pyarrow
+    except Exception as error:
+        log.debug(f"step rows of the trace are JSON lines: {error!r}")
+        return None
+    return pyarrow
+
+
+def _is_value(value: Any) -> bool:
+    return value is not None and not callable(value)
+
+
+def _settle(row: Row) -> bool:
+    """Take the values that have come; returns whether all have."""
+    complete = True
+    for name in schema.NAMES:
+        value = row.get(name)
+        if callable(value):
+            value = value()
+            complete = complete and value is not None
+            if value is not None:
+                row[name] = value
+    return complete
+
+
+def _encoded(line: Row) -> bytes:
+    text = line.get("text")
+    if isinstance(text, str) and len(text) > _LONGEST_TEXT:
+        line["text"] = text[:_LONGEST_TEXT] + "..."
+    return (json.dumps(line, separators=(",", ":"), default=str) + "\n").encode("utf-8")

@@ -1,0 +1,83 @@
+"""What a trace says once: of the run that begins, of the patches, and of the end."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import socket
+import sys
+import time
+from typing import Any, Dict, List
+
+import torch
+from torch import distributed
+
+from ddpfix import __version__
+from ddpfix.patching.site import Site
+from ddpfix.ranks import last_words
+from ddpfix.trace import schema
+from ddpfix.trace.writer import Writer
+
+
+def run(site: Site, rank: int) -> Dict[str, Any]:
+    """The values of the ``run`` line.
+
+    Args:
+        site: of the patch.
+        rank: this rank.
+    """
+    grouped = distributed.is_available() and distributed.is_initialized()
+    report = site.activation.report() if site.activation is not None else None
+    return {
+        "version": schema.VERSION,
+        "rank": rank,
+        "world_size": distributed.get_world_size() if grouped else int(os.environ.get("WORLD_SIZE", "1")),
+        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": time.time(),
+        "ddpfix": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "toolkits": {name: str(version) for name, version in report.toolkits.items() if version} if report else {},
+        "command": " ".join(shlex.quote(word) for word in sys.argv),
+        "settings": _settings(site),
+        "patches": patches(site),
+    }
+
+
+def _settings(site: Site) -> Dict[str, Dict[str, str]]:
+    found = site.settings
+    return {
+        name: {"value": str(value), "from": str(found.sources.get(name, "default"))}
+        for name, value in found.values.items()
+    }
+
+
+def patches(site: Site) -> List[Dict[str, str]]:
+    """Each patch of an installed toolkit with its state and the reason."""
+    if site.activation is None:
+        return []
+    found = [each for each in site.activation.report().patches if each.version is not None]
+    return [{"id": each.id, "state": str(each.state), "reason": each.reason} for each in found]
+
+
+def tell_patches(site: Site, writer: Writer, known: List[Dict[str, str]]) -> List[Dict[str, str]]:
+    """Write a line with the patches if they are not what is known; returns them."""
+    found = patches(site)
+    if found != known:
+        writer.line(schema.PATCHES, patches=found)
+    return found
+
+
+def how_it_ends() -> str:
+    """How this process ends, as far as Python knows it: ``ended``, or ``failed: `` and the error."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if isinstance(error, BaseException) and not isinstance(error, SystemExit):
+        return f"failed: {last_words.words(error)}"
+    exits: Any = sys.modules.get("ddpfix.ranks.exits")
+    known = exits.last() if exits is not None else None
+    if known is not None:
+        return f"failed: {known.handled or f'exit code {known.code}{known.place}'}"
+    return "ended"
