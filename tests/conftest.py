@@ -27,6 +27,7 @@ TIERS: Dict[str, str] = {
     "demo": "ranks",
     "late": "ranks",
     "ranks": "ranks",
+    "trace": "ranks",
     "sharded": "ranks",
     "upstream": "ranks",
     "gpu": "ranks",
@@ -43,6 +44,8 @@ FILES: Dict[str, str] = {
     "late/test_undo": "fast",
     "sharded/test_shards": "fast",
     "gpu/test_judge": "fast",
+    "trace/test_top": "fast",
+    "trace/test_writer": "fast",
 }
 # A folder of tests -> the package that it needs.
 NEEDS: Dict[str, str] = {"funasr": "funasr", "speechbrain": "speechbrain", "fastnlp": "fastNLP"}

@@ -31,6 +31,8 @@ STALL = 2.0
 _LONGEST_TEXT = 4000
 # Rows and lines that wait to be written.
 _MOST = 50000
+# Bytes that step rows leave for other lines.
+_RESERVE = 2**16
 # Lines that may come again and again; together they get an eighth of the bound.
 _MANY = (schema.EVENT, schema.AT, schema.SETTING)
 VARIABLE = "DDPFIX_TRACE"
@@ -58,6 +60,8 @@ class Writer:
         self.folder, self.rank = folder, rank
         self.file = schema.lines_file(folder, rank)
         self._place, self._limit, self._arrow = place, limit, arrow
+        # The end of the run has to find room.
+        self._room = limit - min(_RESERVE, limit // 16)
         # A disk that does not answer for hours must not fill the memory.
         self._rows: Deque[Row] = deque(maxlen=_MOST)
         self._lines: Deque[Row] = deque(maxlen=_MOST)
@@ -188,12 +192,14 @@ class Writer:
         self._thin()
 
     def _append_rows(self, file: Path, content: bytes) -> None:
-        if self._written + len(content) <= self._limit:
+        if self._written + len(content) <= self._room:
             self._append(file, content)
 
     def _interval(self) -> float:
         """Seconds between two writes of step rows."""
-        return 0.0 if self._pyarrow is None else BATCH - 0.5 * TICK + BATCH * _SLOWER * self._written / self._limit
+        if self._pyarrow is None:
+            return 0.0
+        return self._every * (BATCH - 0.5 * TICK + BATCH * _SLOWER * self._written / self._limit)
 
     def _ready(self, patient: bool) -> List[Row]:
         """The rows that can be written, without values that are missing."""
@@ -223,7 +229,7 @@ class Writer:
 
     def _thin(self) -> None:
         """Write fewer rows as the files come near their bound: half as many in each half of what is left."""
-        while self._limit - self._written < self._limit / (2 * self._every):
+        while self._room - self._written < self._room / (2 * self._every):
             self._every *= 2
 
     def _create(self, file: Path) -> None:

@@ -1,0 +1,155 @@
+"""What a trace has is what happened, by notes of the ranks' own; training is the same with it and without."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from ddpfix.cli.top import command, ranks
+from ddpfix.trace import reader, schema
+from tests.support import ranks as processes
+
+pytestmark = pytest.mark.patches("torch.trace")
+SCRIPT = Path(__file__).with_name("rank.py")
+LATE, READ, PAUSE = 3, 5, 0.4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks have left."""
+    made = tmp_path_factory.mktemp("trace")
+    command = [*processes.elastic(2), str(SCRIPT), str(made)]
+    code, output = processes.run(command, processes.environment(), made, 120)
+    # Both ranks were killed at last.
+    assert code == 1 and "SIGKILL" in output, output
+    for rank in range(2):
+        assert (made / f"found-{rank}.json").exists(), output
+    (made / "output").write_text(output)
+    return made
+
+
+def noted(folder: Path, rank: int, run: str) -> Dict[str, Any]:
+    found: Dict[str, Any] = json.loads((folder / f"found-{rank}.json").read_text())[run]
+    return found
+
+
+@pytest.mark.parametrize("form", ["rows", "lines"])
+def test_rows_are_what_the_ranks_have_noted(folder: Path, form: str) -> None:
+    trace = reader.read(folder / form)
+    assert list(trace.runs) == [0, 1] and trace.earlier == {}
+    arrow = list((folder / form).glob("*.arrow"))
+    assert len(arrow) == (2 if form == "rows" and installed() else 0)
+    for rank, run in trace.runs.items():
+        own = noted(folder, rank, form)
+        steps, notes = run.steps, own["steps"]
+        count = len(notes)
+        assert steps["step"] == list(range(1, count + 1))
+        assert steps["micro"] == [2] * count and steps["epoch"] == [3] * count
+        assert steps["loss"] == pytest.approx([sum(note["loss"]) for note in notes], rel=1e-6)
+        assert steps["norm"] == pytest.approx([note["norm"] for note in notes], rel=1e-6)
+        assert steps["padding"] == pytest.approx([sum(note["padding"]) / 2 for note in notes], abs=1e-6)
+        assert steps["shape"] == [note["shape"] for note in notes]
+        (model,) = run.models
+        names = model["parameters"]
+        assert [sorted(names[i] for i in some) for some in steps["unused"]] == [sorted(n["unused"]) for n in notes]
+        assert steps["sent"] == [own["bytes"]] * count and steps["unsent"] == [0] * count
+        assert all(value > 2**20 for value in steps["peak"]) and steps["every"] == [None] * count
+        assert run.end is not None and run.end["how"] == "ended"
+
+
+def installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("pyarrow") is not None
+
+
+@pytest.mark.parametrize("form", ["rows", "lines"])
+def test_times_are_where_the_time_went(folder: Path, form: str) -> None:
+    for rank, run in reader.read(folder / form).runs.items():
+        steps = run.steps
+        notes = noted(folder, rank, form)["steps"]
+        for index, note in enumerate(notes[1:], 1):
+            # The end of the step is the optimizer's, and the note comes a moment later.
+            assert steps["total"][index] == pytest.approx(note["seconds"], abs=0.1)
+            parts = sum(steps[name][index] for name in ("data", "forward", "backward", "optimizer"))
+            assert parts <= steps["total"][index] + 1e-4
+            assert 0 <= steps["wait"][index] <= steps["backward"][index] + 1e-5
+        assert steps["data"][READ - 1] >= 0.9 * PAUSE
+        late = steps["wait"][LATE - 1]
+        assert late >= 0.6 * PAUSE if rank == 0 else late <= 0.5 * PAUSE
+        assert all(later > before for before, later in zip(steps["time"], steps["time"][1:]))
+
+
+def test_both_forms_say_the_same(folder: Path) -> None:
+    times = {"time", "total", "data", "forward", "backward", "wait", "optimizer", "peak"}
+    rows, lines = reader.read(folder / "rows"), reader.read(folder / "lines")
+    for rank in (0, 1):
+        for name in set(schema.NAMES) - times:
+            assert rows.runs[rank].steps[name] == lines.runs[rank].steps[name], name
+
+
+def test_the_head_says_what_ran(folder: Path) -> None:
+    for rank, run in reader.read(folder / "rows").runs.items():
+        header = run.header
+        assert (header["rank"], header["world_size"], header["local_rank"]) == (rank, 2, rank)
+        assert str(SCRIPT) in header["command"] and header["toolkits"]["torch"] == header["torch"]
+        assert header["settings"]["trace"] == {"value": str(folder / "rows"), "from": "argument trace"}
+        assert header["settings"]["unused"] == {"value": "auto", "from": "default"}
+        states = {patch["id"]: patch["state"] for patch in header["patches"]}
+        assert states["torch.trace"] == states["torch.late"] == "applied"
+        # Rank 1 prints no such line.
+        assert any("got no gradient" in event["text"] for event in run.events)
+        assert {event["level"] for event in run.events} <= {"info", "warning"}
+
+
+def test_training_is_the_same_to_the_last_bit(folder: Path) -> None:
+    for rank in (0, 1):
+        digests = {noted(folder, rank, run)["digest"] for run in ("off", "rows", "lines", "refused")}
+        assert len(digests) == 1
+        losses = [[step["loss"] for step in noted(folder, rank, run)["steps"]] for run in ("off", "rows", "lines")]
+        assert losses[0] == losses[1] == losses[2]
+
+
+def test_where_it_is_off_nothing_of_it_is_imported_and_undo_is_whole(folder: Path) -> None:
+    for rank in (0, 1):
+        off, on = noted(folder, rank, "off"), noted(folder, rank, "rows")
+        assert off["loaded"] == [] and "ddpfix trace" not in off["threads"]
+        assert "ddpfix.trace.writer" in on["loaded"] and "ddpfix trace" in on["threads"]
+        assert off["problems"] == on["problems"] == []
+        whole: Any = json.loads((folder / f"found-{rank}.json").read_text())
+        assert whole["same"] is True and whole["listeners"] == 0
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning(folder: Path) -> None:
+    lines = [line for line in (folder / "output").read_text().splitlines() if "no trace from here on" in line]
+    assert len(lines) == 2
+    for rank, line in enumerate(sorted(lines, key=lambda line: f"rank {1}" in line)):
+        assert f"DDPFIX_TRACE={folder}/file-{rank}/inside" in line and "training goes on" in line
+
+
+def test_a_killed_run_can_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = reader.read(folder / "killed")
+    for run in trace.runs.values():
+        assert run.end is None and run.header["world_size"] == 2
+        assert run.steps["step"][:4] == [1, 2, 3, 4] and len(run.steps["step"]) <= 5
+        assert all(math.isfinite(value) for value in run.steps["loss"])
+        # It stood still for some seconds after the fourth step.
+        assert [(each["step"], each["phase"]) for each in run.stalls][:1] == [(4, "other")]
+    looked = [ranks.look(tail) for tail in command.Folder(folder / "killed").read()]
+    assert [each.state for each in looked] == [ranks.KILLED] * 2
+    assert [each.step for each in looked] == [run.steps["step"][-1] for run in trace.runs.values()]
+
+
+def test_pandas_reads_it_in_a_line(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pyarrow: Any = pytest.importorskip("pyarrow")
+    lines = pandas.read_json(folder / "lines" / "rank-00001.jsonl", lines=True)
+    table = lines[lines["kind"] == "step"]
+    rows = pyarrow.ipc.open_stream(str(folder / "rows" / "rank-00001.arrow")).read_pandas()
+    losses: List[float] = list(rows["loss"])
+    assert list(table["loss"]) == pytest.approx(losses) and len(losses) == 6
+    assert list(rows.columns) == list(schema.NAMES)
