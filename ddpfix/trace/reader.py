@@ -177,15 +177,15 @@ def import_pyarrow(file: Path) -> Any:
 
 def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
     """The step rows, one batch after the other; the last one is dropped if it is incomplete."""
-    pyarrow = import_pyarrow(file)
     try:
         size = file.stat().st_size
+        if size == 0:
+            return
+        pyarrow = import_pyarrow(file)
         source = pyarrow.OSFile(str(file))
     except OSError as error:
         raise TraceError(f"{file}: {error.strerror or error}") from None
     with source:
-        if size == 0:
-            return
         messages = pyarrow.ipc.MessageReader.open_stream(source)
         found, number = None, 0
         while True:

@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from itertools import permutations
+from pathlib import Path
 from statistics import median
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -39,6 +40,7 @@ STAGES = [
     "torch.advice",
     "torch.diagnosis",
     "torch.failures",
+    "torch.trace",
 ]
 if Version(torch.__version__) < Version("2.4"):
     STAGES.append("torch.accumulation")
@@ -55,15 +57,21 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+# The folders of traces that tests have been given.
+TRACES: List[Path] = []
+
+
 @pytest.fixture(autouse=True)
-def undone() -> Iterator[None]:
+def undone(tmp_path: Path) -> Iterator[None]:
+    TRACES.append(tmp_path / "trace")
     yield
     assert ddpfix.deactivate() == []
 
 
 def put(order: List[str]) -> List[Site]:
     """Put the stages of some patches in, in an order of one's own."""
-    ddpfix.activate(bucket_view="1", log="off", **{name.replace(".", "_"): "0" for name in STAGES})
+    # The folder is made when a model is wrapped.
+    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **{name.replace(".", "_"): "0" for name in STAGES})
     running = engine.current()
     assert running is not None
     sites = []
@@ -125,9 +133,9 @@ def test_the_wrappers_go_with_the_last_stage(order: Tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("off", STAGES)
 def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
-    ddpfix.activate(bucket_view="1", log="off")
+    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1])
     everything = [stage.place for stage in ddp._STAGES]
-    ddpfix.activate(bucket_view="1", log="off", **{off.replace(".", "_"): "0"})
+    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **{off.replace(".", "_"): "0"})
     rest = [stage.place for stage in ddp._STAGES]
     assert len(everything) - len(rest) == 1
     assert [place for place in everything if place in rest] == rest
@@ -219,7 +227,7 @@ def test_a_stage_that_fails_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch
 
 def test_the_stages_of_the_matrix_are_those_of_the_pipeline() -> None:
     running: Dict[str, resolve.Decision] = {}
-    ddpfix.activate(bucket_view="1", log="off")
+    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1])
     current = engine.current()
     assert current is not None
     running.update((decision.patch, decision) for decision in current.decisions)

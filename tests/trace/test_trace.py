@@ -96,7 +96,7 @@ def test_the_head_says_what_ran(folder: Path) -> None:
     for rank, run in reader.read(folder / "rows").runs.items():
         header = run.header
         assert (header["rank"], header["world_size"], header["local_rank"]) == (rank, 2, rank)
-        assert str(SCRIPT) in header["command"] and header["toolkits"]["torch"] == header["torch"]
+        assert str(SCRIPT) in header["command"] and header["torch"].startswith(header["toolkits"]["torch"])
         assert header["settings"]["trace"] == {"value": str(folder / "rows"), "from": "argument trace"}
         assert header["settings"]["unused"] == {"value": "auto", "from": "default"}
         states = {patch["id"]: patch["state"] for patch in header["patches"]}
