@@ -44,6 +44,7 @@ FILES: Dict[str, str] = {
     "late/test_undo": "fast",
     "sharded/test_shards": "fast",
     "gpu/test_judge": "fast",
+    "trace/test_single": "fast",
     "trace/test_top": "fast",
     "trace/test_writer": "fast",
 }

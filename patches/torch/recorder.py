@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -20,7 +19,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.patching.site import Site
-from ddpfix.trace import schema
+from ddpfix.trace import forks, schema
 from ddpfix.trace.writer import Writer
 
 from . import later, optimizers, trace_head
@@ -54,7 +53,7 @@ class Recorder:
         # The last row, which a second optimizer may add to, and which optimizers have stepped in it.
         self._last: Dict[str, Any] = {}
         self._optimizers: List[int] = []
-        self._stepping: List[Tuple[int, float]] = []
+        self._stepping: List[Tuple[int, float, int]] = []
         self._forwards: List[Optional[Tuple[str, float]]] = []
         self._memory, self._epochs = Memory(), Epochs()
         self._numbers = later.Numbers()
@@ -85,8 +84,7 @@ class Recorder:
         self._held.clear()
         self.on = writer.open()
         if self.on:
-            _OPEN.add(self)
-            _watch_forks()
+            forks.watch(self)
             # Also at the end of a process that multiprocessing has started, which runs no other handlers.
             self._finalize = util.Finalize(None, self._exit, exitpriority=100)
         return self.on
@@ -99,7 +97,7 @@ class Recorder:
         if self._finalize is not None:
             self._finalize.cancel()
             self._finalize = None
-        _OPEN.discard(self)
+        forks.forget(self)
         if self.writer is not None:
             self.writer.close("ended")
 
@@ -208,7 +206,6 @@ class Recorder:
         if token is None:
             return None
         self._local, hook = None, None
-        self._stepping.clear()
         self._forwards.clear()
         try:
             hook = self._look_at(tensors if isinstance(tensors, torch.Tensor) else None)
@@ -274,15 +271,27 @@ class Recorder:
         if optimizers.is_hidden() or not self.on or (self.writer is not None and not self.here()):
             return
         try:
-            if any(known == id(optimizer) for known, _ in self._stepping) or not self.open():
-                # A subclass calls the step of its base class.
+            if self._is_within(id(optimizer)) or not self.open():
                 return
             for model in self._models:
                 model.step_begins(self.row)
             token = self.enter(schema.OPTIMIZER)
-            self._stepping.append((id(optimizer), time.perf_counter() if token is None else token[1]))
+            began = time.perf_counter() if token is None else token[1]
+            self._stepping.append((id(optimizer), began, self.row.backwards))
         except Exception as error:
             self._fail(error)
+
+    def _is_within(self, optimizer: int) -> bool:
+        """Whether this is the step of a base class, which a subclass calls in its own."""
+        for known, _, backwards in self._stepping:
+            if known == optimizer and backwards == self.row.backwards:
+                return True
+            if known == optimizer:
+                # That step has ended with an error.
+                self._stepping.clear()
+                self.place, self.row.inner = schema.OTHER, 0.0
+                break
+        return False
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The hook after each optimizer's step."""
@@ -291,7 +300,7 @@ class Recorder:
         try:
             if not self._stepping or self._stepping[-1][0] != id(optimizer):
                 return
-            _, began = self._stepping.pop()
+            _, began, _ = self._stepping.pop()
             now = time.perf_counter()
             self.row.add(schema.OPTIMIZER, now - began - self.row.inner)
             if self.place is schema.OPTIMIZER and not self._stepping:
@@ -320,24 +329,6 @@ class Recorder:
         if self.steps == 1:
             self._head = trace_head.tell_patches(self._site, self.writer, self._head)
         self.on = self.writer.on
-
-
-# The recorders whose files are open.
-_OPEN: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_WATCHED: List[bool] = []
-
-
-def _watch_forks() -> None:
-    """Have forked children (workers of a loader) leave the files alone; once a process, which cannot be taken back."""
-    if not _WATCHED and hasattr(os, "register_at_fork"):
-        _WATCHED.append(True)
-        os.register_at_fork(after_in_child=_forked)
-
-
-def _forked() -> None:
-    for recorder in list(_OPEN):
-        recorder.forked()
-    _OPEN.clear()
 
 
 def modules() -> Sequence[Any]:

@@ -13,6 +13,7 @@ from cogapp import Cog
 
 from ddpfix.matrix import loader, settings
 from ddpfix.matrix.model import Patch
+from ddpfix.trace import schema
 
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
 DOCS = README.parent / "docs"
@@ -96,6 +97,15 @@ def values() -> str:
     lines = ["| variable | default | values | meaning |", "|---|---|---|---|"]
     for setting in settings.SETTINGS:
         lines.append(f"| `{setting.variable}` | {setting.default} | {setting.accepted} | {setting.meaning} |")
+    return "\n".join(lines)
+
+
+def columns() -> str:
+    """One line a column of a trace."""
+    lines = ["| column | type | unit | what it is |", "|---|---|---|---|"]
+    kinds = {"int": "integer", "float": "number", "ints": "list of integers"}
+    for each in schema.COLUMNS:
+        lines.append(f"| `{each.name}` | {kinds[each.kind]} | {each.unit} | {each.meaning} |")
     return "\n".join(lines)
 
 

@@ -1,0 +1,141 @@
+"""The trace of the demo's own script, which records by hooks on the layers what was skipped; and of a killed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from ddpfix.cli.demo.ranks import SCRIPT
+from ddpfix.trace import reader, schema
+from tests.support import ranks
+
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.patches("torch.trace"), pytest.mark.sampled(inside=False, cells=True)]
+STEPS = 12
+
+
+def environment(folder: Path, pyarrow: bool, **more: str) -> Dict[str, str]:
+    environ = ranks.environment({"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", **more})
+    if not pyarrow:
+        (folder / "hidden").mkdir(exist_ok=True)
+        (folder / "hidden" / "pyarrow.py").write_text("raise ImportError('not installed')\n")
+        environ["PYTHONPATH"] = os.pathsep.join([str(folder / "hidden"), environ["PYTHONPATH"]])
+    return environ
+
+
+def words(folder: Path, steps: int, model: str = "wavlm", loop: str = "plain") -> List[str]:
+    (folder / "record").mkdir()
+    chosen = ["--model", model, "--loop", loop, "--steps", str(steps)]
+    return [*ranks.elastic(2), str(SCRIPT), *chosen, "--folder", str(folder / "record"), "--limit", "60"]
+
+
+def recorded(folder: Path, rank: int, key: str) -> List[Dict[str, Any]]:
+    lines = (folder / "record" / f"rank-{rank}.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if key in line]
+
+
+@pytest.mark.parametrize(
+    ("model", "loop", "pyarrow"),
+    [
+        ("wavlm", "plain", True),
+        ("wavlm", "plain", False),
+        ("bart", "plain", True),
+        ("bart", "accelerate", True),
+        ("wavlm", "trainer", True),
+    ],
+)
+def test_what_was_skipped_and_lost_is_what_the_script_records(
+    model: str, loop: str, pyarrow: bool, tmp_path: Path
+) -> None:
+    if loop != "plain":
+        pytest.importorskip("accelerate")
+    checksums = {}
+    for name, trace in (("with", str(tmp_path / "trace")), ("without", "off")):
+        (tmp_path / name).mkdir()
+        environ = environment(tmp_path, pyarrow, DDPFIX="1", DDPFIX_TRACE=trace)
+        code, output = ranks.run(words(tmp_path / name, STEPS, model, loop), environ, tmp_path, 200)
+        assert code == 0, output
+        checksums[name] = [recorded(tmp_path / name, rank, "checksum")[0]["checksum"] for rank in (0, 1)]
+    assert checksums["with"] == checksums["without"]
+    for rank, run in reader.read(tmp_path / "trace").runs.items():
+        steps, lines = run.steps, recorded(tmp_path / "with", rank, "skipped")
+        assert steps["step"] == list(range(1, STEPS + 1)) and len(lines) == STEPS
+        (described,) = run.models
+        names = [shown(name) for name in described["layers"]]
+        assert [sorted(names[i] for i in some) for some in steps["skipped"]] == [sorted(x["skipped"]) for x in lines]
+        assert any(steps["skipped"])
+        if loop != "trainer":
+            assert steps["loss"] == pytest.approx([line["loss"] for line in lines], rel=1e-6)
+        assert all(0 < each < 1 for each in steps["padding"]) and all(len(each) >= 2 for each in steps["shape"])
+        for skipped, unused in zip(steps["skipped"], steps["unused"] or []):
+            layers = {described["layers"][index] for index in skipped}
+            own = {described["parameters"][index] for index in unused}
+            # All parameters of a skipped layer that are its own, and none of a layer that ran.
+            assert all(any(name.startswith(layer + ".") for name in own) for layer in layers)
+            ran = set(described["layers"]) - layers
+            assert not [name for name in own if any(name.startswith(layer + ".") for layer in ran)]
+        assert run.end is not None and run.end["how"] == "ended"
+        assert schema.arrow_file(run.file).exists() is (pyarrow and _has_pyarrow())
+
+
+def shown(name: str) -> str:
+    """A layer as the script's record has it."""
+    part = "encoder " if "encoder.layers" in name and "wavlm" not in name else ""
+    part = "decoder " if "decoder.layers" in name else part
+    return part + name.rsplit(".", 1)[-1]
+
+
+def _has_pyarrow() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("pyarrow") is not None
+
+
+@pytest.mark.parametrize("pyarrow", [True, False])
+def test_a_rank_that_is_killed_leaves_all_but_its_last_seconds(pyarrow: bool, tmp_path: Path) -> None:
+    environ = environment(tmp_path, pyarrow, DDPFIX="1", DDPFIX_TRACE=str(tmp_path / "trace"))
+    child = subprocess.Popen(
+        words(tmp_path, 2000), env=environ, cwd=str(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        limit = time.time() + 120
+        seen: List[float] = []
+        while time.time() < limit and len(seen) < 40:
+            time.sleep(0.1)
+            file = tmp_path / "record" / "rank-1.jsonl"
+            count = file.read_text().count('"loss"') if file.exists() else 0
+            seen += [time.time()] * (count - len(seen))
+        assert len(seen) >= 40
+        pid = reader.read(tmp_path / "trace").runs[1].header["pid"]
+        killed, count = time.time(), len(seen)
+        os.kill(pid, signal.SIGKILL)
+        child.wait(60)
+    finally:
+        child.terminate()
+        child.wait(60)
+    run = reader.read(tmp_path / "trace").runs[1]
+    assert run.end is None
+    found = run.steps["step"]
+    assert found == list(range(1, len(found) + 1)) and len(found) >= 1
+    # Steps that ended more than some seconds before are there.
+    assert len(found) >= sum(1 for moment in seen if moment < killed - 4.5)
+    assert len(found) <= count + 3
+    losses = [line["loss"] for line in recorded(tmp_path, 1, "loss")]
+    assert run.steps["loss"] == pytest.approx(losses[: len(found)], rel=1e-6)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpfix", "top", str(tmp_path / "trace"), "--once"],
+        env=environment(tmp_path, True),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    assert [row[4].strip() for row in rows if row[1].strip() == "1"] == ["killed"]

@@ -1,0 +1,223 @@
+"""A process by itself: what counts as a step, whose time is whose, and errors that must not reach the program."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any, Callable, Iterator, List
+
+import pytest
+import torch
+from ddpfix.patches.torch import later
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ddpfix
+from ddpfix import engine
+from ddpfix.trace import reader
+from ddpfix.trace.reader import Run
+
+pytestmark = pytest.mark.patches("torch.trace")
+End = Callable[[], Run]
+
+
+@pytest.fixture
+def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[End]:
+    """The trace is on; returns what ends it and reads it."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    ddpfix.activate(trace=tmp_path / "trace", log="off")
+
+    def ended() -> Run:
+        assert ddpfix.deactivate() == []
+        return reader.read(tmp_path / "trace").runs[0]
+
+    yield ended
+    assert ddpfix.deactivate() == []
+
+
+def recorder() -> Any:
+    from ddpfix.patches.torch import trace
+
+    active = engine.current()
+    assert active is not None
+    return trace._RECORDERS[id(active.sites["torch.trace"])]
+
+
+def test_a_process_that_trains_nothing_leaves_nothing(end: End, tmp_path: Path) -> None:
+    assert list(DataLoader(range(4)))  # type: ignore[arg-type]
+    torch.ones(2, requires_grad=True).sum().backward()
+    ddpfix.deactivate()
+    assert not (tmp_path / "trace").exists()
+
+
+def test_optimizers_that_step_one_after_the_other_share_a_row(end: End) -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (one, other)]
+    losses: List[float] = []
+    for _ in range(3):
+        loss = other(one(torch.ones(1, 2))).pow(2).sum()
+        loss.backward()
+        losses.append(loss.item())
+        for optimizer in both:
+            optimizer.step()
+            optimizer.zero_grad()
+    # As a generator and its discriminator do: each has a backward before it.
+    for part, optimizer in zip((one, other), both):
+        part(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    steps = end().steps
+    assert steps["step"] == [1, 2, 3, 4, 5] and steps["micro"] == [1] * 5
+    assert steps["loss"][:3] == pytest.approx(losses)
+    # No model is under DDP.
+    for name in ("wait", "forward", "skipped", "unused", "sent", "unsent"):
+        assert steps[name] == [None] * 5, name
+
+
+def test_a_closure_runs_its_backwards_within_the_step(end: End) -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = layer(torch.ones(1, 2)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    steps = end().steps
+    assert steps["step"] == [1] and steps["micro"][0] >= 1
+    assert steps["optimizer"][0] >= 0 and steps["optimizer"][0] + steps["backward"][0] <= steps["total"][0] + 1e-5
+
+
+@pytest.mark.skipif(not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"), reason="torch 2.3 has it")
+def test_the_loss_is_the_one_before_a_gradient_scaler(end: End) -> None:
+    import torch.amp.grad_scaler
+
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    loss = layer(torch.ones(1, 2)).pow(2).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert end().steps["loss"] == pytest.approx([loss.item()])
+
+
+def test_a_backward_that_fails_and_one_within_another(end: End) -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            with torch.enable_grad():
+                torch.ones(1, requires_grad=True).sum().backward()
+            return gradient
+
+    with pytest.raises(RuntimeError, match="scalar"):
+        layer(torch.ones(2, 2)).backward()
+    Inner.apply(layer(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    steps = end().steps
+    # The program has called backward twice; the inner one is a part of the second.
+    assert steps["step"] == [1] and steps["micro"] == [2]
+
+
+def test_a_step_that_fails_and_one_of_a_base_class(end: End) -> None:
+    layer = nn.Linear(2, 1)
+
+    class Derived(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override, unused-ignore]
+            if self.fails:
+                raise KeyError("of the program")
+            return super().step(closure)
+
+    optimizer = Derived(layer.parameters(), lr=0.1)
+    for step in range(4):
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.fails = step == 1
+        if optimizer.fails:
+            with pytest.raises(KeyError):
+                optimizer.step()
+        else:
+            optimizer.step()
+    steps = end().steps
+    assert steps["step"] == [1, 2, 3] and steps["micro"] == [1, 2, 1]
+    assert all(0 <= one <= whole for one, whole in zip(steps["optimizer"], steps["total"]))
+
+
+def test_what_other_threads_do_is_not_this_ones(end: End) -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(2):
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    other = nn.Linear(2, 1)
+
+    def elsewhere() -> None:
+        other(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert end().steps["step"] == [1, 2]
+
+
+def test_an_error_of_the_trace_does_not_reach_the_program(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def train() -> None:
+        layer(torch.ones(1, 2)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        optimizer.step()
+
+    train()
+    running = recorder()
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(running._numbers, "of_loss", broken)
+    for _ in range(3):
+        train()
+    assert not running.on
+    run = end()
+    assert run.steps["step"] == [1]
+    assert any("ZeroDivisionError('ours')" in event["text"] for event in run.events)
+
+
+def test_lines_that_ddpfix_logs_are_events(end: End) -> None:
+    from ddpfix import log
+
+    log.info("before the first step")
+    layer = nn.Linear(2, 1)
+    layer(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    log.warning("a warning of test_single")
+    log.warning("a warning of test_single")
+    log.debug("nobody has asked for this")
+    logging.getLogger("other").warning("not ours")
+    events = end().events
+    told = [(event["level"], event["text"], event["step"]) for event in events]
+    assert ("info", "before the first step", 0) in told
+    assert told.count(("warning", "a warning of test_single", 1)) == 1
+    assert not any(text in ("nobody has asked for this", "not ours") for _, text, _ in told)
+
+
+def test_sums_of_values_that_come_later() -> None:
+    come: List[float] = []
+    total = later.total([1.0, lambda: come[0] if come else None, 2])
+    assert callable(total) and total() is None
+    come.append(4.0)
+    assert total() == 7.0
+    assert later.total([]) is None and later.total([1.0, 0.5]) == 1.5
