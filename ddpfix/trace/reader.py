@@ -183,6 +183,9 @@ def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
             return
         pyarrow = import_pyarrow(file)
         source = pyarrow.OSFile(str(file))
+    except FileNotFoundError:
+        # A new process of this rank has put it aside just now.
+        return
     except OSError as error:
         raise TraceError(f"{file}: {error.strerror or error}") from None
     with source:

@@ -84,6 +84,8 @@ class Writer:
             self.folder.mkdir(parents=True, exist_ok=True)
             _put_aside(self.file)
             self._create(self.file)
+            # A process that ends at once has left what it is, at least.
+            self._write_lines()
         except OSError as error:
             self._give_up(error)
             return False

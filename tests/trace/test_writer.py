@@ -134,6 +134,12 @@ def test_the_thread_writes_within_two_seconds_and_says_where_it_stands(tmp_path:
     one.close("ended")
 
 
+def test_the_head_is_there_at_once(tmp_path: Path) -> None:
+    one = made(tmp_path)
+    assert reader.read(tmp_path).runs[0].header == {"version": schema.VERSION, "rank": 0}
+    one.close(None)
+
+
 def test_files_of_an_earlier_process_are_put_aside(tmp_path: Path) -> None:
     for attempt in range(3):
         one = made(tmp_path)
