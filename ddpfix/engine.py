@@ -238,14 +238,8 @@ class Engine:
 
         The modules that are imported so far are left out: rank 0 may import more than the others.
         """
-        found, decisions = {"ddpfix": __version__}, self.decisions
-        found.update({f"{name} version": str(version) for name, version in self.toolkits.items()})
-        skipped = ("log", "timeout", "trace")
-        found.update({f"DDPFIX_{n.upper()}": v for n, v in self.settings.values.items() if n not in skipped})
-        # A patch that a rank may have for itself is no fact either.
-        shared = [d for d in decisions if self.matrix.patches[d.patch].setting not in skipped]
-        found.update({d.patch: State.FAILED if d.patch in self.failed else d.action for d in shared})
-        return found
+        decisions = self.decisions
+        return resolve.facts(__version__, self.matrix, self.toolkits, self.settings, decisions, self.failed)
 
 
 def _armed(decision: Decision) -> List[Armed]:

@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``plan``, ``explain``, ``demo``, ``top``."""
+"""The command line: ``run``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import List, Optional, Tuple
 
 from ddpfix import __version__
 from ddpfix.cli import top
+from ddpfix.cli.doctor import command as doctor
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 
@@ -31,7 +32,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,plan,explain,demo,top}")
+    commands = parser.add_subparsers(dest="command", metavar="{run,plan,explain,doctor,demo,top}")
     _add_run(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
     plan.add_argument("--all", action="store_true", help="each patch with its reason, also those that do not apply")
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="the problem that a patch fixes, the evidence, versions and setting")
     explain.add_argument("patch", help="a patch id as plan prints it, such as transformers.layerdrop")
     explain.set_defaults(action=_explain)
+    doctor.add(commands)
     _add_demo(commands)
     top.add(commands)
     return parser

@@ -36,11 +36,12 @@ def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
         "settings": {
             s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS
         },
-        "patches": [_entry(decision) for decision in decisions],
+        "patches": [as_data(decision) for decision in decisions],
     }
 
 
-def _entry(decision: resolve.Decision) -> Dict[str, Any]:
+def as_data(decision: resolve.Decision) -> Dict[str, Any]:
+    """A decision as plain data."""
     row = decision.row
     return {
         "id": decision.patch,
@@ -61,21 +62,22 @@ def show(chosen: Mapping[str, object], as_json: bool = False, everything: bool =
     if as_json:
         sys.stdout.write(json.dumps(plan, indent=2) + "\n")
         return
-    console = _console()
+    console = new_console()
     console.print(Text(f"ddpfix {__version__}: the plan for this environment (nothing is changed)"))
-    console.print(_table(plan["patches"]) if everything else _groups(plan["patches"]))
+    console.print(_table(plan["patches"]) if everything else grouped(plan["patches"]))
     changed = [f"{n} = {v['value']} (from {v['from']})" for n, v in plan["settings"].items() if v["from"] != "default"]
     console.print(Text("settings: " + ("; ".join(changed) or "all at their defaults")))
     if not everything:
         console.print(Text("--all has each patch with its reason, explain <patch> the problem and the evidence"))
 
 
-def _console() -> Console:
+def new_console() -> Console:
+    """Where a command prints: as wide as the terminal is."""
     # A pipe has no width; a table squeezed to 80 columns cannot be searched.
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def _groups(entries: List[Dict[str, Any]]) -> Table:
+def grouped(entries: List[Dict[str, Any]]) -> Table:
     """One line a toolkit and action; a toolkit that is not installed is one line."""
     table = Table(show_lines=False)
     for heading, keep in (("toolkit", True), ("action", True), ("patches", False)):
@@ -122,7 +124,7 @@ def explain(patch_id: str) -> int:
     if patch is None:
         sys.stderr.write(f"ddpfix: no patch {patch_id!r}; accepted are {', '.join(whole.patches)}\n")
         return 2
-    console = _console()
+    console = new_console()
     console.print(Text(patch.id, style="bold"))
     console.print(Text(f"\nProblem: {patch.problem}"))
     console.print(Text("\nEvidence:\n" + "\n".join(f"  {item}" for item in patch.evidence)))

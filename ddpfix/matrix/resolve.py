@@ -5,7 +5,7 @@ Nothing is imported and nothing is changed, so ``plan`` can show the decisions o
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -13,6 +13,10 @@ from ddpfix.matrix.detect import UNRECOGNISED
 from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.settings import Settings, switch_name, wanted
 from ddpfix.state import State
+
+
+# Settings that a rank may have for itself.
+_BY_RANK = ("log", "timeout", "trace")
 
 
 class Decision(NamedTuple):
@@ -91,6 +95,33 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
     if row.status != "cured":
         return decision(State.NOT_AFFECTED if row.status == "not-affected" else State.NOT_CURED, row.why, row=row)
     return decision(State.APPLY, row.why, row=row, tested=_is_tested(row, version))
+
+
+def facts(
+    ddpfix: str,
+    matrix: Matrix,
+    installed: Mapping[str, Optional[str]],
+    settings: Settings,
+    decisions: Sequence[Decision],
+    failed: Container[str] = (),
+) -> Dict[str, str]:
+    """What has to be equal on every rank: versions, settings, decisions, and patches that could not be applied.
+
+    Args:
+        ddpfix: its version.
+        matrix: a patch whose setting may differ by rank is no fact.
+        installed: version by toolkit name.
+        settings: in force.
+        decisions: one a patch.
+        failed: the patches that could not be applied.
+    """
+    found = {"ddpfix": ddpfix}
+    found.update({f"{name} version": str(version) for name, version in installed.items()})
+    found.update({f"DDPFIX_{n.upper()}": v for n, v in settings.values.items() if n not in _BY_RANK})
+    shared = [d for d in decisions if matrix.patches[d.patch].setting not in _BY_RANK]
+    # As plain words: they are compared with those that came through the store, and shown beside them.
+    found.update({d.patch: str(State.FAILED if d.patch in failed else d.action) for d in shared})
+    return found
 
 
 def _outside(decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, forced: bool) -> Decision:

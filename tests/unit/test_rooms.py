@@ -24,7 +24,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
     "trace": {"log"},
-    "cli": {"_env", "matrix", "state", "trace"},
+    "cli": {"_env", "matrix", "ranks", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
     "__init__": {"engine", "layerdrop", "matrix", "ranks"},

@@ -1,0 +1,135 @@
+"""How ddpfix is switched on here, from where it is imported, and whether what switches it on is intact."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import site
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import ddpfix
+from ddpfix import _env
+from ddpfix.cli.doctor import private, versions
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section
+
+_SAVE = "pip install --force-reinstall --no-deps ddpfix (or the path of your clone)"
+
+
+def engine() -> Optional[Any]:
+    """The engine of the activation in force in this process, or None; nothing is imported for that."""
+    module: Any = sys.modules.get("ddpfix.engine")
+    return module.current() if module is not None else None
+
+
+def _waits() -> bool:
+    """Whether our finder is in place: the engine comes with the first import of a toolkit."""
+    return any(type(finder).__module__ == "ddpfix.import_hook" for finder in sys.meta_path)
+
+
+def look() -> Section:
+    """The section."""
+    findings: List[Finding] = []
+    here = Path(ddpfix.__file__ or "").parent
+    start_files = [_start_file(folder / "ddpfix.pth", here) for folder in site_packages()]
+    found = {
+        "switch": _switch(findings),
+        "active": engine() is not None or _waits(),
+        "by": _by(start_files),
+        "imported_from": private.path(here),
+        "installed_in": _installed_in(here, findings),
+        "start_files": [entry for entry in start_files if entry is not None],
+        "interpreter_flags": versions.interpreter_flags() or None,
+    }
+    _judge(found, findings)
+    return found, findings
+
+
+def _switch(findings: List[Finding]) -> str:
+    value = os.environ.get("DDPFIX")
+    if value is None or not value.strip():
+        return "not set"
+    try:
+        return "on" if _env.switch(value) else "off"
+    except ValueError as error:
+        findings.append(Finding(BLOCKS, "activation", str(error), "set DDPFIX=1, or unset it"))
+        return "not understood"
+
+
+def _by(start_files: List[Optional[Dict[str, Any]]]) -> Optional[str]:
+    """What has switched ddpfix on in this process."""
+    if "ddpfix.auto" in sys.modules:
+        return "import ddpfix.auto"
+    if hasattr(sys, "_ddpfix"):
+        return "DDPFIX and ddpfix.pth"
+    if "ddpfix._boot" in sys.modules:
+        return "DDPFIX and the sitecustomize of python -m ddpfix run"
+    return None
+
+
+def site_packages() -> List[Path]:
+    """The folders whose .pth files this interpreter reads."""
+    folders = list(site.getsitepackages()) if hasattr(site, "getsitepackages") else []
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return list(dict.fromkeys(map(Path, folders)))
+
+
+def _start_file(file: Path, here: Path) -> Optional[Dict[str, Any]]:
+    """A ``ddpfix.pth``: where it is, and whether it is what was installed."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    return {"file": private.path(file), "intact": is_intact(content, file, here)}
+
+
+def is_intact(content: bytes, file: Path, here: Path) -> bool:
+    """Whether a file has the content that its installer recorded, or that a checkout has.
+
+    Args:
+        content: what is in it.
+        file: where it is.
+        here: the folder of the package that is imported.
+    """
+    own = here / "ddpfix.pth"
+    if own.is_file():
+        return content == own.read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    for record in file.parent.glob("ddpfix-*.dist-info/RECORD"):
+        lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
+        return any(line.startswith(f"ddpfix.pth,sha256={digest},") for line in lines)
+    return b"ddpfix._boot.start()" in content
+
+
+def _installed_in(here: Path, findings: List[Finding]) -> Optional[str]:
+    """Where an install of ddpfix is; a finding if scripts would import another one than this command did."""
+    for folder in site_packages():
+        other = folder / "ddpfix"
+        if (other / "__init__.py").is_file():
+            if other.resolve() != here.resolve():
+                text = (
+                    f"this command runs ddpfix from {private.path(here)}, training scripts import {private.path(other)}"
+                )
+                cure = "run the doctor from another folder, or uninstall one of the two"
+                findings.append(Finding(WARNING, "activation", text, cure))
+            return private.path(other)
+    return None
+
+
+def _judge(found: Dict[str, Any], findings: List[Finding]) -> None:
+    for entry in found["start_files"]:
+        if not entry["intact"]:
+            text = f"{entry['file']} is not what was installed: DDPFIX=1 may do nothing, or something else"
+            findings.append(Finding(WARNING, "activation", text, _SAVE))
+    if found["switch"] != "on" or found["active"]:
+        return
+    if found["interpreter_flags"]:
+        text = f"DDPFIX is on, and the interpreter's options {found['interpreter_flags']} shut ddpfix out"
+        cure = "start Python without them, or import ddpfix.auto in the script"
+    else:
+        text = "DDPFIX is on, and ddpfix is not active: no ddpfix.pth is read by this interpreter"
+        cure = "install ddpfix into this environment, or start the program with python -m ddpfix run"
+    findings.append(Finding(WARNING, "activation", text, cure))

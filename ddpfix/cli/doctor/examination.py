@@ -1,0 +1,59 @@
+"""The whole of what the doctor knows of one process, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple
+
+from ddpfix.cli.doctor import activation, choices, devices, launcher, limits, network, others, private, versions
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section, in_order
+from ddpfix.matrix import loader
+
+#: The form of the data; a key that goes or changes its meaning makes it a new one.
+FORMAT = 1
+
+
+def make() -> Dict[str, Any]:
+    """Look at everything. A part that fails is a finding, and the others are there.
+
+    Raises:
+        MatrixError: the compatibility matrix cannot be read.
+    """
+    whole = loader.load()
+    values, errors = choices.read(whole)
+    torch, problem = versions.torch_here()
+    ours = choices.ours(whole)
+    found: Dict[str, Any] = {}
+    findings: List[Finding] = []
+
+    def part(name: str, look: Callable[[], Section]) -> None:
+        found[name], wrong = _safe(name, look)
+        findings.extend(wrong)
+
+    part("versions", lambda: versions.look(whole, torch, problem))
+    part("activation", activation.look)
+    part("settings", lambda: choices.look_at_settings(whole, values, errors))
+    toolkits = found["versions"].get("toolkits", {})
+    part("patches", lambda: choices.look_at_patches(whole, toolkits, values))
+    part("others", lambda: others.look(torch))
+    part("launcher", lambda: launcher.look(ours))
+    part("devices", lambda: devices.look(torch))
+    part("backend", lambda: (devices.backend(torch, found["devices"]), []))
+    part("network", lambda: network.look(found["backend"].get("would_take")))
+    part("limits", lambda: limits.look(torch))
+    part("clock", lambda: (limits.clock(), []))
+    part("timeouts_s", lambda: (limits.timeouts(torch, values.seconds()), []))
+    ordered = in_order(findings)
+    head = {
+        "format": FORMAT,
+        "blocked": any(each.level == BLOCKS for each in ordered),
+        "findings": [each._asdict() for each in ordered],
+    }
+    return {**head, **found}
+
+
+def _safe(name: str, look: Callable[[], Section]) -> Tuple[Dict[str, Any], List[Finding]]:
+    try:
+        return look()
+    except Exception as error:
+        text = f"this part could not be looked at: {private.error(error)}"
+        return {"error": private.error(error)}, [Finding(WARNING, name, text, "report it; the other parts are whole")]

@@ -1,0 +1,32 @@
+"""What the doctor finds: one problem in words, whether it stops a training, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+BLOCKS, WARNING = "blocks", "warning"
+
+
+class Finding(NamedTuple):
+    """One problem.
+
+    Attributes:
+        level: :data:`BLOCKS` if no training can run like this, else :data:`WARNING`.
+        about: the section that it comes from.
+        text: what is wrong.
+        cure: what to do.
+    """
+
+    level: str
+    about: str
+    text: str
+    cure: str
+
+
+#: The facts of one section, and what is wrong with them.
+Section = Tuple[Dict[str, Any], List[Finding]]
+
+
+def in_order(findings: List[Finding]) -> List[Finding]:
+    """Those that stop a training come first."""
+    return sorted(findings, key=lambda finding: finding.level != BLOCKS)

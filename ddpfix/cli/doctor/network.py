@@ -1,0 +1,183 @@
+"""The network interfaces that gloo and NCCL would take.
+
+gloo in torch (``ProcessGroupGloo.cpp``): those of ``GLOO_SOCKET_IFNAME``, else that of the first address to which this
+host's name resolves and which can be bound, else loopback. NCCL (``ncclFindInterfaces``): those that
+``NCCL_SOCKET_IFNAME`` selects, else those whose names begin with ib, else any but docker, lo and (in newer releases)
+virbr, else docker, else lo. ``NCCL_COMM_ID``, which nobody sets under torch, is left out, and so are files of NCCL's
+own configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ddpfix.cli.doctor import interfaces, launcher, private
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section
+from ddpfix.cli.doctor.interfaces import Interface
+
+# What NCCL tries in turn where nobody has chosen.
+_AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+_FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
+# Interfaces that are shown; a host of containers has hundreds.
+_SHOWN = 24
+
+
+def look(
+    backend: Optional[str],
+    environ: Optional[Mapping[str, str]] = None,
+    every: Optional[Sequence[Interface]] = None,
+    root: Path = Path("/"),
+) -> Section:
+    """The section.
+
+    Args:
+        backend: the one that would be taken.
+        environ: the environment; this process's by default.
+        every: the addresses of this machine; looked for by default.
+        root: where ``sys`` is.
+    """
+    environ = os.environ if environ is None else environ
+    findings: List[Finding] = []
+    every = _here(findings) if every is None else every
+    names = list(dict.fromkeys(each.name for each in every))
+    found: Dict[str, Any] = {
+        "interfaces": {name: _shown(name, every) for name in names[:_SHOWN]},
+        "more_interfaces": max(0, len(names) - _SHOWN),
+        "host_name_resolves": bool(launcher.resolve(socket.gethostname())),
+        "gloo": gloo(every, environ),
+        "nccl": nccl(every, environ),
+        "infiniband": _infiniband(root),
+    }
+    _judge(found, names, backend, environ, findings)
+    return found, findings
+
+
+def _here(findings: List[Finding]) -> List[Interface]:
+    try:
+        return interfaces.here()
+    except (OSError, AttributeError, ValueError) as error:
+        text = f"the network interfaces could not be read: {private.error(error)}"
+        findings.append(Finding(WARNING, "network", text, "nothing, if ranks connect; else run ip addr"))
+        return []
+
+
+def _shown(name: str, every: Sequence[Interface]) -> Dict[str, Any]:
+    own = [each for each in every if each.name == name]
+    return {"up": own[0].is_up, "addresses": list(dict.fromkeys(each.kind for each in own))}
+
+
+def gloo(every: Sequence[Interface], environ: Mapping[str, str]) -> Dict[str, Any]:
+    """The interfaces that gloo would take, and why; None for one that is not known."""
+    chosen = environ.get("GLOO_SOCKET_IFNAME", "")
+    if chosen:
+        names = [name for name in chosen.split(",") if name]
+        return {
+            "would_take": names,
+            "why": "GLOO_SOCKET_IFNAME",
+            "loopback": all(_is_loopback(n, every) for n in names),
+        }
+    usable = [address for address in launcher.resolve(socket.gethostname()) if launcher.is_local(address)]
+    if usable:
+        return {**_of_address(usable[0][1][0], every), "why": "the host's name resolves to its address"}
+    lo = [each.name for each in every if each.is_loopback]
+    why = "the host's name resolves to no address of this host"
+    return {"would_take": lo[:1] or None, "why": why, "loopback": True}
+
+
+def _of_address(address: str, every: Sequence[Interface]) -> Dict[str, Any]:
+    text = address.partition("%")[0]
+    owner = next((each for each in every if each.address == text), None)
+    # All of 127.0.0.0/8 is loopback's, and only one address is told.
+    loopback = text.startswith("127.") or text == "::1" or (owner is not None and owner.is_loopback)
+    if owner is None and loopback:
+        owner = next((each for each in every if each.is_loopback), None)
+    return {"would_take": [owner.name] if owner is not None else None, "loopback": loopback}
+
+
+def _is_loopback(name: str, every: Sequence[Interface]) -> bool:
+    return any(each.is_loopback for each in every if each.name == name)
+
+
+def nccl(every: Sequence[Interface], environ: Mapping[str, str]) -> Dict[str, Any]:
+    """The interfaces whose sockets NCCL would take, and why; it meets over the first of them."""
+    chosen = environ.get("NCCL_SOCKET_IFNAME", "")
+    family = _FAMILIES.get(environ.get("NCCL_SOCKET_FAMILY", ""))
+    # A single letter is no choice for NCCL.
+    if len(chosen) > 1:
+        found = select(chosen, every, family)
+        return {"would_take": found, "why": "NCCL_SOCKET_IFNAME", "loopback": _all_loopback(found, every)}
+    for words in _AUTOMATIC:
+        found = select(words, every, family)
+        if found:
+            why = (
+                f"names that begin with {words}" if words[0] != "^" else "no interface ib*, and not docker, lo or virbr"
+            )
+            return {"would_take": found, "why": why, "loopback": _all_loopback(found, every)}
+    return {"would_take": [], "why": "no interface has an address", "loopback": False}
+
+
+def _all_loopback(names: Sequence[str], every: Sequence[Interface]) -> bool:
+    return bool(names) and all(_is_loopback(name, every) for name in names)
+
+
+def select(words: str, every: Sequence[Interface], family: Optional[int] = None) -> List[str]:
+    """The interfaces that a value of ``NCCL_SOCKET_IFNAME`` selects.
+
+    Args:
+        words: beginnings of names, with commas; ``^`` in front excludes them, ``=`` wants whole names.
+        every: the addresses of this machine.
+        family: of addresses; any by default.
+    """
+    exclude = words.startswith("^")
+    words = words[exclude:]
+    whole = words.startswith("=")
+    # An entry may have a port behind a colon, which is no part of the name.
+    parts = [part.partition(":")[0] for part in words[whole:].split(",") if part]
+
+    def matches(name: str) -> bool:
+        return any(name == part if whole else name.startswith(part) for part in parts)
+
+    found = [
+        each.name
+        for each in every
+        if matches(each.name) != exclude and family in (None, each.family) and each.address != "::1"
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _infiniband(root: Path) -> Dict[str, str]:
+    """RDMA devices, over which NCCL sends data where it can use them, with the state of their first port."""
+    found = {}
+    for device in sorted((root / "sys/class/infiniband").glob("*")):
+        try:
+            state = (device / "ports/1/state").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            state = "?"
+        found[device.name] = state.partition(":")[2].strip().lower() or state.strip()
+    return found
+
+
+def _judge(
+    found: Mapping[str, Any],
+    names: Sequence[str],
+    backend: Optional[str],
+    environ: Mapping[str, str],
+    findings: List[Finding],
+) -> None:
+    for library, variable in (("gloo", "GLOO_SOCKET_IFNAME"), ("nccl", "NCCL_SOCKET_IFNAME")):
+        level = BLOCKS if backend == library else WARNING
+        takes = found[library]["would_take"]
+        if names and environ.get(variable) and (not takes or (library == "gloo" and set(takes) - set(names))):
+            text = f"{variable} names no interface with an address on this machine"
+            findings.append(Finding(level, "network", text, f"unset it, or choose from {', '.join(names[:_SHOWN])}"))
+        size, local = launcher.number(environ, "WORLD_SIZE"), launcher.number(environ, "LOCAL_WORLD_SIZE")
+        if found[library]["loopback"] and size and local and size > local:
+            text = f"{library} would take the loopback interface, which other machines cannot reach"
+            outside = [name for name in names if name != "lo"]
+            cure = (
+                f"set {variable} to the interface between the machines ({', '.join(outside[:_SHOWN]) or 'none here'})"
+            )
+            findings.append(Finding(level, "network", text, cure))

@@ -1,0 +1,1 @@
+"""``ddpfix doctor --ranks``: whether these ranks can train together, before the job that would find out."""

@@ -1,0 +1,154 @@
+"""The doctor's report on a screen: problems first, each with what to do, then the facts."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ddpfix.cli import plan
+from ddpfix.cli.doctor.finding import BLOCKS
+
+# Problems that are printed; --json has all.
+_SHOWN = 30
+Row = Tuple[str, str]
+
+
+def whole(report: Mapping[str, Any]) -> Group:
+    """Everything."""
+    parts: List[Any] = [Text(f"ddpfix {report['versions'].get('ddpfix', '?')}: doctor"), problems(report["findings"])]
+    for title, rows in _sections(report):
+        parts += [Text(f"\n{title.replace('_s', ' in seconds')}", style="bold"), facts(rows)]
+    parts += [Text("\npatches", style="bold"), *_patches(report["patches"])]
+    return Group(*parts)
+
+
+def problems(findings: List[Dict[str, str]]) -> Group:
+    """What is wrong and what to do, or one line that nothing is."""
+    if not findings:
+        return Group(Text("nothing was found that stops or slows a training", style="green"))
+    lines: List[Any] = []
+    for each in findings[:_SHOWN]:
+        style = "red" if each["level"] == BLOCKS else "yellow"
+        lines.append(Text(f"{each['level']}: {each['text']}", style=style))
+        lines.append(Text(f"    {each['cure']}"))
+    if len(findings) > _SHOWN:
+        lines.append(Text(f"and {len(findings) - _SHOWN} more (--json has them)"))
+    return Group(*lines)
+
+
+def facts(rows: Iterable[Row]) -> Table:
+    """Names and values side by side."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(f"  {name}"), Text(value))
+    return table
+
+
+def _sections(report: Mapping[str, Any]) -> List[Tuple[str, List[Row]]]:
+    makers = (
+        ("versions", _versions),
+        ("activation", _plain),
+        ("settings", _settings),
+        ("others", _others),
+        ("launcher", _launcher),
+        ("devices", _devices),
+        ("backend", _plain),
+        ("network", _network),
+        ("limits", _limits),
+        ("clock", _plain),
+        ("timeouts_s", _plain),
+    )
+    # A part that could not be looked at has one key.
+    return [(name, _plain(report[name]) if "error" in report[name] else make(report[name])) for name, make in makers]
+
+
+def said(value: object) -> str:
+    """A value in words."""
+    if value is None or value == [] or value == {}:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {said(each)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(said, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plain(part: Mapping[str, Any]) -> List[Row]:
+    return [(name.replace("_", " "), said(value)) for name, value in part.items()]
+
+
+def _versions(part: Mapping[str, Any]) -> List[Row]:
+    here = {name: version for name, version in {**part["toolkits"], **part["beside"]}.items() if version}
+    rows = [(name, said(part[name])) for name in ("python", "system", "libc")]
+    built = {name: value for name, value in part["torch"].items() if value is not None}
+    return [*rows, ("torch", said(built)), ("installed", said(here))]
+
+
+def _settings(part: Mapping[str, Any]) -> List[Row]:
+    chosen = {**part["values"], **part["switches"]}
+    rows = [(n, f"{each['value']} (from {each['from']})") for n, each in chosen.items() if each["from"] != "default"]
+    return [*rows, ("all others" if rows else "all", "at their defaults")]
+
+
+def _others(part: Mapping[str, Any]) -> List[Row]:
+    rows = []
+    for each in part["installed"]:
+        notes = [each["version"], *(["starts by itself"] if each["starts_by_itself"] else []), each["meaning"] or ""]
+        rows.append((each["name"], "; ".join(note for note in notes if note)))
+    rows += [(f"starts with {file}", said(names) if names else "code") for file, names in part["start_files"].items()]
+    rows += [(name, file) for name, file in part["customize"].items()]
+    rows += [(each["place"], f"replaced by {each['by']}") for each in part["replaced"]]
+    return rows or [("none", "no other library that changes torch was recognised")]
+
+
+def _launcher(part: Mapping[str, Any]) -> List[Row]:
+    rows = [("recognised", said(part["recognised"])), *part["variables"].items()]
+    return [*rows, ("MASTER_ADDR", said(part["master"]))]
+
+
+def _devices(part: Mapping[str, Any]) -> List[Row]:
+    rows = [(f"GPU {number}", said(gpu)) for number, gpu in enumerate(part["gpus"])] or [("GPUs", "none")]
+    rows += [(f"GPU {number} reaches", line) for number, line in enumerate(part["peer_access"] or [])]
+    return [
+        *rows,
+        ("driver", said(part["driver"])),
+        ("cpu", said(part["cpu"])),
+        ("memory MiB", said(part["memory_mib"])),
+    ]
+
+
+def _network(part: Mapping[str, Any]) -> List[Row]:
+    rows = [
+        (name, ("" if each["up"] else "down, ") + said(each["addresses"])) for name, each in part["interfaces"].items()
+    ]
+    if part["more_interfaces"]:
+        rows.append(("and more", str(part["more_interfaces"])))
+    for library in ("gloo", "nccl"):
+        rows.append((f"{library} would take", f"{said(part[library]['would_take'])} ({part[library]['why']})"))
+    return [*rows, ("host name resolves", said(part["host_name_resolves"])), ("infiniband", said(part["infiniband"]))]
+
+
+def _limits(part: Mapping[str, Any]) -> List[Row]:
+    rows = [("/dev/shm MiB", said(part["shared_memory_mib"])), ("open files", said(part["open_files"]))]
+    rows += [(f"{name.replace('_', ' ')} MiB", said(each)) for name, each in part["disk_mib"].items()]
+    return [*rows, ("sharing strategy", said(part["sharing_strategy"]))]
+
+
+def _patches(part: Mapping[str, Any]) -> List[Any]:
+    if "error" in part:
+        return [facts(_plain(part))]
+    lines: List[Any] = [plan.grouped(part["entries"])]
+    states: Dict[str, int] = {}
+    for entry in part["entries"]:
+        if entry["state"] in ("applied", "registered", "armed", "failed"):
+            states[entry["state"]] = states.get(entry["state"], 0) + 1
+    if states:
+        lines.append(Text("in this process: " + ", ".join(f"{count} {state}" for state, count in states.items())))
+    return lines
