@@ -32,7 +32,8 @@ def become(rest: List[str], chosen: Mapping[str, str]) -> int:
     command = words(rest)
     environ = environment(chosen)
     if environ["DDPFIX"] != "0":
-        settings.read({}, loader.load().patches, environ)
+        # As arguments, too: an empty one is refused, while an empty variable counts as not set.
+        settings.read(chosen, loader.load().patches, environ)
         if sys.flags.ignore_environment or sys.flags.no_site:
             _env.say("not activated: the interpreter's options -I, -E and -S shut us out")
     _flush()

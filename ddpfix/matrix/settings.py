@@ -1,8 +1,8 @@
 """Settings: where they come from, which values they take, and which one wins.
 
 The first of these wins: arguments of ``activate()`` (the command line passes its own as environment variables),
-``DDPFIX_*`` variables, ``[tool.ddpfix]`` in the ``pyproject.toml`` of the working directory, the default. A switch
-``DDPFIX_<PATCH>=0`` wins over all of them.
+``DDPFIX_*`` variables that are not empty, ``[tool.ddpfix]`` in the ``pyproject.toml`` of the working directory, the
+default. A switch ``DDPFIX_<PATCH>=0`` wins over all of them.
 """
 
 from __future__ import annotations
@@ -303,7 +303,8 @@ class _Reader:
 
     def environment(self, environ: Mapping[str, str]) -> None:
         for variable, value in environ.items():
-            if variable.startswith(PREFIX):
+            # An empty variable says nothing, as everywhere in a shell, and as with DDPFIX itself.
+            if variable.startswith(PREFIX) and value.strip():
                 self.set(variable[len(PREFIX) :], value, variable)
 
     def off_switches(self, environ: Mapping[str, str]) -> None:

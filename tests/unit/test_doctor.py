@@ -195,6 +195,8 @@ def test_under_ddpfix_the_states_are_those_of_this_process(tmp_path: Path) -> No
     states = {entry["id"]: entry["state"] for entry in report["patches"]["entries"]}
     assert states["torch.unused"] in ("applied", "registered") and states["torch.bucket_view"] == "off"
     assert report["others"]["replaced"] == []
+    refused = json.loads(doctor(tmp_path, "--json", DDPFIX="1", DDPFIX_UNUSED="always")[1])
+    assert not refused["activation"]["active"] and len(refused["findings"]) == 1
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "nan", "soon", "1e9"])

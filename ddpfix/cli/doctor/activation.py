@@ -36,7 +36,7 @@ def look() -> Section:
     start_files = [_start_file(folder / "ddpfix.pth", here) for folder in site_packages()]
     found = {
         "switch": _switch(findings),
-        "active": engine() is not None or _waits(),
+        "active": engine() is not None or ("torch" not in sys.modules and _waits()),
         "by": _by(start_files),
         "imported_from": private.path(here),
         "installed_in": _installed_in(here, findings),
@@ -124,7 +124,8 @@ def _judge(found: Dict[str, Any], findings: List[Finding]) -> None:
         if not entry["intact"]:
             text = f"{entry['file']} is not what was installed: DDPFIX=1 may do nothing, or something else"
             findings.append(Finding(WARNING, "activation", text, _SAVE))
-    if found["switch"] != "on" or found["active"]:
+    if found["switch"] != "on" or found["active"] or _waits():
+        # Where it waits and is not active, a setting has been refused, which is said elsewhere.
         return
     if found["interpreter_flags"]:
         text = f"DDPFIX is on, and the interpreter's options {found['interpreter_flags']} shut ddpfix out"
