@@ -1,11 +1,14 @@
 """Replicas that part: after the first optimizer step, and then now and then, ranks compare what they train.
 
+They do so before the next step of the optimizer: a program that calls the module past its wrapper, and gives all ranks
+the same values by itself after each step (a broadcast by hand), has done that by then.
+
 DDP averages gradients, and trusts that equal parameters with equal gradients stay equal. A module called past its
 wrapper, a parameter changed on one rank or a learning rate that differs makes the replicas part in silence
 (accelerate issue 2907: the loss goes down, and the ranks have never had the same model).
 
-Nobody waits: the first rank of the model's group leaves a digest in the process group's store after some of its
-steps, and the other ranks look for it after the first, second, fourth, eighth... step that follows. A step whose
+Nobody waits: the first rank of the model's group leaves a digest in the process group's store before some of its
+steps, and the other ranks look for it before the first, second, fourth, eighth... step that follows. A step whose
 gradients are averaged needs all ranks, so that mostly the digest is there when it is looked for first. A rank compares
 itself with the first one only, so what it does is the same for two ranks and for thousands.
 """
@@ -101,18 +104,21 @@ class Drift(ddp.Stage):
             past.end()
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to step: see what it trains beside models under DDP."""
+        """An optimizer is about to step: see what it trains, of models under DDP and beside them."""
+        # torch.compile is to find nothing in the step that it compiles, and a CUDA graph no wait for the device.
         if optimizers.is_hidden():
             return
         try:
             if optimizer not in self._outside:
                 self._outside[optimizer] = self._beside(optimizer)
-            watched = self._outside[optimizer]
+            outside, watches = self._outside[optimizer], self._of(optimizer)
         except TypeError:
             # An optimizer of a user's own that cannot be a key.
             return
-        if watched is not None:
-            self._look_beside(optimizer, watched)
+        if outside is not None:
+            self._look_beside(optimizer, outside)
+        for each in watches:
+            each.step_begins(optimizer)
 
     def _beside(self, optimizer: Any) -> Optional[Outside]:
         if len(self._outside) >= _OPTIMIZERS:
@@ -140,16 +146,15 @@ class Drift(ddp.Stage):
             log.on_every_rank(found)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # torch.compile is to find nothing in the step that it compiles, and a CUDA graph no wait for the device.
+        """An optimizer has stepped: count that, where it came to its end."""
         if optimizers.is_hidden():
             return
         try:
-            watches = self._of(optimizer)
+            watches = self._watched.get(optimizer, (0, []))[1]
         except TypeError:
-            # An optimizer of a user's own that cannot be a key.
             return
         for each in watches:
-            each.step_ended(optimizer)
+            each.step_ended()
 
     def _of(self, optimizer: Any) -> List[Watch]:
         models, watches = self._watched.get(optimizer, (0, []))
@@ -198,22 +203,27 @@ class Watch:
         self._name = f"drift/{model.number}/{model.optimizers}"
         model.optimizers += 1
         self._over = model.optimizers > _OPTIMIZERS
-        self._steps, self._next = 0, 1
+        # Done so far, and of these when it was last this one's turn; the next one after which to look.
+        self._steps, self._seen, self._next = 0, 0, 1
         self._names: List[str] = []
         self._looks: List[int] = [0]
         # By step: what this rank saw, and has not compared yet.
         self._waiting: Dict[int, sight.Sight] = {}
         self._pace = Pace(every)
 
-    def step_ended(self, optimizer: Any) -> None:
-        """Called after each step of the optimizer.
+    def step_ended(self) -> None:
+        """Called after each step of the optimizer, and not after one that raised."""
+        self._steps += 1
+
+    def step_begins(self, optimizer: Any) -> None:
+        """Called before each step of the optimizer, for what is due after the one before.
 
         Raises:
             DriftError: the replicas differ, and ``DDPFIX_DRIFT=error``.
         """
-        self._steps += 1
-        if self._over or not self._due():
+        if self._over or self._seen == self._steps or not self._due():
             return
+        self._seen = self._steps
         try:
             with self._pace.timed():
                 found = self._turn(optimizer)

@@ -180,6 +180,44 @@ def adapted_copies(record: Record) -> None:
     train(record, model, sgd(model), between=between)
 
 
+def _past_and(record: Record, spread: Callable[[Any], Any]) -> None:
+    """Train the module past its wrapper, and give all ranks the same values by hand after each step."""
+    model = wrapped()
+
+    def between(step: int) -> None:
+        for parameter in model.module.parameters():
+            spread(parameter.data)
+
+    train(record, model, sgd(model), model.module, between)
+
+
+def past_and_broadcast(record: Record) -> None:
+    """The first rank's values."""
+    _past_and(record, lambda data: distributed.broadcast(data, 0))
+
+
+def past_and_averaged(record: Record) -> None:
+    """The mean of all ranks."""
+
+    def average(data: Any) -> None:
+        distributed.all_reduce(data)
+        data /= distributed.get_world_size()
+
+    _past_and(record, average)
+
+
+def past_and_broadcast_in_half(record: Record) -> None:
+    """By hand up to the middle, and forgotten from then on."""
+    model = wrapped()
+
+    def between(step: int) -> None:
+        for parameter in model.module.parameters() if step < 6 else ():
+            distributed.broadcast(parameter.data, 0)
+        logged(step)
+
+    train(record, model, sgd(model), model.module, between)
+
+
 def past_in_half(record: Record) -> None:
     """It is called past its wrapper from the middle on."""
     model = wrapped()

@@ -22,6 +22,7 @@ SAID = "rank 1 differs from rank 0 in Sequential since "
 # What is said, by scenario; a comparison every four steps.
 PARTED = {
     "past": ["step 1: 4 of 4 parameters, first 0.weight (by ", "look for a module that is called past it"],
+    "past_and_broadcast_in_half": ["between steps 5 and 9: 4 of 4 parameters, first 0.weight"],
     "past_in_half": ["between steps 5 and 9: 4 of 4 parameters, first 0.weight"],
     "set_free": ["between steps 5 and 9: ", "2.weight"],
     "replaced": ["step 1: ", "2.weight"],
@@ -47,9 +48,20 @@ RIGHT = (
     "head_broadcast",
     "experts",
     "adapted_copies",
+    "past_and_broadcast",
+    "past_and_averaged",
 )
 # Those that are compared with plain torch, too.
-PLAIN = ("past_in_half", "changed", "healthy", "accumulated", "adversarial", "head", "adapted_copies")
+PLAIN = (
+    "past_in_half",
+    "changed",
+    "healthy",
+    "accumulated",
+    "adversarial",
+    "head",
+    "adapted_copies",
+    "past_and_broadcast",
+)
 EVERY = {"drift_steps": "4"}
 
 
@@ -120,7 +132,7 @@ def test_what_is_trained_outside_of_any_wrapper_is_named(outcomes: Dict[str, Ran
 def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
     found = ends(outcomes["error"])
     assert all("DriftError" in end and "between steps 5 and 9" in end for end in found), found
-    assert [len(record["steps"]) for _, record in outcomes["error"] if record is not None] == [10, 10]
+    assert [len(record["steps"]) for _, record in outcomes["error"] if record is not None] == [11, 11]
     assert "DriftError" in ends(outcomes["error-head"])[1]
 
 
