@@ -14,7 +14,6 @@ from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.settings import Settings, switch_name, wanted
 from ddpfix.state import State
 
-
 # Settings that a rank may have for itself.
 _BY_RANK = ("log", "timeout", "trace")
 
