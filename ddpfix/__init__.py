@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddpfix.layerdrop.training import skipped_layers as skipped_layers
     from ddpfix.matrix.model import MatrixError as MatrixError
     from ddpfix.matrix.settings import SettingsError as SettingsError
+    from ddpfix.probing.alone import probe as probe
     from ddpfix.ranks.agreement import AgreementError as AgreementError
     from ddpfix.ranks.traffic import traffic as traffic
 
@@ -26,6 +27,7 @@ _MODULES = {
     "AgreementError": "ranks.agreement",
     "MatrixError": "matrix.model",
     "SettingsError": "matrix.settings",
+    "probe": "probing.alone",
     "skipped_layers": "layerdrop.training",
     "traffic": "ranks.traffic",
 }
@@ -35,6 +37,7 @@ __all__ = [
     "SettingsError",
     "activate",
     "deactivate",
+    "probe",
     "report",
     "skipped_layers",
     "traffic",

@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``."""
+"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import List, Optional, Tuple
 
 from ddpfix import __version__
-from ddpfix.cli import top
+from ddpfix.cli import probe, top
 from ddpfix.cli.doctor import command as doctor
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError
@@ -17,7 +17,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command; returns the exit code. ``run`` does not return: it becomes the program that it starts."""
     words, command = _split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
-    options = parser.parse_args(words)
+    options = parser.parse_args(words, argparse.Namespace(rest=command))
     if options.command is None:
         parser.print_help()
         return 0
@@ -32,8 +32,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,plan,explain,doctor,demo,top}")
+    commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top}")
     _add_run(commands)
+    probe.add(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
     plan.add_argument("--all", action="store_true", help="each patch with its reason, also those that do not apply")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -49,19 +50,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(words: List[str]) -> Tuple[List[str], List[str]]:
-    """The words for us, and the command that ``run`` starts: argparse would look for our options in that too.
+    """The words for us, and the command that is to be started: argparse would look for our options in that too.
 
     ``argparse.REMAINDER`` begins with a positional, so that ``-m module`` would be refused; with ``-m`` as an option of
     ours, the options of the module in ``-mmodule --unused x`` would be taken for ours.
     """
-    if words[:1] != ["run"]:
+    if words[:1] not in (["run"], ["probe"]):
         return words, []
     place = 1
     while place < len(words) and words[place][:1] == "-" and words[place][:2] not in ("-m", "-c", "-"):
         if words[place] == "--":
             return words[:place], words[place + 1 :]
-        # Every option of ours takes a value; whatever else stands here is refused by the parser.
-        place += 2 if words[place].startswith("--") and "=" not in words[place] else 1
+        # Nearly every option of ours takes a value; whatever else stands here is refused by the parser.
+        valued = words[place].startswith("--") and "=" not in words[place] and words[place] not in ("--json", "--help")
+        place += 2 if valued else 1
     return words[:place], words[place:]
 
 

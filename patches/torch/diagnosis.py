@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 from ddpfix.patching.site import Site
+from ddpfix.ranks import parameter_names
 
 from . import ddp, reducer
 
+# The modules of some parameters, for messages of other stages.
+in_short = parameter_names.in_short
 ERROR = "Expected to have finished reduction in the prior iteration"
 _SET_THE_FLAG = (
     "they are not used in every step, or an output that uses them is not part of the loss. The cure:\n"
@@ -50,32 +53,5 @@ def explain(model: ddp.Wrapped, message: str) -> str:
     fix = _ALREADY_SET if model.wrapper.find_unused_parameters else _SET_THE_FLAG
     more = model.finalizer.backwards.explain() if model.finalizer is not None else ""
     count = len(missing) or "some"
-    return f"ddpfix: {count} parameters got no gradient{where}:{_listed(missing)}{more}\nddpfix: {fix}"
-
-
-def _listed(names: List[str]) -> str:
-    """The parameters, one line a layer, at most twenty lines."""
-    groups = _grouped(names)
-    lines = [f"\n    {module}: {_short(parts, 4)}" for module, parts in groups.items()]
-    more = f"\n    and {len(lines) - 20} more modules" if len(lines) > 20 else ""
-    return "".join(lines[:20]) + more or " torch names none"
-
-
-def in_short(names: List[str]) -> str:
-    """The modules of some parameters, at most four of them."""
-    return _short(list(_grouped(names)), 4)
-
-
-def _short(words: List[str], most: int) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
-
-
-def _grouped(names: List[str]) -> Dict[str, List[str]]:
-    """Names by the layer that holds them: the part up to the last number, or the module."""
-    groups: Dict[str, List[str]] = {}
-    for name in names:
-        parts = name.split(".")
-        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-        cut = numbers[-1] + 1 if numbers and numbers[-1] + 1 < len(parts) else len(parts) - 1
-        groups.setdefault(".".join(parts[:cut]) or "the model", []).append(".".join(parts[cut:]))
-    return groups
+    listed = parameter_names.listed(missing) or " torch names none"
+    return f"ddpfix: {count} parameters got no gradient{where}:{listed}{more}\nddpfix: {fix}"

@@ -91,10 +91,11 @@ class _Search:
             wrapper = self._wrapper()
             if wrapper is not None and not _is_inside(wrapper, frame):
                 self.end()
-                log.on_every_rank(_named(type(wrapper.module).__name__, name, past.line(frame)))
+                log.on_every_rank(named(type(wrapper.module).__name__, name, past.line(frame)))
 
 
-def _named(kind: str, part: str, where: str) -> str:
+def named(kind: str, part: str, where: str) -> str:
+    """What is said of a call past the wrapper: of which class, which part of it, and where it stands."""
     called = f"{part} of a {kind}" if part else f"a {kind}"
     return (
         f"{where} calls {called} past its DistributedDataParallel wrapper in training: its gradients are not averaged."

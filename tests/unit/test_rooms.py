@@ -19,19 +19,20 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "patching": {"log", "state"},
     "ranks": {"log", "patching"},
     "layerdrop": {"log", "patching", "ranks"},
+    "probing": {"layerdrop", "log", "ranks"},
     "waiting": {"matrix"},
     "engine": {"_env", "import_hook", "log", "matrix", "patching", "state", "waiting"},
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
     "trace": {"log"},
-    "cli": {"_env", "matrix", "ranks", "state", "trace"},
+    "cli": {"_env", "matrix", "probing", "ranks", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
-    "__init__": {"engine", "layerdrop", "matrix", "ranks"},
+    "__init__": {"engine", "layerdrop", "matrix", "probing", "ranks"},
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.
-FOR_PATCHES = {"log", "patching", "ranks", "layerdrop", "trace"}
+FOR_PATCHES = {"log", "patching", "ranks", "layerdrop", "probing", "trace"}
 # What variables are called, which messages tell.
 NAMES = "ddpfix.matrix.settings"
 # Folders of patches/ that others may import.

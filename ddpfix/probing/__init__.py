@@ -1,0 +1,1 @@
+"""What a few training steps show of a model in one process: what DDP would find, and the setting that follows."""

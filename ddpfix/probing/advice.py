@@ -1,0 +1,88 @@
+"""The setting that follows from what was seen.
+
+DDP waits for the gradient of each parameter. With ``find_unused_parameters=True`` it looks for parameters that are not
+behind the forward's output; it does not find those behind an output that the loss leaves out, and takes those behind a
+reentrant checkpoint for unused though they get a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import List
+
+from ddpfix.probing.result import Result
+from ddpfix.ranks import parameter_names
+
+FLAG = "find_unused_parameters=True"
+_LATE = "DDPFIX=1 trains it without the flag: reductions are finalized after each backward"
+
+
+def advise(found: Result, skipping: List[str]) -> None:
+    """Fill ``setting``, ``unused`` and ``advice``.
+
+    Args:
+        found: what was seen.
+        skipping: what skips layers and trains, in words.
+    """
+    found.advice.clear()
+    found.setting, found.unused = "", "auto"
+    flagged = skipping + found.reasons
+    if flagged:
+        _needs_flag(found, flagged)
+    elif found.sometimes:
+        found.setting = FLAG
+        found.advice.append(
+            f"{FLAG}, since not every step uses the same parameters (static_graph is not for this model)"
+        )
+        found.advice.append(f"or {_LATE}")
+    elif found.always:
+        _same_in_each_step(found)
+    else:
+        found.advice.append("no flag is needed: each parameter that trains got a gradient in each pass")
+    _behind_outputs(found)
+    _recomputed(found)
+
+
+def _needs_flag(found: Result, reasons: List[str]) -> None:
+    found.setting = FLAG
+    found.advice.append(f"{FLAG}, which DDPFIX=1 sets: {'; '.join(reasons)}")
+    rest = [name for name in found.always if name not in found.outside]
+    if rest:
+        found.advice.append(
+            f"{parameter_names.in_short(rest)} can be frozen (requires_grad_(False)): no step of these used them"
+        )
+
+
+def _same_in_each_step(found: Result) -> None:
+    rest = [name for name in found.always if name not in found.outside]
+    if rest:
+        found.setting = FLAG
+        found.advice.append(
+            f"freeze {parameter_names.in_short(rest)} (requires_grad_(False)) if no step is to train them; DDP then"
+            " waits for nothing"
+        )
+        found.advice.append(f"or {FLAG}, or static_graph=True: the same parameters go unused in each step")
+        found.advice.append(f"or {_LATE}")
+
+
+def _behind_outputs(found: Result) -> None:
+    if not found.outside:
+        return
+    found.unused = "late"
+    found.advice.append(
+        f"{parameter_names.in_short(found.outside)}: behind an output that is not part of the loss, where"
+        f" {FLAG} does not help. Return only what the loss needs, or add 0.0 * output.sum() to the loss;"
+        " or DDPFIX=1 DDPFIX_UNUSED=late"
+    )
+
+
+def _recomputed(found: Result) -> None:
+    if found.setting == FLAG and found.hidden:
+        found.advice.append(
+            "reentrant checkpointing and the flag exclude each other: use_reentrant=False (DDPFIX=1 does that), or"
+            " DDPFIX_UNUSED=late, which does without the flag"
+        )
+    if found.twice:
+        found.advice.append(
+            f"{parameter_names.in_short(found.twice)} get a gradient more than once in one backward, which DDP ends"
+            ' with "Expected to mark a variable ready only once": use_reentrant=False'
+        )

@@ -1,0 +1,206 @@
+"""``ddpfix.probe``: a few training steps of a model in this process, without DDP and without a process group."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+
+from ddpfix.probing import graph, phases
+from ddpfix.probing.advice import advise
+from ddpfix.probing.keep import kept
+from ddpfix.probing.result import Memory, Result
+from ddpfix.probing.subject import Subject
+from ddpfix.probing.watch import Watch
+
+LossFunction = Callable[[Any, Any], Any]
+_DDP = "torch.nn.parallel.distributed"
+
+
+def probe(model: Any, batch: Any, loss_fn: Optional[LossFunction] = None, steps: int = 3) -> Result:
+    """Train a model for some forwards and backwards, and say what DDP would find, and which setting follows.
+
+    No optimizer steps. Gradients, buffers, attributes of modules, training modes and the states of random generators
+    are as before when this returns, also if the model raises; a forward that changes parameters by itself is noted.
+
+    Args:
+        model: a module, on any device; a model in evaluation mode is put into training mode meanwhile. Of a DDP wrapper
+            the module inside is taken, and nothing is communicated.
+        batch: what the forward is called with: a mapping gives keywords, a tuple or list positional arguments, anything
+            else is the one argument. An iterator (of a loader, say) gives one batch a step.
+        loss_fn: ``loss_fn(output, batch)`` gives the loss. Without it, that is the ``loss`` of the output, the first
+            entry of a tuple if it is a single number, a single number by itself, or the sum of all outputs.
+        steps: forwards and backwards to take; what is random, or depends on the batch, needs several.
+
+    Raises:
+        TypeError, ValueError: an argument is not of these kinds; the message names it.
+        RuntimeError: the model could not be observed.
+    """
+    model = _checked(model, steps)
+    subject = Subject(model)
+    watch = Watch(lambda module, around: subject if module in subject.modules else None)
+    run = _Run(subject, watch, loss_fn)
+    with kept(model), torch.enable_grad():
+        if not model.training:
+            model.train()
+            run.notes["the model was in evaluation mode, and in training mode for the probe"] = None
+        versions = {name: parameter._version for name, parameter in subject.parameters}
+        watch.start()
+        try:
+            for each in _batches(batch, steps):
+                run.step(each)
+        finally:
+            watch.stop()
+            subject.end()
+        changed = [name for name, parameter in subject.parameters if parameter._version != versions[name]]
+        found = run.result(steps)
+    if changed:
+        found.notes.append(
+            f"the forward itself changes {len(changed)} parameters ({changed[0]} ...): they stay changed"
+        )
+    return found
+
+
+def _checked(model: Any, steps: int) -> Any:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: accepted are modules of torch.nn")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps={steps!r}: accepted are whole numbers from 1 on")
+    homes = [str(level.__module__) for level in type(model).__mro__]
+    if _DDP in homes:
+        model = model.module
+    elif any(home.startswith("torch.distributed") for home in homes):
+        raise ValueError(f"model is a {type(model).__name__}: its parameters are sharded; give the one inside")
+    lazy = [name for name, each in model.named_parameters() if torch.nn.parameter.is_lazy(each)]
+    if lazy:
+        raise ValueError(f"model has parameters without a shape ({lazy[0]}): run one forward first")
+    return model
+
+
+def _batches(batch: Any, steps: int) -> Iterator[Any]:
+    if hasattr(type(batch), "__next__"):
+        for _, each in zip(range(steps), batch):
+            yield each
+    else:
+        for _ in range(steps):
+            yield batch
+
+
+class _Run:
+    """The steps of one probe."""
+
+    def __init__(self, subject: Subject, watch: Watch, loss_fn: Optional[LossFunction]) -> None:
+        self._subject, self._watch, self._loss_fn = subject, watch, loss_fn
+        self._loss = ""
+        # In the order of their first appearance.
+        self.notes: Dict[str, None] = {}
+        self._device = next((p.device for _, p in subject.parameters if p.device.type == "cuda"), None)
+        self._memory = Memory("estimate" if self._device is None else "cuda")
+        self._saved = phases.Saved(subject.model)
+
+    def step(self, batch: Any) -> None:
+        """One forward and backward."""
+        given = _copied(batch)
+        self._peak()
+        with self._saved.counted() if self._device is None else contextlib.nullcontext():
+            output = _called(self._subject.model, given)
+            loss = self._loss_of(output, given)
+        self._after_forward()
+        if loss.requires_grad:
+            loss.backward()
+        else:
+            self.notes["the loss has no graph in some steps: no parameter got a gradient there"] = None
+        if self._watch.failure is not None:
+            raise RuntimeError(f"the model could not be observed: {self._watch.failure!r}") from self._watch.failure
+        self._after_backward()
+        self._subject.close()
+        self._subject.steps += 1
+        for _, parameter in self._subject.parameters:
+            parameter.grad = None
+
+    def _loss_of(self, output: Any, batch: Any) -> Any:
+        if self._loss_fn is not None:
+            loss, self._loss = self._loss_fn(output, batch), "loss_fn(output, batch)"
+            if not isinstance(loss, torch.Tensor):
+                raise TypeError(f"loss_fn returned a {type(loss).__name__}: accepted is a tensor")
+        else:
+            loss, self._loss = _own_loss(output)
+        return loss if loss.numel() == 1 else loss.mean()
+
+    def _peak(self) -> int:
+        """The peak on the GPU since the last call; 0 without one."""
+        if self._device is None:
+            return 0
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return int(peak)
+
+    def _after_forward(self) -> None:
+        found, saved = self._memory, self._saved.take()
+        model = self._subject.model
+        found.parameters = phases.size((*model.parameters(), *model.buffers()))
+        if self._device is None:
+            found.saved = max(found.saved or 0, saved)
+        found.forward = max(found.forward or 0, self._peak() or found.parameters + saved)
+
+    def _after_backward(self) -> None:
+        found = self._memory
+        found.gradients = max(found.gradients, phases.size(p.grad for _, p in self._subject.parameters))
+        estimate = found.parameters + (found.saved or 0) + found.gradients
+        found.backward = max(found.backward or 0, self._peak() or estimate)
+
+    def result(self, steps: int) -> Result:
+        found = self._subject.result()
+        found.loss, found.memory = self._loss, self._memory
+        found.notes = list(self.notes)
+        if found.steps < steps:
+            found.notes.append(f"the batches ended after {found.steps} of {steps} steps")
+        if not self._subject.passes:
+            found.notes.append("no training forward was seen: the model is compiled, or calls no module")
+        advise(found, self._subject.skipping())
+        return found
+
+
+def _called(model: Any, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def _own_loss(output: Any) -> Tuple[Any, str]:
+    """The loss that an output has, or stands for, and what it is in words."""
+    by_name = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if _is_number(by_name):
+        return by_name, "the output's loss"
+    if isinstance(output, (tuple, list)) and output and _is_number(output[0]):
+        return output[0], "the first entry of the output"
+    if _is_number(output):
+        return output, "the output"
+    summed: List[Any] = [t.float().sum() for t in graph.tensors(output) if t.is_floating_point() and t.requires_grad]
+    if summed:
+        return torch.stack([each.to(summed[0].device) for each in summed]).sum(), _SUM
+    if any(True for _ in graph.tensors(output)):
+        return torch.zeros(()), "none: no output has a graph"
+    raise TypeError(f"the output, a {type(output).__name__}, holds no tensor: give loss_fn(output, batch)")
+
+
+_SUM = (
+    "the sum of all outputs, since the output has no loss (no labels in the batch?): what your loss leaves out"
+    " counts as used here. Give loss_fn(output, batch)"
+)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
+
+
+def _copied(value: Any) -> Any:
+    """A batch whose tensors are copies: a forward may change them, and their gradients are not the caller's."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if type(value) in (list, tuple):
+        return type(value)(_copied(each) for each in value)
+    if isinstance(value, Mapping):
+        return {key: _copied(each) for key, each in value.items()}
+    return value

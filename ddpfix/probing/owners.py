@@ -1,0 +1,88 @@
+"""Which model a module belongs to, in a program that is only observed.
+
+A model is what DDP wraps; without DDP, the outermost module that holds the one that is called. Plain containers of
+several models are opened.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, List, Optional
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpfix.probing.subject import Subject
+
+_CONTAINERS = (torch.nn.ModuleDict, torch.nn.ModuleList)
+
+
+class Owners:
+    """The models of a program, in the order of their first training forward.
+
+    Attributes:
+        subjects: one a model.
+        replaced: models that were wrapped after they had been called: what holds their modules has to ask again.
+    """
+
+    def __init__(self) -> None:
+        self.subjects: List[Subject] = []
+        self.replaced: List[Subject] = []
+
+    def of(self, module: Any, around: List[Any]) -> Optional[Subject]:
+        """The model of a module that is called in training, with gradients; None for one that holds nothing to train.
+
+        Args:
+            module: the module that is called.
+            around: the calls of modules that this one is in, the outermost first.
+        """
+        if not (torch.is_grad_enabled() and module.training and _trains(module)):
+            return None
+        if isinstance(module, DistributedDataParallel):
+            return self._add(Subject(module.module, module))
+        if any(_trains(each) for each in around):
+            # Held by a model whose tree it is not in.
+            return None
+        found = _alive()
+        for wrapper in found:
+            if isinstance(wrapper, DistributedDataParallel) and _holds(wrapper, module):
+                return self._known(wrapper) or self._add(Subject(wrapper.module, wrapper))
+        return self._add(Subject(_top(found, module)))
+
+    def _known(self, wrapper: Any) -> Optional[Subject]:
+        return next((each for each in self.subjects if each.wrapper is wrapper), None)
+
+    def _add(self, subject: Subject) -> Subject:
+        inside = [each for each in self.subjects if each.model in subject.modules]
+        for each in inside:
+            each.end()
+            self.subjects.remove(each)
+        self.replaced.extend(inside)
+        self.subjects.append(subject)
+        return subject
+
+
+def _trains(module: Any) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _alive() -> List[Any]:
+    """All modules of this process; ``type`` and not ``isinstance``, which proxies answer for others."""
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module) and "_modules" in vars(each)]
+
+
+def _holds(outer: Any, module: Any) -> bool:
+    return any(each is module for each in outer.modules())
+
+
+def _top(found: List[Any], module: Any) -> Any:
+    """The outermost module that holds one; of several, the smallest."""
+    inside = {id(child) for each in found for child in each.children()}
+    tops = [_opened(each, module) for each in found if id(each) not in inside and _holds(each, module)]
+    return min(tops, key=lambda each: sum(1 for _ in each.modules()), default=module)
+
+
+def _opened(outer: Any, module: Any) -> Any:
+    while type(outer) in _CONTAINERS and outer is not module:
+        outer = next(child for child in outer.children() if _holds(child, module))
+    return outer

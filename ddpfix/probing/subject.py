@@ -1,0 +1,242 @@
+"""One model under observation: what each pass (a forward in training with its backward) called, and what got gradients.
+
+Whether a gradient has arrived is learned where DDP learns it: at the node of the autograd graph that accumulates it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+import torch
+
+from ddpfix.layerdrop import cover
+from ddpfix.probing import graph
+from ddpfix.probing.result import Checkpoint, Result, Skipping
+from ddpfix.ranks import wrap_hooks
+
+
+class Subject:
+    """What is known of one model.
+
+    Args:
+        model: a module, without the wrapper of DDP.
+        wrapper: the DDP module around it, if there is one.
+    """
+
+    def __init__(self, model: Any, wrapper: Any = None) -> None:
+        self.model, self.wrapper = model, wrapper
+        self.modules: Dict[Any, str] = {module: name for name, module in model.named_modules()}
+        self.parameters: List[Tuple[str, Any]] = list(model.named_parameters())
+        self.passes, self.steps = 0, 0
+        self.without: Counter[str] = Counter()
+        self.called: Counter[Any] = Counter()
+        self._behind: Counter[str] = Counter()
+        self._hidden: Set[str] = set()
+        self._twice: Set[str] = set()
+        self._with_grad: Set[Any] = set()
+        self._most: Counter[Any] = Counter()
+        self._checkpointed: Dict[Any, bool] = {}
+        self._nodes: Dict[int, Tuple[Any, Any]] = {}
+        self._turns: Dict[Any, List[int]] = {}
+        # Of the pass that is open.
+        self.is_open = False
+        self.arrived: Counter[int] = Counter()
+        self._expected: List[Tuple[str, Any]] = []
+        self._reached: Optional[Set[int]] = None
+        self._now: Counter[Any] = Counter()
+        self._modes: Dict[Any, Set[bool]] = {}
+
+    def begin(self) -> None:
+        """A forward in training begins: of a new pass, if gradients have arrived since the last one began."""
+        if self.is_open and self.arrived:
+            self.close()
+        if not self.is_open:
+            self.is_open = True
+            self._expected = [(name, p) for name, p in self.parameters if p.requires_grad]
+            for _, parameter in self._expected:
+                self._listen(parameter)
+
+    def call(self, module: Any, again: bool, first: bool) -> None:
+        """A module of this model is called.
+
+        Args:
+            module: the module.
+            again: whether this is a recomputation in backward.
+            first: whether no other module of this model is around the call.
+        """
+        enabled = torch.is_grad_enabled()
+        if enabled:
+            self._with_grad.add(module)
+        if again:
+            if first:
+                self._checkpointed[module] = self._modes.get(module, {True}) == {False}
+            return
+        self._now[module] += 1
+        self._modes.setdefault(module, set()).add(enabled)
+
+    def returned(self, output: Any) -> None:
+        """The output of a forward that no other module of this model is around."""
+        found = graph.leaves(output)
+        if found is not None:
+            self._reached = found if self._reached is None else self._reached | found
+
+    def close(self) -> None:
+        """The pass ends."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.passes += 1
+        for name, parameter in self._expected:
+            number = self.arrived[id(parameter)]
+            found = self._reached is not None and id(parameter) in self._reached
+            if number == 0:
+                self.without[name] += 1
+                self._behind[name] += int(found)
+            elif self._reached is not None and not found:
+                self._hidden.add(name)
+            if number > 1:
+                self._twice.add(name)
+        for module, count in self._now.items():
+            self.called[module] += 1
+            self._most[module] = max(self._most[module], count)
+        self._count_turns()
+        self.arrived, self._reached = Counter(), None
+        self._now, self._modes = Counter(), {}
+
+    def drop(self) -> None:
+        """Forget the pass that is open: no gradient has arrived, and none was wanted."""
+        self.is_open, self.arrived, self._reached = False, Counter(), None
+        self._now, self._modes = Counter(), {}
+
+    def end(self) -> None:
+        """Listen to no gradient any more."""
+        while self._nodes:
+            self._nodes.popitem()[1][1].remove()
+
+    def _listen(self, parameter: Any) -> None:
+        """Be told when the gradient of a parameter is accumulated; moved to another device, it has another node."""
+        with torch.enable_grad():
+            try:
+                node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            except (RuntimeError, AttributeError, IndexError):
+                # A tensor of another kind (sharded, quantized): nothing is said of it.
+                self._expected = [pair for pair in self._expected if pair[1] is not parameter]
+                return
+        known = self._nodes.get(id(parameter))
+        if known is not None and known[0] is node:
+            return
+        if known is not None:
+            known[1].remove()
+        key = id(parameter)
+        self._nodes[key] = (node, node.register_hook(lambda *_: self._arrive(key)))
+
+    def _arrive(self, key: int) -> None:
+        self.arrived[key] += 1
+
+    def _count_turns(self) -> None:
+        """Of each module that skips layers: how many of its layers could have run in this pass, and how many did."""
+        for _, module, _ in cover.active(self.model):
+            layers = _layers(module)
+            if layers and (self._now[module] or isinstance(module, torch.nn.ModuleList)):
+                turns = self._turns.setdefault(module, [0, 0])
+                turns[0] += len(layers)
+                turns[1] += sum(1 for layer in layers if self._now[layer])
+
+    def result(self) -> Result:
+        """What was seen so far, without the advice."""
+        frozen = sum(1 for _, parameter in self.parameters if not parameter.requires_grad)
+        found = Result(type(self.model).__name__, trainable=len(self.parameters) - frozen, frozen=frozen)
+        found.steps, found.passes = self.steps, self.passes
+        found.always = [name for name, _ in self.parameters if self.without[name] == self.passes > 0]
+        missing = {name: self.without[name] for name, _ in self.parameters if 0 < self.without[name] < self.passes}
+        found.sometimes = missing
+        found.outside = [name for name in (*found.always, *missing) if self._behind[name]]
+        found.never_ran = self._never_ran(set(found.always))
+        found.why = {name: why for name in (*found.always, *missing) for why in [self._why(name)] if why}
+        found.skips = self._skips()
+        found.reasons = wrap_hooks.reasons(self.model)
+        found.checkpointing = [
+            Checkpoint(self.modules.get(module, ""), type(module).__name__, reentrant)
+            for module, reentrant in self._checkpointed.items()
+        ]
+        reentrant = any(self._checkpointed.values())
+        found.hidden = sorted(self._hidden) if reentrant else []
+        found.twice = sorted(self._twice) if reentrant else []
+        found.shared = shared(self.model)
+        found.repeated = {
+            self.modules[module]: most
+            for module, most in self._most.items()
+            if most > 1 and any(p.requires_grad for p in module.parameters(recurse=False))
+        }
+        return found
+
+    def skipping(self) -> List[str]:
+        """What skips layers that train, in words."""
+        return [
+            f"{type(module).__name__} (rate {rate:g}) skips layers"
+            for _, module, rate in cover.active(self.model)
+            if any(parameter.requires_grad for parameter in module.parameters())
+        ]
+
+    def _skips(self) -> List[Skipping]:
+        found = []
+        for name, module, rate in cover.active(self.model):
+            turns = self._turns.get(module)
+            seen = None if turns is None else 1 - turns[1] / turns[0]
+            found.append(Skipping(name, type(module).__name__, float(rate), len(_layers(module)), seen))
+        return found
+
+    def _never_ran(self, always: Set[str]) -> List[str]:
+        names: List[str] = []
+        for module, name in self.modules.items():
+            inside = [f"{name}.{part}" if name else part for part, _ in module.named_parameters()]
+            trained = [part for part in inside if part in always]
+            ran = any(self.called[part] for part in module.modules())
+            held = any(name == above or name.startswith(f"{above}.") for above in names)
+            if name and trained and not ran and not held and all(part in always for part in inside):
+                names.append(name)
+        return names
+
+    def _why(self, name: str) -> str:
+        holder, _, _ = name.rpartition(".")
+        module = self.model.get_submodule(holder) if holder else self.model
+        times = self.called[module]
+        if not times and self.without[name] == self.passes:
+            return "not called"
+        while not times and holder:
+            # The module around it reads its parameters (the projections of attention).
+            holder, _, _ = holder.rpartition(".")
+            module = self.model.get_submodule(holder) if holder else self.model
+            times = self.called[module]
+        if self._behind[name]:
+            return "behind an output that is not part of the loss"
+        if module not in self._with_grad:
+            return "called without gradients (torch.no_grad)"
+        if times < self.passes:
+            return f"called in {times} of {self.passes} passes"
+        return "called, and nothing that the loss needs comes of it" if name not in self._hidden else ""
+
+
+def shared(model: Any) -> List[List[str]]:
+    """The names of each parameter that has several."""
+    names: Dict[int, List[str]] = {}
+    seen: Set[Tuple[int, str]] = set()
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            whole = f"{prefix}.{name}" if prefix else name
+            if parameter is not None and (id(parameter), whole) not in seen:
+                seen.add((id(parameter), whole))
+                names.setdefault(id(parameter), []).append(whole)
+    return [several for several in names.values() if len(several) > 1]
+
+
+def _layers(module: Any) -> List[Any]:
+    """The layers of a module that skips some of them; none for a layer that draws for itself."""
+    if isinstance(module, torch.nn.ModuleList):
+        return list(module.children())
+    layers = getattr(module, "layers", None)
+    if isinstance(layers, torch.nn.ModuleList):
+        return list(layers.children())
+    lists = [list(child.children()) for child in module.children() if isinstance(child, torch.nn.ModuleList)]
+    return max(lists, key=len, default=[])

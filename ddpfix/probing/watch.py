@@ -1,0 +1,158 @@
+"""Looks at each call of a module, and tells the models under observation which of theirs it is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch.nn.modules import module as modules
+
+from ddpfix import log
+from ddpfix.probing.phases import Phases
+from ddpfix.probing.subject import Subject
+
+# owner(module, around) -> the model that a module belongs to; None: to none that trains. ``around``: calls it is in.
+Owner = Callable[[Any, List[Any]], Optional[Subject]]
+# Called with a model under DDP, a module in it, and the frame of a training call that the wrapper is not around.
+Past = Callable[[Subject, Any, FrameType], None]
+
+_compiler: Any = getattr(torch, "compiler", None)
+_compiling: Any = getattr(_compiler, "is_compiling", None)
+_TASK: Any = getattr(torch._C, "_current_graph_task_id", None)
+# torch's own, which torch.compile follows: what it compiles is not looked at.
+_is_compiling: Callable[[], bool] = _compiling if _compiling is not None else torch.jit.is_scripting
+
+
+class Watch:
+    """Observes calls of modules from ``start`` to ``stop``.
+
+    Args:
+        owner: finds the model that a module belongs to.
+        past: what to do about calls past a wrapper.
+        phases: learns of forward and backward.
+    """
+
+    def __init__(self, owner: Owner, past: Optional[Past] = None, phases: Optional[Phases] = None) -> None:
+        self._owner, self._past, self._phases = owner, past, phases
+        self._threads = threading.local()
+        self._handles: List[Any] = []
+        self.failure: Optional[Exception] = None
+        # A model that is changed during a forward is rare: each module is looked up once.
+        self._subjects: Dict[Any, Subject] = {}
+
+    def start(self) -> None:
+        """Be called around each call of a module in this process."""
+        self._handles.append(modules.register_module_forward_pre_hook(self._enter))
+        self._handles.append(modules.register_module_forward_hook(self._leave))
+
+    def stop(self) -> None:
+        """Take the hooks away."""
+        while self._handles:
+            self._handles.pop().remove()
+        for subject in dict.fromkeys(self._subjects.values()):
+            subject.end()
+        self._subjects.clear()
+
+    def forget(self, subject: Subject) -> None:
+        """Modules of this model may belong to another one from here on."""
+        for module in [module for module, known in self._subjects.items() if known is subject]:
+            del self._subjects[module]
+
+    def _around(self) -> List[Any]:
+        found: Optional[List[Any]] = getattr(self._threads, "around", None)
+        if found is None:
+            found = self._threads.around = []
+        return found
+
+    def outermost(self) -> None:
+        """No call of a module is running here: one that has raised was never left."""
+        self._around().clear()
+
+    def _enter(self, module: Any, inputs: Any) -> None:
+        if _is_compiling():
+            return
+        try:
+            self._entered(module, sys._getframe(1))
+        except Exception as error:
+            self._failed(error)
+
+    def _entered(self, module: Any, frame: FrameType) -> None:
+        around = self._around()
+        subject = self._subject(module, around)
+        first = subject is not None and not any(self._subjects.get(each) is subject for each in around)
+        around.append(module)
+        if subject is None:
+            return
+        again = recomputes(frame)
+        if first and not again:
+            self._first(subject, module, frame)
+        subject.call(module, again, first)
+        if self._phases is not None:
+            self._phases.look()
+
+    def _first(self, subject: Subject, module: Any, frame: FrameType) -> None:
+        if not (torch.is_grad_enabled() and module.training):
+            return
+        subject.begin()
+        if self._phases is not None:
+            self._phases.enter("forward")
+        if subject.wrapper is not None and module is not subject.wrapper and self._past is not None:
+            self._past(subject, module, frame)
+
+    def _subject(self, module: Any, around: List[Any]) -> Optional[Subject]:
+        known = self._subjects.get(module)
+        if known is None:
+            known = self._owner(module, around)
+            if known is not None:
+                self._subjects.update(dict.fromkeys(known.modules, known))
+                if known.wrapper is not None:
+                    self._subjects[known.wrapper] = known
+        return known
+
+    def _leave(self, module: Any, inputs: Any, output: Any) -> None:
+        if _is_compiling():
+            return
+        try:
+            self._left(module, output)
+        except Exception as error:
+            self._failed(error)
+
+    def _left(self, module: Any, output: Any) -> None:
+        around = self._around()
+        if module not in around:
+            return
+        # Calls that have raised were not left.
+        while around and around.pop() is not module:
+            pass
+        subject = self._subjects.get(module)
+        if subject is None or any(self._subjects.get(each) is subject for each in around):
+            return
+        if torch.is_grad_enabled() and module.training and not recomputes(sys._getframe(2)):
+            subject.returned(output)
+            if self._phases is not None:
+                self._phases.enter("backward")
+
+    def _failed(self, error: Exception) -> None:
+        """Nothing is looked at any more, and the program goes on."""
+        self.failure = error
+        log.debug(f"the probe ends: {error!r}")
+        for handle in self._handles:
+            handle.remove()
+
+
+def recomputes(frame: Optional[FrameType]) -> bool:
+    """Whether a checkpoint runs a forward again in backward."""
+    if _TASK is not None:
+        return bool(_TASK() >= 0)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint" and frame.f_code.co_name in (
+            "backward",
+            "unpack",
+            "unpack_hook",
+        ):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,41 @@
+"""Names of parameters, grouped by the layer that holds them: thousands of names fit on a few lines."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence
+
+# Lines of a list.
+LINES = 20
+
+
+def listed(names: Sequence[str], most: int = LINES) -> str:
+    """The parameters, one line a layer, each behind a line break; empty if there are none.
+
+    Args:
+        names: as ``named_parameters`` gives them.
+        most: number of lines; what does not fit is counted.
+    """
+    lines = [f"\n    {module}: {short(parts, 4)}" for module, parts in grouped(names).items()]
+    more = f"\n    and {len(lines) - most} more modules" if len(lines) > most else ""
+    return "".join(lines[:most]) + more
+
+
+def in_short(names: Sequence[str]) -> str:
+    """The modules of some parameters, at most four of them."""
+    return short(list(grouped(names)), 4)
+
+
+def short(words: Sequence[str], most: int) -> str:
+    """The first words, and the number of those that follow."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def grouped(names: Sequence[str]) -> Dict[str, List[str]]:
+    """Names by the layer that holds them: the part up to the last number, or the module."""
+    groups: Dict[str, List[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+        cut = numbers[-1] + 1 if numbers and numbers[-1] + 1 < len(parts) else len(parts) - 1
+        groups.setdefault(".".join(parts[:cut]) or "the model", []).append(".".join(parts[cut:]))
+    return groups

@@ -1,0 +1,193 @@
+"""``python -m ddpfix probe``: observes a program for some optimizer steps, writes down what was seen, and ends it.
+
+The process ends within the hook of the last step, by ``os._exit``: SystemExit might be caught, and code that runs while
+an error is on its way might write a checkpoint. What is open is flushed first; nothing else of the program runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import json
+import logging
+import multiprocessing
+import os
+import stat
+import sys
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Dict, List, Optional
+
+import torch
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+from ddpfix.probing import text
+from ddpfix.probing.program import Program
+from ddpfix.probing.subject import Subject
+
+from ..common import past
+from . import past as calls
+
+# The number of steps, and the file for the command that has started this program: set by the command line alone.
+VARIABLE = "_DDPFIX_PROBE"
+_STEPS = 3
+
+
+def watch(site: Site, module: ModuleType, owner: Any) -> None:
+    """Observe this process."""
+    plan = json.loads(os.environ.get(VARIABLE) or "{}")
+    run = Run(int(plan.get("steps", _STEPS)), Path(plan["file"]) if plan.get("file") else None)
+    run.start()
+    site.at_undo(run.stop)
+
+
+def group(site: Site, module: ModuleType, owner: Any) -> None:
+    """A group of one process: gloo where the program asks for NCCL, and there is no GPU."""
+    site.wrap(module, "init_process_group", _group)
+
+
+def _group(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    given = args[0] if args else kwargs.get("backend")
+    if str(given).lower() != "nccl" or torch.cuda.is_available():
+        return wrapped(*args, **kwargs)
+    log.info("there is no GPU here: gloo takes the place of nccl for the probe")
+    # NCCL's group may be bound to a device, gloo's may not.
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("backend", "device_id", "pg_options")}
+    return wrapped("gloo", *args[1:], **kwargs)
+
+
+class Run:
+    """One process under the probe.
+
+    Args:
+        steps: optimizer steps after which it ends.
+        file: where the findings go, as JSON; None: to stderr, as text.
+    """
+
+    def __init__(self, steps: int, file: Optional[Path]) -> None:
+        self._wanted, self._file = steps, file
+        self._process = os.getpid()
+        self._past: Dict[str, None] = {}
+        self._said = _Said()
+        self._program = Program(steps, self._called_past, self._finish)
+
+    def start(self) -> None:
+        """Observe, and keep what ddpfix says."""
+        log.debug(f"the probe ends this process after {self._wanted} optimizer steps")
+        logging.getLogger("ddpfix").addHandler(self._said)
+        self._program.start()
+        atexit.register(self._ended)
+
+    def stop(self) -> None:
+        """Undo."""
+        self._program.stop()
+        logging.getLogger("ddpfix").removeHandler(self._said)
+        atexit.unregister(self._ended)
+
+    def _called_past(self, subject: Subject, module: Any, frame: FrameType) -> None:
+        where = past.line(past.program(frame))
+        self._past[calls.named(type(subject.model).__name__, subject.modules.get(module, ""), where)] = None
+
+    def _finish(self) -> None:
+        """There were enough steps."""
+        if os.getpid() != self._process:
+            return
+        try:
+            self._write(True)
+        except Exception as error:
+            log.error(f"the probe could not write what it found: {error!r}")
+        leave()
+
+    def _ended(self) -> None:
+        """The program has ended by itself."""
+        if os.getpid() != self._process:
+            return
+        with contextlib.suppress(Exception):
+            self._write(False)
+
+    def found(self, complete: bool) -> Dict[str, Any]:
+        """All of it as plain data."""
+        program = self._program
+        memory = program.phases.memory()
+        notes = [] if program.watch.failure is None else [f"nothing was seen from {program.watch.failure!r} on"]
+        done = program.steps
+        steps = f"{done} optimizer step{'' if done == 1 else 's'}"
+        return {
+            "complete": complete,
+            "end": f"ended after {steps}"
+            if complete
+            else f"the program ended by itself after {done} of {self._wanted} optimizer steps",
+            "steps": done,
+            "past": list(self._past),
+            "settings": [],
+            "said": self._said.lines,
+            "memory": None if memory is None else vars(memory),
+            "notes": notes,
+            "models": [result.as_dict() for result in program.results()],
+        }
+
+    def _write(self, complete: bool) -> None:
+        if not log.first_rank():
+            return
+        found = self.found(complete)
+        if self._file is None:
+            said = [line for line, _ in found["said"]]
+            sys.stderr.write("\n".join(text.of_program({**found, "said": said})) + "\n")
+        elif complete or _steps_in(self._file) <= found["steps"]:
+            part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+            part.write_text(json.dumps(found), encoding="utf-8")
+            part.replace(self._file)
+
+
+def _steps_in(file: Path) -> float:
+    """The steps that another process of the program has left; many if its findings are complete."""
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return -1
+    return float("inf") if there["complete"] else int(there["steps"])
+
+
+class _Said(logging.Handler):
+    """Keeps what ddpfix says, and which of its files have said it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: List[List[Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        origins: Dict[str, None] = {}
+        frame: Optional[FrameType] = sys._getframe(1)
+        while frame is not None:
+            name = str(frame.f_globals.get("__name__", ""))
+            if name.startswith("ddpfix.patches."):
+                origins[name[len("ddpfix.patches.") :]] = None
+            frame = frame.f_back
+        self.lines.append([record.getMessage(), list(origins)])
+
+
+def leave() -> None:
+    """End this process with exit code 0. Files are flushed; the program's own handlers do not run."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.terminate()
+    for stream in (sys.stdout, sys.stderr, *_open_files()):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)
+
+
+def _open_files() -> List[Any]:
+    """The program's own files on disk, text first; a full pipe would block."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter))]
+    return sorted((each for each in found if _is_on_disk(each)), key=lambda each: isinstance(each, io.BufferedWriter))
+
+
+def _is_on_disk(file: Any) -> bool:
+    try:
+        return not file.closed and file.writable() and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return False
