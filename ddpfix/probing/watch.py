@@ -65,6 +65,8 @@ class Watch:
         found: Optional[List[Any]] = getattr(self._threads, "around", None)
         if found is None:
             found = self._threads.around = []
+            # Whether the last call was one of a forward that runs again.
+            self._threads.again = False
         return found
 
     def outermost(self) -> None:
@@ -80,13 +82,17 @@ class Watch:
             self._failed(error)
 
     def _entered(self, module: Any, frame: FrameType) -> None:
+        again = recomputes(frame)
         around = self._around()
+        if again or self._threads.again:
+            # A checkpoint ends the forward that it runs again by an exception, as soon as it has what it needs.
+            around[:] = _running(around, frame)
+            self._threads.again = again
         subject = self._subject(module, around)
         first = subject is not None and not any(self._subjects.get(each) is subject for each in around)
         around.append(module)
         if subject is None:
             return
-        again = recomputes(frame)
         if first and not again:
             self._first(subject, module, frame)
         subject.call(module, again, first)
@@ -141,6 +147,16 @@ class Watch:
         log.debug(f"the probe ends: {error!r}")
         for handle in self._handles:
             handle.remove()
+
+
+def _running(around: List[Any], frame: Optional[FrameType]) -> List[Any]:
+    """Those of some modules whose call is running in this frame or above it."""
+    found = set()
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl":
+            found.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return [module for module in around if id(module) in found]
 
 
 def recomputes(frame: Optional[FrameType]) -> bool:

@@ -1,0 +1,111 @@
+"""What DDP itself finds of a model's parameters, in plain torch on real ranks; what :func:`ddpfix.probe` is held to.
+
+All ranks have the same weights, batches and random numbers, so that a parameter that is not used on one of them is used
+on none: DDP with the flag leaves its gradient None, and DDP without it names it in its error.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+?)(?:\.\.\.)?\n? ?(?:In addition|$)")
+# Parameters that it names.
+MOST = 100
+_ERROR = "Expected to have finished reduction"
+
+
+@dataclass
+class Subject:
+    """One model to be looked at.
+
+    Attributes:
+        build: makes it; equal models each time.
+        batches: what it is called with, one entry a step.
+        loss: ``loss(output, batch)``.
+        flagged: whether it trains with the flag; an output outside of the loss, and reentrant checkpointing do not.
+    """
+
+    build: Callable[[], Any]
+    batches: Sequence[Any]
+    loss: Callable[[Any, Any], Any]
+    flagged: bool = True
+
+
+def seeded() -> None:
+    torch.manual_seed(11)
+    numpy.random.seed(11)
+    random.seed(11)
+
+
+def called(model: Any, batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def by_the_flag(subject: Subject) -> Dict[str, int]:
+    """In how many steps DDP with the flag left a parameter without gradient, for those that ever were."""
+    model = DistributedDataParallel(subject.build(), find_unused_parameters=True)
+    seeded()
+    without: Counter[str] = Counter()
+    for batch in subject.batches:
+        model.zero_grad(set_to_none=True)
+        subject.loss(called(model, batch), batch).backward()
+        without.update(name for name, p in model.module.named_parameters() if p.requires_grad and p.grad is None)
+    return dict(without)
+
+
+def by_the_error(subject: Subject) -> List[str]:
+    """The parameters that DDP without the flag names at the beginning of the second step: a hundred at most."""
+    model = DistributedDataParallel(subject.build())
+    names = [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+    seeded()
+    try:
+        for batch in (subject.batches[0], subject.batches[0]):
+            subject.loss(called(model, batch), batch).backward()
+    except RuntimeError as error:
+        if _ERROR not in str(error):
+            raise
+        found = _INDICES.search(str(error))
+        assert found is not None, str(error)
+        return [names[int(index)] for index in found[1].split()]
+    return []
+
+
+def by_the_probe(subject: Subject, steps: int) -> Any:
+    """What the probe finds of the same steps."""
+    import ddpfix
+
+    model = subject.build()
+    seeded()
+    return ddpfix.probe(model, iter(subject.batches), subject.loss, steps=steps)
+
+
+def compared(subject: Subject) -> Dict[str, Any]:
+    """Both sides of one model, as plain data."""
+    steps = len(subject.batches)
+    found = by_the_probe(subject, steps)
+    first = by_the_probe(subject, 1)
+    return {
+        "steps": steps,
+        "ddp": by_the_flag(subject) if subject.flagged else None,
+        "error": by_the_error(subject),
+        "probe": {**dict.fromkeys(found.always, steps), **found.sometimes},
+        "always": found.always,
+        "sometimes": found.sometimes,
+        # In the order of the parameters, as the error has them.
+        "first": first.always[:MOST],
+        "reached": sorted(set(first.always) - set(first.outside)),
+        "setting": found.setting,
+        "unused": found.unused,
+        "skips": [[skip.kind, skip.rate] for skip in found.skips],
+        "parameters": found.trainable,
+    }
