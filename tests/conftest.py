@@ -23,6 +23,7 @@ TIERS: Dict[str, str] = {
     "packaging": "fast",
     "benchmarks": "fast",
     "layerdrop": "fast",
+    "probing": "fast",
     "adding": "ranks",
     "demo": "ranks",
     "late": "ranks",

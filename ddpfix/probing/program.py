@@ -36,11 +36,8 @@ class Program:
         self.watch = Watch(self._owner, past, self.phases)
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._handles: List[Any] = []
-
-    @property
-    def steps(self) -> int:
-        """The steps of the optimizer that has made the most of them."""
-        return max(self._counts.values(), default=0)
+        # The steps of the optimizer that has made the most of them; it may be no more.
+        self.steps = 0
 
     def start(self) -> None:
         """Be called around calls of modules and steps of optimizers."""
@@ -95,6 +92,7 @@ class Program:
         self.phases.enter("")
         self.watch.outermost()
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self.steps = max(self.steps, self._counts[optimizer])
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         subjects = [each for each in self.owners.subjects if _holds(each, trained)]
         # An optimizer may hold copies of another precision.

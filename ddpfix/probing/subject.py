@@ -161,8 +161,8 @@ class Subject:
             for module, reentrant in self._checkpointed.items()
         ]
         reentrant = any(self._checkpointed.values())
-        found.hidden = sorted(self._hidden) if reentrant else []
-        found.twice = sorted(self._twice) if reentrant else []
+        found.hidden = [name for name, _ in self.parameters if reentrant and name in self._hidden]
+        found.twice = [name for name, _ in self.parameters if reentrant and name in self._twice]
         found.shared = shared(self.model)
         found.repeated = {
             self.modules[module]: most

@@ -62,7 +62,7 @@ def test_the_flag_is_not_advised_where_it_does_not_help(by_hand: Dict[str, Any])
     assert by_hand["dead"]["setting"] == "find_unused_parameters=True"
 
 
-def test_two_families(tmp_path: Any) -> None:
+def test_a_family_with_layerdrop(tmp_path: Any) -> None:
     found = compared("some", tmp_path, 60)
     for name in probed.SOME:
         agrees(found[name])
