@@ -153,7 +153,7 @@ class _Run:
     def result(self, steps: int) -> Result:
         found = self._subject.result()
         found.loss, found.memory = self._loss, self._memory
-        found.notes = list(self.notes)
+        found.notes += self.notes
         if found.steps < steps:
             found.notes.append(f"the batches ended after {found.steps} of {steps} steps")
         if not self._subject.passes:

@@ -13,7 +13,11 @@ import torch
 from ddpfix.layerdrop import cover
 from ddpfix.probing import graph
 from ddpfix.probing.result import Checkpoint, Result, Skipping
-from ddpfix.ranks import wrap_hooks
+from ddpfix.ranks import parameter_names, wrap_hooks
+
+# DDP takes a parameter as ready also where autograd sends it no gradient. Before torch 2.1 that is how ddpfix finalizes
+# reductions, so that it means nothing there.
+_UNDEFINED_COUNTS = hasattr(getattr(torch.distributed, "Reducer", None), "_autograd_hook")
 
 
 class Subject:
@@ -35,6 +39,7 @@ class Subject:
         self._hidden: Set[str] = set()
         self._twice: Set[str] = set()
         self._with_grad: Set[Any] = set()
+        self._undefined: Set[int] = set()
         self._most: Counter[Any] = Counter()
         self._checkpointed: Dict[Any, bool] = {}
         self._nodes: Dict[int, Tuple[Any, Any]] = {}
@@ -129,10 +134,13 @@ class Subject:
         if known is not None:
             known[1].remove()
         key = id(parameter)
-        self._nodes[key] = (node, node.register_hook(lambda *_: self._arrive(key)))
+        self._nodes[key] = (node, node.register_hook(lambda _, gradients: self._arrive(key, gradients)))
 
-    def _arrive(self, key: int) -> None:
-        self.arrived[key] += 1
+    def _arrive(self, key: int, gradients: Any) -> None:
+        if gradients[0] is None:
+            self._undefined.add(key)
+        if _UNDEFINED_COUNTS or gradients[0] is not None:
+            self.arrived[key] += 1
 
     def _count_turns(self) -> None:
         """Of each module that skips layers: how many of its layers could have run in this pass, and how many did."""
@@ -163,6 +171,9 @@ class Subject:
         reentrant = any(self._checkpointed.values())
         found.hidden = [name for name, _ in self.parameters if reentrant and name in self._hidden]
         found.twice = [name for name, _ in self.parameters if reentrant and name in self._twice]
+        empty = [name for name, parameter in self.parameters if id(parameter) in self._undefined]
+        if empty and _UNDEFINED_COUNTS:
+            found.notes.append(f"{parameter_names.in_short(empty)}: used by a function that gives no gradient")
         found.shared = shared(self.model)
         found.repeated = {
             self.modules[module]: most

@@ -85,6 +85,23 @@ def _reentrant(model: Any, x: Tensor) -> Tensor:
     return checkpoint(model.last, model.first(x), use_reentrant=True)  # type: ignore[no-any-return]
 
 
+class _NoGradient(torch.autograd.Function):  # type: ignore[misc]
+    """A function of one's own that gives its weight no gradient: DDP takes the weight as ready, and leaves it None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+def _undefined(model: Any, x: Tensor) -> Tensor:
+    hidden = model.first(x)
+    return model.last(_NoGradient.apply(hidden, model.branch.weight) + model.branch.bias)  # type: ignore[no-any-return]
+
+
 def _frozen(model: Any, x: Tensor) -> Tensor:
     return model.last(model.first(x))  # type: ignore[no-any-return]
 
@@ -134,6 +151,7 @@ BY_HAND: Dict[str, Callable[[], Subject]] = {
     "detached": lambda: _by_hand(_detached),
     "checkpointed": lambda: _by_hand(_checkpointed),
     "reentrant": lambda: _by_hand(_reentrant, flagged=False),
+    "undefined": lambda: _by_hand(_undefined, flagged=False),
     "frozen": _with_a_frozen_part,
     "normalized": _normalized,
 }

@@ -25,7 +25,7 @@ def agrees(found: Dict[str, Any]) -> None:
     if found["ddp"] is not None:
         assert found["probe"] == found["ddp"]
     # The error names what DDP waits for: all that got no gradient.
-    assert found["first"] == found["error"]
+    assert found["first"] == found["named"]
     # The setting that follows is the one that DDP needs.
     needed = bool(found["probe"]) or bool(found["skips"])
     behind = bool(set(found["first"]) - set(found["reached"]))

@@ -97,7 +97,7 @@ def compared(subject: Subject) -> Dict[str, Any]:
     return {
         "steps": steps,
         "ddp": by_the_flag(subject) if subject.flagged else None,
-        "error": by_the_error(subject),
+        "named": by_the_error(subject),
         "probe": {**dict.fromkeys(found.always, steps), **found.sometimes},
         "always": found.always,
         "sometimes": found.sometimes,

@@ -205,4 +205,18 @@ def scripted(plan: Dict[str, Any], record: Record) -> None:
         record["out"] = float(torch.jit.script(whole.encoders._modules["0"])(feats).abs().sum())
 
 
-FUNCTIONS = {function.__name__: function for function in (depth, idle, flags, undone, scripted)}
+def probed(plan: Dict[str, Any], record: Record) -> None:
+    """A net with stochastic depth as DDP sees it on two ranks with the same numbers, and the probe in one process."""
+    from tests.support import ddp_finding
+
+    with group():
+        torch.set_num_threads(1)
+        subject = ddp_finding.Subject(
+            lambda: tiny_model.deep(plan["encoder"], plan["rate"], plan.get("branch")),
+            [tiny_model.features(0, step) for step in range(plan["steps"])],
+            lambda output, batch: output,
+        )
+        record.update(ddp_finding.compared(subject))
+
+
+FUNCTIONS = {function.__name__: function for function in (depth, idle, flags, undone, scripted, probed)}
