@@ -1,0 +1,288 @@
+"""``ddpfix doctor``: launchers, networks, devices and limits, also those of other machines."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+import pytest
+
+from ddpfix.cli.doctor import (
+    devices,
+    interfaces,
+    launcher,
+    limits,
+    network,
+)
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding
+from ddpfix.cli.doctor.interfaces import Interface
+
+V4, V6 = int(socket.AF_INET), int(socket.AF_INET6)
+LO = [Interface("lo", V4, "127.0.0.1", 0x49), Interface("lo", V6, "::1", 0x49)]
+ETH = [Interface("eth0", V4, "10.0.0.5"), Interface("eth0", V6, "fe80::1")]
+DOCKER, BRIDGE = Interface("docker0", V4, "172.17.0.1"), Interface("virbr0", V4, "192.168.122.1")
+IB = [Interface("ib0", V4, "10.1.0.5"), Interface("ibs1", V4, "10.2.0.5")]
+
+
+def about(findings: List[Finding], *words: str) -> List[str]:
+    """The levels of the findings whose text has all of the words."""
+    return [each.level for each in findings if all(word in each.text for word in words)]
+
+
+# Launchers.
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "x"}, "torch elastic (torchrun)"),
+        ({"ACCELERATE_MIXED_PRECISION": "no"}, "accelerate"),
+        ({"SLURM_PROCID": "0"}, "SLURM"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "Open MPI"),
+        ({"CROSS_RANK": "1"}, "DeepSpeed"),
+    ],
+)
+def test_a_launcher_is_recognised(environ: Dict[str, str], name: str) -> None:
+    assert launcher.look({}, environ)[0]["recognised"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "level"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is not below WORLD_SIZE=2", BLOCKS),
+        ({"LOCAL_RANK": "first"}, "LOCAL_RANK is not a whole number", BLOCKS),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "but not MASTER_ADDR, MASTER_PORT", WARNING),
+        ({"MASTER_ADDR": "no.such.host.invalid"}, "does not resolve", BLOCKS),
+        ({"RANK": "0", "MASTER_ADDR": "192.0.2.99"}, "this is rank 0, and MASTER_ADDR is another host", BLOCKS),
+    ],
+)
+def test_what_a_launcher_may_get_wrong(environ: Dict[str, str], words: str, level: str) -> None:
+    findings = launcher.look({}, environ)[1]
+    assert about(findings, words) == [level]
+    assert not about(findings, "no.such.host") and not about(findings, "192.0.2.99")
+
+
+def test_a_right_launcher_has_no_findings() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    section, findings = launcher.look({}, {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
+    assert findings == [] and section["master"] == {"resolves": True, "is_this_host": True}
+
+
+# Network.
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("eth", ["eth0"]),
+        ("=eth", []),
+        ("=eth0,lo", ["lo", "eth0"]),
+        ("^docker,lo", ["eth0", "ib0", "ibs1", "virbr0"]),
+        ("^=lo", ["eth0", "docker0", "ib0", "ibs1", "virbr0"]),
+        ("ib0:2", ["ib0"]),
+        ("wlan", []),
+    ],
+)
+def test_names_are_selected_as_nccl_does(words: str, expected: List[str]) -> None:
+    assert network.select(words, [*LO, *ETH, DOCKER, *IB, BRIDGE]) == expected
+
+
+@pytest.mark.parametrize(
+    ("every", "environ", "expected"),
+    [
+        ([*LO, DOCKER, *ETH, *IB], {}, ["ib0", "ibs1"]),
+        ([*LO, DOCKER, BRIDGE, *ETH], {}, ["eth0"]),
+        ([*LO, DOCKER], {}, ["docker0"]),
+        (LO, {}, ["lo"]),
+        ([LO[1]], {}, []),
+        ([*LO, *ETH], {"NCCL_SOCKET_IFNAME": "lo"}, ["lo"]),
+        ([*LO, *ETH], {"NCCL_SOCKET_IFNAME": "e"}, ["eth0"]),
+        ([*LO, ETH[0], Interface("eth1", V6, "fd00::7")], {"NCCL_SOCKET_FAMILY": "AF_INET6"}, ["eth1"]),
+    ],
+)
+def test_what_nccl_would_take(every: List[Interface], environ: Dict[str, str], expected: List[str]) -> None:
+    assert network.nccl(every, environ)["would_take"] == expected
+
+
+def with_name(monkeypatch: pytest.MonkeyPatch, addresses: List[str], local: List[str]) -> None:
+    """The host's name resolves to some addresses, of which some are its own."""
+    monkeypatch.setattr(launcher, "resolve", lambda name: [(V4, (address, 0)) for address in addresses])
+    monkeypatch.setattr(launcher, "is_local", lambda address: address[1][0] in local)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "local", "expected", "loopback"),
+    [
+        (["10.0.0.5"], ["10.0.0.5"], ["eth0"], False),
+        (["127.0.1.1", "10.0.0.5"], ["127.0.1.1", "10.0.0.5"], ["lo"], True),
+        (["203.0.113.9", "10.0.0.5"], ["10.0.0.5"], ["eth0"], False),
+        (["203.0.113.9"], [], ["lo"], True),
+        ([], [], ["lo"], True),
+    ],
+)
+def test_what_gloo_would_take(
+    addresses: List[str], local: List[str], expected: List[str], loopback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_name(monkeypatch, addresses, local)
+    found = network.gloo([*LO, *ETH], {})
+    assert (found["would_take"], found["loopback"]) == (expected, loopback)
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ", "words", "levels"),
+    [
+        ("gloo", {"GLOO_SOCKET_IFNAME": "eth7"}, ["GLOO_SOCKET_IFNAME names no interface"], [BLOCKS]),
+        ("nccl", {"GLOO_SOCKET_IFNAME": "eth0,eth7"}, ["GLOO_SOCKET_IFNAME names no interface"], [WARNING]),
+        ("nccl", {"NCCL_SOCKET_IFNAME": "mlx"}, ["NCCL_SOCKET_IFNAME names no interface"], [BLOCKS]),
+        ("gloo", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would take the loopback"], [BLOCKS]),
+        ("nccl", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would take the loopback"], [WARNING]),
+        ("gloo", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, ["would take the loopback"], []),
+    ],
+)
+def test_interfaces_that_ranks_cannot_meet_over(
+    backend: str, environ: Dict[str, str], words: List[str], levels: List[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_name(monkeypatch, ["127.0.1.1"], ["127.0.1.1"])
+    section, findings = network.look(backend, environ, [*LO, *ETH])
+    assert about(findings, *words) == levels
+    # Names and kinds of addresses are shown, and no address.
+    assert section["interfaces"]["eth0"] == {"up": True, "addresses": ["IPv4 private", "IPv6 link-local"]}
+    assert "10.0.0.5" not in json.dumps(section) + str(findings)
+
+
+def test_the_interfaces_of_this_machine() -> None:
+    """As the system's own list of names has them; loopback has its address everywhere."""
+    found = interfaces.here()
+    assert {each.name for each in found} <= {name for _, name in socket.if_nameindex()}
+    assert any(each.address == "127.0.0.1" and each.is_loopback for each in found)
+
+
+def test_a_host_of_a_thousand_containers() -> None:
+    many = [Interface(f"veth{number}", V6, "fe80::1") for number in range(1000)]
+    section, findings = network.look("gloo", {}, [*LO, *many])
+    assert len(section["interfaces"]) == 24 and section["more_interfaces"] == 977
+
+
+# Devices and limits, from files of other machines.
+
+
+def tree(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus", "memory"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/pod/own\n",
+                "sys/fs/cgroup/pod/cpu.max": "200000 100000\n",
+                "sys/fs/cgroup/pod/own/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/pod/memory.max": f"{8 << 30}\n",
+                "sys/fs/cgroup/pod/own/memory.max": "max\n",
+            },
+            2.0,
+            8192,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:cpu:/x\n",
+                # In a container the path is that of the machine, and the outermost folder is its own.
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4 << 30}\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            1.5,
+            4096,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/\n1:cpu:/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+            None,
+        ),
+        ({}, None, None),
+        ({"proc/self/cgroup": "broken\n::\n"}, None, None),
+    ],
+    ids=["v2", "v1", "unlimited", "none", "broken"],
+)
+def test_what_a_container_leaves(
+    files: Dict[str, str], cpus: Optional[float], memory: Optional[int], tmp_path: Path
+) -> None:
+    root = tree(tmp_path, {**files, "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 1048576 kB\nHuge: x\n"})
+    assert devices.cpus(root)["cgroup_limit"] == cpus
+    assert devices.memory(root) == {"total": 16384, "available": 1024, "cgroup_limit": memory}
+
+
+def test_many_ranks_on_few_cpus_and_a_driver_without_gpus(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/cpu.max": "100000 100000\n",
+            "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Kernel Module  535.104.05  Sat Aug 19\n",
+        },
+    )
+    section, findings = devices.look(None, {"LOCAL_WORLD_SIZE": "8"}, root)
+    assert section["driver"] == "535.104.05"
+    assert about(findings, "8 ranks on this machine share 1 CPUs") == [WARNING]
+    assert about(findings, "has an NVIDIA driver, and torch sees no GPU") == [WARNING]
+    assert devices.look(None, {"CUDA_VISIBLE_DEVICES": ""}, root)[1] == []
+
+
+class FakeGpus:
+    """Stands for torch with two GPUs."""
+
+    class cuda:
+        is_available = staticmethod(lambda: True)
+        device_count = staticmethod(lambda: 2)
+        can_device_access_peer = staticmethod(lambda one, other: False)
+
+        @staticmethod
+        def get_device_properties(number: int) -> Any:
+            from types import SimpleNamespace
+
+            return SimpleNamespace(name="H100", total_memory=80 << 30, major=9, minor=0)
+
+
+def test_gpus(tmp_path: Path) -> None:
+    section, findings = devices.look(FakeGpus, {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"}, tmp_path)
+    assert section["gpus"] == [{"name": "H100", "memory_mib": 81920, "capability": "9.0"}] * 2
+    assert section["peer_access"] == ["-0", "0-"]
+    assert about(findings, "3 ranks on this machine, and 2 GPUs") == [BLOCKS]
+    assert devices.look(FakeGpus, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, tmp_path)[1] == []
+
+
+def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rooms = {"shm": limits.Room(64, 60)}
+    monkeypatch.setattr(limits, "room", lambda where: rooms.get(where.name, limits.Room(9999, 9999)))
+    section, findings = limits.look(None, tmp_path / "shm", (65536, 65536))
+    assert section["shared_memory_mib"] == {"total": 64, "free": 60}
+    assert about(findings, "/dev/shm has 64 MiB") == [WARNING] and "--shm-size" in findings[0].cure
+    rooms["shm"] = limits.Room(16384, 3)
+    assert about(limits.look(None, tmp_path / "shm", (65536, 65536))[1], "3 MiB left of 16384") == [WARNING]
+
+
+@pytest.mark.parametrize(("files", "levels"), [(1024, [WARNING]), (4096, []), (-1, [])])
+def test_open_files(files: int, levels: List[str], tmp_path: Path) -> None:
+    section, findings = limits.look(None, tmp_path, (files, 1 << 20))
+    assert about(findings, "a process may open") == levels and section["open_files"]["soft"] == files
+
+
+def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none() -> str:
+        raise FileNotFoundError("no usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert about(limits.look(None, tmp_path, (-1, -1))[1], "no temporary files") == [BLOCKS]
+    assert about(limits.look(None, tmp_path, (-1, -1), str(tmp_path / "gone"))[1], "no working directory") == [BLOCKS]
