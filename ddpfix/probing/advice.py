@@ -45,7 +45,9 @@ def advise(found: Result, skipping: List[str]) -> None:
 def _needs_flag(found: Result, reasons: List[str]) -> None:
     found.setting = FLAG
     found.advice.append(f"{FLAG}, which DDPFIX=1 sets: {'; '.join(reasons)}")
-    rest = [name for name in found.always if name not in found.outside]
+    # A layer that was skipped in each of a few steps runs in a later one.
+    above = tuple(f"{skip.name}." if skip.name else "" for skip in found.skips)
+    rest = [name for name in found.always if name not in found.outside and not name.startswith(above)]
     if rest:
         found.advice.append(
             f"{parameter_names.in_short(rest)} can be frozen (requires_grad_(False)): no step of these used them"
