@@ -16,7 +16,7 @@ from ddpfix.probing.result import Checkpoint, Result, Skipping
 from ddpfix.ranks import parameter_names, wrap_hooks
 
 # DDP takes a parameter as ready also where autograd sends it no gradient. Before torch 2.1 that is how ddpfix finalizes
-# reductions, so that it means nothing there.
+# reductions, so that it means nothing there in a model under DDP.
 _UNDEFINED_COUNTS = hasattr(getattr(torch.distributed, "Reducer", None), "_autograd_hook")
 
 
@@ -30,6 +30,7 @@ class Subject:
 
     def __init__(self, model: Any, wrapper: Any = None) -> None:
         self.model, self.wrapper = model, wrapper
+        self._undefined_counts = wrapper is None or _UNDEFINED_COUNTS
         self.modules: Dict[Any, str] = {module: name for name, module in model.named_modules()}
         self.parameters: List[Tuple[str, Any]] = list(model.named_parameters())
         self.passes, self.steps = 0, 0
@@ -139,7 +140,7 @@ class Subject:
     def _arrive(self, key: int, gradients: Any) -> None:
         if gradients[0] is None:
             self._undefined.add(key)
-        if _UNDEFINED_COUNTS or gradients[0] is not None:
+        if self._undefined_counts or gradients[0] is not None:
             self.arrived[key] += 1
 
     def _count_turns(self) -> None:
@@ -172,7 +173,7 @@ class Subject:
         found.hidden = [name for name, _ in self.parameters if reentrant and name in self._hidden]
         found.twice = [name for name, _ in self.parameters if reentrant and name in self._twice]
         empty = [name for name, parameter in self.parameters if id(parameter) in self._undefined]
-        if empty and _UNDEFINED_COUNTS:
+        if empty and self._undefined_counts:
             found.notes.append(f"{parameter_names.in_short(empty)}: used by a function that gives no gradient")
         found.shared = shared(self.model)
         found.repeated = {
