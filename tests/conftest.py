@@ -24,6 +24,7 @@ TIERS: Dict[str, str] = {
     "benchmarks": "fast",
     "layerdrop": "fast",
     "probing": "fast",
+    "report": "fast",
     "adding": "ranks",
     "demo": "ranks",
     "late": "ranks",

@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``."""
+"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``, ``report``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import List, Optional, Tuple
 from ddpfix import __version__
 from ddpfix.cli import probe, top
 from ddpfix.cli.doctor import command as doctor
+from ddpfix.cli.report import command as report
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 
@@ -32,7 +33,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top}")
+    commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top,report}")
     _add_run(commands)
     probe.add(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add(commands)
     _add_demo(commands)
     top.add(commands)
+    report.add(commands)
     return parser
 
 

@@ -1,0 +1,1 @@
+"""``ddpfix report``: one HTML page about one traced run, or two side by side."""

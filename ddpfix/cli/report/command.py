@@ -1,0 +1,126 @@
+"""The command line of ``ddpfix report``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+_NEEDED = "pip install 'ddpfix[report]'"
+
+
+class ReportError(Exception):
+    """The report cannot be made; the message is for the user."""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    report = commands.add_parser(
+        "report",
+        help="one HTML page about a run that was traced (DDPFIX_TRACE=DIR), or two side by side",
+        description="Makes one self-contained HTML page of what DDPFIX_TRACE=DIR left, or of two runs side by side.",
+    )
+    report.add_argument(
+        "folders", metavar="DIR", nargs="+", type=Path, help="a trace; a second one is compared with it"
+    )
+    report.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the page [DIR/report.html; of two, comparison.html in the second]",
+    )
+    report.add_argument(
+        "--json", metavar="FILE", help="write the data as JSON (- is the standard output); the page only with -o"
+    )
+    report.add_argument(
+        "--tensorboard", metavar="FOLDER", type=Path, help="write scalars for TensorBoard; the page only with -o"
+    )
+    report.set_defaults(action=show)
+
+
+def show(options: argparse.Namespace) -> int:
+    """Make what was asked for; returns 0, or 2 after one line that says what is wrong."""
+    from ddpfix.trace.reader import TraceError
+
+    try:
+        return _show(options)
+    except (TraceError, ReportError) as error:
+        sys.stderr.write(f"ddpfix: {error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"ddpfix: {error.filename}: {error.strerror}\n")
+        return 2
+
+
+def _show(options: argparse.Namespace) -> int:
+    if len(options.folders) > 2:
+        raise ReportError(f"report takes one trace or two, not {len(options.folders)}")
+    wants_page = options.output is not None or (options.json is None and options.tensorboard is None)
+    # Before minutes of reading, rather than after.
+    script = _plotly() if wants_page else ""
+    writer = _tensorboard() if options.tensorboard is not None else None
+    runs = load(options.folders)
+    if options.json is not None:
+        _write_json(options.json, runs)
+    if writer is not None:
+        from ddpfix.cli.report import board
+
+        for data in runs:
+            board.write(options.tensorboard / data["name"].replace("/", "_"), data, writer)
+    if wants_page:
+        from ddpfix.cli.report import page
+
+        target = options.output or options.folders[-1] / ("report.html" if len(runs) == 1 else "comparison.html")
+        target.write_text(page.make(runs, script), encoding="utf-8")
+        # With --json - the standard output is for the data.
+        (sys.stderr if options.json == "-" else sys.stdout).write(f"{target}\n")
+    return 0
+
+
+def load(folders: List[Path]) -> List[Dict[str, Any]]:
+    """The data of each trace, by names that differ, with findings."""
+    from ddpfix.cli.report import findings, summary
+
+    runs = [summary.load(folder) for folder in folders]
+    if len({data["name"] for data in runs}) < len(runs):
+        for number, data in enumerate(runs, 1):
+            data["name"] = f"{data['name']} ({number})"
+    return [{**data, "findings": findings.rows(data)} for data in runs]
+
+
+def _write_json(target: str, runs: List[Dict[str, Any]]) -> None:
+    from ddpfix.cli.report.compare import compare
+
+    whole: Dict[str, Any] = {"version": 1, "runs": runs}
+    if len(runs) == 2:
+        whole["comparison"] = [{"name": each.name.strip(), **_values(each)} for each in compare(*runs)]
+    text = json.dumps(whole, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text, encoding="utf-8")
+
+
+def _values(compared: Any) -> Dict[str, Any]:
+    return {"one": compared.one, "two": compared.two, "ratio": compared.ratio}
+
+
+def _plotly() -> str:
+    """The source of plotly.js, as the Python package brings it."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise ReportError(f"the page needs plotly: {_NEEDED} (--json FILE needs nothing)") from None
+    script: str = get_plotlyjs()
+    return script
+
+
+def _tensorboard() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ReportError("--tensorboard needs tensorboard: pip install 'ddpfix[tensorboard]'") from None
+    return SummaryWriter

@@ -1,0 +1,135 @@
+"""Where the time of each rank goes, and which rank is slow when."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ddpfix.cli.report import words
+from ddpfix.cli.report.figures.figure import Data, Figure, Table, heatmap, label, layout, rank_rows, tidy
+
+BARS = 48
+_COLOURS = {
+    "data": "var(--data)",
+    "forward": "var(--forward)",
+    "backward": "var(--backward)",
+    "wait": "var(--wait)",
+    "optimizer": "var(--optimizer)",
+    "other": "var(--other)",
+}
+_SCALE = [[0, "var(--ran)"], [0.5, "var(--skipped)"], [1, "var(--alone)"]]
+
+
+def make(data: Data) -> List[Figure]:
+    if data["time"]["mean"]["total"] is None:
+        return []
+    figures = [_bars(data)]
+    if any(value is not None for row in data["time"]["own"] for value in row):
+        figures.append(_map(data))
+    return figures
+
+
+def _groups(per_rank: Sequence[Data], straggler: Optional[int]) -> List[Tuple[str, List[Data]]]:
+    """A bar a rank; of many ranks, a bar for neighbours, and one for the straggler alone."""
+    if len(per_rank) <= BARS:
+        return [(_named(each["rank"], straggler), [each]) for each in per_rank]
+    size = -(-len(per_rank) // BARS)
+    parts = [list(per_rank[place : place + size]) for place in range(0, len(per_rank), size)]
+    groups = [(words.span(part[0]["rank"], part[-1]["rank"], "rank"), part) for part in parts]
+    alone = [each for each in per_rank if each["rank"] == straggler]
+    return [(_named(each["rank"], straggler), [each]) for each in alone] + groups
+
+
+def _named(rank: int, straggler: Optional[int]) -> str:
+    return f"rank {rank} (straggler)" if rank == straggler else f"rank {rank}"
+
+
+def _bars(data: Data) -> Figure:
+    time = data["time"]
+    found = time["straggler"]
+    groups = _groups(time["per_rank"], found["rank"] if found and found["clear"] else None)
+    labels = [label(name) for name, _ in groups]
+    traces = [_part(part, groups, labels) for part in time["parts"] if any(each[part] for each in time["per_rank"])]
+    drawn = layout(
+        "seconds a step",
+        "",
+        max(180, min(620, 110 + 22 * len(groups))),
+        barmode="stack",
+        bargap=0.25,
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+    )
+    about = (
+        "The mean over all steps but the first of each process. The backward is shown without the wait for other ranks."
+    )
+    if len(time["per_rank"]) > BARS:
+        about += " A bar is the mean of neighbouring ranks; the straggler has one of its own."
+    spec = tidy({"data": traces, "layout": drawn, "meta": {"kind": "plain"}})
+    legend = [(trace["marker"]["color"], trace["name"]) for trace in traces]
+    return Figure("time", "time", "Where the time of each rank goes", about, spec, _table(time), legend)
+
+
+def _part(part: str, groups: Sequence[Tuple[str, List[Data]]], labels: Sequence[str]) -> Data:
+    values = [_mean([each[part] for each in members]) for _, members in groups]
+    shares = [_share(value, members) for value, (_, members) in zip(values, groups)]
+    shown = {"wait": "waiting for other ranks"}.get(part, part)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": shown,
+        "y": list(labels),
+        "x": [value or 0.0 for value in values],
+        "customdata": [words.percent(share) for share in shares],
+        "marker": {"color": _COLOURS[part]},
+        "hovertemplate": f"%{{y}}: {shown} %{{x:.4f}} s, %{{customdata}}<extra></extra>",
+    }
+
+
+def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _share(value: Optional[float], members: Sequence[Data]) -> Optional[float]:
+    total = _mean([each["total"] for each in members])
+    return value / total if value is not None and total else None
+
+
+def _table(time: Data) -> Table:
+    """By rank, the slowest first."""
+    parts = ("own", *time["parts"], "total")
+    order = sorted(time["per_rank"], key=lambda each: (-(each["own"] or 0.0), each["rank"]))
+    rows = [
+        [str(each["rank"]), *(words.seconds(each[part]) for part in parts), f"{each['slowest_steps']:,}"]
+        for each in order
+    ]
+    return Table(["rank", "own work", *time["parts"], "whole step", "steps in which it was slowest"], rows)
+
+
+def _map(data: Data) -> Figure:
+    own = data["time"]["own"]
+    known = sorted(value for row in own for value in row if value is not None)
+    # One column that took long would leave all else in one colour.
+    most = known[min(len(known) - 1, int(len(known) * 0.99))]
+    labels = rank_rows(data["rank_rows"])
+    meta: Dict[str, Any] = {"kind": "seconds"}
+    spec = heatmap(own, data["columns"], data["steps"], labels, _SCALE, (0.0, most or 1.0), meta)
+    rows = [
+        [label, words.seconds(_mean(row)), words.seconds(_most(row)), words.seconds(_mean(waits))]
+        for label, row, waits in zip(labels, own, data["time"]["wait"])
+    ]
+    return Figure(
+        "own",
+        "time",
+        "Each rank's own work, by step",
+        "Seconds of a step without the wait for other ranks: the others wait for the rank with the warmest colour.",
+        spec,
+        Table(["ranks", "own work, mean", "most", "wait, mean"], rows),
+        (
+            ("var(--ran)", "0"),
+            ("var(--skipped)", words.seconds(most / 2)),
+            ("var(--alone)", f"{words.seconds(most)} or more"),
+        ),
+    )
+
+
+def _most(values: Sequence[Optional[float]]) -> Optional[float]:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,255 @@
+"""Adds up the traces of all ranks, one rank after the other, in memory that does not grow with ranks times steps.
+
+What compares ranks within a step (whether they skipped the same layers, who was slowest) is exact: it is kept by
+step, in a few numbers. All else is kept by columns of steps and rows of ranks (``grids``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ddpfix.cli.report import clean
+from ddpfix.cli.report.grids import Grid, Mean, Series, Table, Timeline
+from ddpfix.cli.report.told import Told
+from ddpfix.trace.reader import Run
+
+SECONDS = ("total", "data", "forward", "backward", "wait", "optimizer")
+SERIES = (*SECONDS, "sent", "unsent", "padding", "loss", "norm", "reserved")
+COLUMNS, ROWS = 400, 200
+# Cells of all layers together, for which ranks by steps are kept a layer.
+CELLS = 200_000
+
+
+class Peak(NamedTuple):
+    """The most memory in a column of steps, and the batch of the step that reached it."""
+
+    bytes: float
+    step: int
+    rank: int
+    shape: Optional[List[int]]
+    padding: Optional[float]
+
+
+class Peaks(Table):
+    """The step with the most memory in each column."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.found: List[Optional[Peak]] = []
+        timeline.add(self)
+
+    def grow(self, columns: int) -> None:
+        self.found.extend([None] * (columns - len(self.found)))
+
+    def halve(self) -> None:
+        pairs = [self.found[place : place + 2] for place in range(0, len(self.found), 2)]
+        self.found = [_first_largest([peak for peak in pair if peak is not None]) for pair in pairs]
+
+    def put(self, column: int, peak: Peak) -> None:
+        there = self.found[column]
+        if there is None or (peak.bytes, -peak.step, -peak.rank) > (there.bytes, -there.step, -there.rank):
+            self.found[column] = peak
+
+
+def _first_largest(peaks: List[Peak]) -> Optional[Peak]:
+    return max(peaks, key=lambda peak: (peak.bytes, -peak.step, -peak.rank)) if peaks else None
+
+
+class Step:
+    """One step, as all ranks together had it."""
+
+    __slots__ = ("every", "some", "ranks", "slowest", "who", "timed")
+
+    def __init__(self) -> None:
+        # Layers that every rank skipped and that some rank did, as bits; how many ranks say so.
+        self.every, self.some, self.ranks = -1, 0, 0
+        # The longest time of a rank's own, and whose it was; how many ranks say so.
+        self.slowest, self.who, self.timed = -1.0, -1, 0
+
+
+class Gathered:
+    """All that a report needs of one run.
+
+    Args:
+        ranks: the ranks that have files, in order; :meth:`add` is called once for each.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = list(ranks)
+        self.per_row = -(-len(self.ranks) // ROWS)
+        height = -(-len(self.ranks) // self.per_row)
+        self.row_of = {rank: place // self.per_row for place, rank in enumerate(self.ranks)}
+        self.timeline = Timeline(COLUMNS)
+        self.own, self.waits = Mean(self.timeline, height), Mean(self.timeline, height)
+        self.peak_rows = Grid(self.timeline, height, "max")
+        self.peaks = Peaks(self.timeline)
+        self.series = {name: Series(self.timeline) for name in (*SERIES, "unused", "skipped")}
+        self.steps: Dict[int, Step] = {}
+        self.sums: Dict[int, Dict[str, float]] = {}
+        self.layers: List[str] = []
+        self.parameters: List[str] = []
+        self.layer_time: Optional[Timeline] = None
+        self.layer_row_of: Dict[int, int] = {}
+        # How often a layer was skipped, and how often it is known whether it was.
+        self.layer_grids: List[Grid] = []
+        self.layer_known: List[Grid] = []
+        self.unused: Dict[int, Grid] = {}
+        self.unused_known = Grid(self.timeline)
+        # Losses that are not a number: how many, and the first as (step, rank).
+        self.lost, self.first_lost = 0, None  # type: int, Optional[Tuple[int, int]]
+        self.last_step, self.rows, self.thinned = 0, 0, 1
+        self.told = Told()
+
+    def spans(self) -> List[Tuple[int, int]]:
+        """The first and last rank of each row of ranks."""
+        parts = [self.ranks[place : place + self.per_row] for place in range(0, len(self.ranks), self.per_row)]
+        return [(part[0], part[-1]) for part in parts]
+
+    def add(self, run: Run) -> None:
+        self.told.add(run)
+        self._models(run)
+        steps, columns = _sorted(run.steps)
+        if steps:
+            self._rows(run.rank, steps, columns)
+
+    def _models(self, run: Run) -> None:
+        """Takes the names of the first model, which indices of the steps are for."""
+        model = run.models[0] if run.models else {}
+        layers, parameters = clean.texts(model.get("layers")), clean.texts(model.get("parameters"))
+        self.layers += layers[len(self.layers) :]
+        self.parameters += parameters[len(self.parameters) :]
+
+    def _rows(self, rank: int, steps: List[int], columns: Dict[str, List[Any]]) -> None:
+        self.timeline.fit(steps[-1])
+        self.last_step, self.rows = max(self.last_step, steps[-1]), self.rows + len(steps)
+        places, row = self.timeline.columns(steps), self.row_of[rank]
+        weights = [clean.whole(value, 1) or 1 for value in columns["every"]]
+        self.thinned = max(self.thinned, max(weights))
+        values = {name: clean.numbers(columns[name]) for name in SERIES}
+        # The first step of a process has what is done once: imports, buffers, compilation. It is no sample of a step.
+        timed = _without_first(values, steps)
+        own = [_own(*each) for each in zip(timed["total"], timed["wait"])]
+        for name in SERIES:
+            self.series[name].put(places, timed.get(name, values[name]), weights)
+        self.own.put(row, places, own, weights)
+        self.waits.put(row, places, timed["wait"], weights)
+        self._memory(rank, row, steps, places, columns)
+        self._add_up(rank, timed, own, weights)
+        self._slowest(rank, steps, own)
+        self._loss(rank, steps, columns["loss"])
+        self._skipped(rank, steps, places, weights, [clean.indices(value) for value in columns["skipped"]])
+        self._unused(rank, places, weights, [clean.indices(value) for value in columns["unused"]])
+
+    def _memory(self, rank: int, row: int, steps: List[int], places: List[int], columns: Dict[str, List[Any]]) -> None:
+        peaks = clean.numbers(columns["peak"])
+        self.peak_rows.put(row, places, peaks, [1] * len(steps))
+        most = -1.0
+        for place, peak in enumerate(peaks):
+            # The column is the most so far; what repeats it had no part in it.
+            if peak is not None and peak > most:
+                most = peak
+                shape = clean.indices(columns["shape"][place])
+                padding = clean.number(columns["padding"][place])
+                self.peaks.put(places[place], Peak(peak, steps[place], rank, shape, padding))
+
+    def _add_up(
+        self, rank: int, timed: Dict[str, List[Optional[float]]], own: List[Optional[float]], weights: List[int]
+    ) -> None:
+        found: Dict[str, float] = {}
+        for name, values in (*timed.items(), ("own", own)):
+            pairs = [(value, weight) for value, weight in zip(values, weights) if value is not None]
+            if pairs:
+                found[name] = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+        found["steps"] = sum(weights)
+        self.sums[rank] = found
+
+    def _slowest(self, rank: int, steps: List[int], own: List[Optional[float]]) -> None:
+        for number, seconds in zip(steps, own):
+            if seconds is not None:
+                step = self._step(number)
+                step.timed += 1
+                if seconds > step.slowest:
+                    step.slowest, step.who = seconds, rank
+
+    def _step(self, number: int) -> Step:
+        step = self.steps.get(number)
+        if step is None:
+            step = self.steps[number] = Step()
+        return step
+
+    def _loss(self, rank: int, steps: List[int], losses: List[Any]) -> None:
+        for number, loss in zip(steps, losses):
+            if isinstance(loss, float) and clean.number(loss) is None:
+                self.lost += 1
+                if self.first_lost is None or (number, rank) < self.first_lost:
+                    self.first_lost = (number, rank)
+
+    def _skipped(
+        self, rank: int, steps: List[int], places: List[int], weights: List[int], skipped: List[Optional[List[int]]]
+    ) -> None:
+        if not any(each is not None for each in skipped):
+            return
+        most = max((index for each in skipped for index in each or ()), default=-1)
+        self.layers += [f"layer {index}" for index in range(len(self.layers), most + 1)]
+        if not self.layers:
+            return
+        self.series["skipped"].put(places, [None if each is None else float(len(each)) for each in skipped], weights)
+        for number, each in zip(steps, skipped):
+            if each is not None:
+                mask, step = sum(1 << index for index in set(each)), self._step(number)
+                step.every, step.some, step.ranks = step.every & mask, step.some | mask, step.ranks + 1
+        timeline = self._layer_table(steps[-1])
+        columns, row = timeline.columns(steps), self.layer_row_of[rank]
+        self.layer_known[0].put(row, columns, [None if each is None else 1.0 for each in skipped], weights)
+        for column, weight, each in zip(columns, weights, skipped):
+            for index in set(each or ()):
+                self.layer_grids[index].rows[row][column] += weight
+
+    def _layer_table(self, last: int) -> Timeline:
+        """The table of ranks by steps for each layer, of a size that all layers together can have."""
+        if self.layer_time is None:
+            height = min(len(self.ranks), 50)
+            per_row = -(-len(self.ranks) // height)
+            self.layer_row_of = {rank: place // per_row for place, rank in enumerate(self.ranks)}
+            height = max(self.layer_row_of.values()) + 1
+            self.layer_time = Timeline(max(50, min(COLUMNS, CELLS // (len(self.layers) * height))))
+            self.layer_known.append(Grid(self.layer_time, height))
+        self.layer_time.fit(last)
+        while len(self.layer_grids) < len(self.layers):
+            self.layer_grids.append(Grid(self.layer_time, len(self.layer_known[0].rows)))
+        return self.layer_time
+
+    def _unused(self, rank: int, places: List[int], weights: List[int], unused: List[Optional[List[int]]]) -> None:
+        self.series["unused"].put(places, [None if each is None else float(len(each)) for each in unused], weights)
+        self.unused_known.put(0, places, [None if each is None else 1.0 for each in unused], weights)
+        # The same ones come again and again: each set is walked through once a column.
+        counts: Dict[Tuple[Tuple[int, ...], int], int] = {}
+        for column, weight, each in zip(places, weights, unused):
+            if each:
+                key = (tuple(each), column)
+                counts[key] = counts.get(key, 0) + weight
+        for (indices, column), count in counts.items():
+            for index in indices:
+                grid = self.unused.get(index)
+                if grid is None:
+                    grid = self.unused[index] = Grid(self.timeline)
+                grid.rows[0][column] += count
+
+
+def _own(total: Optional[float], wait: Optional[float]) -> Optional[float]:
+    """What a rank took without the wait for others."""
+    return None if total is None or wait is None else max(0.0, total - wait)
+
+
+def _without_first(values: Dict[str, List[Optional[float]]], steps: List[int]) -> Dict[str, List[Optional[float]]]:
+    first = 1 if len(steps) > 3 and steps[0] == 1 else 0
+    return {name: [*[None] * first, *values[name][first:]] for name in SECONDS}
+
+
+def _sorted(columns: Dict[str, List[Any]]) -> Tuple[List[int], Dict[str, List[Any]]]:
+    """The rows that have a step, by step."""
+    rows = [(step, place) for place, step in enumerate(columns["step"]) if clean.whole(step, 1) is not None]
+    if len(rows) == len(columns["step"]) and all(one <= two for one, two in zip(rows, rows[1:])):
+        return columns["step"], columns
+    order = [place for _, place in sorted(rows)]
+    picked = {name: [values[place] for place in order] for name, values in columns.items()}
+    return picked["step"], picked

@@ -1,0 +1,273 @@
+"""One run as plain data: what ``--json`` writes and what figures, tables and findings are made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any, Dict, List, Optional, Sequence
+
+from ddpfix.cli.report.gather import SECONDS, SERIES, Gathered
+from ddpfix.cli.report.grids import known
+from ddpfix.trace import reader
+
+VERSION = 1
+# Parts of a step, as the figures show them: the backward without its wait, and what is none of the others.
+PARTS = ("data", "forward", "backward", "wait", "optimizer", "other")
+# A rank is called a straggler if its own time is so much longer than that of the others (median).
+SLOWER = 1.05
+RECORDS, NAMED = 25, 50
+
+
+def load(folder: Path) -> Dict[str, Any]:
+    """The trace in a folder, added up; one rank's files are in memory at a time.
+
+    Args:
+        folder: the value of ``DDPFIX_TRACE``.
+
+    Raises:
+        TraceError: there is no trace, or a file of it is damaged.
+    """
+    files = [(rank, file) for rank, attempt, file in reader.files(folder) if attempt is None]
+    earlier = sum(attempt is not None for _, attempt, _ in reader.files(folder))
+    gathered = Gathered([rank for rank, _ in files])
+    for _, file in files:
+        gathered.add(reader.read_run(file))
+    name = folder.resolve().name or str(folder)
+    return {"version": VERSION, "name": name, **data(gathered), "earlier_processes": earlier}
+
+
+def data(gathered: Gathered) -> Dict[str, Any]:
+    """All that was gathered, as lists, numbers and strings."""
+    told = gathered.told.data()
+    expected = gathered.told.world_size
+    missing = [rank for rank in range(min(expected, 2**20)) if rank not in gathered.row_of]
+    return {
+        "ranks": len(gathered.ranks),
+        "world_size": expected,
+        "ranks_missing": missing[:NAMED],
+        "ranks_missing_count": len(missing),
+        "steps": gathered.last_step,
+        "rows": gathered.rows,
+        "one_row_stands_for": gathered.thinned,
+        "columns": [list(span) for span in gathered.timeline.spans()],
+        "rank_rows": [list(span) for span in gathered.spans()],
+        "series": {name: _series(gathered, name) for name in (*SERIES, "unused", "skipped")},
+        "time": _time(gathered),
+        "memory": _memory(gathered),
+        "layers": _layers(gathered),
+        "unused": _unused(gathered),
+        "gradients": {name: gathered.series[name].total() for name in ("sent", "unsent")},
+        "loss_lost": {"count": gathered.lost, "first": gathered.first_lost},
+        **told,
+    }
+
+
+def _series(gathered: Gathered, name: str) -> Dict[str, List[Optional[float]]]:
+    series = gathered.series[name]
+    return {"mean": series.mean(), "low": series.low(), "high": series.high()}
+
+
+def _time(gathered: Gathered) -> Dict[str, Any]:
+    ranks = {rank: _parts(sums) for rank, sums in gathered.sums.items()}
+    slowest: Dict[int, int] = {}
+    judged = 0
+    for step in gathered.steps.values():
+        if step.timed > 1:
+            judged += 1
+            slowest[step.who] = slowest.get(step.who, 0) + 1
+    per_rank = [
+        {"rank": rank, **parts, **_given(gathered.sums[rank]), "slowest_steps": slowest.get(rank, 0)}
+        for rank, parts in ranks.items()
+    ]
+    return {
+        "parts": list(PARTS),
+        "per_rank": per_rank,
+        "mean": _mean(per_rank),
+        "judged_steps": judged,
+        "straggler": _straggler(per_rank),
+        "own": [gathered.own.values(row) for row in range(len(gathered.spans()))],
+        "wait": [gathered.waits.values(row) for row in range(len(gathered.spans()))],
+    }
+
+
+def _given(sums: Dict[str, float]) -> Dict[str, Optional[float]]:
+    return {"steps": sums["steps"], "total": sums.get("total"), "own": sums.get("own")}
+
+
+def _parts(sums: Dict[str, float]) -> Dict[str, Optional[float]]:
+    """Mean seconds a step of each part; None where the trace does not have it."""
+    found: Dict[str, Optional[float]] = {name: sums.get(name) for name in SECONDS if name != "total"}
+    backward, wait = found["backward"], found["wait"]
+    if backward is not None and wait is not None:
+        found["backward"] = max(0.0, backward - wait)
+    total, listed = sums.get("total"), sum(value or 0.0 for value in found.values())
+    found["other"] = None if total is None else max(0.0, total - listed)
+    return {name: found[name] for name in PARTS}
+
+
+def _mean(per_rank: List[Dict[str, Any]]) -> Dict[str, Optional[float]]:
+    found: Dict[str, Optional[float]] = {}
+    for name in ("total", "own", *PARTS):
+        values = [each[name] for each in per_rank if each[name] is not None]
+        found[name] = sum(values) / len(values) if values else None
+    return found
+
+
+def _straggler(per_rank: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """The rank whose own time is longest, against the median of the others; None without the times of two ranks."""
+    timed = [each for each in per_rank if each["own"] is not None]
+    if len(timed) < 2:
+        return None
+    worst = max(timed, key=lambda each: (each["own"], -each["rank"]))
+    others = [each for each in timed if each is not worst]
+    own = median(each["own"] for each in others)
+    excess = {
+        name: worst[name] - median(each[name] or 0.0 for each in others)
+        for name in PARTS
+        if name != "wait" and worst[name] is not None
+    }
+    part = max(excess, key=lambda name: excess[name], default=None)
+    total = median(each["total"] for each in others)
+    waited = median(each["wait"] for each in others)
+    return {
+        "rank": worst["rank"],
+        "own": worst["own"],
+        "others": own,
+        "clear": bool(own and worst["own"] >= SLOWER * own),
+        "others_wait_share": waited / total if total else None,
+        "wait_share": worst["wait"] / worst["total"] if worst["total"] else None,
+        "slowest_steps": worst["slowest_steps"],
+        "part": part,
+        "part_seconds": worst[part] if part else None,
+        "part_others": median(each[part] or 0.0 for each in others) if part else None,
+    }
+
+
+def _memory(gathered: Gathered) -> Dict[str, Any]:
+    """The most memory so far by row of ranks, and the steps that raised it for the whole run, with their batches."""
+    records: List[Dict[str, Any]] = []
+    most = -1.0
+    for peak in gathered.peaks.found:
+        if peak is not None and peak.bytes > most:
+            most = peak.bytes
+            records.append(peak._asdict())
+    return {
+        "of": "gpu" if any(value is not None for value in gathered.series["reserved"].mean()) else "process",
+        "peak": [_filled(known(row)) for row in gathered.peak_rows.rows],
+        "records": _largest_rises(records),
+        "records_count": len(records),
+    }
+
+
+def _filled(values: List[Optional[float]]) -> List[Optional[float]]:
+    """The most so far: a column without a row of the trace has what the one before it had."""
+    most: Optional[float] = None
+    found: List[Optional[float]] = []
+    for value in values:
+        most = value if most is None or (value is not None and value > most) else most
+        found.append(most)
+    return found
+
+
+def _largest_rises(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """The first one, the last one, and those between that raised it most."""
+    for before, record in zip([None, *records], records):
+        record["rise"] = record["bytes"] - (before["bytes"] if before else 0)
+    if len(records) <= RECORDS:
+        return records
+    between = sorted(records[1:-1], key=lambda record: record["rise"], reverse=True)[: RECORDS - 2]
+    return [records[0], *sorted(between, key=lambda record: int(record["step"])), records[-1]]
+
+
+def _layers(gathered: Gathered) -> Optional[Dict[str, Any]]:
+    """What ranks skipped; None where the model has no layers that may be skipped, or nobody noted it."""
+    timeline = gathered.layer_time
+    if timeline is None:
+        return None
+    compared = [(number, step) for number, step in sorted(gathered.steps.items()) if step.ranks > 1]
+    parted = [(number, step.some & ~step.every) for number, step in compared if step.some & ~step.every]
+    columns = [[0] * timeline.count for _ in gathered.layers]
+    for number, mask in parted:
+        for layer in _bits(mask):
+            columns[layer][(number - 1) // timeline.width] += 1
+    first = {layer: number for number, mask in reversed(parted) for layer in _bits(mask)}
+    rows = sorted(set(gathered.layer_row_of.values()))
+    skipped = [
+        [_shares(grid.rows[row], gathered.layer_known[0].rows[row]) for row in rows] for grid in gathered.layer_grids
+    ]
+    return {
+        "names": gathered.layers,
+        "columns": [list(span) for span in timeline.spans()],
+        "rank_rows": [list(_ends(gathered.layer_row_of, row)) for row in rows],
+        "skipped": skipped,
+        "skipped_share": [_share(grid.rows, gathered.layer_known[0].rows) for grid in gathered.layer_grids],
+        "disagreed": columns,
+        "disagreed_steps": [sum(each) for each in columns],
+        "first_disagreement": [first.get(layer) for layer in range(len(gathered.layers))],
+        "compared_steps": len(compared),
+        "steps_with_disagreement": len(parted),
+        "first_step_with_disagreement": parted[0][0] if parted else None,
+        "mean_skipped": gathered.series["skipped"].overall(),
+    }
+
+
+def _bits(mask: int) -> List[int]:
+    return [place for place in range(mask.bit_length()) if mask >> place & 1]
+
+
+def _ends(row_of: Dict[int, int], row: int) -> Sequence[int]:
+    ranks = [rank for rank, there in row_of.items() if there == row]
+    return ranks[0], ranks[-1]
+
+
+def _shares(sums: Sequence[float], weights: Sequence[float]) -> List[Optional[float]]:
+    return [round(total / weight, 4) if weight else None for total, weight in zip(sums, weights)]
+
+
+def _share(sums: Sequence[Sequence[float]], weights: Sequence[Sequence[float]]) -> Optional[float]:
+    weight = sum(map(sum, weights))
+    return sum(map(sum, sums)) / weight if weight else None
+
+
+def _unused(gathered: Gathered) -> Dict[str, Any]:
+    """Parameters without a gradient, those with the same history together, by how often they had none."""
+    weights = gathered.unused_known.rows[0]
+    whole = sum(weights)
+    groups: Dict[bytes, List[int]] = {}
+    for index in sorted(gathered.unused):
+        groups.setdefault(gathered.unused[index].rows[0].tobytes(), []).append(index)
+    entries = [_group(gathered, members, weights, whole) for members in groups.values()]
+    entries.sort(key=lambda entry: -float(entry["share"]))
+    return {
+        "known": whole > 0,
+        "parameters": len(gathered.parameters),
+        "always": sum(entry["count"] for entry in entries if entry["always"]),
+        "sometimes": sum(entry["count"] for entry in entries if not entry["always"]),
+        "groups_count": len(entries),
+        "groups": entries[:NAMED],
+    }
+
+
+def _group(gathered: Gathered, members: List[int], weights: Sequence[float], whole: float) -> Dict[str, Any]:
+    counts = gathered.unused[members[0]].rows[0]
+    names = [gathered.parameters[i] if i < len(gathered.parameters) else f"parameter {i}" for i in members]
+    return {
+        "name": _together(names),
+        "names": names[:NAMED],
+        "count": len(names),
+        "share": sum(counts) / whole if whole else 0.0,
+        "always": bool(whole) and sum(counts) >= whole,
+        "shares": _shares(counts, weights),
+    }
+
+
+def _together(names: List[str]) -> str:
+    """One name for parameters with the same history: the part that all of them begin with."""
+    if len(names) == 1:
+        return names[0]
+    common: List[str] = []
+    for parts in zip(*(name.split(".") for name in names)):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return f"{'.'.join(common)}.* ({len(names)} parameters)" if common else f"{names[0]} and {len(names) - 1} more"

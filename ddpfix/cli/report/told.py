@@ -1,0 +1,117 @@
+"""What the lines of a trace tell beside the steps: settings, patches, events, places, and how each rank ended."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+from ddpfix.cli.report import clean
+from ddpfix.trace.reader import Run
+
+# Texts that differ; ranks that are named a text.
+TEXTS, NAMED = 500, 8
+
+
+class Seen:
+    """How often something was told, by whom, and when first."""
+
+    def __init__(self) -> None:
+        self.count, self.ranks, self.step, self.time = 0, [], None, None  # type: int, List[int], Any, Any
+        self._all = 0
+
+    def add(self, rank: int, step: Any, time: Any) -> None:
+        self.count += 1
+        if not self.ranks or self.ranks[-1] != rank:
+            self._all += 1
+            if len(self.ranks) < NAMED:
+                self.ranks.append(rank)
+        if time is not None and (self.time is None or time < self.time):
+            self.step, self.time = step, time
+
+    def data(self) -> Dict[str, Any]:
+        return {"times": self.count, "ranks": self.ranks, "of_ranks": self._all, "step": self.step}
+
+
+class Told:
+    """The lines of all ranks, each text once."""
+
+    def __init__(self) -> None:
+        self.header: Dict[str, Any] = {}
+        self.hosts: Dict[str, int] = {}
+        self.world_size = 0
+        self.ends: Dict[str, List[int]] = {}
+        self.left_out = 0
+        self._events: Dict[Tuple[str, str], Seen] = {}
+        self._settings: Dict[Tuple[str, str, str, str], Seen] = {}
+        self._patches: Dict[Tuple[str, str, str], Seen] = {}
+        self._places: Dict[Tuple[str, str], Seen] = {}
+        self._attempts = 0
+
+    def add(self, run: Run) -> None:
+        header = clean.table(run.header)
+        if not self.header:
+            self.header = _head(header)
+        self.world_size = max(self.world_size, clean.whole(header.get("world_size")) or 0)
+        host = clean.text(header.get("host"))
+        if host in self.hosts or len(self.hosts) < TEXTS:
+            self.hosts[host] = self.hosts.get(host, 0) + 1
+        how = "no last line" if run.end is None else clean.text(run.end.get("how"))
+        self.ends.setdefault(how if how in self.ends or len(self.ends) < TEXTS else "other", []).append(run.rank)
+        self._lines(run, header)
+
+    def _lines(self, run: Run, header: Dict[str, Any]) -> None:
+        for row in clean.rows(run.events):
+            key = (clean.text(row.get("level")), clean.text(row.get("text")))
+            self._note(self._events, key, run.rank, row)
+        for row in clean.rows(run.settings):
+            names = ("name", "requested", "effective", "note")
+            asked = tuple(clean.text(row.get(name)) for name in names)
+            self._note(self._settings, asked, run.rank, row)
+        for row in clean.rows(header.get("patches")):
+            done = tuple(clean.text(row.get(name)) for name in ("id", "state", "reason"))
+            self._note(self._patches, done, run.rank, row)
+        for row in clean.rows(run.stalls):
+            place = (clean.text(row.get("phase", row.get("doing"))), clean.text(row.get("place", row.get("line"))))
+            self._note(self._places, place, run.rank, row)
+
+    def _note(self, seen: Dict[Any, Seen], key: Any, rank: int, row: Dict[str, Any]) -> None:
+        if key not in seen:
+            if len(seen) >= TEXTS:
+                self.left_out += 1
+                return
+            seen[key] = Seen()
+        seen[key].add(rank, clean.whole(row.get("step")), clean.number(row.get("time")))
+
+    def data(self) -> Dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "environment": {**self.header, "world_size": self.world_size, "hosts": self.hosts},
+            "ddpfix_settings": self.header.get("settings", []),
+            "settings": _rows(self._settings, ("name", "requested", "effective", "note")),
+            "patches": _rows(self._patches, ("id", "state", "reason")),
+            "events": _rows(self._events, ("level", "text")),
+            "places": _rows(self._places, ("doing", "place")),
+            "texts_left_out": self.left_out,
+            "ends": [{"how": how, "ranks": ranks} for how, ranks in self.ends.items()],
+        }
+
+
+def _rows(seen: Dict[Any, Seen], names: Tuple[str, ...]) -> List[Dict[str, Any]]:
+    return [{**dict(zip(names, key)), **found.data()} for key, found in seen.items()]
+
+
+def _head(header: Dict[str, Any]) -> Dict[str, Any]:
+    found: Dict[str, Any] = {
+        name: clean.text(header.get(name)) for name in ("ddpfix", "python", "torch", "command", "host")
+    }
+    found["started"] = clean.number(header.get("started"))
+    found["toolkits"] = {name: clean.text(version) for name, version in clean.table(header.get("toolkits")).items()}
+    settings = clean.table(header.get("settings")).items()
+    found["settings"] = [
+        {
+            "name": name,
+            "value": clean.text(clean.table(each).get("value")),
+            "from": clean.text(clean.table(each).get("from")),
+        }
+        for name, each in settings
+    ]
+    return found

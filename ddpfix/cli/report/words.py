@@ -1,0 +1,71 @@
+"""Numbers and lists as a sentence says them."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence
+
+GIB = 2**30
+UNKNOWN = "unknown"
+
+
+def count(number: float, name: str) -> str:
+    """``1 step``, ``12,000 steps``."""
+    return f"{number:,.0f} {name}{'' if number == 1 else 's'}"
+
+
+def seconds(value: Optional[float]) -> str:
+    if value is None:
+        return UNKNOWN
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1000:.0f} ms" if value >= 0.1 or value == 0 else f"{value * 1000:.1f} ms"
+
+
+def percent(share: Optional[float]) -> str:
+    if share is None:
+        return UNKNOWN
+    return f"{share * 100:.1f} %" if 0 < share < 0.01 or 0.99 < share < 1 else f"{share * 100:.0f} %"
+
+
+def size(value: Optional[float]) -> str:
+    """Bytes, in the binary unit that fits."""
+    if value is None:
+        return UNKNOWN
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= unit:
+            return f"{value / unit:.1f} {name}"
+    return f"{value:.0f} bytes"
+
+
+def shape(value: Optional[Sequence[int]]) -> str:
+    return " \u00d7 ".join(map(str, value)) if value else UNKNOWN
+
+
+def span(first: int, last: int, name: str = "") -> str:
+    """``rank 3`` or ``ranks 0-19``; without a name, ``3`` or ``0-19``."""
+    shown = str(first) if first == last else f"{first}-{last}"
+    return f"{name}{'' if first == last else 's'} {shown}" if name else shown
+
+
+def ranks(found: Sequence[int], of: Optional[int] = None) -> str:
+    """``rank 3``, ``ranks 0, 1, 5-9``; with a number of all, how many more there are."""
+    runs: List[List[int]] = []
+    for rank in sorted(found):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = [span(first, last) for first, last in runs[:10]]
+    left = (len(found) if of is None else of) - sum(last - first + 1 for first, last in runs[:10])
+    more = f" and {left:,} more" if left > 0 else ""
+    return f"rank{'' if len(found) == 1 and not more else 's'} {', '.join(shown)}{more}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
+
+
+def ratio(one: Optional[float], two: Optional[float]) -> str:
+    """The second divided by the first, as ``1.35``; a dash where that has no meaning."""
+    return f"{two / one:.2f}" if one and two is not None else "-"

@@ -1,0 +1,129 @@
+"""``python -m ddpfix report``: files that it writes, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from ddpfix.cli.main import main
+from tests.report.test_page import HOSTILE, written
+from tests.support import traces
+from tests.support.pages import Page
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return traces.write(tmp_path / "trace", 2, 12)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As if a package was not installed."""
+    real = builtins.__import__
+
+    def importing(found: str, *more: Any, **options: Any) -> Any:
+        if found.split(".")[0] == name or found.startswith(name):
+            raise ImportError(name)
+        return real(found, *more, **options)
+
+    for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(builtins, "__import__", importing)
+
+
+def test_the_page_lies_in_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("plotly")
+    assert main(["report", str(folder)]) == 0
+    target = folder / "report.html"
+    assert capsys.readouterr().out == f"{target}\n"
+    text = target.read_text(encoding="utf-8")
+    assert "plotly.js v" in text and len(text) < 6_000_000
+    # A trace with a report in it is read as before.
+    assert main(["report", str(folder), "--json", str(folder / "data.json")]) == 0
+
+
+def test_two_runs_have_a_page_in_the_second_folder(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    other = traces.write(tmp_path / "more" / "trace", 2, 12)
+    assert main(["report", str(folder), str(other)]) == 0
+    text = (other / "comparison.html").read_text(encoding="utf-8")
+    assert "trace (1)" in text and "trace (2)" in text
+
+
+def test_json_has_the_data_and_needs_no_plotly(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "plotly")
+    assert main(["report", str(folder), str(folder), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["version"] == 1 and [run["steps"] for run in found["runs"]] == [12, 12]
+    ratios = {each["name"]: each["ratio"] for each in found["comparison"]}
+    assert ratios["a step"] == 1.0
+    assert {each["level"] for each in found["runs"][0]["findings"]} <= {"good", "plain", "attention"}
+    assert not list(folder.glob("*.html"))
+
+
+def test_without_plotly_the_extra_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "plotly")
+    assert main(["report", str(folder)]) == 2
+    assert "pip install 'ddpfix[report]'" in capsys.readouterr().err
+
+
+def test_without_tensorboard_the_extra_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "torch.utils.tensorboard")
+    assert main(["report", str(folder), "--tensorboard", str(tmp_path / "board")]) == 2
+    assert "pip install 'ddpfix[tensorboard]'" in capsys.readouterr().err
+
+
+def test_tensorboard_has_the_scalars(folder: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert main(["report", str(folder), "--tensorboard", str(tmp_path / "board")]) == 0
+    events = accumulator.EventAccumulator(str(tmp_path / "board" / "trace"))
+    events.Reload()
+    forward = [(event.step, event.value) for event in events.Scalars("seconds/forward")]
+    assert forward == [(step, pytest.approx(0.08)) for step in range(2, 13)]
+    losses = [event.value for event in events.Scalars("train/loss_of_the_rank_with_most")]
+    assert losses == pytest.approx([3.0 / step + 0.01 for step in range(1, 13)])
+    assert [event.value for event in events.Scalars("layers/disagreements")] == [0.0] * 12
+    assert [event.value for event in events.Scalars("memory/peak_gib")] == [17.0] * 12
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{missing}"], "{missing}"),
+        (["{empty}"], "there is no trace"),
+        (["{folder}"] * 3, "takes one trace or two, not 3"),
+        (["{damaged}"], "rank-00000.jsonl, line 3"),
+        (["{folder}", "-o", "{missing}/page.html"], "{missing}/page.html"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_named(
+    words: List[str], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("plotly")
+    damaged = traces.write(tmp_path / "damaged", 1, 5)
+    file = damaged / "rank-00000.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:2], "{not json", *lines[3:]]) + "\n")
+    (tmp_path / "empty").mkdir()
+    places = {"missing": tmp_path / "missing", "empty": tmp_path / "empty", "folder": folder, "damaged": damaged}
+    assert main(["report", *(word.format(**places) for word in words)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ddpfix: ") and told.count("\n") == 1
+    assert said.format(**places) in told
+
+
+def test_a_folder_with_a_hostile_name(tmp_path: Path) -> None:
+    name = HOSTILE.replace("/", "_").replace("\x00", "").replace("\ud800", "")
+    folder = traces.write(tmp_path / name, 1, 3)
+    found = Page(written(folder))
+    assert len(found.named("script")) == 3 and name in found.named("h1")[0].text

@@ -1,0 +1,247 @@
+"""The numbers of a report, against the same ones computed from the rows of the trace, one by one."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from statistics import median
+from typing import Any, Dict, List
+
+import pytest
+
+from ddpfix.cli.report import compare, findings, summary
+from ddpfix.cli.report.grids import Grid, Mean, Series, Timeline
+from tests.support import traces
+from tests.support.traces import GIB, Row
+
+Rows = Dict[int, List[Row]]
+
+
+def wild(rank: int, step: int, row: Row) -> None:
+    """Values without a pattern, some of them missing."""
+    dice = random.Random(rank * 100_003 + step)
+    row["total"], row["wait"] = dice.uniform(0.5, 2.0), dice.uniform(0.0, 0.4)
+    row["backward"] = row["wait"] + dice.uniform(0.0, 0.2)
+    row["peak"] = int(dice.uniform(1, 2 + step / 10) * GIB)
+    row["skipped"] = sorted(dice.sample(range(6), 2)) if dice.random() < 0.5 else [1]
+    row["unused"] = sorted({0, *dice.sample(range(24), 3)})
+    row["loss"] = dice.uniform(0, 5)
+    if dice.random() < 0.1:
+        del row["wait"]
+    if dice.random() < 0.1:
+        del row["skipped"], row["unused"]
+
+
+def read(folder: Path) -> Rows:
+    found: Rows = {}
+    for file in sorted(folder.glob("rank-*.jsonl")):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        found[lines[0]["rank"]] = [line for line in lines if line["kind"] == "step"]
+    return found
+
+
+@pytest.fixture(scope="module", params=[(3, 50), (2, 1000), (450, 12)], ids=lambda size: f"{size[0]}x{size[1]}")
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    ranks, steps = request.param
+    folder = traces.write(tmp_path_factory.mktemp("traces") / "run", ranks, steps, change=wild)
+    return summary.load(folder), read(folder)
+
+
+def test_means_of_each_rank(run: Any) -> None:
+    data, rows = run
+    assert len(data["time"]["per_rank"]) == len(rows)
+    for each in data["time"]["per_rank"]:
+        # All but the first step, which has what is done once.
+        mine = rows[each["rank"]][1:]
+        for part in ("data", "forward", "optimizer", "total", "wait"):
+            values = [row[part] for row in mine if part in row]
+            assert each[part] == pytest.approx(sum(values) / len(values))
+        own = [row["total"] - row["wait"] for row in mine if "wait" in row]
+        assert each["own"] == pytest.approx(sum(own) / len(own))
+
+
+def test_the_straggler_and_how_often_it_was_slowest(run: Any) -> None:
+    data, rows = run
+    owns = {rank: {r["step"]: r["total"] - r["wait"] for r in mine[1:] if "wait" in r} for rank, mine in rows.items()}
+    means = {rank: sum(own.values()) / len(own) for rank, own in owns.items()}
+    worst = max(means, key=lambda rank: means[rank])
+    found = data["time"]["straggler"]
+    assert found["rank"] == worst and found["own"] == pytest.approx(means[worst])
+    assert found["others"] == pytest.approx(median(mean for rank, mean in means.items() if rank != worst))
+    slowest: Dict[int, int] = {}
+    for step in range(2, data["steps"] + 1):
+        there = {rank: own[step] for rank, own in owns.items() if step in own}
+        if len(there) > 1:
+            who = max(there, key=lambda rank: there[rank])
+            slowest[who] = slowest.get(who, 0) + 1
+    assert {
+        each["rank"]: each["slowest_steps"] for each in data["time"]["per_rank"] if each["slowest_steps"]
+    } == slowest
+    assert data["time"]["judged_steps"] == sum(slowest.values())
+
+
+def test_steps_in_which_ranks_skip_different_layers(run: Any) -> None:
+    data, rows = run
+    parted: Dict[int, List[int]] = {}
+    compared = 0
+    for step in range(1, data["steps"] + 1):
+        sets = [set(mine[step - 1]["skipped"]) for mine in rows.values() if "skipped" in mine[step - 1]]
+        compared += len(sets) > 1
+        for layer in range(6):
+            if len({layer in each for each in sets}) == 2:
+                parted.setdefault(layer, []).append(step)
+    layers = data["layers"]
+    assert layers["compared_steps"] == compared
+    assert layers["disagreed_steps"] == [len(parted.get(layer, [])) for layer in range(6)]
+    assert layers["first_disagreement"] == [min(parted.get(layer, [0])) or None for layer in range(6)]
+    assert layers["steps_with_disagreement"] == len(set().union(*parted.values()))
+    width = layers["columns"][0][1]
+    for layer in range(6):
+        where = [(step - 1) // width for step in parted.get(layer, [])]
+        assert layers["disagreed"][layer] == [where.count(column) for column in range(len(layers["columns"]))]
+
+
+def test_how_often_a_layer_was_skipped_by_rank_and_step(run: Any) -> None:
+    data, rows = run
+    layers = data["layers"]
+    for layer in range(6):
+        for (low, high), shares in zip(layers["rank_rows"], layers["skipped"][layer]):
+            for (first, last), share in zip(layers["columns"], shares):
+                told = [
+                    row for rank in range(low, high + 1) for row in rows[rank][first - 1 : last] if "skipped" in row
+                ]
+                expected = sum(layer in row["skipped"] for row in told) / len(told) if told else None
+                assert share == (None if expected is None else pytest.approx(expected, abs=1e-4))
+
+
+def test_peaks_and_the_batches_that_made_them(run: Any) -> None:
+    data, rows = run
+    order = sorted((row["step"], rank, row) for rank, mine in rows.items() for row in mine)
+    most = max(row["peak"] for _, _, row in order)
+    last = data["memory"]["records"][-1]
+    step, rank, row = next(each for each in order if each[2]["peak"] == most)
+    assert (last["bytes"], last["step"], last["rank"]) == (most, step, rank)
+    assert (last["shape"], last["padding"]) == (row["shape"], row["padding"])
+    assert [record["bytes"] for record in data["memory"]["records"]] == sorted(
+        record["bytes"] for record in data["memory"]["records"]
+    )
+    ends = [max(peaks[-1] for peaks in data["memory"]["peak"])]
+    assert ends == [most]
+
+
+def test_parameters_without_a_gradient(run: Any) -> None:
+    data, rows = run
+    told = [row["unused"] for mine in rows.values() for row in mine if "unused" in row]
+    names = [f"encoder.layers.{place * 6 // 24}.weight{place}" for place in range(24)]
+    shares = {names[index]: sum(index in each for each in told) / len(told) for index in range(24)}
+    groups = data["unused"]["groups"]
+    assert {name: group["share"] for group in groups for name in group["names"]} == pytest.approx(shares)
+    assert [group["names"] for group in groups if group["always"]] == [[names[0]]]
+    assert (data["unused"]["always"], data["unused"]["sometimes"]) == (1, 23)
+
+
+def test_the_loss(run: Any) -> None:
+    data, rows = run
+    for column, (first, last) in enumerate(data["columns"]):
+        losses = [row["loss"] for mine in rows.values() for row in mine[first - 1 : last]]
+        found = {name: data["series"]["loss"][name][column] for name in ("mean", "low", "high")}
+        expected = {"mean": sum(losses) / len(losses), "low": min(losses), "high": max(losses)}
+        assert found == pytest.approx(expected)
+
+
+def test_the_size_does_not_grow_with_ranks_and_steps(run: Any) -> None:
+    data, _ = run
+    assert len(data["columns"]) <= 400 and len(data["rank_rows"]) <= 200
+    assert len(data["time"]["own"]) == len(data["rank_rows"])
+
+
+def test_a_row_that_stands_for_several_steps_counts_as_many(tmp_path: Path) -> None:
+    def thin(rank: int, step: int, row: Row) -> None:
+        if step > 4:
+            row.update(every=8, forward=1.0)
+
+    data = summary.load(traces.write(tmp_path / "thin", 1, 6, change=thin))
+    # Three steps of 0.08 s and sixteen of one second.
+    assert data["time"]["per_rank"][0]["forward"] == pytest.approx((3 * 0.08 + 16) / 19)
+    assert data["one_row_stands_for"] == 8
+
+
+@pytest.mark.parametrize("steps", [1, 7, 8, 9, 64, 1001])
+def test_a_timeline_keeps_what_was_put_in_before_it_became_coarser(steps: int) -> None:
+    timeline = Timeline(8)
+    total, most, mean, series = Grid(timeline), Grid(timeline, how="max"), Mean(timeline), Series(timeline)
+    for step in range(1, steps + 1):
+        timeline.fit(step)
+        place = timeline.columns([step])
+        for table in (total, most, mean):
+            table.put(0, place, [float(step)], [1])
+        series.put(place, [float(step)], [1])
+    spans = [range(first, min(last, steps) + 1) for first, last in timeline.spans()]
+    assert len(spans) <= 8 and spans[-1][-1] == steps
+    assert list(total.rows[0]) == [sum(span) for span in spans]
+    assert list(most.rows[0]) == [max(span) for span in spans]
+    assert mean.values() == pytest.approx([sum(span) / len(span) for span in spans])
+    assert (series.low(), series.high()) == ([min(span) for span in spans], [max(span) for span in spans])
+
+
+def sentences(folder: Path) -> str:
+    return "\n".join(each.text for each in findings.findings(summary.load(folder)))
+
+
+def test_findings_name_the_straggler_the_layers_and_the_batch(tmp_path: Path) -> None:
+    found = sentences(traces.write(tmp_path / "bad", 4, 60, own_layers=True))
+    assert "Rank 3 is the straggler: its own work takes 500 ms a step, that of the others 300 ms" in found
+    assert "wait 40 % of their time. It was the slowest in 59 of 59 steps." in found
+    assert "Most of the difference is loading data: 220 ms a step against 20.0 ms." in found
+    assert "Ranks skipped different layers in 5" in found
+    assert (
+        "from 17.0 GiB (step 1) to 54.0 GiB, on rank 1 in step 30, whose largest batch was 4 \u00d7 2900 \u00d7 80"
+        in found
+    )
+    assert "All 4 ranks ended in order, after 60 steps." in found
+
+
+def test_findings_of_a_run_in_step(tmp_path: Path) -> None:
+    found = sentences(traces.write(tmp_path / "good", 3, 20))
+    assert "All ranks skipped the same layers in each of 20 steps" in found
+    assert "No rank is a straggler" in found and "stayed flat: 17.0 GiB" in found
+
+
+def test_findings_tell_how_ranks_ended(tmp_path: Path) -> None:
+    folder = traces.write(tmp_path / "ends", 4, 5)
+    (folder / "rank-00002.jsonl").unlink()
+    for rank, how in ((1, '"failed: ValueError: bad batch"'), (3, None)):
+        file = folder / f"rank-{rank:05d}.jsonl"
+        kept = file.read_text().splitlines()[:-1]
+        last = [f'{{"kind": "end", "time": 1.0, "how": {how}}}'] if how else ['{"kind": "st']
+        file.write_text("\n".join([*kept, *last]) + ("\n" if how else ""))
+    found = sentences(folder)
+    assert "Rank 1 ended so: failed: ValueError: bad batch" in found
+    assert "The trace of rank 3 has no last line" in found
+    assert "There is no trace of rank 2, of 4 ranks." in found
+
+
+def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
+    def lose(rank: int, step: int, row: Row) -> None:
+        if (rank, step) in ((1, 4), (0, 7)):
+            row["loss"] = float("nan")
+
+    found = sentences(traces.write(tmp_path / "lost", 2, 9, change=lose))
+    assert "The loss was not a finite number 2 times, first in step 4 on rank 1." in found
+
+
+def test_two_runs_are_compared_by_ratios(tmp_path: Path) -> None:
+    def twice(rank: int, step: int, row: Row) -> None:
+        row["total"] *= 2
+        row["peak"] //= 2
+
+    one = summary.load(traces.write(tmp_path / "one", 2, 20, own_layers=True))
+    two = summary.load(traces.write(tmp_path / "two", 2, 20, change=twice))
+    found = {each.name.strip(): each for each in compare.compare(one, two)}
+    assert found["a step"].ratio == pytest.approx(2.0)
+    assert found["steps a second"].ratio == pytest.approx(0.5)
+    assert found["most memory of a rank"].ratio == pytest.approx(0.5)
+    parted = found["steps in which ranks skipped different layers"]
+    assert parted.one and (parted.two, parted.ratio) == (0, 0)
+    assert found["gradients sent by a rank in a step"].one == pytest.approx(4_000_000)
