@@ -173,10 +173,10 @@ def test_a_timeline_keeps_what_was_put_in_before_it_became_coarser(steps: int) -
     total, most, mean, series = Grid(timeline), Grid(timeline, how="max"), Mean(timeline), Series(timeline)
     for step in range(1, steps + 1):
         timeline.fit(step)
-        place = timeline.columns([step])
+        place = timeline.pieces([step])
         for table in (total, most, mean):
-            table.put(0, place, [float(step)], [1])
-        series.put(place, [float(step)], [1])
+            table.put(0, place, [float(step)], None)
+        series.put(place, [float(step)], None)
     spans = [range(first, min(last, steps) + 1) for first, last in timeline.spans()]
     assert len(spans) <= 8 and spans[-1][-1] == steps
     assert list(total.rows[0]) == [sum(span) for span in spans]

@@ -17,8 +17,17 @@ def number(value: Any) -> Optional[float]:
     return None
 
 
-def numbers(values: Sequence[Any]) -> List[Optional[float]]:
+def numbers(values: Sequence[Any]) -> Sequence[Optional[float]]:
+    kinds = set(map(type, values))
+    # The usual column is one of numbers, or has none at all; looking at each value takes ten times as long.
+    if kinds == {type(None)} or (kinds <= {int, float} and _all_possible(values)):
+        return values
     return [number(value) for value in values]
+
+
+def _all_possible(values: Sequence[float]) -> bool:
+    """Whether all can be added up; a sum with a value that is no number is none."""
+    return not values or (-LARGEST < sum(values) < LARGEST and min(values) > -LARGEST and max(values) < LARGEST)
 
 
 def whole(value: Any, least: int = 0) -> Optional[int]:
@@ -32,6 +41,8 @@ def indices(value: Any) -> Optional[List[int]]:
     """A list of indices (non-negative integers of a possible size), or None where there is no list."""
     if not isinstance(value, list):
         return None
+    if not value or (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**20):
+        return value
     return [each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**20]
 
 

@@ -6,10 +6,12 @@ step, in a few numbers. All else is kept by columns of steps and rows of ranks (
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.cli.report import clean
-from ddpfix.cli.report.grids import Grid, Mean, Series, Table, Timeline
+from ddpfix.cli.report.grids import Grid, Mean, Piece, Series, Table, Timeline, Values
 from ddpfix.cli.report.told import Told
 from ddpfix.trace.reader import Run
 
@@ -121,48 +123,51 @@ class Gathered:
     def _rows(self, rank: int, steps: List[int], columns: Dict[str, List[Any]]) -> None:
         self.timeline.fit(steps[-1])
         self.last_step, self.rows = max(self.last_step, steps[-1]), self.rows + len(steps)
-        places, row = self.timeline.columns(steps), self.row_of[rank]
-        weights = [clean.whole(value, 1) or 1 for value in columns["every"]]
-        self.thinned = max(self.thinned, max(weights))
+        pieces, row = self.timeline.pieces(steps), self.row_of[rank]
+        weights = _weights(columns["every"])
+        self.thinned = max(self.thinned, max(weights or [1]))
         values = {name: clean.numbers(columns[name]) for name in SERIES}
         # The first step of a process has what is done once: imports, buffers, compilation. It is no sample of a step.
         timed = _without_first(values, steps)
         own = [_own(*each) for each in zip(timed["total"], timed["wait"])]
         for name in SERIES:
-            self.series[name].put(places, timed.get(name, values[name]), weights)
-        self.own.put(row, places, own, weights)
-        self.waits.put(row, places, timed["wait"], weights)
-        self._memory(rank, row, steps, places, columns)
+            self.series[name].put(pieces, timed.get(name, values[name]), weights)
+        self.own.put(row, pieces, own, weights)
+        self.waits.put(row, pieces, timed["wait"], weights)
+        self._memory(rank, row, steps, pieces, columns)
         self._add_up(rank, timed, own, weights)
         self._slowest(rank, steps, own)
         self._loss(rank, steps, columns["loss"])
-        self._skipped(rank, steps, places, weights, [clean.indices(value) for value in columns["skipped"]])
-        self._unused(rank, places, weights, [clean.indices(value) for value in columns["unused"]])
+        self._skipped(rank, steps, pieces, weights, [clean.indices(value) for value in columns["skipped"]])
+        self._unused(pieces, weights, [clean.indices(value) for value in columns["unused"]])
 
-    def _memory(self, rank: int, row: int, steps: List[int], places: List[int], columns: Dict[str, List[Any]]) -> None:
-        peaks = clean.numbers(columns["peak"])
-        self.peak_rows.put(row, places, peaks, [1] * len(steps))
-        most = -1.0
-        for place, peak in enumerate(peaks):
-            # The column is the most so far; what repeats it had no part in it.
-            if peak is not None and peak > most:
-                most = peak
-                shape = clean.indices(columns["shape"][place])
-                padding = clean.number(columns["padding"][place])
-                self.peaks.put(places[place], Peak(peak, steps[place], rank, shape, padding))
-
-    def _add_up(
-        self, rank: int, timed: Dict[str, List[Optional[float]]], own: List[Optional[float]], weights: List[int]
+    def _memory(
+        self, rank: int, row: int, steps: List[int], pieces: Sequence[Piece], columns: Dict[str, List[Any]]
     ) -> None:
+        peaks = clean.numbers(columns["peak"])
+        self.peak_rows.put(row, pieces, peaks, None)
+        most = -1.0
+        for column, start, end in pieces:
+            for place in range(start, end):
+                peak = peaks[place]
+                # The column is the most so far; what repeats it had no part in it.
+                if peak is not None and peak > most:
+                    most = peak
+                    shape = clean.indices(columns["shape"][place])
+                    padding = clean.number(columns["padding"][place])
+                    self.peaks.put(column, Peak(peak, steps[place], rank, shape, padding))
+
+    def _add_up(self, rank: int, timed: Dict[str, Values], own: Values, weights: Optional[List[int]]) -> None:
         found: Dict[str, float] = {}
+        counts = weights or [1] * len(own)
         for name, values in (*timed.items(), ("own", own)):
-            pairs = [(value, weight) for value, weight in zip(values, weights) if value is not None]
+            pairs = [(value, weight) for value, weight in zip(values, counts) if value is not None]
             if pairs:
                 found[name] = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
-        found["steps"] = sum(weights)
+        found["steps"] = sum(counts)
         self.sums[rank] = found
 
-    def _slowest(self, rank: int, steps: List[int], own: List[Optional[float]]) -> None:
+    def _slowest(self, rank: int, steps: List[int], own: Values) -> None:
         for number, seconds in zip(steps, own):
             if seconds is not None:
                 step = self._step(number)
@@ -184,7 +189,12 @@ class Gathered:
                     self.first_lost = (number, rank)
 
     def _skipped(
-        self, rank: int, steps: List[int], places: List[int], weights: List[int], skipped: List[Optional[List[int]]]
+        self,
+        rank: int,
+        steps: List[int],
+        pieces: Sequence[Piece],
+        weights: Optional[List[int]],
+        skipped: List[Optional[List[int]]],
     ) -> None:
         if not any(each is not None for each in skipped):
             return
@@ -192,17 +202,20 @@ class Gathered:
         self.layers += [f"layer {index}" for index in range(len(self.layers), most + 1)]
         if not self.layers:
             return
-        self.series["skipped"].put(places, [None if each is None else float(len(each)) for each in skipped], weights)
+        self.series["skipped"].put(pieces, _lengths(skipped), weights)
+        masks: Dict[Tuple[int, ...], int] = {}
         for number, each in zip(steps, skipped):
             if each is not None:
-                mask, step = sum(1 << index for index in set(each)), self._step(number)
+                key = tuple(each)
+                if key not in masks:
+                    masks[key] = sum(1 << index for index in set(each))
+                mask, step = masks[key], self._step(number)
                 step.every, step.some, step.ranks = step.every & mask, step.some | mask, step.ranks + 1
-        timeline = self._layer_table(steps[-1])
-        columns, row = timeline.columns(steps), self.layer_row_of[rank]
-        self.layer_known[0].put(row, columns, [None if each is None else 1.0 for each in skipped], weights)
-        for column, weight, each in zip(columns, weights, skipped):
-            for index in set(each or ()):
-                self.layer_grids[index].rows[row][column] += weight
+        pieces, row = self._layer_table(steps[-1]).pieces(steps), self.layer_row_of[rank]
+        self.layer_known[0].put(row, pieces, _as_ones(skipped), weights)
+        for column, start, end in pieces:
+            for index, count in _counted(skipped, weights, start, end).items():
+                self.layer_grids[index].rows[row][column] += count
 
     def _layer_table(self, last: int) -> Timeline:
         """The table of ranks by steps for each layer, of a size that all layers together can have."""
@@ -218,21 +231,44 @@ class Gathered:
             self.layer_grids.append(Grid(self.layer_time, len(self.layer_known[0].rows)))
         return self.layer_time
 
-    def _unused(self, rank: int, places: List[int], weights: List[int], unused: List[Optional[List[int]]]) -> None:
-        self.series["unused"].put(places, [None if each is None else float(len(each)) for each in unused], weights)
-        self.unused_known.put(0, places, [None if each is None else 1.0 for each in unused], weights)
-        # The same ones come again and again: each set is walked through once a column.
-        counts: Dict[Tuple[Tuple[int, ...], int], int] = {}
-        for column, weight, each in zip(places, weights, unused):
-            if each:
-                key = (tuple(each), column)
-                counts[key] = counts.get(key, 0) + weight
-        for (indices, column), count in counts.items():
-            for index in indices:
+    def _unused(self, pieces: Sequence[Piece], weights: Optional[List[int]], unused: List[Optional[List[int]]]) -> None:
+        if not any(each is not None for each in unused):
+            return
+        self.series["unused"].put(pieces, _lengths(unused), weights)
+        self.unused_known.put(0, pieces, _as_ones(unused), weights)
+        for column, start, end in pieces:
+            for index, count in _counted(unused, weights, start, end).items():
                 grid = self.unused.get(index)
                 if grid is None:
                     grid = self.unused[index] = Grid(self.timeline)
                 grid.rows[0][column] += count
+
+
+def _weights(every: List[Any]) -> Optional[List[int]]:
+    """How many steps each row stands for; None if that is one."""
+    found = [clean.whole(value, 1) or 1 for value in every]
+    return found if max(found) > 1 else None
+
+
+def _lengths(lists: Sequence[Optional[List[int]]]) -> Values:
+    return [None if each is None else len(each) for each in lists]
+
+
+def _as_ones(lists: Sequence[Optional[List[int]]]) -> Values:
+    return [None if each is None else 1.0 for each in lists]
+
+
+def _counted(
+    lists: Sequence[Optional[List[int]]], weights: Optional[List[int]], start: int, end: int
+) -> Dict[int, int]:
+    """How many steps of a piece each index is in."""
+    if weights is None:
+        return Counter(chain.from_iterable(each for each in lists[start:end] if each))
+    found: Dict[int, int] = {}
+    for each, weight in zip(lists[start:end], weights[start:end]):
+        for index in each or ():
+            found[index] = found.get(index, 0) + weight
+    return found
 
 
 def _own(total: Optional[float], wait: Optional[float]) -> Optional[float]:
@@ -240,7 +276,7 @@ def _own(total: Optional[float], wait: Optional[float]) -> Optional[float]:
     return None if total is None or wait is None else max(0.0, total - wait)
 
 
-def _without_first(values: Dict[str, List[Optional[float]]], steps: List[int]) -> Dict[str, List[Optional[float]]]:
+def _without_first(values: Dict[str, Values], steps: List[int]) -> Dict[str, Values]:
     first = 1 if len(steps) > 3 and steps[0] == 1 else 0
     return {name: [*[None] * first, *values[name][first:]] for name in SECONDS}
 

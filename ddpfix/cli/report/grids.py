@@ -7,8 +7,12 @@ timeline begins with one step a column. Where a step lies beyond its last column
 from __future__ import annotations
 
 from array import array
-from typing import List, Optional, Sequence, Tuple
+from bisect import bisect_right
+from typing import Any, List, Optional, Sequence, Tuple
 
+# A column, and the first and the end of the values that lie in it.
+Piece = Tuple[int, int, int]
+Values = Sequence[Optional[float]]
 # Of a table that keeps the largest or the smallest value: nothing has been put in here.
 NOTHING = float("nan")
 
@@ -35,10 +39,16 @@ class Timeline:
         for table in self._tables:
             table.grow(self.count)
 
-    def columns(self, steps: Sequence[int]) -> List[int]:
-        """The column of each step."""
+    def pieces(self, steps: Sequence[int]) -> List[Piece]:
+        """The columns of a rank's steps, which are in order, and which of the steps lie in each."""
         width = self.width
-        return [(step - 1) // width for step in steps]
+        pieces, start = [], 0
+        while start < len(steps):
+            column = (steps[start] - 1) // width
+            end = bisect_right(steps, (column + 1) * width, start)
+            pieces.append((column, start, end))
+            start = end
+        return pieces
 
     def spans(self) -> List[Tuple[int, int]]:
         """The first and last step of each column."""
@@ -78,22 +88,35 @@ class Grid(Table):
         kept = [value for value in values if value == value]
         return (max if self.how == "max" else min)(kept) if kept else NOTHING
 
-    def put(self, row: int, columns: Sequence[int], values: Sequence[Optional[float]], weights: Sequence[int]) -> None:
-        """Add a rank's values; ``weights`` is how many steps each stands for, and None is left out."""
-        cells = self.rows[row]
+    def put(self, row: int, pieces: Sequence[Piece], values: Values, weights: Optional[Sequence[int]]) -> None:
+        """Add a rank's values.
+
+        Args:
+            row: of the table.
+            pieces: where each value goes, as :meth:`Timeline.pieces` has it.
+            values: one a step of the rank; None is left out.
+            weights: how many steps each value stands for; None for one each.
+        """
+        cells, holes = self.rows[row], None in values
+        for column, start, end in pieces:
+            part = values[start:end]
+            if holes or (weights is not None and self.how == "sum"):
+                part = self._picked(part, None if weights is None else weights[start:end])
+            if part:
+                cells[column] = self._with(cells[column], part)
+
+    def _picked(self, values: Values, weights: Optional[Sequence[int]]) -> List[Optional[float]]:
+        if weights is None or self.how != "sum":
+            return [value for value in values if value is not None]
+        return [value * weight for value, weight in zip(values, weights) if value is not None]
+
+    def _with(self, cell: float, values: Any) -> float:
         if self.how == "sum":
-            for column, value, weight in zip(columns, values, weights):
-                if value is not None:
-                    cells[column] += value * weight
-        elif self.how == "max":
-            for column, value in zip(columns, values):
-                # Written so that a cell without a value takes any.
-                if value is not None and not value <= cells[column]:
-                    cells[column] = value
-        else:
-            for column, value in zip(columns, values):
-                if value is not None and not value >= cells[column]:
-                    cells[column] = value
+            return cell + float(sum(values))
+        best = float(max(values) if self.how == "max" else min(values))
+        if cell != cell:
+            return best
+        return max(cell, best) if self.how == "max" else min(cell, best)
 
 
 class Mean(Table):
@@ -102,9 +125,10 @@ class Mean(Table):
     def __init__(self, timeline: Timeline, rows: int = 1) -> None:
         self.sums, self.weights = Grid(timeline, rows), Grid(timeline, rows)
 
-    def put(self, row: int, columns: Sequence[int], values: Sequence[Optional[float]], weights: Sequence[int]) -> None:
-        self.sums.put(row, columns, values, weights)
-        self.weights.put(row, columns, [None if value is None else 1.0 for value in values], weights)
+    def put(self, row: int, pieces: Sequence[Piece], values: Values, weights: Optional[Sequence[int]]) -> None:
+        if any(value is not None for value in values):
+            self.sums.put(row, pieces, values, weights)
+            self.weights.put(row, pieces, known_as_one(values), weights)
 
     def values(self, row: int = 0) -> List[Optional[float]]:
         pairs = zip(self.sums.rows[row], self.weights.rows[row])
@@ -121,9 +145,9 @@ class Series:
     def __init__(self, timeline: Timeline) -> None:
         self._mean, self._low, self._high = Mean(timeline), Grid(timeline, how="min"), Grid(timeline, how="max")
 
-    def put(self, columns: Sequence[int], values: Sequence[Optional[float]], weights: Sequence[int]) -> None:
+    def put(self, pieces: Sequence[Piece], values: Values, weights: Optional[Sequence[int]]) -> None:
         for table in (self._mean, self._low, self._high):
-            table.put(0, columns, values, weights)
+            table.put(0, pieces, values, weights)
 
     def mean(self) -> List[Optional[float]]:
         return self._mean.values()
@@ -139,6 +163,11 @@ class Series:
 
     def overall(self) -> Optional[float]:
         return self._mean.row_mean(0)
+
+
+def known_as_one(values: Values) -> Values:
+    """1 for each value that is known, which adds up to how many there are."""
+    return [None if value is None else 1.0 for value in values] if None in values else [1.0] * len(values)
 
 
 def known(values: Sequence[float]) -> List[Optional[float]]:
