@@ -63,6 +63,7 @@ class Recorder:
         self._head: List[Dict[str, str]] = []
         self._held: List[Tuple[str, str, float]] = []
         self._finalize: Any = None
+        self.stock_layerdrop = site.settings["layerdrop"] == "stock"
         log.LISTENERS.append(self._heard)
 
     # The files.
@@ -333,6 +334,6 @@ class Recorder:
 
 def modules() -> Sequence[Any]:
     """The modules of the trace, for torch.compile to leave alone."""
-    names = ("recorder", "traced", "step_row", "batch_shape", "later", "trace_head", "trace")
+    names = ("recorder", "traced", "layer_calls", "step_row", "batch_shape", "later", "trace_head", "trace")
     found = [sys.modules.get(f"{__package__}.{name}") for name in names]
     return [each for each in found if each is not None]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 from ddpfix.layerdrop import cover, training
 
 from . import accumulation, ddp, optimizers
+from .layer_calls import LayerCalls
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -32,7 +33,9 @@ class Traced:
         self.first_layer, self.first_parameter = first_layer, first_parameter
         self._numbers: Dict[Tuple[str, int], int] = {}
         self.layers: List[str] = []
-        self._name_layers()
+        modules = self._name_layers()
+        # LayerDrop as it is shipped draws for itself, so that only the calls of the layers tell what it skipped.
+        self._calls = LayerCalls(modules) if recorder.stock_layerdrop and modules else None
         self._bytes = sum(each.numel() * each.element_size() for each in model.parameters)
         # A model that is alone communicates nothing.
         self._is_alone = optimizers.is_alone(model)
@@ -42,7 +45,9 @@ class Traced:
         self._counted = 0, 0
         self._seen: Optional[training.Step] = None
 
-    def _name_layers(self) -> None:
+    def _name_layers(self) -> List[Any]:
+        """Number the layers; returns their modules."""
+        modules = []
         module = self._model.wrapper.module
         names = {id(part): name for name, part in module.named_modules()}
         replica = ddp.replica(self._model)
@@ -52,6 +57,8 @@ class Traced:
                 if place not in self._numbers:
                     self._numbers[place] = len(self.layers)
                     self.layers.append(names.get(id(layer), f"{place[0]}.{place[1]}"))
+                    modules.append(layer)
+        return modules
 
     def is_alive(self) -> bool:
         return self._model.wrapper is not None
@@ -74,6 +81,8 @@ class Traced:
 
     def begin(self) -> None:
         self._recorder.forward_begins()
+        if self._calls is not None:
+            self._calls.begin()
 
     def ended(self, output: Any) -> None:
         """Called after each such forward."""
@@ -85,7 +94,10 @@ class Traced:
             self._reduced += bool(wrapper.require_backward_grad_sync)
             replica = training.replica_of(wrapper)
             step = replica.last if replica is not None else None
-            if step is not None and step is not self._seen:
+            if self._calls is not None:
+                numbers = [self.first_layer + number for number in self._calls.skipped()]
+                recorder.row.skipped = [*(recorder.row.skipped or []), *numbers]
+            elif step is not None and step is not self._seen:
                 self._seen = step
                 self._skipped(step, recorder.row)
 
@@ -100,6 +112,12 @@ class Traced:
             number = self._numbers.get((skip.module, skip.layer))
             if number is not None and not skip.part:
                 row.skipped.append(self.first_layer + number)
+
+    def release(self) -> None:
+        """Undo: take the hooks of the layers away."""
+        if self._calls is not None:
+            self._calls.remove()
+            self._calls = None
 
     def step_begins(self, row: StepRow) -> None:
         """Called before an optimizer's step: add what the forwards since the last one have left."""

@@ -56,7 +56,7 @@ def test_it_opens_without_a_complaint_or_a_connection(
 
 
 def hovered(tab: Tab, figure: str, across: float, down: float, expected: str) -> None:
-    """Hover over a place of a figure's plot, given as parts of its width and height, until the text there is as expected."""
+    """Hover over a place of a figure's plot, as parts of its width and height, until the text there is as expected."""
     plot = tab.page.locator(f"#{figure} .nsewdrag").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()

@@ -145,6 +145,8 @@ KEYS = {
     "class",
     "layers",
     "parameters",
+    "first_layer",
+    "first_parameter",
     "wrapped_at",
     "how",
 }
@@ -262,5 +264,5 @@ def first(found: Page, name: str) -> Element:
 
 def test_an_empty_trace_has_a_page(tmp_path: Path) -> None:
     found = Page(written(traces.write(tmp_path / "empty", 2, 0)))
-    assert "All 2 ranks ended in order, after 0 steps." in first(found, "main").text
+    assert "Both ranks ended in order, after 0 steps." in first(found, "main").text
     assert not found.named("figure")

@@ -94,6 +94,8 @@ def write(
         "kind": "model",
         "number": 0,
         "class": "WavLMForCTC",
+        "first_layer": 0,
+        "first_parameter": 0,
         "layers": [f"encoder.layers.{place}" for place in range(layers)],
         "parameters": [f"encoder.layers.{place * layers // parameters}.weight{place}" for place in range(parameters)],
         "wrapped_at": 1.7e9,

@@ -55,7 +55,7 @@ def _ends(data: Data) -> List[Finding]:
         text = f"The trace was near its bound: up to {data['one_row_stands_for']} steps share a row."
         found.append(Finding("ranks", PLAIN, text))
     if not found:
-        ranks = "The only rank" if data["ranks"] == 1 else f"All {data['ranks']:,} ranks"
+        ranks = {1: "The only rank", 2: "Both ranks"}.get(data["ranks"], f"All {data['ranks']:,} ranks")
         found.append(Finding("ranks", GOOD, f"{ranks} ended in order, after {words.count(data['steps'], 'step')}."))
     return found
 

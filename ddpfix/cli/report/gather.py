@@ -114,11 +114,13 @@ class Gathered:
             self._rows(run.rank, steps, columns)
 
     def _models(self, run: Run) -> None:
-        """Takes the names of the first model, which indices of the steps are for."""
-        model = run.models[0] if run.models else {}
-        layers, parameters = clean.texts(model.get("layers")), clean.texts(model.get("parameters"))
-        self.layers += layers[len(self.layers) :]
-        self.parameters += parameters[len(self.parameters) :]
+        """Take the names that indices of the steps are for: all models are numbered one after the other."""
+        for model in run.models:
+            for kind, names in (("layer", self.layers), ("parameter", self.parameters)):
+                first = clean.whole(model.get(f"first_{kind}")) or 0
+                # What another rank has told already stays; a number that leaves a gap is no number of this format.
+                if first <= len(names):
+                    names += clean.texts(model.get(f"{kind}s"))[len(names) - first :]
 
     def _rows(self, rank: int, steps: List[int], columns: Dict[str, List[Any]]) -> None:
         self.timeline.fit(steps[-1])

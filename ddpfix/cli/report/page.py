@@ -36,10 +36,10 @@ def make(runs: Sequence[Data], plotly: str) -> str:
         runs: the data of one run, or of two.
         plotly: the source of plotly.js.
     """
-    drawn = [figures.make(data) for data in runs]
+    drawn = figures.make(runs)
     specs = [_spec(number, figure) for number, each in enumerate(drawn) for figure in each]
     script = (_ASSETS / "page.js").read_text(encoding="utf-8")
-    title = " and ".join(data["name"] for data in runs)
+    title = " against ".join(data["name"] for data in runs)
     body = _body(runs, drawn, title)
     style = (_ASSETS / "page.css").read_text(encoding="utf-8")
     return "\n".join(

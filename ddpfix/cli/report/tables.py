@@ -68,9 +68,7 @@ def _who(seen: Data, data: Data) -> str:
 def _done(data: Data) -> str:
     parts = []
     if data["patches"]:
-        rows = [[each["id"], each["state"], each["reason"], _who(each, data)] for each in data["patches"]]
-        rows.sort(key=lambda row: row[1] not in ("applied", "registered"))
-        parts.append(table(Table(["patch", "state", "why", "ranks"], rows[:MOST]), "Patches"))
+        parts.append(_patches(data))
     else:
         parts.append("<p>The trace has no list of patches.</p>")
     if data["events"]:
@@ -79,15 +77,25 @@ def _done(data: Data) -> str:
             for each in data["events"]
         ]
         parts.append(table(Table(["line", "level", "first in step", "times", "ranks"], rows[:MOST]), "Lines of ddpfix"))
-    if data["places"]:
-        rows = [
-            [each["place"], each["doing"], _step(each), f"{each['times']:,}", _who(each, data)]
-            for each in data["places"]
-        ]
-        parts.append(table(Table(["place", "doing", "first in step", "times", "ranks"], rows[:MOST]), "Long waits"))
+    if data["stalls"]:
+        rows = [[each["phase"], _step(each), f"{each['times']:,}", _who(each, data)] for each in data["stalls"]]
+        parts.append(table(Table(["where", "first in step", "times", "ranks"], rows[:MOST]), "Seconds at one place"))
     if data["texts_left_out"]:
         parts.append(f"<p>{data['texts_left_out']:,} lines with further texts are in the trace.</p>")
     return "".join(parts)
+
+
+def _patches(data: Data) -> str:
+    """Those that did something, and the others where they can be opened."""
+    rows = [[each["id"], each["state"], each["reason"], _who(each, data)] for each in data["patches"]]
+    acted = [row for row in rows if row[1] in ("applied", "registered")]
+    others = [row for row in rows if row not in acted]
+    heads = ["patch", "state", "why", "ranks"]
+    shown = table(Table(heads, acted[:MOST]), "Patches") if acted else "<p>No patch was applied.</p>"
+    if others:
+        more = table(Table(heads, others[:MOST]), "Patches that did nothing here")
+        shown += f"<details><summary>{len(others):,} patches that did nothing here, and why</summary>{more}</details>"
+    return shown
 
 
 def _step(seen: Data) -> str:

@@ -43,7 +43,7 @@ class Told:
         self._events: Dict[Tuple[str, str], Seen] = {}
         self._settings: Dict[Tuple[str, str, str, str], Seen] = {}
         self._patches: Dict[Tuple[str, str, str], Seen] = {}
-        self._places: Dict[Tuple[str, str], Seen] = {}
+        self._places: Dict[Tuple[str], Seen] = {}
         self._attempts = 0
 
     def add(self, run: Run) -> None:
@@ -70,8 +70,7 @@ class Told:
             done = tuple(clean.text(row.get(name)) for name in ("id", "state", "reason"))
             self._note(self._patches, done, run.rank, row)
         for row in clean.rows(run.stalls):
-            place = (clean.text(row.get("phase", row.get("doing"))), clean.text(row.get("place", row.get("line"))))
-            self._note(self._places, place, run.rank, row)
+            self._note(self._places, (clean.text(row.get("phase")),), run.rank, row)
 
     def _note(self, seen: Dict[Any, Seen], key: Any, rank: int, row: Dict[str, Any]) -> None:
         if key not in seen:
@@ -89,7 +88,7 @@ class Told:
             "settings": _rows(self._settings, ("name", "requested", "effective", "note")),
             "patches": _rows(self._patches, ("id", "state", "reason")),
             "events": _rows(self._events, ("level", "text")),
-            "places": _rows(self._places, ("doing", "place")),
+            "stalls": _rows(self._places, ("phase",)),
             "texts_left_out": self.left_out,
             "ends": [{"how": how, "ranks": ranks} for how, ranks in self.ends.items()],
         }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
-from ddpfix.cli.report.figures import layers, memory, parameters, seconds
+from ddpfix.cli.report.figures import layers, memory, parameters, scales, seconds
 from ddpfix.cli.report.figures.figure import Figure
 
 # In the order of the page.
 _MAKERS = (layers.make, seconds.make, memory.make, parameters.make)
 
 
-def make(data: Dict[str, Any]) -> List[Figure]:
-    """All figures for which the run has data."""
-    return [figure for maker in _MAKERS for figure in maker(data)]
+def make(runs: Sequence[Dict[str, Any]]) -> List[List[Figure]]:
+    """All figures for which a run has data, for each run; the same figure of two runs has the same scale."""
+    most = scales.of(runs)
+    return [[figure for maker in _MAKERS for figure in maker(data, most)] for data in runs]

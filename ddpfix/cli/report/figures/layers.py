@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ddpfix.cli.report import words
 from ddpfix.cli.report.figures.figure import Data, Figure, Matrix, Table, heatmap, layer_names, rank_rows
+from ddpfix.cli.report.figures.scales import Scales
 
 # So many rows of layers and ranks fit into one picture; more need two.
 TOGETHER = 96
@@ -26,7 +27,7 @@ _LEGEND = (
 )
 
 
-def make(data: Data) -> List[Figure]:
+def make(data: Data, most: Scales) -> List[Figure]:
     layers = data["layers"]
     if layers is None or not layers["columns"]:
         return []

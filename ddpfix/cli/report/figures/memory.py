@@ -7,20 +7,21 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddpfix.cli.report import words
 from ddpfix.cli.report.figures.figure import Data, Figure, Table, centres, layout, rank_rows, tidy
+from ddpfix.cli.report.figures.scales import Scales
 
 # A line a rank up to so many; of more, the most, the median and the least.
 LINES = 4
 _COLOURS = ("var(--forward)", "var(--optimizer)", "var(--data)", "var(--backward)")
 
 
-def make(data: Data) -> List[Figure]:
+def make(data: Data, most: Scales) -> List[Figure]:
     memory = data["memory"]
     if not memory["records"]:
         return []
     x = centres(data["columns"])
     lines = _each(data, x) if len(memory["peak"]) <= LINES else _band(memory["peak"], x)
     what = "peak memory of the GPU" if memory["of"] == "gpu" else "resident memory"
-    drawn = layout("step", f"{what}, GiB", 340, yaxis={"rangemode": "tozero"}, annotations=_notes(memory["records"]))
+    drawn = layout("step", f"{what}, GiB", 340, yaxis={"range": [0, most.gib]}, annotations=_notes(memory["records"]))
     spec = tidy({"data": [*lines, _records(memory["records"])], "layout": drawn, "meta": {"kind": "plain"}})
     about = "The most so far. A diamond is a step that raised the peak of the whole run, with its largest batch."
     if memory["of"] == "process":

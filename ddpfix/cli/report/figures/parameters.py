@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 from ddpfix.cli.report import words
 from ddpfix.cli.report.figures.figure import Data, Figure, Table, centres, heatmap, layout, tidy
+from ddpfix.cli.report.figures.scales import Scales
 
 # Groups of parameters in the figure.
 SHOWN = 30
 _SCALE = [[0, "var(--ran)"], [0.001, "var(--ran)"], [0.002, "var(--some)"], [1, "var(--skipped)"]]
 
 
-def make(data: Data) -> List[Figure]:
-    return [*_unused(data), *_loss(data)]
+def make(data: Data, most: Scales) -> List[Figure]:
+    return [*_unused(data), *_loss(data, most.loss)]
 
 
 def _unused(data: Data) -> List[Figure]:
@@ -42,7 +43,7 @@ def _unused(data: Data) -> List[Figure]:
     return [Figure("unused", "unused", "Unused parameters over time", about, spec, table, legend)]
 
 
-def _loss(data: Data) -> List[Figure]:
+def _loss(data: Data, ends: Tuple[float, float]) -> List[Figure]:
     loss = data["series"]["loss"]
     if not any(value is not None for value in loss["mean"]):
         return []
@@ -62,7 +63,13 @@ def _loss(data: Data) -> List[Figure]:
         ],
         "hovertemplate": "step %{x:.0f}: %{y:.4f}, %{customdata}<extra></extra>",
     }
-    spec = tidy({"data": [*traces, mean], "layout": layout("step", "loss", 300), "meta": {"kind": "plain"}})
+    spec = tidy(
+        {
+            "data": [*traces, mean],
+            "layout": layout("step", "loss", 300, yaxis={"range": list(ends)}),
+            "meta": {"kind": "plain"},
+        }
+    )
     about = "The line is the mean of the ranks; the band, the smallest and the largest."
     picked = range(0, len(x), -(-len(x) // 50))
     rows = [[str(data["columns"][p][0]), *(_shown(loss[n][p]) for n in ("mean", "low", "high"))] for p in picked]

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix.cli.report import words
 from ddpfix.cli.report.figures.figure import Data, Figure, Table, heatmap, label, layout, rank_rows, tidy
+from ddpfix.cli.report.figures.scales import Scales
 
 BARS = 48
 _COLOURS = {
@@ -19,12 +20,12 @@ _COLOURS = {
 _SCALE = [[0, "var(--ran)"], [0.5, "var(--skipped)"], [1, "var(--alone)"]]
 
 
-def make(data: Data) -> List[Figure]:
+def make(data: Data, most: Scales) -> List[Figure]:
     if data["time"]["mean"]["total"] is None:
         return []
-    figures = [_bars(data)]
+    figures = [_bars(data, most.seconds)]
     if any(value is not None for row in data["time"]["own"] for value in row):
-        figures.append(_map(data))
+        figures.append(_map(data, most.own))
     return figures
 
 
@@ -43,7 +44,7 @@ def _named(rank: int, straggler: Optional[int]) -> str:
     return f"rank {rank} (straggler)" if rank == straggler else f"rank {rank}"
 
 
-def _bars(data: Data) -> Figure:
+def _bars(data: Data, longest: float) -> Figure:
     time = data["time"]
     found = time["straggler"]
     groups = _groups(time["per_rank"], found["rank"] if found and found["clear"] else None)
@@ -55,6 +56,7 @@ def _bars(data: Data) -> Figure:
         max(180, min(620, 110 + 22 * len(groups))),
         barmode="stack",
         bargap=0.25,
+        xaxis={"range": [0, longest]},
         yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
     )
     about = (
@@ -104,14 +106,11 @@ def _table(time: Data) -> Table:
     return Table(["rank", "own work", *time["parts"], "whole step", "steps in which it was slowest"], rows)
 
 
-def _map(data: Data) -> Figure:
+def _map(data: Data, most: float) -> Figure:
     own = data["time"]["own"]
-    known = sorted(value for row in own for value in row if value is not None)
-    # One column that took long would leave all else in one colour.
-    most = known[min(len(known) - 1, int(len(known) * 0.99))]
     labels = rank_rows(data["rank_rows"])
     meta: Dict[str, Any] = {"kind": "seconds"}
-    spec = heatmap(own, data["columns"], data["steps"], labels, _SCALE, (0.0, most or 1.0), meta)
+    spec = heatmap(own, data["columns"], data["steps"], labels, _SCALE, (0.0, most), meta)
     rows = [
         [label, words.seconds(_mean(row)), words.seconds(_most(row)), words.seconds(_mean(waits))]
         for label, row, waits in zip(labels, own, data["time"]["wait"])
