@@ -61,6 +61,11 @@ def hovered(tab: Tab, figure: str, across: float, down: float, expected: str) ->
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     tab.page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down, steps=3)
+    told(tab, figure, expected)
+
+
+def told(tab: Tab, figure: str, expected: str) -> None:
+    """Wait until a hover text of a figure is as expected."""
     shown = tab.page.locator(f"#{figure} .hoverlayer .hovertext")
     until = time.monotonic() + 10
     texts: List[str] = []
@@ -97,9 +102,7 @@ def test_a_new_peak_tells_its_batch(chromium: Any, pages: Dict[str, Path]) -> No
     point.scroll_into_view_if_needed()
     box = point.bounding_box()
     tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
-    shown = tab.page.locator("#memory-0 .hoverlayer .hovertext").first
-    shown.wait_for(timeout=5000)
-    assert "step 30, rank 1: 54.0 GiB, batch 4 \u00d7 2900 \u00d7 80, 25 % padding" in shown.text_content()
+    told(tab, "memory-0", "^step 30, rank 1: 54.0 GiB, batch 4 \u00d7 2900 \u00d7 80, 25 % padding$")
     tab.close()
 
 

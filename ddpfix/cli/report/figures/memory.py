@@ -21,7 +21,14 @@ def make(data: Data, most: Scales) -> List[Figure]:
     x = centres(data["columns"])
     lines = _each(data, x) if len(memory["peak"]) <= LINES else _band(memory["peak"], x)
     what = "peak memory of the GPU" if memory["of"] == "gpu" else "resident memory"
-    drawn = layout("step", f"{what}, GiB", 340, yaxis={"range": [0, most.gib]}, annotations=_notes(memory["records"]))
+    drawn = layout(
+        "step",
+        f"{what}, GiB",
+        340,
+        yaxis={"range": [0, most.gib]},
+        hovermode="x",
+        annotations=_notes(memory["records"]),
+    )
     spec = tidy({"data": [*lines, _records(memory["records"])], "layout": drawn, "meta": {"kind": "plain"}})
     about = "The most so far. A diamond is a step that raised the peak of the whole run, with its largest batch."
     if memory["of"] == "process":

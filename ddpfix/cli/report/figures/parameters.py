@@ -66,7 +66,7 @@ def _loss(data: Data, ends: Tuple[float, float]) -> List[Figure]:
     spec = tidy(
         {
             "data": [*traces, mean],
-            "layout": layout("step", "loss", 300, yaxis={"range": list(ends)}),
+            "layout": layout("step", "loss", 300, yaxis={"range": list(ends)}, hovermode="x"),
             "meta": {"kind": "plain"},
         }
     )
