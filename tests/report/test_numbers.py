@@ -208,6 +208,20 @@ def test_findings_of_a_run_in_step(tmp_path: Path) -> None:
     assert "No rank is a straggler" in found and "stayed flat: 17.0 GiB" in found
 
 
+@pytest.mark.parametrize(("slow", "said"), [(0, "No rank is a straggler"), (0.05, "Rank 2 is the straggler")])
+def test_chance_makes_no_straggler(tmp_path: Path, slow: float, said: str) -> None:
+    """Steps of all lengths, in which each rank is the slowest by turns; one rank has a single long one."""
+
+    def vary(rank: int, step: int, row: Row) -> None:
+        row["wait"] = 0.1
+        row["total"] = random.Random(rank * 100_003 + step).uniform(0.2, 0.24) + (slow if rank == 2 else 0.0)
+        if (rank, step) == (1, 7):
+            row["total"] += 0.5
+
+    found = sentences(traces.write(tmp_path / "run", 3, 40, change=vary))
+    assert said in found
+
+
 def test_findings_tell_how_ranks_ended(tmp_path: Path) -> None:
     folder = traces.write(tmp_path / "ends", 4, 5)
     (folder / "rank-00002.jsonl").unlink()

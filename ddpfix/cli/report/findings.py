@@ -87,7 +87,9 @@ def _straggler(data: Data) -> List[Finding]:
         return []
     if not found["clear"]:
         own, others = words.seconds(found["own"]), words.seconds(found["others"])
-        text = f"No rank is a straggler: own work takes the slowest {own} a step, and the others {others} (median)."
+        text = f"No rank is a straggler: own work takes the slowest {own} a step, and the others {others} (median)"
+        often = f"{found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}"
+        text += f"; rank {found['rank']} was the slowest in {often}."
         return [Finding("time", GOOD, text)]
     text = (
         f"Rank {found['rank']} is the straggler: its own work takes {words.seconds(found['own'])} a step, that of the"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
@@ -13,8 +14,9 @@ from ddpfix.trace import reader
 VERSION = 1
 # Parts of a step, as the figures show them: the backward without its wait, and what is none of the others.
 PARTS = ("data", "forward", "backward", "wait", "optimizer", "other")
-# A rank is called a straggler if its own time is so much longer than that of the others (median).
-SLOWER = 1.05
+# A rank is called a straggler if its own time is so much longer than that of the others (median), and if it is also
+# the slowest more often than the turns of chance make it, or if its time is even this much longer.
+SLOWER, MUCH_SLOWER = 1.05, 1.5
 RECORDS, NAMED = 25, 50
 
 
@@ -84,7 +86,7 @@ def _time(gathered: Gathered) -> Dict[str, Any]:
         "per_rank": per_rank,
         "mean": _mean(per_rank),
         "judged_steps": judged,
-        "straggler": _straggler(per_rank),
+        "straggler": _straggler(per_rank, judged),
         "own": [gathered.own.values(row) for row in range(len(gathered.spans()))],
         "wait": [gathered.waits.values(row) for row in range(len(gathered.spans()))],
     }
@@ -113,7 +115,7 @@ def _mean(per_rank: List[Dict[str, Any]]) -> Dict[str, Optional[float]]:
     return found
 
 
-def _straggler(per_rank: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str, Any]]:
     """The rank whose own time is longest, against the median of the others; None without the times of two ranks."""
     timed = [each for each in per_rank if each["own"] is not None]
     if len(timed) < 2:
@@ -133,7 +135,7 @@ def _straggler(per_rank: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
         "rank": worst["rank"],
         "own": worst["own"],
         "others": own,
-        "clear": bool(own and worst["own"] >= SLOWER * own),
+        "clear": _is_clear(worst["own"] / own if own else 0.0, worst["slowest_steps"], judged, len(timed)),
         "others_wait_share": waited / total if total else None,
         "wait_share": worst["wait"] / worst["total"] if worst["total"] else None,
         "slowest_steps": worst["slowest_steps"],
@@ -141,6 +143,13 @@ def _straggler(per_rank: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
         "part_seconds": worst[part] if part else None,
         "part_others": median(each[part] or 0.0 for each in others) if part else None,
     }
+
+
+def _is_clear(ratio: float, slowest: int, judged: int, ranks: int) -> bool:
+    """Whether a rank that takes so much longer than others, and was the slowest in so many steps, is a straggler."""
+    chance = 1 / ranks
+    often = judged * chance + 3 * math.sqrt(judged * chance * (1 - chance))
+    return ratio >= MUCH_SLOWER or (ratio >= SLOWER and slowest > often)
 
 
 def _memory(gathered: Gathered) -> Dict[str, Any]:
