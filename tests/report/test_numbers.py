@@ -81,6 +81,17 @@ def test_the_straggler_and_how_often_it_was_slowest(run: Any) -> None:
     assert data["time"]["judged_steps"] == sum(slowest.values())
 
 
+def test_own_work_by_rows_of_ranks_is_that_of_the_slowest(run: Any) -> None:
+    data, rows = run
+    for (low, high), cells in zip(data["rank_rows"], data["time"]["own"]):
+        for (first, last), cell in zip(data["columns"], cells):
+            means = []
+            for rank in range(low, high + 1):
+                mine = [row for row in rows[rank][max(1, first - 1) : last] if "wait" in row]
+                means += [sum(row["total"] - row["wait"] for row in mine) / len(mine)] if mine else []
+            assert cell == (pytest.approx(max(means)) if means else None)
+
+
 def test_steps_in_which_ranks_skip_different_layers(run: Any) -> None:
     data, rows = run
     parted: Dict[int, List[int]] = {}

@@ -52,6 +52,8 @@ class Tab:
         self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
         self.page.on("dialog", self._dialog)
         self.page.on("request", lambda request: self.requests.append(request.url))
+        self._measures = self._context.new_cdp_session(self.page)
+        self._measures.send("Performance.enable", {"timeDomain": "threadTicks"})
         self.page.goto(file.resolve().as_uri())
 
     def _dialog(self, dialog: Any) -> None:
@@ -61,6 +63,11 @@ class Tab:
     def ready(self) -> None:
         """Wait until all figures are drawn."""
         self.page.wait_for_selector("html[data-ready]", state="attached", timeout=120_000)
+
+    def seconds(self) -> float:
+        """What the main thread of the page has computed since it was opened."""
+        metrics = self._measures.send("Performance.getMetrics")["metrics"]
+        return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
 
     def close(self) -> None:
         self._context.close()

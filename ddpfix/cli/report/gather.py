@@ -81,7 +81,8 @@ class Gathered:
         height = -(-len(self.ranks) // self.per_row)
         self.row_of = {rank: place // self.per_row for place, rank in enumerate(self.ranks)}
         self.timeline = Timeline(COLUMNS)
-        self.own, self.waits = Mean(self.timeline, height), Mean(self.timeline, height)
+        # Of the ranks that share a row, the slowest: among many a straggler would be lost in the mean.
+        self.own, self.waits = Grid(self.timeline, height, "max"), Mean(self.timeline, height)
         self.peak_rows = Grid(self.timeline, height, "max")
         self.peaks = Peaks(self.timeline)
         self.series = {name: Series(self.timeline) for name in (*SERIES, "unused", "skipped")}
@@ -134,7 +135,7 @@ class Gathered:
         own = [_own(*each) for each in zip(timed["total"], timed["wait"])]
         for name in SERIES:
             self.series[name].put(pieces, timed.get(name, values[name]), weights)
-        self.own.put(row, pieces, own, weights)
+        self.own.put(row, [(column, n, n + 1) for n, (column, _, _) in enumerate(pieces)], _means(own, pieces), None)
         self.waits.put(row, pieces, timed["wait"], weights)
         self._memory(rank, row, steps, pieces, columns)
         self._add_up(rank, timed, own, weights)
@@ -244,6 +245,12 @@ class Gathered:
                 if grid is None:
                     grid = self.unused[index] = Grid(self.timeline)
                 grid.rows[0][column] += count
+
+
+def _means(values: Values, pieces: Sequence[Piece]) -> Values:
+    """The mean of each piece."""
+    parts = [[value for value in values[start:end] if value is not None] for _, start, end in pieces]
+    return [sum(part) / len(part) if part else None for part in parts]
 
 
 def _weights(every: List[Any]) -> Optional[List[int]]:

@@ -87,7 +87,7 @@ def _time(gathered: Gathered) -> Dict[str, Any]:
         "mean": _mean(per_rank),
         "judged_steps": judged,
         "straggler": _straggler(per_rank, judged),
-        "own": [gathered.own.values(row) for row in range(len(gathered.spans()))],
+        "own": [known(row) for row in gathered.own.rows],
         "wait": [gathered.waits.values(row) for row in range(len(gathered.spans()))],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix.cli.report import words
@@ -79,7 +80,7 @@ def _part(part: str, groups: Sequence[Tuple[str, List[Data]]], labels: Sequence[
         "name": shown,
         "y": list(labels),
         "x": [value or 0.0 for value in values],
-        "customdata": [words.percent(share) for share in shares],
+        "customdata": [words.percent(share) + _spread(members) for share, (_, members) in zip(shares, groups)],
         "marker": {"color": _COLOURS[part]},
         "hovertemplate": f"%{{y}}: {shown} %{{x:.4f}} s, %{{customdata}}<extra></extra>",
     }
@@ -88,6 +89,15 @@ def _part(part: str, groups: Sequence[Tuple[str, List[Data]]], labels: Sequence[
 def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _spread(members: Sequence[Data]) -> str:
+    """The own work of several ranks: least, median, most."""
+    own = sorted(each["own"] for each in members if each["own"] is not None)
+    if len(own) < 2:
+        return ""
+    least, middle, most = (words.seconds(value) for value in (own[0], median(own), own[-1]))
+    return f"<br>own work {least} to {most}, median {middle}"
 
 
 def _share(value: Optional[float], members: Sequence[Data]) -> Optional[float]:
@@ -119,9 +129,9 @@ def _map(data: Data, most: float) -> Figure:
         "own",
         "time",
         "Each rank's own work, by step",
-        "Seconds of a step without the wait for other ranks: the others wait for the rank with the warmest colour.",
+        "Seconds of a step without the wait for others, who wait for the warmest colour; of several, the slowest.",
         spec,
-        Table(["ranks", "own work, mean", "most", "wait, mean"], rows),
+        Table(["ranks", "own work of the slowest, mean", "most", "wait, mean"], rows),
         (
             ("var(--ran)", "0"),
             ("var(--skipped)", words.seconds(most / 2)),
