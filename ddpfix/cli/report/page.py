@@ -149,7 +149,7 @@ def _findings(data: Data) -> str:
 def _ratios(runs: Sequence[Data]) -> str:
     one, two = (data["name"] for data in runs)
     rows = [[each.name, *each.shown] for each in compare.compare(*runs)]
-    table = tables.table(Table(["", one, two, f"ratio ({two} : {one})"], rows), f"{one} against {two}")
+    table = tables.table(Table(["number", one, two, f"ratio ({two} : {one})"], rows), f"{one} against {two}")
     return _section("ratios", "Ratios", table)
 
 

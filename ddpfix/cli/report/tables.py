@@ -31,7 +31,7 @@ def table(content: Table, caption: str) -> str:
     )
     label = _text(f"Table: {caption}")
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table>'
+        f'<div class="scroll" role="group" tabindex="0" aria-label="{label}"><table>'
         f"<caption>{_text(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -119,7 +119,9 @@ def _ranks(data: Data) -> str:
         ("processes before these", f"{data['earlier_processes']:,}"),
     ]
     ended = [[each["how"], words.ranks(each["ranks"])] for each in data["ends"]]
-    return table(Table(["", ""], rows), "Environment") + table(Table(["how", "ranks"], ended[:MOST]), "How ranks ended")
+    return table(Table(["what", "value"], rows), "Environment") + table(
+        Table(["how", "ranks"], ended[:MOST]), "How ranks ended"
+    )
 
 
 _MAKERS: Dict[str, Callable[[Data], str]] = {"settings": _settings, "done": _done, "ranks": _ranks}

@@ -5,7 +5,8 @@
   const button = document.getElementById("theme");
   const narrow = matchMedia("(max-width: 40rem)").matches;
   const touch = matchMedia("(pointer: coarse)").matches;
-  const config = { responsive: true, displaylogo: false, displayModeBar: touch ? false : "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  // Plotly's own buttons cannot be inside of an image, which is what a figure is to a screen reader.
+  const config = { responsive: true, displayModeBar: false };
 
   function theme(dark) {
     root.dataset.theme = dark ? "dark" : "light";
