@@ -136,7 +136,10 @@ def test_the_keyboard_reaches_everything(chromium: Any, pages: Dict[str, Path]) 
     reached = []
     for _ in range(80):
         tab.page.keyboard.press("Tab")
-        reached.append(tab.page.evaluate("(e => e.className || e.id || e.tagName)(document.activeElement)"))
+        found = tab.page.evaluate("(e => e.className || e.id || e.tagName)(document.activeElement)")
+        if found in ("skip", "BODY") and reached:
+            break
+        reached.append(found)
     assert reached[0] == "skip" and "theme" in reached and reached.count("SUMMARY") >= 6
     plots = tab.page.evaluate("[...document.querySelectorAll('.plot')].map((plot) => plot.className)")
     assert [each for each in reached if each.startswith("plot")] == plots
