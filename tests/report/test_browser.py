@@ -133,7 +133,7 @@ def test_the_colours_follow_the_system_and_the_button(chromium: Any, pages: Dict
 def test_the_keyboard_reaches_everything(chromium: Any, pages: Dict[str, Path]) -> None:
     tab = Tab(chromium, pages["many"], 1280, 900, dark=False)
     tab.ready()
-    reached = []
+    reached: List[str] = []
     for _ in range(80):
         tab.page.keyboard.press("Tab")
         found = tab.page.evaluate("(e => e.className || e.id || e.tagName)(document.activeElement)")
