@@ -4,21 +4,6 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence
 
-# Lines of a list.
-LINES = 20
-
-
-def listed(names: Sequence[str], most: int = LINES) -> str:
-    """The parameters, one line a layer, each behind a line break; empty if there are none.
-
-    Args:
-        names: as ``named_parameters`` gives them.
-        most: number of lines; what does not fit is counted.
-    """
-    lines = [f"\n    {module}: {short(parts, 4)}" for module, parts in grouped(names).items()]
-    more = f"\n    and {len(lines) - most} more modules" if len(lines) > most else ""
-    return "".join(lines[:most]) + more
-
 
 def in_short(names: Sequence[str]) -> str:
     """The modules of some parameters, at most four of them."""

@@ -1,57 +1,123 @@
-"""Completes torch's "Expected to have finished reduction" with the names of the parameters and the fix."""
+"""Completes the three errors of DDP: the parameters by name, on which ranks, the cause, and the line that cures it.
+
+"Expected to have finished reduction" is raised at the next forward, "Expected to mark a variable ready only once" and
+"Your training graph has changed" within a backward. torch's own message stays as it is, in front of the rest.
+"""
 
 from __future__ import annotations
 
-import functools
+import sys
+import weakref
 from types import ModuleType
 from typing import Any, Optional
 
+from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks import parameter_names
 
-from . import ddp, reducer
+from . import backward, ddp
 
 # The modules of some parameters, for messages of other stages.
 in_short = parameter_names.in_short
-ERROR = "Expected to have finished reduction in the prior iteration"
-_SET_THE_FLAG = (
-    "they are not used in every step, or an output that uses them is not part of the loss. The cure:\n"
-    "    DistributedDataParallel(model, find_unused_parameters=True)      # or, without an edit: DDPFIX_UNUSED=find"
-)
-_ALREADY_SET = (
-    "find_unused_parameters=True is set, so DDP found them behind an output that is not part of the loss. The cure:\n"
-    "    return only what the loss needs from the wrapped model, or add 0.0 * output.sum() to the loss"
-)
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+TWICE = "Expected to mark a variable ready only once"
+CHANGED = "training graph has changed in this iteration"
+ERRORS = (UNFINISHED, TWICE, CHANGED)
+_OURS = "\nddpfix: "
 
 
 def reduction(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stage in: the error is raised at the beginning of DDP's next forward."""
-    ddp.put(site, owner, Diagnosis())
+    """Put the stage in."""
+    inside = Site("torch.backward", site.settings, site.activation)
+    site.parts.append(inside)
+    site.at_undo(inside.undo)
+    ddp.put(site, owner, Diagnosis(inside))
 
 
 class Diagnosis(ddp.Stage):
+    """Collects evidence in the first steps of each model, and completes the errors.
+
+    Args:
+        site: of the wrapper of ``torch.autograd.backward``, which is put on with the first model.
+    """
+
     place = "diagnosis"
 
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._cases: weakref.WeakKeyDictionary[Any, Case] = weakref.WeakKeyDictionary()
+
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
-        model.attach(self.place, failed=functools.partial(_complete, model))
+        self.ended(model)
+        case = self._cases[model.wrapper] = Case(model)
+        evidence = case.evidence
+        if model.finalizer is not None:
+            # No reduction is left unfinished, so that no step is worth a look.
+            model.attach(self.place, failed=case.forward_failed)
+        else:
+            model.attach(self.place, evidence.before, evidence.after, case.forward_failed)
+        backward.look_at(self._site, evidence.backward_ended, case.backward_failed)
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        case = self._cases.pop(model.wrapper, None)
+        if case is not None:
+            case.end()
 
 
-def _complete(model: ddp.Wrapped, error: BaseException) -> None:
-    if isinstance(error, RuntimeError) and ERROR in str(error) and "ddpfix:" not in str(error):
-        error.args = (f"{error}\n{explain(model, str(error))}",)
+class Case:
+    """What is known of one model.
+
+    Args:
+        model: its record.
+    """
+
+    def __init__(self, model: ddp.Wrapped) -> None:
+        fresh = f"{__package__}.evidence" not in sys.modules
+        from .cures import callers
+        from .evidence import Evidence
+
+        if fresh:
+            ddp.untrace()
+        self.model, self.wrapped_by = model, callers()
+        self.evidence = Evidence(model)
+        # How many errors were explained: what ranks compare has a name of its own each time.
+        self.number = 0
+
+    def forward_failed(self, error: BaseException) -> None:
+        """A forward has failed, perhaps because DDP has not finished the step before."""
+        try:
+            self.evidence.failed()
+            if _is_torchs(error):
+                self._complete(error, None)
+        except Exception as problem:
+            log.debug(f"an error of DDP is left as it is: {problem!r}")
+
+    def backward_failed(self, error: BaseException, roots: Any) -> None:
+        """A backward has failed, perhaps that of another model."""
+        if _is_torchs(error) and self.model.wrapper is not None:
+            self._complete(error, roots)
+
+    def _complete(self, error: BaseException, roots: Any) -> None:
+        from . import explanation
+
+        message = str(error)
+        kind = next(each for each in ERRORS if each in message)
+        if kind is UNFINISHED:
+            text = explanation.unfinished(self, message)
+        elif kind is TWICE:
+            text = explanation.twice(self, message, error, roots)
+        else:
+            text = explanation.changed(self, roots)
+        if text:
+            # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
+            error.args = (f"{message}{_OURS}{text}",)
+
+    def end(self) -> None:
+        """Undo: take all hooks away."""
+        backward.forget(self.evidence.backward_ended)
+        self.evidence.stop()
 
 
-def explain(model: ddp.Wrapped, message: str) -> str:
-    """The diagnosis: parameters without gradient on this rank, grouped by module, and the line that fixes it."""
-    match = reducer.NO_GRADIENT.search(message)
-    names = model.names
-    if match is None:
-        missing, where = [], ""
-    else:
-        missing = [names[int(i)] for i in match["indices"].split() if int(i) < len(names)]
-        where = f" on rank {match['rank']}"
-    fix = _ALREADY_SET if model.wrapper.find_unused_parameters else _SET_THE_FLAG
-    more = model.finalizer.backwards.explain() if model.finalizer is not None else ""
-    count = len(missing) or "some"
-    listed = parameter_names.listed(missing) or " torch names none"
-    return f"ddpfix: {count} parameters got no gradient{where}:{listed}{more}\nddpfix: {fix}"
+def _is_torchs(error: BaseException) -> bool:
+    message = str(error) if isinstance(error, RuntimeError) else ""
+    return any(each in message for each in ERRORS) and _OURS not in message

@@ -1,0 +1,104 @@
+"""Parameters by name, collapsed by module, for messages."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+_LINES = 20
+
+
+class Group(NamedTuple):
+    """Parameters of one module.
+
+    Attributes:
+        module: its name, "" for the model itself.
+        names: the whole names of the parameters.
+        whole: whether these are all parameters of the module that DDP reduces.
+    """
+
+    module: str
+    names: List[str]
+    whole: bool
+
+
+def collapsed(names: Sequence[str], every: Sequence[str]) -> List[Group]:
+    """Parameters by the highest module all of whose parameters are among them, or by the module that holds them.
+
+    Args:
+        names: of the parameters.
+        every: the names of all parameters of the model.
+    """
+    total, found = _counts(every), _counts(names)
+    groups: Dict[str, List[str]] = {}
+    whole: Dict[str, bool] = {}
+    for name in names:
+        above = _above(name)
+        module = next((each for each in above if found[each] == total.get(each)), above[-1])
+        groups.setdefault(module, []).append(name)
+        whole[module] = found[module] == total.get(module)
+    return [Group(module, held, whole[module]) for module, held in groups.items()]
+
+
+def _counts(names: Sequence[str]) -> Dict[str, int]:
+    counts: Dict[str, int] = {}
+    for name in names:
+        for module in _above(name):
+            counts[module] = counts.get(module, 0) + 1
+    return counts
+
+
+def _above(name: str) -> List[str]:
+    """The modules that hold a parameter, the outermost first; the model itself is the first one."""
+    parts = name.split(".")[:-1]
+    return ["", *(".".join(parts[: count + 1]) for count in range(len(parts)))]
+
+
+def listed(groups: Sequence[Group]) -> str:
+    """One line a group, at most twenty; numbered layers with the same parameters share a line."""
+    lines: Dict[Tuple[str, str], List[str]] = {}
+    for group in groups:
+        above, _, number = group.module.rpartition(".")
+        numbered = group.whole and number.isdigit()
+        key = (f"{above}." if numbered else group.module or "the model", _parts(group))
+        lines.setdefault(key, []).append(number if numbered else "")
+    written = [f"\n    {name}{_ranges(numbers)} {text}" for (name, text), numbers in lines.items()]
+    more = f"\n    and {len(written) - _LINES} more lines" if len(written) > _LINES else ""
+    return "".join(written[:_LINES]) + more
+
+
+def _ranges(numbers: Sequence[str]) -> str:
+    """The numbers of some layers, as ranges; "" for what has none."""
+    runs: List[List[int]] = []
+    for number in sorted(int(each) for each in numbers if each):
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(words) + (", each" if len(numbers) > 1 else "")
+
+
+def _parts(group: Group) -> str:
+    count = len(group.names)
+    if group.whole and count > 4:
+        return f"(all {count} parameters)"
+    start = len(group.module) + 1 if group.module else 0
+    return f"({', '.join(name[start:] for name in group.names[:4])}{f' and {count - 4} more' if count > 4 else ''})"
+
+
+def modules(groups: Sequence[Group]) -> str:
+    """The modules of some groups in a few words."""
+    names = [group.module or "the model" for group in groups]
+    single = [group.names[0] for group in groups if not group.whole and len(group.names) == 1]
+    if len(single) == len(groups):
+        names = single
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def attribute(group: Group) -> str:
+    """The module of a group as Python spells it, or its first parameter if it has more than these."""
+    name = group.module if group.whole and group.module else group.names[0]
+    parts = name.split(".")
+    if all(part.isidentifier() or part.isdigit() for part in parts) and not parts[0].isdigit():
+        return "model" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
+    return f"model.get_{'submodule' if name == group.module else 'parameter'}({name!r})"

@@ -1,0 +1,268 @@
+"""DDP's three errors: parameters by name, ranks, the cause, and the line; with that line the same program trains."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple
+
+import pytest
+import torch
+
+from tests.late import diagnosed, launch
+from tests.late.launch import Scenario
+from tests.late.test_exact import Ranks
+from tests.late.test_scenarios import ends
+
+pytestmark = pytest.mark.patches("torch.diagnosis")
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+TWICE = "Expected to mark a variable ready only once"
+CHANGED = "Your training graph has changed in this iteration"
+FIND = "DistributedDataParallel(model, find_unused_parameters=True)"
+DO_NOT_FIND = "DistributedDataParallel(model, find_unused_parameters=False)"
+NOT_STATIC = "DistributedDataParallel(model, find_unused_parameters=True, static_graph=False)"
+NOT_REENTRANT = "torch.utils.checkpoint.checkpoint(function, *inputs, use_reentrant=False)"
+SUM = "(first_loss + second_loss).backward()"
+AUX = "aux (0.weight, 0.bias, 2.weight, 2.bias)"
+LAYER = "layers.1 (weight, bias)"
+CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
+OFF = {"unused": "off", "torch_reentrant": "0"}
+
+
+@dataclass
+class Expected:
+    """What the diagnosis of one program says.
+
+    Attributes:
+        error: torch's.
+        names: the parameters, as they are listed.
+        cause: a regular expression.
+        lines: the lines to paste.
+        step: the step in which it went wrong.
+        settings: of ddpfix.
+        trains: the lines with which the program trains; all of them by default.
+    """
+
+    error: str
+    names: str
+    cause: str
+    lines: Sequence[str]
+    step: int = 1
+    settings: Dict[str, str] = field(default_factory=lambda: OFF)
+    trains: Sequence[Sequence[str]] = ()
+
+
+FREEZE = "model.aux.requires_grad_(False)"
+QUICK = {
+    "never": Expected(
+        UNFINISHED, AUX, r"aux did not run in this step, the first one", [FREEZE, FIND], trains=[[FREEZE], [FIND]]
+    ),
+    "outside": Expected(
+        UNFINISHED, AUX, r"output\['extra'\] is not part of the loss, and nothing else uses aux", [FIND]
+    ),
+    "reentrant_twice": Expected(TWICE, "layers.1.", r"layers.1 is used by two reentrant checkpoints", [NOT_REENTRANT]),
+    "static_new": Expected(
+        CHANGED, LAYER, r"static_graph=True, and layers.1 is not used in the same way", [NOT_STATIC], step=3
+    ),
+}
+MORE = {
+    "branch": Expected(
+        UNFINISHED, AUX, r"aux was used in the 2 steps before, and not in this one: a branch", [FIND], step=3
+    ),
+    "layerdrop": Expected(
+        UNFINISHED, "layers.", r"Dropping skips layers at random \(layerdrop 0.5\), among them layers\.", [FIND]
+    ),
+    "dropped": Expected(UNFINISHED, AUX, r"output\['extra'\] is not part of the loss", [FIND]),
+    "lost": Expected(UNFINISHED, AUX, r"aux ran, and the loss does not depend on its result", [FIND]),
+    "beside": Expected(
+        UNFINISHED, "the model (mask)", r"mask: the module that holds it ran, and did without it", [FIND]
+    ),
+    "many": Expected(UNFINISHED, "layers.10 to 79, each (weight, bias)", r"and 66 more did not run", [FIND]),
+    "stochastic_depth": Expected(
+        UNFINISHED,
+        "layers.1 (linear.weight, linear.bias)",
+        r"Deep skips layers at random \(stochastic_depth_rate 0.5\)",
+        [FIND],
+        step=0,
+    ),
+    "wav2vec2": Expected(
+        UNFINISHED, "encoder.layers.", r"Wav2Vec2Encoder skips layers at random \(layerdrop 0.5\)", [FIND], step=0
+    ),
+    "unused_and_reentrant": Expected(
+        UNFINISHED,
+        AUX,
+        r"aux did not run",
+        [FREEZE, FIND, NOT_REENTRANT],
+        trains=[[FREEZE], [FIND, NOT_REENTRANT]],
+    ),
+    "reentrant_and_flag": Expected(
+        TWICE, "layers.2.", r"a reentrant checkpoint hides layers.2 from find_unused_parameters=True", [NOT_REENTRANT]
+    ),
+    "outside_forward": Expected(TWICE, "aux.2.", r"the loss uses aux.2.bias outside of the forward", [DO_NOT_FIND]),
+    "two_forwards": Expected(TWICE, "layers.", r"2 forwards before one backward", [DO_NOT_FIND]),
+    "two_backwards": Expected(TWICE, "head.", r"backward 2 of this step reaches it", [SUM]),
+    "static_less": Expected(
+        UNFINISHED,
+        LAYER,
+        r"static_graph=True expects the parameters of the first step in each step, and layers.1",
+        [NOT_STATIC],
+        step=3,
+    ),
+    "static_layerdrop": Expected(
+        CHANGED, "layers.", r"Dropping skips layers at random \(layerdrop 0.5\)", [NOT_STATIC], step=2
+    ),
+    "static_reentrant": Expected(
+        CHANGED, LAYER, r"static_graph=True, and layers.1", [NOT_STATIC, NOT_REENTRANT], step=3
+    ),
+}
+# ddpfix draws which layers are skipped, and plain torch draws others.
+DRAWN = ("wav2vec2",)
+# The ranks find different things.
+DISAGREE = {
+    "one_rank": r"the ranks disagree; rank 1 said nothing for 2 s: nothing is missing there, or it has ended",
+    "each_its_own": r"the ranks disagree; rank 1: layers.2\n",
+}
+# What a user's own False, and other settings, leave to torch as well.
+OTHERS: Dict[str, Tuple[str, Dict[str, str]]] = {
+    "explicit": ("explicit_false", {}),
+    "stock": ("wav2vec2", {"unused": "off", "layerdrop": "stock"}),
+}
+ALL = {**QUICK, **MORE}
+
+
+def failing(names: Dict[str, Expected]) -> List[Scenario]:
+    plans = [Scenario(f"plain-{name}", function=f"diagnosed:{name}", timeout=20) for name in names]
+    return plans + [
+        Scenario(name, function=f"diagnosed:{name}", settings=each.settings, timeout=20) for name, each in names.items()
+    ]
+
+
+def cured(name: str, number: int, expected: Expected, lines: Sequence[str]) -> Scenario:
+    environ = {"TEST_LINES": json.dumps(list(lines))}
+    settings = expected.settings
+    if not any("find_unused_parameters=False" in line or line == SUM for line in lines):
+        return Scenario(f"{name}-{number}", function=f"diagnosed:{name}", settings=settings, environ=environ)
+    # Without the flag ddpfix does what is left, as it does by default.
+    by_default = {} if lines == [DO_NOT_FIND] else settings
+    return Scenario(f"{name}-{number}", function=f"diagnosed:{name}", settings=by_default, environ=environ)
+
+
+def lines_of(error: str) -> List[str]:
+    """The lines to paste, out of the message."""
+    cures = error[error.index("\nddpfix: cure") :].split("\n")
+    return [line.strip() for line in cures if line.startswith("    ")]
+
+
+def check(outcomes: Dict[str, Ranks], name: str, expected: Expected) -> None:
+    plain, found = ends(outcomes[f"plain-{name}"]), ends(outcomes[name])
+    for rank, (alone, error) in enumerate(zip(plain, found)):
+        assert expected.error in alone and "ddpfix" not in alone, outcomes[f"plain-{name}"][rank]
+        # Whoever searches for torch's error finds it.
+        whole = alone.partition("Parameter indices")[0] if name in DRAWN else alone
+        assert error.startswith(whole), (alone, error)
+        own = error[error.index("\nddpfix: ") :]
+        assert expected.names in own, own
+        assert re.search(rf"ddpfix: cause: .*{expected.cause}", own), own
+        assert lines_of(own) == list(expected.lines), own
+        assert f"on rank {rank} in step {expected.step or ''}" in own, own
+        assert "the same on all 2 ranks" in own, own
+
+
+def check_trains(outcomes: Dict[str, Ranks], name: str) -> None:
+    for log, record in outcomes[name]:
+        assert record is not None and record["error"] is None, log
+        assert record["done"] == diagnosed.STEPS
+    values = [record["weights"] for _, record in outcomes[name] if record is not None]
+    assert values[0] == pytest.approx(values[1], abs=1e-6)
+
+
+def run(names: Dict[str, Expected], folder: Path) -> Dict[str, Ranks]:
+    """Run programs as they are, and again with the lines that their errors give."""
+    outcomes = launch.train(failing(names), folder / "failing")
+    plans = []
+    for name, expected in names.items():
+        lines = lines_of(ends(outcomes[name])[0] or "\nddpfix: cure")
+        for number, chosen in enumerate(expected.trains or [lines]):
+            assert set(chosen) <= set(lines), (name, lines)
+            plans.append(cured(name, number, expected, [line for line in lines if line in chosen]))
+    outcomes.update(launch.train(plans, folder / "cured"))
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    return run(QUICK, tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    outcomes = run(MORE, tmp_path_factory.mktemp("more"))
+    plans = [Scenario(name, function=f"diagnosed:{name}", settings=OFF, timeout=20) for name in DISAGREE]
+    environ = {"TEST_LINES": json.dumps([FIND])}
+    plans += [
+        Scenario(f"{name}-0", function=f"diagnosed:{name}", settings=OFF, environ=environ, timeout=20)
+        for name in DISAGREE
+    ]
+    plans += [
+        Scenario(f"late-{name}", function=f"diagnosed:{name}", settings={"unused": "late"}, timeout=20)
+        for name, each in ALL.items()
+        if each.error == UNFINISHED and each.lines != [NOT_STATIC]
+    ]
+    plans += [
+        Scenario(key, function=f"diagnosed:{name}", settings=settings, timeout=20)
+        for key, (name, settings) in OTHERS.items()
+    ]
+    outcomes.update(launch.train(plans, tmp_path_factory.mktemp("disagree")))
+    return outcomes
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_each_error_is_explained(quick: Dict[str, Ranks], name: str) -> None:
+    check(quick, name, QUICK[name])
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_with_its_line_the_program_trains(quick: Dict[str, Ranks], name: str) -> None:
+    for number in range(len(QUICK[name].trains) or 1):
+        check_trains(quick, f"{name}-{number}")
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("name", MORE)
+def test_each_cause_is_told_apart(more: Dict[str, Ranks], name: str) -> None:
+    check(more, name, MORE[name])
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("name", MORE)
+def test_with_its_line_each_program_trains(more: Dict[str, Ranks], name: str) -> None:
+    for number in range(len(MORE[name].trains) or 1):
+        check_trains(more, f"{name}-{number}")
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("name", DISAGREE)
+def test_ranks_that_disagree_are_named(more: Dict[str, Ranks], name: str) -> None:
+    error = ends(more[name])[0]
+    assert error.startswith(f"RuntimeError: {UNFINISHED}") and LAYER in error, error
+    assert "not the same on all ranks" in error and re.search(DISAGREE[name], error), error
+    # Frozen on one rank alone, it would be another model there.
+    assert lines_of(error) == [FIND]
+    check_trains(more, f"{name}-0")
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize(
+    "name", [n for n, each in ALL.items() if each.error == UNFINISHED and each.lines != [NOT_STATIC]]
+)
+def test_without_an_edit_the_setting_trains(more: Dict[str, Ranks], name: str) -> None:
+    check_trains(more, f"late-{name}")
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_left_to_torch_by_the_user_is_explained(more: Dict[str, Ranks], name: str) -> None:
+    for error in ends(more[name]):
+        assert UNFINISHED in error and "ddpfix: cause: " in error and lines_of(error)[-1] == FIND, error
