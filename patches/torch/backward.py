@@ -6,40 +6,53 @@ call backward within one.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Tuple
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, List
 
 import torch
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 
-# ended(roots): called after each backward with the tensors that it was called for.
-Ended = Callable[[Any], None]
-# failed(error, roots): called with what a backward has raised.
-Failed = Callable[[BaseException, Any], None]
-_LOOKS: List[Tuple[Ended, Failed]] = []
+if TYPE_CHECKING:
+    from .diagnosis import Case
+
+# Those of models that are no more go by themselves.
+Cases = List["weakref.ref[Case]"]
+_KNOWN: Cases = []
+# Those whose reductions may be left unfinished.
+_LOOKING: Cases = []
 # Whether a backward runs.
 _RUNS = [False]
 
 
-def look_at(site: Site, ended: Ended, failed: Failed) -> None:
-    """Call these after each backward, until the site is undone."""
+def look_at(site: Site, case: Case, looks: bool) -> None:
+    """Tell a case of backwards, until the site is undone or the case is no more.
+
+    Args:
+        site: of the wrapper.
+        case: of a model; its ``backward_failed(error, roots)`` is called with what a backward has raised.
+        looks: whether its ``evidence.backward_ended(roots)`` is called after each backward.
+    """
     if not site.records:
         site.wrap_hot(torch.autograd, "backward", _backward)
-        site.at_undo(_LOOKS.clear)
-    _LOOKS.append((ended, failed))
+        site.at_undo(_KNOWN.clear)
+        site.at_undo(_LOOKING.clear)
+    for cases in (_KNOWN, _LOOKING) if looks else (_KNOWN,):
+        cases.append(weakref.ref(case, cases.remove))
 
 
-def forget(ended: Ended) -> None:
-    """Do not call this any more."""
-    _LOOKS[:] = [pair for pair in _LOOKS if pair[0] != ended]
+def forget(case: Case) -> None:
+    """Do not tell this one any more."""
+    for cases in (_KNOWN, _LOOKING):
+        cases[:] = [each for each in cases if each() is not case]
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    looks, runs = _LOOKS, _RUNS
+    known, looking, runs = _KNOWN, _LOOKING, _RUNS
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        if runs[0] or not looks:
+        if runs[0] or not known:
             return original(*args, **kwargs)
         runs[0] = True
         try:
@@ -49,16 +62,29 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             runs[0] = False
-        for ended, _ in looks:
-            ended(args[0] if args else kwargs.get("tensors"))
+        if looking:
+            _ended(args[0] if args else kwargs.get("tensors"))
         return result
 
     return backward
 
 
+def _ended(roots: Any) -> None:
+    for reference in tuple(_LOOKING):
+        case = reference()
+        if case is not None:
+            try:
+                case.evidence.backward_ended(roots)
+            except Exception as problem:
+                forget(case)
+                log.debug(f"backwards are not looked at any more: {problem!r}")
+
+
 def _failed(error: BaseException, roots: Any) -> None:
-    for _, failed in list(_LOOKS):
+    for reference in tuple(_KNOWN):
+        case = reference()
         try:
-            failed(error, roots)
+            if case is not None:
+                case.backward_failed(error, roots)
         except Exception as problem:
             log.debug(f"an error of a backward is left as it is: {problem!r}")

@@ -50,13 +50,12 @@ class Diagnosis(ddp.Stage):
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         self.ended(model)
         case = self._cases[model.wrapper] = Case(model)
-        evidence = case.evidence
         if model.finalizer is not None:
             # No reduction is left unfinished, so that no step is worth a look.
             model.attach(self.place, failed=case.forward_failed)
         else:
-            model.attach(self.place, evidence.before, evidence.after, case.forward_failed)
-        backward.look_at(self._site, evidence.backward_ended, case.backward_failed)
+            model.attach(self.place, case.forward_begins, case.forward_ended, case.forward_failed)
+        backward.look_at(self._site, case, looks=model.finalizer is None)
 
     def ended(self, model: ddp.Wrapped) -> None:
         case = self._cases.pop(model.wrapper, None)
@@ -82,6 +81,25 @@ class Case:
         self.evidence = Evidence(model)
         # How many errors were explained: what ranks compare has a name of its own each time.
         self.number = 0
+
+    def forward_begins(self) -> None:
+        """A forward with gradients begins."""
+        try:
+            self.evidence.before()
+        except Exception as problem:
+            self._give_up(problem)
+
+    def forward_ended(self, output: Any) -> None:
+        """A forward with gradients has ended."""
+        try:
+            self.evidence.after(output)
+        except Exception as problem:
+            self._give_up(problem)
+
+    def _give_up(self, problem: Exception) -> None:
+        log.debug(f"the steps of a model are not looked at any more: {problem!r}")
+        self.end()
+        self.model.detach(Diagnosis.place)
 
     def forward_failed(self, error: BaseException) -> None:
         """A forward has failed, perhaps because DDP has not finished the step before."""
@@ -114,7 +132,7 @@ class Case:
 
     def end(self) -> None:
         """Undo: take all hooks away."""
-        backward.forget(self.evidence.backward_ended)
+        backward.forget(self)
         self.evidence.stop()
 
 

@@ -24,7 +24,7 @@ _FALSE_ALARMS = 2
 _CALLERS = 40
 # Outputs that are kept in mind.
 _OUTPUTS = 16
-Output = Tuple[str, "weakref.ref[Any]"]
+Output = Tuple[Any, "weakref.ref[Any]"]
 
 
 class Evidence:
@@ -63,7 +63,7 @@ class Evidence:
         self._now: Optional[Set[int]] = None
         self._hook: Any = None
         self._node_hooks: List[Any] = []
-        self._outputs: List[Output] = []
+        self._outputs: Sequence[Output] = ()
         # What an output leads to, while outputs may be dropped before the backward: noted in the first steps.
         self._behind: List[Tuple[str, Set[int]]] = []
         self._armed = False
@@ -80,9 +80,12 @@ class Evidence:
 
     def after(self, output: Any) -> None:
         """A forward with gradients has ended."""
-        self._forget_hook()
+        if self._hook is not None:
+            self._forget_hook()
         if not self._model.wrapper.require_backward_grad_sync:
             return
+        self._outputs = _kept(output)
+        self.reached, self._armed = None, True
         if self.missing:
             # DDP did not mind: another backward has finished what one had left.
             self._false_alarm()
@@ -92,12 +95,14 @@ class Evidence:
         self._noted += 1
         self.backwards = 0
         self.ran, self._now = self._now, None
-        self.ran_before |= self.ran or set()
-        self.reached, self._armed = None, True
-        self._outputs = [(name, weakref.ref(tensor)) for name, tensor in _top(output)]
-        self._behind = self._led_to(output) if self.is_plain and self._noted <= NOTED_FORWARDS else []
-        if self.is_static and self._noted == 1:
-            self._count_gradients()
+        if self.ran is not None:
+            self.ran_before |= self.ran
+        if self._noted <= NOTED_FORWARDS:
+            self._behind = self._led_to(output) if self.is_plain else []
+            if self.is_static and self._noted == 1:
+                self._count_gradients()
+        elif self._behind:
+            self._behind = []
 
     def failed(self) -> None:
         """A forward has failed."""
@@ -158,7 +163,7 @@ class Evidence:
         """Look at the graphs of the losses, as long as they are there."""
         self.reached = (self.reached or set()) | self._walk(roots)
         self.missing = self.all_missing(unfinished)
-        alive = [(name, reference()) for name, reference in self._outputs]
+        alive = [(_called(key), reference()) for key, reference in self._outputs]
         behind = dict(self._behind)
         behind.update((name, self._walk([tensor])) for name, tensor in alive if tensor is not None)
         used = self.reached
@@ -226,22 +231,27 @@ def tensors_of(roots: Any) -> Sequence[Any]:
 
 def _named(output: Any) -> List[Tuple[str, Any]]:
     """The tensors in a forward's output with names for a message, at most :data:`_OUTPUTS`."""
-    return list(_top(output)) or [
-        (f"tensor {number}", tensor) for number, tensor in enumerate(ddp.tensors(output)[:_OUTPUTS])
+    top = [(_called(key), reference()) for key, reference in _kept(output)]
+    return top or [
+        (f"tensor {number} of the output", each) for number, each in enumerate(ddp.tensors(output)[:_OUTPUTS])
     ]
 
 
-def _top(output: Any) -> List[Tuple[str, Any]]:
-    """The tensors with a graph that stand in an output itself: no walk through what is nested in it."""
-    if type(output) is torch.Tensor:
-        found = [("the output", output)]
-    elif isinstance(output, dict):
-        found = [(f"output[{name!r}]", value) for name, value in output.items()]
+def _kept(output: Any) -> Sequence[Output]:
+    """The tensors that stand in an output itself, by their keys: no walk through what is nested in it."""
+    if isinstance(output, torch.Tensor):
+        return ((None, weakref.ref(output)),)
+    if isinstance(output, dict):
+        found = list(output.items())[:_OUTPUTS]
     elif isinstance(output, (list, tuple)):
-        found = [(f"output[{number}]", value) for number, value in enumerate(output[:_OUTPUTS])]
+        found = list(enumerate(output[:_OUTPUTS]))
     else:
-        return []
-    return [(name, value) for name, value in found if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+        return ()
+    return [(key, weakref.ref(value)) for key, value in found if isinstance(value, torch.Tensor)]
+
+
+def _called(key: Any) -> str:
+    return "the output" if key is None else f"output[{key!r}]"
 
 
 def _compiles(wrapper: Any) -> bool:

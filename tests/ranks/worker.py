@@ -541,6 +541,35 @@ def trainer_explicit_false() -> Dict[str, Any]:
 
 
 @scenario
+def trainer_line() -> Dict[str, Any]:
+    """Trainer with an argument against the flag, or with the line of the diagnosis."""
+    given = "TrainingArguments(..., ddp_find_unused_parameters=False)"
+    line = os.environ.get("TEST_LINE", given).replace("..., ", "")
+    return trainer_run(**eval(line, {"TrainingArguments": dict}))
+
+
+@scenario
+def accelerate_line() -> Dict[str, Any]:
+    """A loop with accelerate as it is by default, or with the line of the diagnosis."""
+    import functools
+
+    import accelerate
+
+    names = {"Accelerator": functools.partial(accelerate.Accelerator, cpu=True)}
+    names["DistributedDataParallelKwargs"] = accelerate.DistributedDataParallelKwargs
+    accelerator = eval(os.environ.get("TEST_LINE", "Accelerator()"), names)
+    entry = zoo.tiny_model("wavlm")
+    model = entry.build(seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    wrapped, optimizer = accelerator.prepare(model, optimizer)
+    for step in range(4):
+        optimizer.zero_grad()
+        accelerator.backward(entry.last_loss(wrapped(**batch(entry, step))))
+        optimizer.step()
+    return {"steps": 4, "told": wrapped.find_unused_parameters}
+
+
+@scenario
 def lightning_loop() -> Dict[str, Any]:
     import lightning
     from lightning.pytorch.strategies import DDPStrategy

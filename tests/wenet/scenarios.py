@@ -115,11 +115,13 @@ def idle(plan: Dict[str, Any], record: Record) -> None:
     """Train a checkpointed model through the tree's own wrap_cuda_model.
 
     Plan: ``all_used``; ``by_hand``: DDP is built without it, with the flag and non-reentrant checkpoints; ``forced``:
-    only the flag is edited in.
+    only the flag is edited in; ``checkpointing``: what the configuration has for the encoder, True by default.
     """
     record.update(weights=[], none=[])
     with group():
-        model = tiny_model.idle(plan["all_used"])
+        model: Any = tiny_model.idle(plan["all_used"])
+        if not plan.get("checkpointing", True):
+            model.encoder.gradient_checkpointing = False
         if plan.get("by_hand"):
             original = torch.utils.checkpoint.checkpoint
             torch.utils.checkpoint.checkpoint = lambda *args, **kwargs: original(

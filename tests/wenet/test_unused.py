@@ -25,6 +25,7 @@ SCENES = [
     launch.scenario("ours", "idle", ON, all_used=False),
     launch.scenario("ours_used", "idle", ON, all_used=True),
     launch.scenario("off", "idle", {"unused": "off"}, all_used=False),
+    launch.scenario("line", "idle", {"unused": "off"}, all_used=False, checkpointing=False),
     launch.scenario("undone", "undone", arguments=ON, modules=["wenet.utils.train_utils"]),
 ]
 
@@ -89,3 +90,12 @@ def test_undo_leaves_everything_as_it_was(tree: Path, results: Dict[str, List[An
     for rank in results["undone"]:
         assert rank["error"] is None and patch not in rank["failed"] and rank["problems"] == []
         assert patch in rank["applied"] and rank["changed"] > 0 and rank["left"] == 0
+
+
+@pytest.mark.patches("torch.diagnosis")
+def test_the_line_of_the_diagnosis_is_an_override_and_cures(results: Dict[str, List[Any]]) -> None:
+    for error in errors(results["off"]):
+        assert "decoder" in error and "in WeNet, paste this line" in error
+        assert '    --override_config "encoder_conf.gradient_checkpointing false"' in error.splitlines()
+    assert errors(results["line"]) == [None, None]
+    assert [rank["flag"] for rank in results["line"]] == [True, True]
