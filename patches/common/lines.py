@@ -21,6 +21,7 @@ class Lines(NamedTuple):
         do_not_find: has DDP look for none.
         not_static: leaves ``static_graph=True`` out, and has DDP look for unused parameters.
         not_reentrant: makes activation checkpointing non-reentrant.
+        own: whether DDP gets the model as the user has it, so that a line of Python may name its parts.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Lines(NamedTuple):
     do_not_find: str = ""
     not_static: str = ""
     not_reentrant: str = ""
+    own: bool = False
 
 
 def release(package: str) -> Tuple[int, ...]:

@@ -19,7 +19,9 @@ _PLAIN = Lines(
     do_not_find="DistributedDataParallel(model, find_unused_parameters=False)",
     not_static="DistributedDataParallel(model, find_unused_parameters=True, static_graph=False)",
     not_reentrant="torch.utils.checkpoint.checkpoint(function, *inputs, use_reentrant=False)",
+    own=True,
 )
+_KINDS = ("find", "do_not_find", "not_static", "not_reentrant")
 # Frames that are looked at for the one that has wrapped a model.
 _FRAMES = 200
 
@@ -48,8 +50,7 @@ def of(wrapped_by: Sequence[str]) -> Lines:
     for module in wrapped_by:
         for lines in every:
             if any(f"{module}.".startswith(caller) for caller in lines.callers):
-                own = [value or plain for value, plain in zip(lines[2:], _PLAIN[2:])]
-                return Lines(lines.name, lines.callers, *own)
+                return lines._replace(**{name: getattr(lines, name) or getattr(_PLAIN, name) for name in _KINDS})
     return _PLAIN
 
 

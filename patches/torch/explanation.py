@@ -52,7 +52,7 @@ def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> Lis
     """How parameters without gradient are dealt with, at the lowest price first."""
     lines, kinds = cures.of(case.wrapped_by), {cause.kind for cause in found}
     first: List[Cure] = []
-    if kinds == {causes.NEVER} and others.agree():
+    if kinds == {causes.NEVER} and others.agree() and lines.own:
         groups = [group for cause in found for group in cause.groups]
         if len(groups) <= _FROZEN:
             frozen = [f"{naming.attribute(group)}.requires_grad_(False)" for group in groups]

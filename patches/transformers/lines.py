@@ -21,6 +21,7 @@ LINES = (
         do_not_find=_ARGUMENT % False,
         not_static=_ARGUMENT % True,
         not_reentrant=_NOT_REENTRANT if _KEYWORDS else "",
+        own=True,
     ),
     Lines(
         "accelerate",
@@ -28,5 +29,6 @@ LINES = (
         find=_HANDLER % True,
         do_not_find=_HANDLER % False,
         not_static=_HANDLER % True,
+        own=True,
     ),
 )

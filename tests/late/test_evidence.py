@@ -1,0 +1,154 @@
+"""What is gathered of the steps of a model before there is an error, and that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Iterator
+
+import pytest
+import torch
+from ddpfix.patches.torch import backward, ddp, diagnosis, naming
+from torch import distributed, nn
+from torch.nn.modules import module as modules
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpfix
+
+pytestmark = pytest.mark.patches("torch.diagnosis")
+CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("store") / "store"
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def undone() -> Iterator[None]:
+    yield
+    assert ddpfix.deactivate() == []
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.one(x), self.other(x)
+
+
+def case_of(wrapper: Any) -> diagnosis.Case:
+    stage: Any = next(stage for stage in ddp._STAGES if stage.place == "diagnosis")
+    found: diagnosis.Case = stage._cases[wrapper]
+    return found
+
+
+def hooks() -> int:
+    return len(modules._global_forward_pre_hooks)
+
+
+def test_torchs_own_backward_comes_back() -> None:
+    original = torch.autograd.backward
+    ddpfix.activate(log="off", unused="off")
+    assert torch.autograd.backward is original, "no model is under DDP yet"
+    model = DistributedDataParallel(Heads())
+    assert torch.autograd.backward is not original
+    model(torch.ones(1, 2))[0].sum().backward()
+    assert ddpfix.deactivate() == []
+    assert torch.autograd.backward is original and hooks() == 0
+    assert not backward._KNOWN and not backward._LOOKING
+
+
+def test_modules_are_noted_in_the_first_forwards_only() -> None:
+    ddpfix.activate(log="off", unused="off")
+    during = []
+
+    class Watching(Heads):
+        def forward(self, x: Any) -> Any:
+            during.append(hooks())
+            return super().forward(x)
+
+    model = DistributedDataParallel(Watching())
+    for _ in range(4):
+        sum(model(torch.ones(1, 2))).sum().backward()  # type: ignore[union-attr]
+        assert hooks() == 0
+    noted = 0 if _compiled() else 1
+    assert during == [noted, noted, 0, 0]
+
+
+def _compiled() -> bool:
+    from ddpfix.patches.torch import evidence
+
+    return bool(evidence._compiles(nn.Linear(1, 1)))
+
+
+def test_a_model_whose_reductions_are_finalized_gathers_nothing() -> None:
+    ddpfix.activate(log="off")
+    model = DistributedDataParallel(Heads())
+    model(torch.ones(1, 2))[0].sum().backward()
+    evidence = case_of(model).evidence
+    assert (evidence.steps, evidence.missing, list(evidence._outputs)) == (0, [], [])
+    assert not backward._LOOKING
+
+
+@pytest.mark.skipif(not CAN_ASK, reason="the reducer cannot be asked before torch 2.1")
+def test_a_loop_with_two_backwards_is_soon_left_alone() -> None:
+    ddpfix.activate(log="off", unused="off")
+    model = DistributedDataParallel(Heads())
+    evidence = case_of(model).evidence
+    for step in range(4):
+        first, second = model(torch.ones(1, 2))
+        first.sum().backward()
+        assert bool(evidence.missing) is (step < 2)
+        second.sum().backward()
+        assert not evidence.missing
+    assert not evidence._asks
+
+
+def test_an_output_is_not_kept_alive() -> None:
+    ddpfix.activate(log="off", unused="off")
+    model = DistributedDataParallel(Heads())
+    output = model(torch.ones(1, 2))
+    kept = weakref.ref(output[1])
+    output[0].sum().backward()
+    del output
+    assert kept() is None
+
+
+def test_an_error_of_another_kind_is_left_as_it_is() -> None:
+    ddpfix.activate(log="off", unused="off")
+    model = DistributedDataParallel(Heads())
+    value = model(torch.ones(1, 2))[0].sum()
+    with pytest.raises(RuntimeError) as caught:
+        value.backward(gradient=torch.ones(3))
+    assert "ddpfix" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (["a.weight", "a.bias"], "\n    a (weight, bias)"),
+        (["b.0.w", "b.1.w", "b.2.w", "b.4.w"], "\n    b.0 to 2, 4, each (w)"),
+        (["a.weight"], "\n    a (weight)"),
+        (["c"], "\n    the model (c)"),
+    ],
+)
+def test_names_are_collapsed_by_module(names: Any, expected: str) -> None:
+    every = ["a.weight", "a.bias", *(f"b.{number}.w" for number in range(6)), "c"]
+    assert naming.listed(naming.collapsed(names, every)) == expected
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("layers.3", "model.layers[3]"),
+        ("0.linear", "model.get_submodule('0.linear')"),
+        ("heads.en-us", "model.get_submodule('heads.en-us')"),
+    ],
+)
+def test_a_module_is_named_as_python_spells_it(name: str, expected: str) -> None:
+    assert naming.attribute(naming.Group(name, [f"{name}.weight"], True)) == expected

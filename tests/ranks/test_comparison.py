@@ -1,0 +1,84 @@
+"""What ranks have found, compared through a store: nobody waits for one that is gone, or for a store that is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any, List
+
+import pytest
+from torch import distributed
+
+from ddpfix.ranks import comparison, store
+from ddpfix.ranks.comparison import Finding
+
+LIMIT = 0.3
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A store in the place of the process group's."""
+    made = distributed.HashStore()
+    made.set_timeout(timedelta(seconds=5))
+    monkeypatch.setattr(comparison, "default_store", lambda: made)
+    monkeypatch.setattr(comparison, "keys", lambda whole, name: distributed.PrefixStore(name, whole))
+    assert store.has(made, "nothing") is False
+    return made
+
+
+def compared(texts: List[str], size: int) -> List[Any]:
+    """What each of some ranks learns; the ranks without a text say nothing."""
+    found: List[Any] = [None] * len(texts)
+
+    def one(rank: int) -> None:
+        found[rank] = comparison.compare("step", rank, range(size), texts[rank], LIMIT)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(texts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_the_same_on_all_ranks(shared: Any) -> None:
+    for found in compared(["a", "a", "a"], 3):
+        assert [(each.text, each.ranks) for each in found.findings] == [("a", 3)]
+        assert found.silent == [] and (found.answered, found.size) == (3, 3)
+
+
+def test_a_rank_that_says_nothing_is_named_within_the_limit(shared: Any) -> None:
+    begun = time.monotonic()
+    first, second = compared(["a", "b"], 4)
+    assert time.monotonic() - begun < LIMIT + 3
+    for found in (first, second):
+        assert found.silent == [2, 3] and (found.answered, found.size) == (2, 4)
+        assert sorted(found.findings) == [Finding(0, "a", 1), Finding(1, "b", 1)]
+
+
+def test_a_store_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    class Silent:
+        def add(self, key: str, count: int) -> int:
+            over.wait(20)
+            return 0
+
+    monkeypatch.setattr(comparison, "default_store", Silent)
+    monkeypatch.setattr(comparison, "keys", lambda whole, name: whole)
+    begun = time.monotonic()
+    try:
+        assert comparison.compare("step", 0, range(2), "a", LIMIT) is None
+        assert time.monotonic() - begun < LIMIT + 5
+    finally:
+        over.set()
+
+
+def test_a_store_that_is_lost_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(whole: Any, name: str) -> Any:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(comparison, "default_store", object)
+    monkeypatch.setattr(comparison, "keys", lost)
+    assert comparison.compare("step", 0, range(2), "a", LIMIT) is None
