@@ -196,6 +196,23 @@ SETTINGS: Tuple[Setting, ...] = (
         _is_folder,
         _absolute,
     ),
+    Setting(
+        "hang",
+        "300",
+        ("off",),
+        "how long ranks wait for a late one in a collective before one paragraph says which rank it is, where, and why"
+        " (half of the process group's own limit, where that is shorter), or off",
+        "seconds (up to a week)",
+        _is_seconds,
+    ),
+    Setting(
+        "hang_exit",
+        "off",
+        ("off",),
+        "how long after that paragraph a job that still hangs is ended, or off: it goes on waiting",
+        "seconds (up to a week)",
+        _is_seconds,
+    ),
     Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}

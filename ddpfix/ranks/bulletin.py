@@ -103,7 +103,7 @@ class Bulletin:
     def beat(self, step: Optional[int]) -> None:
         """Give a sign of life."""
         self._beats += 1
-        life = json.dumps(Life(socket.gethostname(), _space(), os.getpid(), step, self._beats))
+        life = json.dumps(Life(socket.gethostname(), space(), os.getpid(), step, self._beats))
         if self._beats == 1:
             put(self._store(), f"life/{self._rank}", life)
         else:
@@ -118,7 +118,7 @@ class Bulletin:
         return None if found is None else Life(*found)
 
 
-def _space() -> str:
+def space() -> str:
     """What processes have numbers in common with this one: a machine since its start, and a container on it."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -127,7 +127,7 @@ def _space() -> str:
 
 def is_gone(life: Life) -> bool:
     """Whether the process is certainly no more; one on another machine, or in another container, is not known."""
-    if not life.space or life.space != _space():
+    if not life.space or life.space != space():
         return False
     try:
         with open(f"/proc/{life.pid}/stat", encoding="utf-8", errors="replace") as file:

@@ -298,8 +298,13 @@ def _end_process(cause: str) -> None:
     log.error("this rank waits in a collective that a rank which has ended never began, so its process is ended")
     log.error(failure_watch.peer_message(cause))
     failure_watch.write(cause)
+    flush_files()
+    os._exit(1)
+
+
+def flush_files() -> None:
+    """Write what is in the buffers of open files: ``os._exit`` does not."""
     for each in gc.get_objects():
         if issubclass(type(each), (io.BufferedWriter, io.TextIOWrapper)):
             with contextlib.suppress(Exception):
                 each.flush()
-    os._exit(1)

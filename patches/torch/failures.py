@@ -100,13 +100,14 @@ def _begin() -> None:
 
     _end("stopped")
     exits.watch()
-    _SENTINEL.append(Sentinel(store, distributed.get_rank(), distributed.get_world_size(), _step))
+    _SENTINEL.append(Sentinel(store, distributed.get_rank(), distributed.get_world_size(), step))
     _SENTINEL[0].start()
     atexit.unregister(_leave)
     atexit.register(_leave)
 
 
-def _step() -> Optional[int]:
+def step() -> Optional[int]:
+    """The training forward that was begun last; None where no model is under DDP, or nothing counts them."""
     return _STEPS[0].number() if _STEPS else None
 
 

@@ -38,7 +38,7 @@ OBSERVED = (
 LAYERS = {
     "__init__": ["ddp"],
     "forward": ["ddp"],
-    "init_process_group": ["store_file", "failures", "leaving", "agreement"],
+    "init_process_group": ["store_file", "hang", "failures", "leaving", "agreement"],
 }
 # Before the program asks for what they are for.
 STUBS: Dict[str, List[str]] = {"__init__": ["gate"], "forward": [], "init_process_group": ["gate"]}

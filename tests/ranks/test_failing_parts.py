@@ -171,10 +171,10 @@ def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
     assert one.life(1) is None
 
 
-@pytest.mark.skipif(not bulletin._space(), reason="only Linux tells what processes have in common")
+@pytest.mark.skipif(not bulletin.space(), reason="only Linux tells what processes have in common")
 def test_a_process_that_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
-    known = Life("host", bulletin._space(), child.pid, None, 1)
+    known = Life("host", bulletin.space(), child.pid, None, 1)
     end = time.monotonic() + 30
     # It is gone for others as soon as it has ended, also if nobody has asked for its code.
     while not bulletin.is_gone(known) and time.monotonic() < end:

@@ -49,6 +49,8 @@ def test_defaults() -> None:
         "advice": "50",
         "drift": "warn",
         "drift_steps": "200",
+        "hang": "300",
+        "hang_exit": "off",
         "evaluation": "shared",
         "past_wrapper": "auto",
         "trace": "off",

@@ -1,0 +1,116 @@
+"""What ranks leave in the process group's store about one hang: an alarm, where each rank is, and what was found.
+
+A job in which collectives begin writes nothing there, and reads one number now and then.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from ddpfix.ranks.connection import Connection
+from ddpfix.ranks.hang.position import Position
+from ddpfix.ranks.hang.processes import Who
+from ddpfix.ranks.store import has, put
+
+
+class Told(NamedTuple):
+    """What was found.
+
+    Attributes:
+        text: what was said; "" where nothing was seen to be wrong.
+        folder: where the stacks are.
+        may_end: whether the job may be ended for it.
+    """
+
+    text: str
+    folder: str
+    may_end: bool
+
+
+class Meeting:
+    """One rank's view of it.
+
+    Args:
+        connection: to the store.
+        rank: this rank.
+        size: the number of ranks.
+    """
+
+    def __init__(self, connection: Connection, rank: int, size: int) -> None:
+        self._store = connection.store
+        self._rank, self._size = rank, size
+
+    def enter(self, who: Who) -> None:
+        """Tell which process this rank is."""
+        put(self._store(), f"who/{self._rank}", json.dumps(who))
+
+    def who(self, rank: int) -> Optional[Who]:
+        """The process of a rank; None for one without this watch."""
+        found = self._get(f"who/{rank}")
+        return None if found is None else Who(*found)
+
+    def leave(self, step: Optional[int]) -> None:
+        """This rank leaves its process group, or ends."""
+        put(self._store(), f"left/{self._rank}", json.dumps([step]))
+
+    def left(self, rank: int) -> Optional[List[Optional[int]]]:
+        """The step after which a rank has left, in a list; None if it has not."""
+        found: Optional[List[Optional[int]]] = self._get(f"left/{rank}")
+        return found
+
+    def alarm(self) -> int:
+        """The number of the last alarm; 0 before the first one."""
+        return int(self._store().add("alarm", 0))
+
+    def raise_alarm(self, last: int) -> None:
+        """Have all ranks tell where they are, unless another rank has just done so.
+
+        Args:
+            last: the number of the last alarm that this rank knows.
+        """
+        if self._is_first(f"raised/{last + 1}"):
+            self._store().add("alarm", 1)
+
+    def sign(self, alarm: int, position: Position) -> None:
+        """Tell where this rank is."""
+        put(self._store(), f"sign/{alarm}/{self._rank}", position.dump())
+        self._store().add(f"signed/{alarm}", 1)
+
+    def signed(self, alarm: int) -> int:
+        """How many ranks have told where they are."""
+        return int(self._store().add(f"signed/{alarm}", 0))
+
+    def lowest(self, alarm: int) -> bool:
+        """Whether no rank below this one has told where it is."""
+        return not any(has(self._store(), f"sign/{alarm}/{rank}") for rank in range(self._rank))
+
+    def positions(self, alarm: int) -> Dict[int, Position]:
+        """Where the ranks are."""
+        found: Dict[int, Position] = {}
+        for rank in range(self._size):
+            text = self._get(f"sign/{alarm}/{rank}")
+            if text is not None:
+                found[rank] = Position(*text)
+        return found
+
+    def claims(self, alarm: int) -> bool:
+        """Whether this rank is the one that judges."""
+        return self._is_first(f"judge/{alarm}")
+
+    def tell(self, alarm: int, told: Told) -> None:
+        """What was found."""
+        put(self._store(), f"told/{alarm}", json.dumps(told))
+
+    def told(self, alarm: int) -> Optional[Told]:
+        """What was found; None as long as nobody has told it."""
+        found = self._get(f"told/{alarm}")
+        return None if found is None else Told(*found)
+
+    def _is_first(self, key: str) -> bool:
+        own = str(self._rank)
+        return bytes(self._store().compare_set(key, "", own)).decode() == own
+
+    def _get(self, key: str) -> Any:
+        store = self._store()
+        return json.loads(store.get(key)) if has(store, key) else None

@@ -1,0 +1,196 @@
+"""Where a Python stack stands, in the terms of training: in the loader, in a collective, in a save, in a debugger.
+
+It is read from the names of files and functions, so that nothing has to be noted while the program runs.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from typing import List, NamedTuple, Optional, Sequence
+
+from ddpfix.ranks.last_words import OWN, is_users
+
+# What a rank does, as far as its stack tells.
+DEBUGGER, COLLECTIVE, BACKWARD, WRAPPER, DEVICE = "debugger", "collective", "backward", "wrapper", "device"
+EVALUATION, CHECKPOINT, LOADER, STEP, FORWARD, OTHER, ENDED, TRAINING = (
+    "evaluation",
+    "checkpoint",
+    "loader",
+    "step",
+    "forward",
+    "other",
+    "ended",
+    "training",
+)
+# A rank may be waiting for others where it stands.
+WAITING = (COLLECTIVE, BACKWARD, WRAPPER, DEVICE)
+_DEBUGGERS = ("bdb.py", "pdb.py", "ipdb/", "pydevd", "debugpy/", "pudb/", "IPython/")
+_SAVES = ("torch/serialization.py", "safetensors/", "torch/distributed/checkpoint/")
+_COLLECTIVES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/nn/functional.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/rendezvous.py",
+    "torch/distributed/utils.py",
+)
+_BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py", "torch/_tensor.py")
+_EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|inference)(_|$)", re.IGNORECASE)
+_SAVING = re.compile(r"(^|_)(save|saving)(_|$)|(save|write)_?(checkpoint|ckpt|model)", re.IGNORECASE)
+_TRAINS = re.compile(r"train|fit", re.IGNORECASE)
+_WRITES = re.compile(r"\b(open|fsync|save|dump)\(|\.(write|flush)\(")
+_WAITS = re.compile(r"\.wait\(")
+_SYNCHRONIZES = re.compile(r"\.(item|cpu|tolist|numpy|synchronize)\(")
+_SOURCE = 60
+
+
+class Spot(NamedTuple):
+    """One frame of a stack.
+
+    Attributes:
+        file: of the code.
+        line: that runs.
+        name: of the function.
+    """
+
+    file: str
+    line: int
+    name: str
+
+    def is_in(self, *parts: str) -> bool:
+        """Whether the file is one of these; a part that ends with a slash is a folder."""
+        path = "/" + self.file.replace(os.sep, "/")
+        return any(f"/{part}" in path for part in parts)
+
+
+class Place(NamedTuple):
+    """Where a rank stands.
+
+    Attributes:
+        phase: one of those above.
+        what: the function of torch or of the program, in words.
+        where: the user's file and line ("train.py:88"); the innermost one outside of torch where there is none.
+        source: the text of that line.
+    """
+
+    phase: str
+    what: str
+    where: str
+    source: str
+
+
+def classify(stack: Sequence[Spot], training: Optional[bool] = None, on_device: bool = False) -> Place:
+    """Where a stack stands.
+
+    Args:
+        stack: the outermost frame first, not empty.
+        training: whether the module whose forward runs is in training mode; None where none runs, or it is not known.
+        on_device: whether the process uses a GPU, whose work the program's own line may wait for.
+    """
+    user = _users(stack)
+    where = f"{os.path.basename(user.file)}:{user.line}"
+    source = linecache.getline(user.file, user.line).strip()[:_SOURCE]
+    phase, what = _phase(stack, user, training, source, on_device)
+    return Place(phase, what, where, source)
+
+
+def _users(stack: Sequence[Spot]) -> Spot:
+    """The innermost frame of the user's files, else of what is neither torch's, Python's nor ours."""
+    own = [spot for spot in stack if is_users(spot.file)]
+    others = [spot for spot in stack if not _is_library(spot)]
+    return (own or others or list(stack))[-1]
+
+
+def _is_library(spot: Spot) -> bool:
+    python = os.path.dirname(os.__file__) + os.sep
+    is_python = spot.file.startswith(python) and "-packages" not in spot.file
+    return is_python or spot.file.startswith(("<frozen", *OWN)) or spot.is_in("torch/")
+
+
+def _phase(
+    stack: Sequence[Spot], user: Spot, training: Optional[bool], source: str, on_device: bool
+) -> tuple[str, str]:
+    last = stack[-1]
+    for phase, what in (
+        (DEBUGGER, "a debugger" if _debugs(stack) else ""),
+        (COLLECTIVE, _collective(stack)),
+        (CHECKPOINT, _function(stack, _SAVES)),
+        (WRAPPER, _wrapper(last)),
+        (BACKWARD, "backward" if any(spot.is_in(*_BACKWARD) for spot in stack) else ""),
+        (STEP, "the optimizer's step" if _names(stack, "torch/optim/", "step") else ""),
+        # Names tell less than what is seen above: train_and_evaluate() may be anywhere around a backward.
+        (EVALUATION, _evaluation(stack, training)),
+        (CHECKPOINT, _named(stack, _SAVING)),
+        (LOADER, _loader(stack)),
+        (FORWARD, "forward" if _names(stack, "torch/nn/modules/module.py", "") else ""),
+    ):
+        if what:
+            return phase, what
+    if last == user and _WAITS.search(source):
+        return COLLECTIVE, "wait"
+    if last == user and on_device and _SYNCHRONIZES.search(source):
+        return DEVICE, "the GPU"
+    if _WRITES.search(source):
+        return CHECKPOINT, user.name if last == user else _short(last)
+    return OTHER, _short(last)
+
+
+def _short(spot: Spot) -> str:
+    """A function in words: "wait of multiprocessing/pool.py"; the user's own by its name."""
+    if is_users(spot.file):
+        return "the script" if spot.name == "<module>" else spot.name
+    return f"{spot.name} of {'/'.join(spot.file.replace(os.sep, '/').split('/')[-2:])}"
+
+
+def _debugs(stack: Sequence[Spot]) -> bool:
+    return any(spot.is_in(*_DEBUGGERS[2:]) or os.path.basename(spot.file) in _DEBUGGERS[:2] for spot in stack[-12:])
+
+
+def _collective(stack: Sequence[Spot]) -> str:
+    """The collective, by the function that the program called; our own waiting for ranks is one as well."""
+    for number, spot in enumerate(stack):
+        is_ours = spot.file.startswith(OWN) and any(each.is_in("ddpfix/ranks/") for each in stack[number:])
+        if is_ours and stack[-1].name in ("look_until", "wait") and stack[-1].file.startswith(OWN):
+            return "a comparison of ranks by ddpfix"
+        if spot.is_in(*_COLLECTIVES) and spot.name != "wrapper":
+            return spot.name
+    return ""
+
+
+def _function(stack: Sequence[Spot], files: Sequence[str]) -> str:
+    for spot in stack:
+        if spot.is_in(*files):
+            return f"torch.{spot.name}" if spot.is_in("torch/serialization.py") else spot.name
+    return ""
+
+
+def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
+    """The innermost function of the program or of a toolkit with such a name."""
+    for spot in reversed(stack):
+        if words.search(spot.name) and not _TRAINS.search(spot.name) and not _is_library(spot):
+            return spot.name
+    return ""
+
+
+def _evaluation(stack: Sequence[Spot], training: Optional[bool]) -> str:
+    if training:
+        return ""
+    return _named(stack, _EVALUATES) or ("forward in evaluation mode" if training is False else "")
+
+
+def _loader(stack: Sequence[Spot]) -> str:
+    inside = _names(stack, "torch/utils/data/dataloader.py", "")
+    return f"DataLoader.{inside}" if inside else ""
+
+
+def _wrapper(last: Spot) -> str:
+    if not last.is_in("torch/nn/parallel/distributed.py"):
+        return ""
+    return "DDP's constructor" if last.name == "__init__" else "DDP's forward"
+
+
+def _names(stack: Sequence[Spot], file: str, name: str) -> str:
+    """The name of the outermost frame in a file, if it is this one."""
+    found: List[str] = [spot.name for spot in stack if spot.is_in(file) and name in (spot.name, "")]
+    return found[0] if found else ""

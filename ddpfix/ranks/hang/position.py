@@ -1,0 +1,277 @@
+"""Where this rank is: its collectives and steps are counted anyway, and its stack tells the rest when it is looked at.
+
+Nothing runs in a step for it. As long as collectives begin, a look compares their numbers; only when none has begun
+since the last look is the stack of the main thread read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ddpfix.ranks import collectives
+from ddpfix.ranks.hang import loaders, places, processes
+from ddpfix.ranks.last_words import OWN
+
+# What a frame is known by, without keeping it alive: itself, its code, and its instruction.
+_Key = Tuple[int, CodeType, int]
+# Phases that name what a rank does that moves: if one of these was seen at all, else the last one.
+_TELLING = (places.DEBUGGER, places.EVALUATION, places.CHECKPOINT)
+# Variables of torch's functions for one sender or receiver.
+_PEERS = (("src", "from"), ("dst", "to"))
+
+
+class Position(NamedTuple):
+    """Where a rank is, as it tells the others.
+
+    Attributes:
+        rank: which one.
+        step: the training forwards that it has begun; None where nothing counts them.
+        counts: the collectives that it has begun, by group.
+        phase: one of :mod:`.places`.
+        what: the function, in words.
+        where: the user's file and line.
+        source: the text of that line.
+        call: kind and sizes of the collective that the program called, in words; "" for others.
+        moving: whether its stack has changed since the last collective began.
+        still: seconds for which the stack has stood as it is.
+        since: seconds since the last collective began.
+        idle: whether the process has computed next to nothing in this time.
+        steps: training forwards that it has begun without a collective.
+        batch: batches that its loader has given; None where that is not known.
+        epoch: of its sampler.
+        loads: how many loaders are in use.
+        trouble: what the system tells of its workers and children, in words.
+    """
+
+    rank: int
+    step: Optional[int]
+    counts: Dict[str, int]
+    phase: str
+    what: str
+    where: str
+    source: str = ""
+    call: str = ""
+    moving: bool = False
+    still: float = 0.0
+    since: float = 0.0
+    idle: bool = True
+    steps: int = 0
+    batch: Optional[int] = None
+    epoch: Optional[int] = None
+    loads: int = 0
+    trouble: str = ""
+
+    def dump(self) -> str:
+        """As text, for the store."""
+        return json.dumps(self)
+
+    @classmethod
+    def load(cls, text: str) -> Position:
+        """From :meth:`dump`."""
+        return cls(*json.loads(text))
+
+    def may_wait(self) -> bool:
+        """Whether it may be waiting for other ranks."""
+        return self.phase in places.WAITING and not self.moving
+
+
+class Tracker:
+    """Follows the main thread of this rank.
+
+    Args:
+        rank: this rank.
+        step: gives the number of the training forward that was begun last.
+    """
+
+    def __init__(self, rank: int, step: Callable[[], Optional[int]]) -> None:
+        self._rank, self._step = rank, step
+        self._thread = threading.main_thread()
+        self._counts: Dict[str, int] = {}
+        self._progressed()
+
+    def _progressed(self) -> None:
+        self._at, self._step_then = time.monotonic(), self._step()
+        self._step_now, self._stepped_at = self._step_then, self._at
+        self._keys: Tuple[_Key, ...] = ()
+        self._still_since = self._at
+        # How many of the outer frames have been there in each look.
+        self._common: Optional[int] = None
+        self._moved = False
+        self._seen: Dict[str, places.Place] = {}
+        self._computed = time.process_time()
+
+    def look(self) -> float:
+        """Look once; returns the seconds since the last collective began (where none are counted, the last step)."""
+        counts = collectives.counts()
+        if counts != self._counts or (not counts and self._step() != self._step_then):
+            self._counts = counts
+            self._progressed()
+            return 0.0
+        if self._step() != self._step_now:
+            self._step_now, self._stepped_at = self._step(), time.monotonic()
+        if not self.is_over():
+            self._sample()
+        return time.monotonic() - self._at
+
+    def is_over(self) -> bool:
+        """Whether the program has come to its end."""
+        return not self._thread.is_alive()
+
+    def still(self) -> float:
+        """Seconds for which the main thread has stood where it is, or has been over."""
+        return time.monotonic() - self._still_since
+
+    def may_wait(self) -> bool:
+        """Whether this rank may be waiting for others where it stands; cheaper than :meth:`position`."""
+        return not self.is_over() and _place(_frames(self._thread)).phase in places.WAITING
+
+    def _sample(self) -> None:
+        frames = _frames(self._thread)
+        keys = tuple((id(frame), frame.f_code, frame.f_lasti) for frame in _without_polls(frames))
+        if not frames or keys == self._keys:
+            return
+        same = _same(self._keys, keys)
+        if self._common is None:
+            self._common = len(keys)
+        else:
+            self._common, self._moved = min(self._common, same), True
+        self._keys, self._still_since = keys, time.monotonic()
+        place = _place(frames)
+        self._seen.pop(place.phase, None)
+        self._seen[place.phase] = place
+
+    def position(self) -> Position:
+        """Where this rank is now."""
+        now = time.monotonic()
+        head = (self._rank, self._step(), self._counts)
+        if self.is_over():
+            return Position(*head, places.ENDED, "", "", still=self.still(), since=now - self._at)
+        frames = _frames(self._thread)
+        taken = max(now - self._at, 0.001)
+        steps = (head[1] or 0) - (self._step_then or 0)
+        # A forward that waits has begun: a rank that trains on without collectives begins more than that one.
+        trains = steps > 1 and now - self._stepped_at < taken / 2
+        moving = trains or (self._moved and self.still() < taken / 2)
+        place = self._place_of_moving(frames) if moving else _place(frames)
+        loading, number = _loading(frames)
+        if trains:
+            place = place._replace(phase=places.TRAINING, what="training")
+        trouble = [loading.workers] if loading is not None and place.phase == places.LOADER else []
+        trouble.append(processes.own_trouble(getattr(self._thread, "native_id", None) or 0))
+        return Position(
+            *head,
+            *place,
+            call=_call(frames),
+            moving=moving,
+            still=self.still(),
+            since=now - self._at,
+            idle=time.process_time() - self._computed < 0.25 * taken,
+            steps=steps,
+            batch=None if loading is None else loading.batches,
+            epoch=None if loading is None else loading.epoch,
+            loads=number,
+            trouble="; ".join(each for each in trouble if each),
+        )
+
+    def _place_of_moving(self, frames: List[FrameType]) -> places.Place:
+        """The innermost function that the rank has been in for all the time, and what it was seen to do there."""
+        inner = _place(frames[: self._common or 1])
+        now = _place(frames)
+        seen = next((self._seen[phase] for phase in _TELLING if phase in self._seen), now)
+        return places.Place(seen.phase, seen.what, inner.where, inner.source)
+
+
+def _frames(thread: threading.Thread) -> List[FrameType]:
+    """The frames of a thread, the outermost one first."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    found: List[FrameType] = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _without_polls(frames: List[FrameType]) -> List[FrameType]:
+    """The frames down to one that polls: what runs below it changes, and means no movement."""
+    for number, frame in enumerate(frames):
+        if frame.f_code.co_name == "_try_get_data" and _spot(frame).is_in("torch/utils/data/dataloader.py"):
+            return frames[: number + 1]
+    while len(frames) > 1 and frames[-1].f_code.co_filename.startswith(OWN):
+        frames = frames[:-1]
+    return frames
+
+
+def _same(before: Tuple[_Key, ...], now: Tuple[_Key, ...]) -> int:
+    """How many outer frames are the same ones; their lines may have changed."""
+    number = 0
+    for one, other in zip(before, now):
+        if one[:2] != other[:2]:
+            break
+        number += 1
+    return number
+
+
+def _place(frames: List[FrameType]) -> places.Place:
+    stack = [places.Spot(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
+    torch: Any = sys.modules.get("torch")
+    on_device = torch is not None and bool(torch.cuda.is_initialized())
+    return places.classify(stack, _training(frames), on_device)
+
+
+def _locals(frame: FrameType) -> Dict[str, Any]:
+    """The variables of a function of torch's; nothing of one that a debugger traces, whose variables this might set."""
+    return {} if frame.f_trace is not None else dict(frame.f_locals)
+
+
+def _training(frames: List[FrameType]) -> Optional[bool]:
+    """Whether the outermost module whose forward runs is in training mode."""
+    for frame in frames:
+        if frame.f_code.co_name == "_call_impl" and _spot(frame).is_in("torch/nn/modules/module.py"):
+            training = getattr(_locals(frame).get("self"), "training", None)
+            return training if isinstance(training, bool) else None
+    return None
+
+
+def _spot(frame: FrameType) -> places.Spot:
+    return places.Spot(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:
+    """The loader that the rank stands in, or its only one; and how many are in use."""
+    number, known = 0, []
+    with contextlib.suppress(Exception):
+        known = loaders.alive()
+        number = len(known)
+    for frame in frames:
+        if frame.f_code.co_name == "__next__" and _spot(frame).is_in("torch/utils/data/dataloader.py"):
+            with contextlib.suppress(Exception):
+                return loaders.of(_locals(frame)["self"]), number
+    return (known[0] if number == 1 else None), number
+
+
+def _call(frames: List[FrameType]) -> str:
+    """The collective that the program called, with the sizes of its tensors: "all_reduce of 2 x 3 float32"."""
+    for frame in frames:
+        spot = _spot(frame)
+        if spot.is_in("torch/distributed/distributed_c10d.py") and spot.name != "wrapper":
+            known = _locals(frame)
+            sizes = [size for size in map(_size, known.values()) if size]
+            plain = [size for size in sizes if not size.endswith("tensors")] or sizes
+            peer = next((f" {word} rank {known[name]}" for name, word in _PEERS if type(known.get(name)) is int), "")
+            return f"{spot.name}{' of ' + ' and '.join(plain[:2]) if plain else ''}{peer}"
+    return ""
+
+
+def _size(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and value and hasattr(value[0], "dtype"):
+        return f"{len(value)} tensors"
+    shape, kind = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if not isinstance(shape, tuple) or kind is None:
+        return ""
+    return f"{' x '.join(map(str, shape)) or 'a single'} {str(kind).rpartition('.')[2]}"

@@ -1,0 +1,85 @@
+"""Processes of this machine: whether one is gone, stopped, or waits for a disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import List, NamedTuple
+
+from ddpfix.ranks.bulletin import space
+
+GONE, STOPPED, TRACED, DISK = "Z", "T", "t", "D"
+_WORDS = {
+    GONE: "has ended",
+    STOPPED: "is stopped (SIGSTOP)",
+    TRACED: "is held by a debugger",
+    DISK: "waits for a disk or a network file system",
+}
+
+
+class Who(NamedTuple):
+    """The process of a rank.
+
+    Attributes:
+        host: the name of the machine.
+        space: where the number of the process means something.
+        pid: the number.
+    """
+
+    host: str
+    space: str
+    pid: int
+
+
+def here() -> Who:
+    """This process."""
+    return Who(socket.gethostname(), space(), os.getpid())
+
+
+def state(pid: int, path: str = "stat") -> str:
+    """The letter of Linux for the state of a process of this machine: Z for one that is no more; "" if not known.
+
+    Args:
+        pid: the process.
+        path: of the file below the process's folder that tells it.
+    """
+    if not os.path.isdir("/proc/self"):
+        return ""
+    try:
+        with open(f"/proc/{pid}/{path}", encoding="utf-8", errors="replace") as file:
+            found = file.read().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return GONE
+    except (OSError, IndexError):
+        return ""
+    return GONE if found == "X" else found
+
+
+def state_of(who: Who) -> str:
+    """The same for the process of a rank; "" for one of another machine or container."""
+    return state(who.pid) if who.space and who.space == space() else ""
+
+
+def in_words(letter: str) -> str:
+    """A state that is worth a word, in words; "" for the others."""
+    return _WORDS.get(letter, "")
+
+
+def own_trouble(thread: int) -> str:
+    """What keeps this process, as far as the system tells: its main thread waits for a disk, a child is stopped.
+
+    Args:
+        thread: the system's number of the main thread.
+    """
+    told: List[str] = []
+    if state(os.getpid(), f"task/{thread}/stat") == DISK:
+        told.append(f"it {in_words(DISK)}")
+    with contextlib.suppress(OSError):
+        with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+            children = file.read().split()
+        for child in children:
+            found = state(int(child))
+            if found in (STOPPED, TRACED):
+                told.append(f"its child process {child} {in_words(found)}")
+    return "; ".join(told)

@@ -1,0 +1,46 @@
+"""The Python stacks of a rank that hangs, in a file of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import socket
+import tempfile
+import time
+
+from ddpfix import log
+
+
+def folder(chosen: str) -> str:
+    """A folder for the stacks of one hang, the same on all ranks once its name is told to them.
+
+    Args:
+        chosen: the user's own folder; "" for one below the system's folder for temporary files.
+    """
+    if chosen:
+        return chosen
+    return os.path.join(tempfile.gettempdir(), f"ddpfix-hang-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+def write(where: str, rank: int, text: str) -> bool:
+    """Add the stacks of all threads of this process to ``hang-rank-N.txt``; returns whether that was possible.
+
+    Args:
+        where: the folder, which is made if it is not there.
+        rank: this rank.
+        text: a line in front of them.
+    """
+    try:
+        os.makedirs(where, exist_ok=True)
+        with open(os.path.join(where, f"hang-rank-{rank}.txt"), "a", encoding="utf-8") as file:
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"{when} rank {rank}, process {os.getpid()} on {socket.gethostname()}: {text}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+            with contextlib.suppress(OSError):
+                file.write("\n")
+    except (OSError, ValueError) as error:
+        log.debug(f"no stacks are written into {where}: {error!r}")
+        return False
+    return True

@@ -1,0 +1,156 @@
+"""Which rank is late, and why: from where each rank is, without any look at the job itself.
+
+A rank that has begun a collective which another one has not begun waits for that one. Where all have begun the same
+number of collectives and none ends, they have begun different ones.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+
+from ddpfix.ranks import collectives
+from ddpfix.ranks.hang import places, words
+from ddpfix.ranks.hang.position import Position
+
+# How a rank that does not answer is: see the words that tell it.
+GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
+# Those of which the first that applies is the cause: a late rank may wait for one that is gone.
+_ABSENT = (GONE, STOPPED, TRACED, LEFT)
+# These are waits for one rank, and are not counted.
+_POINT_TO_POINT = ("send", "recv", "irecv", "isend", "batch_isend_irecv")
+
+
+class Absent(NamedTuple):
+    """A rank that does not answer.
+
+    Attributes:
+        rank: which one.
+        how: one of those above.
+        text: its process, in words.
+        step: where it has ended, if it has said so.
+    """
+
+    rank: int
+    how: str
+    text: str
+    step: Optional[int] = None
+
+
+class Verdict(NamedTuple):
+    """What is said.
+
+    Attributes:
+        cause: in one word, of those in :mod:`.words`.
+        ranks: the ones that the others wait for, or that do something else than the others.
+        text: the sentences.
+        may_end: whether the job may be ended: not while somebody debugs it.
+    """
+
+    cause: str
+    ranks: List[int]
+    text: str
+    may_end: bool
+
+
+def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: float) -> Optional[Verdict]:
+    """What is wrong with a job; None if nothing is seen to be.
+
+    Args:
+        positions: of the ranks that have answered.
+        absent: the other ranks.
+        limit: seconds of waiting that are too long.
+    """
+    waiting = [each for each in positions.values() if each.may_wait()]
+    if not any(each.still >= 0.9 * limit for each in waiting):
+        return None
+    # Who has come just now may be the one whom the others have waited for.
+    fresh = [each for each in waiting if each.still < 0.3 * limit]
+    found = _absent(absent, waiting) or _late(positions, waiting)
+    if found is None and not fresh:
+        found = _different(positions, waiting)
+    if found is None and absent:
+        found = words.absent(SILENT, absent, waiting)
+    if found is None and not fresh:
+        found = _nobody(positions, waiting)
+    if found is None:
+        return None
+    cause, ranks, text = found
+    debugged = any(each.phase == places.DEBUGGER for each in positions.values())
+    return Verdict(cause, ranks, text, not debugged and all(each.how != TRACED for each in absent))
+
+
+def _absent(absent: Sequence[Absent], waiting: List[Position]) -> Optional[words.Found]:
+    for how in _ABSENT:
+        those = [each for each in absent if each.how == how]
+        if those:
+            return words.absent(how, those, waiting)
+    return None
+
+
+def _late(positions: Mapping[int, Position], waiting: List[Position]) -> Optional[words.Found]:
+    """The ranks that have not begun a collective in which others wait, and do not wait themselves."""
+    ended = [each for each in positions.values() if each.phase == places.ENDED]
+    behind = behind_of(positions, waiting)
+    late = [each for each in positions.values() if each.rank in behind and not each.may_wait()]
+    debugged = [each for each in late if each.phase == places.DEBUGGER]
+    those = debugged or late or ended
+    return words.late(those, waiting, positions) if those else None
+
+
+def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) -> Set[int]:
+    """The ranks that have begun fewer collectives of a common group than one that waits.
+
+    Where no backend counts them, whoever does not wait is behind.
+    """
+    found: Set[int] = set()
+    uncounted = any(one.what in _POINT_TO_POINT for one in waiting)
+    for each in positions.values():
+        if (
+            any(collectives.is_beyond(one.counts, each.counts) for one in waiting)
+            or (uncounted or not each.counts)
+            and not each.may_wait()
+        ):
+            found.add(each.rank)
+    return found
+
+
+def _different(positions: Mapping[int, Position], waiting: List[Position]) -> Optional[words.Found]:
+    """Ranks that have begun as many collectives, and not the same ones."""
+    unequal = _unequal(waiting)
+    if unequal is not None:
+        return unequal
+    certain = [each for each in waiting if each.phase == places.COLLECTIVE or each.idle]
+    kinds: Dict[str, List[Position]] = {}
+    for each in certain:
+        kinds.setdefault(words.kind(each), []).append(each)
+    if len(kinds) > 1:
+        return words.different(sorted(kinds.values(), key=lambda ranks: (len(ranks), ranks[0].rank)))
+    # Whoever is in no collective has come out of the one in which the others are, as is possible with other sizes.
+    outside = [each for each in positions.values() if not each.may_wait() and each.phase != places.ENDED]
+    called = [each for each in certain if each.call or each.idle]
+    if called and outside and all(each.since >= 0.5 * called[0].since for each in outside):
+        return words.outside(outside, called)
+    return None
+
+
+def _unequal(waiting: Sequence[Position]) -> Optional[words.Found]:
+    """Ranks that wait, and have begun different numbers of collectives of one group."""
+    for group in sorted({name for each in waiting for name in each.counts}):
+        by_number: Dict[int, List[Position]] = {}
+        for each in waiting:
+            if group in each.counts:
+                by_number.setdefault(each.counts[group], []).append(each)
+        if len(by_number) > 1:
+            sets = sorted(by_number.items(), key=lambda one: (len(one[1]), -one[0]))
+            rest = [each for _, ranks in sets[1:] for each in ranks]
+            # What each of them is in tells more than the numbers, where the program has called it.
+            if {words.kind(each) for each in sets[0][1]} & {words.kind(each) for each in rest}:
+                return words.beyond(sets[0][1], rest, (sets[0][0], sets[1][0]))
+    return None
+
+
+def _nobody(positions: Mapping[int, Position], waiting: List[Position]) -> Optional[words.Found]:
+    """All ranks wait in the same collective."""
+    if len(waiting) == len(positions) and all(each.idle for each in waiting):
+        return words.nobody(waiting)
+    return None

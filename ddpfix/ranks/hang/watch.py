@@ -1,0 +1,291 @@
+"""The thread of a rank that sees when a job hangs, and has one rank say which rank is late, where, and why.
+
+The thread looks at its own rank every two seconds, and talks to the others only when no collective has begun for half
+of the limit. A rank that has waited in one place for the whole limit raises an alarm: every rank tells where it is,
+and the lowest one that does so says what follows from it. Then each writes its stacks, and the job goes on waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from ddpfix import log
+from ddpfix.ranks import collectives, limits
+from ddpfix.ranks.connection import Connection
+from ddpfix.ranks.hang import processes, stacks, verdict
+from ddpfix.ranks.hang.meeting import Meeting, Told
+from ddpfix.ranks.hang.position import Position, Tracker
+from ddpfix.ranks.hang.processes import Who
+
+# Seconds between two looks at this rank, and how many looks a second the store has to answer at most.
+PERIOD, LOOKS = 2.0, 200
+# Of the limit of a process group: what is said has to come before its collectives give up.
+PART = 0.5
+# Up to so many ranks each has a connection of its own for this: see the sentinel.
+_CONNECTIONS = 256
+# Seconds that the end of a process waits for the thread.
+_SHORT = 2.0
+_ABSENT = {
+    processes.GONE: (verdict.GONE, "ended without a word: process {0.pid} on {0.host} is gone"),
+    processes.STOPPED: (verdict.STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
+    processes.TRACED: (verdict.TRACED, "is held by a debugger: process {0.pid} on {0.host}"),
+}
+
+
+class Limits(NamedTuple):
+    """Of this watch, in seconds.
+
+    Attributes:
+        hang: how long a rank waits before it is said.
+        exit: how long the job goes on after that; None for ever.
+    """
+
+    hang: float
+    exit: Optional[float]
+
+
+class Alarm:
+    """One alarm that this rank has answered.
+
+    Attributes:
+        number: which one.
+        at: when it was answered.
+        told: what was found; None as long as that is not known.
+        since: the seconds for which this rank had begun no collective.
+    """
+
+    def __init__(self, number: int, since: float) -> None:
+        self.number, self.at, self.since = number, time.monotonic(), since
+        self.told: Optional[Told] = None
+        # Whether this rank has said it, and when each rank has learned of it.
+        self.is_ours = False
+        self.told_at = 0.0
+
+
+class Watch(threading.Thread):
+    """The thread of one rank; see the module.
+
+    Args:
+        store: of the default group.
+        rank: this rank.
+        size: the number of ranks.
+        step: gives the number of the training forward that was begun last.
+        given: the limits.
+        folder: of the stacks, as the user has it; "" for one below the folder for temporary files.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, step: Callable[[], Optional[int]], given: Limits, folder: str = ""
+    ) -> None:
+        super().__init__(name="ddpfix-hang", daemon=True)
+        self._connection = Connection(store, "hang", size <= _CONNECTIONS)
+        self._meeting = Meeting(self._connection, rank, size)
+        self._rank, self._size, self._step, self._given, self._folder = rank, size, step, given, folder
+        self._tracker = Tracker(rank, step)
+        self._pid, self._over, self._how = os.getpid(), threading.Event(), "ended"
+        # The store may be that of rank 0, which tells nothing any more once it is stopped.
+        self._keeper: Optional[Who] = None
+        self._number = 0
+        self._alarm: Optional[Alarm] = None
+        self._asked = self._raised = time.monotonic()
+        self._is_lost = False
+        # The limit in force, as it was found last.
+        self._least = given.hang
+
+    # In the main thread.
+
+    def end(self, how: str) -> None:
+        """Look at nothing any more.
+
+        Args:
+            how: ``left``, if this rank leaves its group, or ends; or ``stopped``.
+        """
+        if os.getpid() != self._pid:
+            # A forked child has no thread, and is no rank.
+            return
+        self._how = how
+        self._over.set()
+        if self.is_alive():
+            self.join(_SHORT)
+
+    # In the thread.
+
+    def run(self) -> None:
+        try:
+            self._meeting.enter(processes.here())
+            self._number = self._meeting.alarm()
+            self._limit()
+        except Exception as error:
+            log.debug(f"no hang is seen: the store does not answer: {error!r}")
+            return
+        while not self._over.wait(self._pause()) and self._connection.is_open():
+            try:
+                self._round()
+            except Exception as error:
+                log.debug(f"a look at where the ranks are has failed: {error!r}")
+        if self._how == "left":
+            with contextlib.suppress(Exception):
+                self._meeting.leave(self._step())
+        self._connection.close()
+
+    def _pause(self) -> float:
+        """Seconds between two looks."""
+        return min(PERIOD, max(0.1, self._least / 10))
+
+    def _talks(self) -> float:
+        """Seconds between two questions to the store."""
+        return max(self._pause(), self._size / LOOKS)
+
+    def _limit(self) -> float:
+        """Seconds that are too long: fewer than collectives wait, so that this is said first."""
+        known = [limits.shortest(group) for group in collectives.groups()]
+        self._least = min([self._given.hang, *(PART * each for each in known if each)])
+        return self._least
+
+    def _round(self) -> None:
+        if self._keeper is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            # Early: once it is stopped, nothing can be asked.
+            self._keeper = self._meeting.who(0)
+        since = self._tracker.look()
+        if self._alarm is not None and since < self._alarm.since:
+            self._goes_on(self._alarm)
+        limit = self._limit() if since else self._least
+        often = self._talks() if since >= limit / 2 else max(limit / 4, self._talks())
+        if self._alarm is not None and self._alarm.told is None:
+            often = min(self._talks(), 0.5 + self._size / LOOKS)
+        if not self._is_lost and time.monotonic() - self._asked >= often:
+            self._asked = time.monotonic()
+            self._talk(limit)
+        self._end_if_due()
+
+    def _talk(self, limit: float) -> None:
+        if self._keeper_is_stopped():
+            self._say_alone(limit, f"rank 0, which keeps the store, {processes.in_words(processes.STOPPED)}")
+            return
+        try:
+            number = self._meeting.alarm()
+            if number > self._number:
+                self._answer(number)
+            elif self._alarm is not None and self._alarm.told is None:
+                self._follow(self._alarm, limit)
+            elif self._suspects(limit):
+                self._raised = time.monotonic()
+                self._meeting.raise_alarm(self._number)
+        except Exception as error:
+            # Without the store nobody is left to compare with.
+            log.debug(f"the ranks cannot be compared: {error!r}")
+            self._say_alone(limit, f"the store does not answer ({type(error).__name__})")
+
+    def _suspects(self, limit: float) -> bool:
+        """Whether this rank has waited for others for too long, and this has not been said yet."""
+        said = self._alarm is not None and bool(self._alarm.told and self._alarm.told.text)
+        if said or self._tracker.still() < limit or time.monotonic() - self._raised < limit / 2:
+            return False
+        return self._tracker.may_wait()
+
+    def _answer(self, number: int) -> None:
+        position = self._tracker.position()
+        self._number, self._alarm = number, Alarm(number, position.since)
+        self._meeting.sign(number, position)
+
+    def _follow(self, alarm: Alarm, limit: float) -> None:
+        """Wait for what is found, or find it."""
+        alarm.told = self._meeting.told(alarm.number)
+        if alarm.told is None:
+            if not self._judges(alarm, limit):
+                return
+            alarm.told, alarm.is_ours = self._found(alarm.number, limit), True
+            self._meeting.tell(alarm.number, alarm.told)
+        alarm.told_at = time.monotonic()
+        if alarm.told.text:
+            is_written = stacks.write(alarm.told.folder, self._rank, alarm.told.text)
+            if alarm.is_ours:
+                self._say(alarm.told, is_written)
+
+    def _judges(self, alarm: Alarm, limit: float) -> bool:
+        """Whether this rank is to judge, and every rank that can has told where it is."""
+        waited = time.monotonic() - alarm.at
+        if self._meeting.signed(alarm.number) < self._size:
+            if waited < 2 * self._talks() + min(1.0, limit / 4):
+                return False
+            if waited < limit / 4 + 2 * self._talks() and not self._explains(alarm.number):
+                return False
+        return self._meeting.lowest(alarm.number) and self._meeting.claims(alarm.number)
+
+    def _explains(self, number: int) -> bool:
+        """Whether it is known why ranks do not answer."""
+        there = self._meeting.positions(number) if self._meeting.lowest(number) else {}
+        if not there:
+            return False
+        return all(each.how != verdict.SILENT for each in self._absent(there))
+
+    def _absent(self, there: Dict[int, Position]) -> List[verdict.Absent]:
+        return [self._why_absent(rank) for rank in range(self._size) if rank not in there]
+
+    def _why_absent(self, rank: int) -> verdict.Absent:
+        left = self._meeting.left(rank)
+        if left is not None:
+            step = f" after step {left[0]}" if left[0] else ""
+            return verdict.Absent(rank, verdict.LEFT, f"has left its process group{step}", left[0])
+        who = self._meeting.who(rank)
+        if who is None:
+            return verdict.Absent(rank, verdict.SILENT, "does not answer: ddpfix is not active there")
+        found = _ABSENT.get(processes.state_of(who))
+        if found is not None:
+            return verdict.Absent(rank, found[0], found[1].format(who))
+        return verdict.Absent(rank, verdict.SILENT, f"does not answer: process {who.pid} on {who.host}")
+
+    def _found(self, number: int, limit: float) -> Told:
+        there = self._meeting.positions(number)
+        found = verdict.judge(there, self._absent(there), limit)
+        if found is None:
+            return Told("", "", False)
+        return Told(found.text, stacks.folder(self._folder), found.may_end)
+
+    def _say(self, told: Told, is_written: bool) -> None:
+        ends = self._given.exit is not None and told.may_end
+        then = f"The job ends in {self._given.exit:g} s (DDPFIX_HANG_EXIT)" if ends else "The job goes on waiting"
+        where = f"Python stacks of each rank: {told.folder}" if is_written else "No Python stacks could be written"
+        log.error(f"this job hangs: {told.text}. {where}. {then}")
+
+    def _goes_on(self, alarm: Alarm) -> None:
+        """A collective has begun since the alarm."""
+        if alarm.is_ours and alarm.told is not None and alarm.told.text:
+            waited = alarm.since + time.monotonic() - alarm.at
+            log.on_every_rank(f"the job that hung goes on after {waited:.0f} s")
+        self._alarm = None
+
+    def _keeper_is_stopped(self) -> bool:
+        """Whether no answer can be expected of the store: rank 0 mostly keeps it, and is stopped."""
+        return self._keeper is not None and processes.state_of(self._keeper) == processes.STOPPED
+
+    def _say_alone(self, limit: float, why: str) -> None:
+        """Say where this rank is, once: what the others do cannot be known."""
+        if not self._suspects(limit):
+            return
+        self._is_lost = True
+        own = self._tracker.position()
+        told = f"rank {self._rank} has waited in {own.what} ({own.where}) for {own.still:.0f} s; {why}"
+        where = stacks.folder(self._folder)
+        self._say(Told(told, where, False), stacks.write(where, self._rank, told))
+
+    def _end_if_due(self) -> None:
+        alarm, after = self._alarm, self._given.exit
+        if alarm is None or after is None or alarm.told is None or not (alarm.told.text and alarm.told.may_end):
+            return
+        if time.monotonic() - alarm.told_at >= after:
+            _end_process(f"this job hangs: {alarm.told.text}")
+
+
+def _end_process(cause: str) -> None:
+    from ddpfix.ranks import failure_watch
+    from ddpfix.ranks.sentinel import flush_files
+
+    log.error("DDPFIX_HANG_EXIT has passed, so this process is ended")
+    failure_watch.write(cause)
+    flush_files()
+    os._exit(1)

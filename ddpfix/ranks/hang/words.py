@@ -1,0 +1,234 @@
+"""What is said of a job that hangs: who is late or does something else, who waits where, and what to look at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ddpfix.ranks.hang import places
+from ddpfix.ranks.hang.position import Position
+
+if TYPE_CHECKING:
+    from ddpfix.ranks.hang.verdict import Absent
+
+# The causes, in one word.
+DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = (
+    "debugger",
+    "uneven",
+    "loader",
+    "evaluation",
+    "save",
+    "some_ranks_only",
+    "mismatch",
+    "absent",
+    "slow",
+    "network",
+)
+_UNEVEN = "Uneven data? DDPFIX_UNEVEN=stop or pad has ranks with different numbers of batches end an epoch together"
+_GONE = {
+    "gone": "It was killed (SIGKILL, as when the system has no memory left) or called os._exit",
+    "stopped": "kill -CONT has it go on",
+    "traced": "A debugger holds it: nothing is ended",
+    "left": _UNEVEN,
+    "silent": "Code in C that keeps Python's lock, a machine that is gone, or a program without ddpfix",
+}
+
+
+class Found(NamedTuple):
+    """A cause, the ranks that it is told of, and the sentences."""
+
+    cause: str
+    ranks: List[int]
+    text: str
+
+
+def several(ranks: Sequence[int]) -> str:
+    """Ranks in words: "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5 to 7"."""
+    known = sorted(ranks)
+    spans: List[List[int]] = []
+    for rank in known:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    parts: List[str] = []
+    for span in spans:
+        parts += [f"{span[0]} to {span[-1]}"] if len(span) > 2 else [str(rank) for rank in span]
+    told = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"{'rank' if len(known) == 1 else 'ranks'} {told}"
+
+
+def kind(each: Position) -> str:
+    """What tells one collective from another: its function and sizes, else what waits for it."""
+    return each.call or each.what
+
+
+def absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Found:
+    """Ranks that do not answer."""
+    ranks = [each.rank for each in those]
+    told = "; ".join(f"rank {each.rank} {each.text}" for each in those[:3])
+    more = f"; so are {several(ranks[3:])}" if len(ranks) > 3 else ""
+    cause = UNEVEN if how == "left" else ABSENT
+    return Found(cause, ranks, f"{told}{more}; {_waiters(waiting)}. {_GONE[how]}")
+
+
+def late(those: Sequence[Position], waiting: Sequence[Position], all_of: Mapping[int, Position]) -> Found:
+    """Ranks that the others wait for."""
+    first = those[0]
+    cause, advice = _cause(first, waiting)
+    return Found(cause, [each.rank for each in those], f"{_late(those)}; {_waiters(waiting)}. {advice}")
+
+
+def _late(those: Sequence[Position]) -> str:
+    told = [_one(each) for each in those[:3]]
+    if len(those) > 3:
+        told.append(f"{several([each.rank for each in those[3:]])} are late as well")
+    return "; ".join(told)
+
+
+def _one(each: Position) -> str:
+    if each.phase == places.ENDED:
+        return f"rank {each.rank} has come to the end of its program{_after(each)}"
+    how = "is" if each.moving else "has been"
+    seconds = each.since if each.moving else each.still
+    for_ = f"and has begun no collective for {seconds:.0f} s" if each.moving else f"for {seconds:.0f} s"
+    trouble = f" ({each.trouble})" if each.trouble else ""
+    return f"rank {each.rank} {how} {_doing(each)} ({_line(each)}) {for_}{_since(each)}{trouble}"
+
+
+def _doing(each: Position) -> str:
+    return {
+        places.DEBUGGER: "in a debugger",
+        places.EVALUATION: f"in evaluation, {each.what}" if each.what[:7] != "forward" else f"in {each.what}",
+        places.CHECKPOINT: f"in a save, {each.what}",
+        places.TRAINING: f"in training without a collective, {each.steps} steps long",
+    }.get(each.phase, f"in {each.what}")
+
+
+def _line(each: Position) -> str:
+    return f"{each.where}: {each.source}" if each.source else each.where
+
+
+def _since(each: Position) -> str:
+    batch = f", batch {each.batch}" if each.batch else ""
+    epoch = f" of epoch {each.epoch}" if each.epoch is not None and batch else ""
+    return f" since step {each.step}{batch}{epoch}" if each.step else f"{batch}{epoch}"
+
+
+def _after(each: Position) -> str:
+    return f" after step {each.step}" if each.step else ""
+
+
+def _waiters(waiting: Sequence[Position]) -> str:
+    """The ranks that wait, those in the same place together."""
+    groups: Dict[Tuple[str, str, Optional[int]], List[Position]] = {}
+    for each in waiting:
+        groups.setdefault((each.what, each.where, each.step), []).append(each)
+    told = []
+    for those in list(groups.values())[:4]:
+        verb = "waits" if len(those) == 1 else "wait"
+        told.append(f"{several([each.rank for each in those])} {verb} {_wait(those[0])}")
+    return "; ".join(told)
+
+
+def _wait(each: Position) -> str:
+    step = f" of step {each.step}" if each.step else ""
+    if each.phase == places.BACKWARD:
+        return f"in all-reduce{step} (backward, {each.where})"
+    if each.phase == places.COLLECTIVE:
+        after = f", in step {each.step}" if each.step else ""
+        return f"in {kind(each)} ({_line(each)}{after})"
+    return f"in {each.what}{step} ({each.where})"
+
+
+def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
+    """Why a rank is late, and what to do."""
+    if each.phase == places.DEBUGGER:
+        return DEBUGGER, "Somebody debugs it: nothing is ended"
+    if each.phase == places.ENDED or _is_past_its_data(each, waiting):
+        return UNEVEN, _UNEVEN
+    pace = "It moves: late, and not stuck" if each.moving else _standing(each)
+    if each.phase == places.EVALUATION:
+        return EVALUATION, (
+            f"{pace}. Evaluation on some ranks only: the others go on to a collective, and wait there. It may take"
+            " longer than the limit of the process group (init_process_group(timeout=...))"
+        )
+    if each.phase == places.CHECKPOINT:
+        return SAVE, f"{pace}. A save on some ranks only, or a slow file system: the others wait until it is done"
+    if each.phase == places.LOADER:
+        return LOADER, f"{pace}. {_reading(each)}"
+    return SLOW, f"{pace}. Its stack tells what it does"
+
+
+def _standing(each: Position) -> str:
+    return "It does not move" if each.idle else "It computes: late, and perhaps not stuck"
+
+
+def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
+    """Whether a rank is done with its loop while others have one more step."""
+    steps = [other.step for other in waiting if other.step is not None]
+    behind = each.step is not None and bool(steps) and each.step < max(steps)
+    read = any(other.loads for other in waiting)
+    return behind and read and not each.loads and each.phase in (places.OTHER, places.COLLECTIVE)
+
+
+def _reading(each: Position) -> str:
+    if each.moving:
+        return "Its data take long to read: a slow file system, or one long item"
+    if "has ended" in each.trouble or "is stopped" in each.trouble:
+        return "A loader worker is dead or stopped"
+    if each.trouble.endswith("are alive"):
+        return "A loader worker is stuck, or reads from a slow file system"
+    return "Its data are stuck, or read from a slow file system"
+
+
+def different(kinds: Sequence[Sequence[Position]]) -> Found:
+    """Ranks in different collectives, the fewest ranks first."""
+    odd = list(kinds[0])
+    rest = [each for ranks in kinds[1:] for each in ranks]
+    told = f"{_waiters(odd)} for {max(each.still for each in odd):.0f} s; {_waiters(rest)}"
+    ranks = [each.rank for each in odd]
+    if len({each.what for each in [*odd, *rest]}) == 1:
+        return Found(MISMATCH, ranks, f"{told}. The sizes of one collective differ between ranks")
+    steps = {each.step for each in odd}
+    later = [each for each in rest if each.step is not None and steps == {each.step - 1}]
+    if later and any(each.loads for each in later) and not any(each.loads for each in odd):
+        return Found(
+            UNEVEN, ranks, f"{told}. {several(ranks).capitalize()} came out of the loop over the data first. {_UNEVEN}"
+        )
+    if all(each.call for each in odd) and not any(each.call for each in rest):
+        return Found(
+            SOME_ONLY,
+            ranks,
+            f"{told}. A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it",
+        )
+    return Found(MISMATCH, ranks, f"{told}. Ranks have begun different collectives, and each waits in its own")
+
+
+def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Found:
+    """Ranks that have begun more or fewer collectives than the others, by the same step, and wait all the same."""
+    ranks = [each.rank for each in those]
+    told = f"{_waiters([*those, *rest])}, for {max(each.still for each in those):.0f} s"
+    count = f"{several(ranks)} {'has' if len(ranks) == 1 else 'have'} begun {_more(*numbers)} than the others"
+    if {each.step for each in those} == {each.step for each in rest}:
+        asked = "A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it"
+        return Found(SOME_ONLY, ranks, f"{told}; {count}. {asked}")
+    return Found(MISMATCH, ranks, f"{told}; {count}. Ranks have begun different collectives, and each waits in its own")
+
+
+def _more(one: int, other: int) -> str:
+    number = abs(one - other)
+    return f"{number} {'collective' if number == 1 else 'collectives'} {'more' if one > other else 'fewer'}"
+
+
+def outside(those: Sequence[Position], waiting: Sequence[Position]) -> Found:
+    """Ranks that have come out of the collective in which the others are."""
+    told = f"{_late(those)}; {_waiters(waiting)}"
+    words = f"{told}. All have begun as many collectives: sizes or kinds differ between ranks"
+    return Found(MISMATCH, [each.rank for each in those], words)
+
+
+def nobody(waiting: Sequence[Position]) -> Found:
+    """All ranks wait in the same collective."""
+    longest = max(each.still for each in waiting)
+    told = f"{_waiters(waiting)} for {longest:.0f} s, and no rank is missing"
+    return Found(NETWORK, [], f"{told}. The network between them, or sizes that differ within it")

@@ -1,0 +1,307 @@
+"""One of three ranks of a job that hangs in the way that is asked for, or that is only slow."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pdb
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from tests.support import serving
+
+# Of all jobs: the step before which it happens.
+STEP = 3
+# Longer than any limit of these jobs, and shorter than torch's.
+LONG = 60.0
+
+
+class Numbers(Dataset):
+    """Data of which one cannot be read at once.
+
+    Args:
+        size: how many there are.
+        bad: the number of the one.
+        read: what reading it does.
+    """
+
+    def __init__(self, size: int, bad: int = -1, read: Callable[[], Any] = time.time) -> None:
+        self.size, self.bad, self.read = size, bad, read
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.bad:
+            self.read()
+        return torch.ones(2)
+
+
+class Job:
+    """A tiny training."""
+
+    def __init__(self) -> None:
+        self.rank = distributed.get_rank()
+        self.model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, batch: Optional[torch.Tensor] = None) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(1, 2) if batch is None else batch).sum().backward()
+        self.optimizer.step()
+
+    def train(self, happens: Callable[[], Any], rank: int, steps: int = 6) -> None:
+        """Train; something happens on one rank before a step."""
+        for number in range(1, steps + 1):
+            if number == STEP and rank in (self.rank, ALL):
+                happens()
+            self.step()
+
+
+ALL = -1
+
+
+def stop() -> None:
+    """Stop this process; a child ends it when all has been said."""
+    own = os.getpid()
+    subprocess.Popen(["sh", "-c", f"sleep 14; kill -KILL {own}"], stdout=subprocess.DEVNULL)
+    os.kill(own, signal.SIGSTOP)
+
+
+def holder() -> None:
+    """A child that keeps the connections of this rank open, as loader workers do."""
+    if not os.fork():
+        time.sleep(14)
+        os._exit(0)
+
+
+def killed() -> None:
+    holder()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_worker() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def kill_reader() -> None:
+    """Lose a process that reads: a pool waits for its result for ever."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.apply(end_reader)
+
+
+def end_reader() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def uneven(job: Job) -> None:
+    for batch in DataLoader(Numbers(4 if job.rank == 1 else 5)):
+        job.step(batch)
+    distributed.barrier()
+
+
+def stuck_worker(job: Job) -> None:
+    bad = 2 if job.rank == 1 else -1
+    for batch in DataLoader(Numbers(5, bad, stop_worker), num_workers=1):
+        job.step(batch)
+
+
+def dead_reader(job: Job) -> None:
+    bad = 2 if job.rank == 1 else -1
+    for batch in DataLoader(Numbers(5, bad, kill_reader)):
+        job.step(batch)
+
+
+def slow_reader(job: Job) -> None:
+    """Reading that moves, on one rank, for longer than the limit."""
+    bad = 2 if job.rank == 1 else -1
+    for batch in DataLoader(Numbers(5, bad, read_slowly)):
+        job.step(batch)
+
+
+def read_slowly() -> None:
+    for _ in range(30):
+        time.sleep(0.1)
+        time.sleep(0.1)
+
+
+def some_only(job: Job) -> None:
+    def log_loss() -> None:
+        distributed.all_reduce(torch.ones(1))
+
+    job.train(log_loss, 0)
+
+
+def barrier(job: Job) -> None:
+    job.train(distributed.barrier, 0)
+
+
+def sizes(job: Job) -> None:
+    job.train(lambda: distributed.all_reduce(torch.ones(1 if job.rank else 2)), ALL)
+
+
+def evaluate(job: Job, seconds: float) -> None:
+    job.model.eval()
+    with torch.no_grad():
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            job.model.module(torch.ones(200, 2))
+            torch.ones(200, 200).mm(torch.ones(200, 200))
+    job.model.train()
+
+
+def evaluation(job: Job) -> None:
+    job.train(lambda: evaluate(job, LONG), 0)
+
+
+def debugged(job: Job) -> None:
+    def look() -> None:
+        reading, _ = os.pipe()
+        sys.stdin = os.fdopen(reading)
+        pdb.Pdb(stdin=sys.stdin, stdout=sys.stderr).set_trace()
+        return
+
+    job.train(look, 1)
+
+
+class SlowFile:
+    """A file on a slow file system."""
+
+    def write(self, data: bytes) -> int:
+        time.sleep(0.4)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def save(job: Job) -> None:
+    torch.save(job.model.state_dict(), SlowFile())  # type: ignore[arg-type]
+
+
+def saving(job: Job) -> None:
+    job.train(lambda: save(job), 0)
+    # The thread looks once more.
+    time.sleep(1)
+
+
+def accumulating(job: Job) -> None:
+    """One rank trains on without its collectives."""
+
+    def train_on() -> None:
+        with job.model.no_sync():
+            for _ in range(int(LONG * 10)):
+                job.model(torch.ones(1, 2)).sum().backward()
+                time.sleep(0.1)
+
+    job.train(train_on, 1)
+
+
+def stopped(job: Job) -> None:
+    job.train(stop, 1)
+
+
+def stopped_first(job: Job) -> None:
+    # By then each rank knows the process of rank 0.
+    time.sleep(2)
+    job.train(stop, 0)
+
+
+def killed_rank(job: Job) -> None:
+    job.train(killed, 2)
+
+
+def received(job: Job) -> None:
+    """One rank waits for what another one never sends."""
+    job.train(lambda: distributed.recv(torch.ones(1), 1), 0)
+
+
+def undone(job: Job) -> None:
+    """The thread ends with ddpfix, and torch is as it was."""
+    import ddpfix
+
+    names = [thread.name for thread in threading.enumerate()]
+    ddpfix.deactivate()
+    assert "ddpfix-hang" in names and "ddpfix-hang" not in [thread.name for thread in threading.enumerate()]
+    assert distributed.init_process_group.__module__.startswith("torch.")
+    assert not hasattr(distributed.init_process_group, "_self_wrapper")
+
+
+# Jobs that are slow and hang in no way: on all ranks, or within the limit.
+
+
+def slow_loader(job: Job) -> None:
+    bad = 2 if job.rank == 1 else -1
+    for batch in DataLoader(Numbers(5, bad, lambda: time.sleep(2.5))):
+        job.step(batch)
+
+
+def evaluates(job: Job) -> None:
+    job.train(lambda: evaluate(job, 6.5), ALL)
+
+
+def saves(job: Job) -> None:
+    job.train(lambda: time.sleep(6.5), ALL)
+    save(job)
+    job.step()
+
+
+def computes(job: Job) -> None:
+    """A backward that takes long on all ranks."""
+
+    def hook(grad: torch.Tensor) -> None:
+        end = time.monotonic() + 6.5
+        while time.monotonic() < end:
+            torch.ones(50, 50).mm(torch.ones(50, 50))
+
+    for parameter in job.model.parameters():
+        parameter.register_hook(hook)
+        break
+    job.train(time.time, ALL, 2)
+
+
+JOBS: Dict[str, Callable[[Job], None]] = {
+    each.__name__: each
+    for each in (
+        *(uneven, stuck_worker, dead_reader, slow_reader, some_only, barrier, sizes, evaluation, debugged, saving),
+        *(accumulating, stopped, stopped_first, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
+    )
+}
+
+
+def run(scenario: Dict[str, Any], folder: Path) -> None:
+    """One rank of one job."""
+    tempfile.tempdir = str(folder)
+    limit = scenario["limit"]
+    if scenario["active"]:
+        import ddpfix
+
+        ddpfix.activate()
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=limit))
+    JOBS[scenario["job"]](Job())
+    scenario["found"]["done"] = True
+
+
+def main() -> None:
+    # What DDP and ddpfix import when they are first used takes seconds: once for all, before the fork.
+    import torch._dynamo
+    import torch.distributed.fsdp
+
+    assert torch._dynamo and torch.distributed.fsdp
+    serving.serve(Path(sys.argv[1]), run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A job of three ranks hangs: one paragraph names the rank, the place and the cause; slow jobs are let alone."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Mapping, NamedTuple, Sequence
+
+import pytest
+
+from tests.ranks import hanging
+from tests.support import pool, results, scenario
+
+SCRIPT = Path(hanging.__file__)
+# Left to cells and nox -s rest.
+LONG = pytest.mark.sampled(inside=False, cells=True)
+HANGS = "ddpfix: this job hangs: "
+# Seconds that ranks wait in these jobs before it is said.
+LIMIT = "3"
+
+
+@dataclass
+class Scenario(scenario.Scenario):
+    """One job.
+
+    Attributes:
+        job: of :mod:`tests.ranks.hanging`.
+        active: whether ddpfix is.
+        limit: of the process group, in seconds.
+        environ: environment variables.
+        timeout: seconds after which ranks that hang are ended.
+    """
+
+    job: str = ""
+    active: bool = True
+    limit: float = 1800
+    environ: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 60
+
+
+class Ended(NamedTuple):
+    """What three ranks left of a job, and the folder where they ran."""
+
+    ranks: List[results.Result]
+    folder: Path
+
+    def told(self) -> str:
+        """The one paragraph; fails where there is none, or more than one."""
+        found = [line for rank in self.ranks for line in rank.log.splitlines() if line.startswith(HANGS)]
+        assert len(found) == 1, self.ranks
+        return found[0]
+
+    def stacks(self) -> Dict[str, str]:
+        """The files of stacks by their names."""
+        return {file.name: file.read_text() for file in self.folder.glob("ddpfix-hang-*/hang-rank-*.txt")}
+
+
+def job(name: str, active: bool = True, limit: float = 1800, timeout: float = 60, **environ: str) -> Ended:
+    folder = Path(tempfile.mkdtemp(prefix="ddpfix-hanging-"))
+    one = Scenario(name, name, active, limit, environ, timeout)
+    return Ended(pool.results(SCRIPT, [one], folder, 3, {}, results.Result)[name], folder)
+
+
+class Said(NamedTuple):
+    """What the paragraph has to have: about the rank, where it is, and about the cause."""
+
+    rank: str
+    place: str
+    cause: str
+
+
+HERE = r"\(hanging\.py:\d+"
+STAGED: Dict[str, Said] = {
+    "uneven": Said("rank 1 waits in barrier", HERE, "Rank 1 came out of the loop over the data first. Uneven data"),
+    "stuck_worker": Said(
+        "rank 1 has been in DataLoader.__next__", HERE, r"loader worker 0 \(process \d+\) is stopped \(SIGSTOP\)"
+    ),
+    "dead_reader": Said("rank 1 has been in DataLoader.__next__", rf"{HERE}: pool.apply", "Its data are stuck"),
+    "slow_reader": Said("rank 1 is in DataLoader.__next__", HERE, "It moves: late, and not stuck"),
+    "some_only": Said("rank 0 (waits in all_reduce|has begun 1 collective more)", HERE, "on some ranks only"),
+    "barrier": Said("rank 0 (waits in barrier|has begun 1 collective more)", HERE, "on some ranks only"),
+    "sizes": Said("rank 0 waits in all_reduce of 2 float32", HERE, "The sizes of one collective differ"),
+    "evaluation": Said("rank 0 (is|has been) in evaluation, evaluate", HERE, "Evaluation on some ranks only"),
+    "saving": Said("rank 0 is in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"),
+    "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
+    "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
+    "killed_rank": Said("rank 2 ended without a word", r"process \d+ on \S+ is gone", "It was killed"),
+    "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "on some ranks only"),
+    "debugged": Said("rank 1 has been in a debugger", HERE, "Somebody debugs it: nothing is ended"),
+}
+# The others wait for these in the reduction of the next step.
+WAIT = r"ranks? [012 to,and]+ waits? in (all-reduce|DDP's forward|all_reduce)"
+SLOW: Sequence[str] = ("slow_loader", "evaluates", "saves", "computes")
+
+
+@pytest.mark.patches("torch.hang")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name != "uneven" else ()) for name in STAGED])
+def test_one_paragraph_names_rank_place_and_cause(name: str) -> None:
+    ended = job(name, timeout=25 if name == "debugged" else 60, DDPFIX_HANG=LIMIT, DDPFIX_HANG_EXIT=_exit(name))
+    told, said = ended.told(), STAGED[name]
+    assert re.search(f"{said.rank}.*{said.place}", told) and re.search(said.cause, told), told
+    assert re.search(WAIT, told), told
+    absent = {"stopped": [1], "killed_rank": [2]}.get(name, [])
+    assert sorted(ended.stacks()) == [f"hang-rank-{rank}.txt" for rank in range(3) if rank not in absent], told
+    assert all("hanging.py" in text for text in ended.stacks().values())
+    if name == "saving":
+        # It goes on, and is not ended.
+        assert "The job goes on waiting" in told and all(rank.notes["done"] for rank in ended.ranks), ended
+        assert "the job that hung goes on after" in ended.ranks[0].log, ended
+    elif name == "debugged":
+        assert all(rank.hung and "is ended" not in rank.log for rank in ended.ranks), ended
+    else:
+        assert "The job ends in 1 s" in told and "DDPFIX_HANG_EXIT has passed" in ended.ranks[0].log, ended
+
+
+def _exit(name: str) -> str:
+    return "off" if name == "saving" else "1"
+
+
+@LONG
+@pytest.mark.patches("torch.hang")
+def test_where_the_rank_that_keeps_the_store_is_stopped_each_rank_says_so() -> None:
+    ended = job("stopped_first", timeout=20, DDPFIX_HANG=LIMIT)
+    for rank in (1, 2):
+        told = [line for line in ended.ranks[rank].log.splitlines() if line.startswith(HANGS)]
+        assert len(told) == 1 and f"rank {rank} has waited in backward (hanging.py:" in told[0], ended
+        assert "rank 0, which keeps the store, is stopped (SIGSTOP)" in told[0], ended
+
+
+@LONG
+@pytest.mark.patches("torch.hang")
+def test_it_is_said_before_the_process_group_gives_up() -> None:
+    """The default is longer than this group waits."""
+    ended = job("uneven", limit=10)
+    log = ended.ranks[0].log
+    assert "Uneven data" in ended.told() and str(ended.ranks[0].error).startswith("RuntimeError"), ended
+    assert log.index(HANGS) < log.index("Traceback"), ended
+
+
+@LONG
+def test_unpatched_nothing_is_said() -> None:
+    ended = job("uneven", active=False, limit=5)
+    assert all(HANGS not in rank.log for rank in ended.ranks) and ended.ranks[0].error, ended
+
+
+@LONG
+@pytest.mark.patches("torch.hang")
+def test_switched_off_nothing_is_said() -> None:
+    ended = job("uneven", limit=6, DDPFIX_HANG="off")
+    assert all(HANGS not in rank.log for rank in ended.ranks) and ended.ranks[0].error, ended
+
+
+@LONG
+@pytest.mark.patches("torch.hang")
+@pytest.mark.parametrize("name", SLOW)
+def test_nothing_is_said_of_a_job_that_is_slow(name: str) -> None:
+    """On all ranks for longer than the limit, or on one within it."""
+    ended = job(name, DDPFIX_HANG=LIMIT)
+    assert all(rank.notes["done"] and "hangs" not in rank.log for rank in ended.ranks), ended
+    assert not ended.stacks()
+
+
+@LONG
+@pytest.mark.patches("torch.hang")
+def test_undo_ends_the_thread() -> None:
+    ended = job("undone")
+    assert all(rank.error is None and rank.notes["done"] for rank in ended.ranks), ended

@@ -1,0 +1,267 @@
+"""From stacks to places, and from places to a verdict, without a rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, List, Optional, Tuple
+
+import pytest
+import torch
+from torch import distributed
+
+from ddpfix.matrix import loader
+from ddpfix.ranks.hang import loaders, places, processes, stacks, verdict, words
+from ddpfix.ranks.hang.places import Spot
+from ddpfix.ranks.hang.position import Position, Tracker
+from ddpfix.ranks.hang.watch import PERIOD
+
+TORCH = os.path.dirname(torch.__file__)
+
+
+def in_torch(file: str, name: str) -> Spot:
+    return Spot(os.path.join(TORCH, *file.split("/")), 1, name)
+
+
+MAIN = Spot("/home/someone/train.py", 88, "main")
+PYTHON = os.path.dirname(os.__file__)
+CALL = in_torch("nn/modules/module.py", "_call_impl")
+ENGINE = in_torch("autograd/graph.py", "_engine_run_backward")
+LOADS = in_torch("utils/data/dataloader.py", "__next__")
+STACKS: List[Tuple[List[Spot], Optional[bool], str, str]] = [
+    ([MAIN, LOADS, in_torch("utils/data/dataloader.py", "_next_data")], None, places.LOADER, "DataLoader.__next__"),
+    ([MAIN, in_torch("_tensor.py", "backward"), ENGINE], None, places.BACKWARD, "backward"),
+    ([MAIN, in_torch("distributed/distributed_c10d.py", "all_reduce")], None, places.COLLECTIVE, "all_reduce"),
+    ([MAIN, in_torch("distributed/distributed_c10d.py", "barrier")], None, places.COLLECTIVE, "barrier"),
+    ([MAIN, in_torch("nn/parallel/distributed.py", "_pre_forward")], None, places.WRAPPER, "DDP's forward"),
+    ([MAIN, in_torch("nn/parallel/distributed.py", "__init__")], None, places.WRAPPER, "DDP's constructor"),
+    ([MAIN, in_torch("serialization.py", "save"), MAIN], None, places.CHECKPOINT, "torch.save"),
+    (
+        [MAIN, Spot(f"{PYTHON}/pdb.py", 1, "interaction"), Spot(f"{PYTHON}/cmd.py", 1, "cmdloop")],
+        None,
+        places.DEBUGGER,
+        "",
+    ),
+    ([MAIN, CALL], True, places.FORWARD, "forward"),
+    ([MAIN, CALL], False, places.EVALUATION, "forward in evaluation mode"),
+    ([MAIN, MAIN._replace(name="validate"), LOADS], None, places.EVALUATION, "validate"),
+    ([MAIN._replace(name="train_and_evaluate"), LOADS], None, places.LOADER, "DataLoader.__next__"),
+    ([MAIN._replace(name="evaluate_while"), CALL], True, places.FORWARD, "forward"),
+    ([MAIN._replace(name="evaluate"), in_torch("_tensor.py", "backward"), ENGINE], None, places.BACKWARD, "backward"),
+    ([MAIN, MAIN._replace(name="save_checkpoint")], None, places.CHECKPOINT, "save_checkpoint"),
+    ([MAIN, in_torch("optim/adamw.py", "step")], None, places.STEP, "the optimizer's step"),
+    # Activation checkpointing is no save, and the program around @record no collective.
+    ([MAIN, in_torch("utils/checkpoint.py", "checkpoint"), CALL], True, places.FORWARD, "forward"),
+    ([in_torch("distributed/elastic/multiprocessing/errors/__init__.py", "wrapper"), MAIN], None, places.OTHER, "main"),
+    ([MAIN, Spot(f"{PYTHON}/threading.py", 1, "wait")], None, places.OTHER, "wait of "),
+]
+
+
+@pytest.mark.parametrize("number", range(len(STACKS)))
+def test_a_stack_is_told_by_its_files_and_names(number: int) -> None:
+    stack, training, phase, what = STACKS[number]
+    place = places.classify(stack, training)
+    assert (place.phase, place.where) == (phase, "train.py:88") and place.what.startswith(what), place
+
+
+def test_a_line_that_waits_for_the_gpu_is_told_by_its_text(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("total += loss.item()\nwork.wait()\n")
+    stack = [Spot(str(script), 1, "main")]
+    assert places.classify(stack, on_device=True).phase == places.DEVICE
+    assert places.classify(stack).phase == places.OTHER
+    assert places.classify([Spot(str(script), 2, "main")]).phase == places.COLLECTIVE
+
+
+LIMIT = 300.0
+
+
+def at(rank: int, phase: str, count: int = 8, step: int = 3, **more: Any) -> Position:
+    """A rank that has stood for longer than the limit, unless it is said otherwise."""
+    known = {places.BACKWARD: "backward", places.COLLECTIVE: "barrier", places.LOADER: "DataLoader.__next__"}
+    what = more.pop("what", known.get(phase, "main"))
+    fields = {"still": LIMIT + 5, "since": LIMIT + 6, **more}
+    return Position(rank, step, {"0 group": count}, phase, what, "train.py:88", **fields)
+
+
+def judged(*ranks: Position, absent: Tuple[verdict.Absent, ...] = ()) -> Optional[verdict.Verdict]:
+    return verdict.judge({each.rank: each for each in ranks}, list(absent), LIMIT)
+
+
+WAITS = (at(0, places.BACKWARD), at(2, places.BACKWARD))
+
+
+@pytest.mark.parametrize(
+    "late, cause",
+    [
+        (at(1, places.LOADER, 7, 2), words.LOADER),
+        (at(1, places.EVALUATION, 7, 2), words.EVALUATION),
+        (at(1, places.CHECKPOINT, 7, 2), words.SAVE),
+        (at(1, places.DEBUGGER, 7, 2), words.DEBUGGER),
+        (at(1, places.ENDED, 7, 2), words.UNEVEN),
+        (at(1, places.OTHER, 7, 2), words.SLOW),
+        (at(1, places.COLLECTIVE, 8, 2, call="all_reduce of 1 float32"), words.SOME_ONLY),
+        (at(1, places.COLLECTIVE, 8, 2), words.MISMATCH),
+    ],
+)
+def test_the_rank_that_is_behind_is_named_with_its_cause(late: Position, cause: str) -> None:
+    found = judged(*WAITS, late)
+    assert found is not None and (found.cause, found.ranks) == (cause, [1]), found
+    assert "ranks 0 and 2 wait in all-reduce of step 3 (backward, train.py:88)" in found.text
+    assert found.may_end == (cause != words.DEBUGGER)
+
+
+def test_a_rank_that_is_past_its_data_is_told_from_one_that_computes() -> None:
+    reading = [each._replace(loads=1) for each in WAITS]
+    assert judged(*reading, at(1, places.OTHER, 7, 2)).cause == words.UNEVEN  # type: ignore[union-attr]
+    assert judged(*reading, at(1, places.OTHER, 7, 2, loads=1)).cause == words.SLOW  # type: ignore[union-attr]
+
+
+def test_ranks_that_are_gone_or_stopped_come_first() -> None:
+    late = at(1, places.LOADER, 7, 2)
+    for how in (verdict.GONE, verdict.STOPPED, verdict.TRACED, verdict.LEFT):
+        found = judged(*WAITS, late, absent=(verdict.Absent(3, how, "is not there"),))
+        assert found is not None and found.ranks == [3] and "rank 3 is not there" in found.text, found
+        assert found.may_end == (how != verdict.TRACED)
+    # Of one that is silent nothing is known: a rank that is late explains more.
+    found = judged(*WAITS, late, absent=(verdict.Absent(3, verdict.SILENT, "does not answer"),))
+    assert found is not None and found.ranks == [1]
+
+
+def test_one_that_waits_for_another_group_is_not_the_late_one() -> None:
+    """Ranks 0 and 1 wait for rank 2, which waits for rank 3, which reads."""
+    ranks = [
+        Position(rank, 3, counts, phase, what, "train.py:88", still=LIMIT + 1, since=LIMIT + 2)
+        for rank, counts, phase, what in (
+            (0, {"all": 5}, places.BACKWARD, "backward"),
+            (1, {"all": 5}, places.BACKWARD, "backward"),
+            (2, {"all": 4, "pair": 9}, places.COLLECTIVE, "all_gather"),
+            (3, {"all": 4, "pair": 8}, places.LOADER, "DataLoader.__next__"),
+        )
+    ]
+    found = judged(*ranks)
+    assert found is not None and found.ranks == [3] and "rank 2 waits in all_gather" in found.text, found
+
+
+def test_sizes_and_numbers_that_differ() -> None:
+    calls = [f"all_reduce of {size} float32" for size in (1, 2, 1)]
+    ranks = [at(rank, places.COLLECTIVE, what="all_reduce", call=call) for rank, call in enumerate(calls)]
+    found = judged(*ranks)
+    assert found is not None and found.ranks == [1] and "The sizes of one collective differ" in found.text
+    found = judged(at(0, places.BACKWARD, 9), at(1, places.BACKWARD), at(2, places.BACKWARD))
+    assert found is not None and (found.cause, found.ranks) == (words.SOME_ONLY, [0])
+    assert "rank 0 has begun 1 collective more than the others" in found.text
+
+
+def test_what_is_only_slow_is_no_hang() -> None:
+    # Nobody waits for as long as the limit.
+    assert judged(at(0, places.BACKWARD, still=100.0), at(1, places.LOADER, 7, 2)) is None
+    # All of them read, evaluate or save.
+    for phase in (places.LOADER, places.EVALUATION, places.CHECKPOINT, places.OTHER):
+        assert judged(at(0, phase), at(1, phase)) is None
+    # All of them compute in a backward that has begun no collective.
+    assert judged(at(0, places.BACKWARD, idle=False), at(1, places.BACKWARD, idle=False)) is None
+    assert judged(at(0, places.BACKWARD, idle=False), at(1, places.LOADER)) is None
+    # One has come into the same collective just now.
+    assert judged(at(0, places.BACKWARD), at(1, places.BACKWARD, still=1.0)) is None
+
+
+def test_all_wait_and_none_is_missing() -> None:
+    found = judged(at(0, places.BACKWARD), at(1, places.BACKWARD))
+    assert found is not None and (found.cause, found.ranks) == (words.NETWORK, [])
+
+
+@pytest.mark.parametrize(
+    "ranks, told",
+    [
+        ([3], "rank 3"),
+        ([2, 0], "ranks 0 and 2"),
+        ([0, 1, 2], "ranks 0 to 2"),
+        ([0, 1, 3, 5, 6, 7], "ranks 0, 1, 3 and 5 to 7"),
+    ],
+)
+def test_ranks_in_words(ranks: List[int], told: str) -> None:
+    assert words.several(ranks) == told
+
+
+def test_a_position_goes_through_the_store_as_text() -> None:
+    position = at(1, places.LOADER, trouble="its loader worker 0 (process 12) is stopped (SIGSTOP)", batch=4, epoch=1)
+    assert Position.load(position.dump()) == position
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells the state of a process")
+def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    who = processes.here()._replace(pid=child.pid)
+    try:
+        assert processes.in_words(processes.state_of(who)) == ""
+        os.kill(child.pid, 19)
+        for _ in range(100):
+            if processes.state_of(who) == processes.STOPPED:
+                break
+            time.sleep(0.02)
+        assert "is stopped" in processes.own_trouble(threading.main_thread().native_id or 0)
+    finally:
+        child.kill()
+    child.wait()
+    assert processes.state_of(who) == processes.GONE
+    assert processes.state_of(who._replace(space="elsewhere")) == ""
+
+
+def test_the_stacks_of_all_threads_are_in_one_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert stacks.write(str(tmp_path / "new"), 3, "why")
+    text = (tmp_path / "new" / "hang-rank-3.txt").read_text()
+    assert text.count("rank 3") == 2 and "test_hang.py" in text
+    assert not stacks.write(str(tmp_path / "new" / "hang-rank-3.txt"), 3, "a file is there")
+
+
+def test_a_loader_tells_how_far_it_is() -> None:
+    batches = torch.utils.data.DataLoader(torch.ones(4, 2), sampler=torch.utils.data.RandomSampler(range(4)))
+    batches.sampler.epoch = 7  # type: ignore[attr-defined]
+    before = len(loaders.alive())
+    reading = iter(batches)
+    next(reading)
+    assert loaders.of(reading) == loaders.Loading(1, 7, "") and len(loaders.alive()) == before + 1
+
+
+def test_a_rank_is_followed_without_a_word_from_it() -> None:
+    steps = [1]
+    tracker = Tracker(0, lambda: steps[0])
+    tracker.look()
+    steps[0] = 2
+    assert tracker.look() == 0.0
+    time.sleep(0.05)
+    assert tracker.look() >= 0.05
+    position = tracker.position()
+    assert position.step == 2 and position.where.startswith("test_hang.py:") and position.since >= 0.05
+    assert not tracker.may_wait() and not position.may_wait()
+
+
+def test_a_look_is_cheap(tmp_path: Path) -> None:
+    """Nothing runs in a step: of a look every two seconds, a step of a tenth of a second bears a twentieth."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        tracker = Tracker(0, lambda: None)
+        times = []
+        for _ in range(9):
+            begun = time.thread_time()
+            for _ in range(100):
+                # As if a collective had begun since the last look.
+                tracker._counts = {}
+                assert tracker.look() == 0.0
+            times.append((time.thread_time() - begun) / 100)
+    finally:
+        distributed.destroy_process_group()
+    assert sorted(times)[4] / (PERIOD / 0.1) < 2e-6, times
+
+
+def test_a_training_step_runs_no_code_of_it() -> None:
+    """It puts no stage in, and wraps nothing that a step calls."""
+    own = [row for row in loader.load().rows if row.patch == "torch.hang"]
+    changed = {str(target).rpartition(":")[2] for row in own for target in row.targets}
+    assert changed == {"init_process_group", "destroy_process_group"}
