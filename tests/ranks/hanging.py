@@ -213,12 +213,6 @@ def stopped(job: Job) -> None:
     job.train(stop, 1)
 
 
-def stopped_first(job: Job) -> None:
-    # By then each rank knows the process of rank 0.
-    time.sleep(2)
-    job.train(stop, 0)
-
-
 def killed_rank(job: Job) -> None:
     job.train(killed, 2)
 
@@ -276,7 +270,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     each.__name__: each
     for each in (
         *(uneven, stuck_worker, dead_reader, slow_reader, some_only, barrier, sizes, evaluation, debugged, saving),
-        *(accumulating, stopped, stopped_first, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
+        *(accumulating, stopped, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
     )
 }
 
