@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import weakref
-from typing import Callable, List, Set
+from typing import Callable, Dict, List, Set, Tuple
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -17,6 +17,9 @@ _LEVELS = {
 }
 # Called with the level and the text of each line from info on, on every rank, whether it is printed or not.
 LISTENERS: List[Callable[[str, str], None]] = []
+# Settings of a toolkit: what was asked for, what is in force, and a note, by name. The last word on each one counts.
+SETTINGS: Dict[str, Tuple[str, str, str]] = {}
+_MOST, _LONGEST = 200, 400
 _logged: Set[str] = set()
 _heard: Set[str] = set()
 _logged_about: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
@@ -43,6 +46,20 @@ def _logger() -> logging.Logger:
 
 def set_level(name: str) -> None:
     _logger().setLevel(_LEVELS[name])
+
+
+def setting(name: str, requested: object, effective: object, note: str = "") -> None:
+    """Note a setting of a toolkit that was looked at, for the trace; a line for the user is another matter.
+
+    Args:
+        name: as the user writes it.
+        requested: what was asked for; None where nothing was.
+        effective: what is in force.
+        note: what became of it on the way.
+    """
+    if name in SETTINGS or len(SETTINGS) < _MOST:
+        asked = "not set" if requested is None else str(requested)
+        SETTINGS[name] = (asked[:_LONGEST], str(effective)[:_LONGEST], note)
 
 
 def first_rank() -> bool:

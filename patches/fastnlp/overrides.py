@@ -43,6 +43,8 @@ def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
         bound.arguments["torch_kwargs"] = {**(given or {}), "ddp_kwargs": settings}
     wrapped(*bound.args, **bound.kwargs)
     if settings and (getattr(driver, "outside_ddp", False) or isinstance(driver.model, DistributedDataParallel)):
+        for name, value in settings.items():
+            log.setting(name, value, "nothing", "the model is wrapped in DDP already")
         log.warning(f"{_listed(settings)} has no effect: the model is wrapped in DDP already; give it to that DDP")
 
 

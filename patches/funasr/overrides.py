@@ -31,7 +31,12 @@ def tell(site: Site, module: ModuleType, owner: Any) -> None:
 
 def compare(run: entry.Run) -> None:
     """One line for each typed override that does not arrive as typed; nothing where all do."""
-    lines = [line for key, text in run.typed.items() for line in [_difference(run, key, text)] if line]
+    told = {key: _difference(run, key, text) for key, text in run.typed.items()}
+    for key, line in told.items():
+        arrived = _at(run.kwargs, key)
+        text = run.typed[key]
+        log.setting(key, text, "nothing" if arrived is _MISSING else arrived, line.partition(": ")[2] if line else "")
+    lines = [line for line in told.values() if line]
     if lines:
         log.info("settings that did not arrive as typed:\n  " + "\n  ".join(lines))
 

@@ -39,11 +39,18 @@ class Flag(ddp.Stage):
         self._mode = mode
 
     def arguments(self, call: ddp.Call) -> None:
+        requested = user_choice(call.arguments)
         if self._mode == "static" and _may_be_static(call.module):
             call.arguments.update({"static_graph": True, FLAG: False})
         elif _decide(call.arguments, self._mode == "find"):
             call.facts["flag is ours"] = self._mode != "find" and not call.arguments.get(FLAG)
             call.arguments[FLAG] = True
+        log.setting(FLAG, requested, bool(call.arguments.get(FLAG)), self._note(call.arguments))
+
+    def _note(self, arguments: Dict[str, Any]) -> str:
+        if arguments.get("static_graph"):
+            return "static_graph=True"
+        return "" if self._mode == "auto" else f"DDPFIX_UNUSED={self._mode}"
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         model.flag_is_ours = call is not None and call.facts.get("flag is ours", False)

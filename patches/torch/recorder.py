@@ -61,6 +61,8 @@ class Recorder:
         self._local: Any = None
         # The patches as the trace has them.
         self._head: List[Dict[str, str]] = []
+        # The settings as the trace has them.
+        self._told: Dict[str, Any] = {}
         self._held: List[Tuple[str, str, float]] = []
         self._finalize: Any = None
         self.stock_layerdrop = site.settings["layerdrop"] == "stock"
@@ -329,6 +331,8 @@ class Recorder:
         self.writer.row(self._last)
         if self.steps == 1:
             self._head = trace_head.tell_patches(self._site, self.writer, self._head)
+        if self._told != log.SETTINGS:
+            self._told = trace_head.tell_settings(self.writer, self._told)
         self.on = self.writer.on
 
 

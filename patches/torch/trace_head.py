@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 import torch
 from torch import distributed
 
-from ddpfix import __version__
+from ddpfix import __version__, log
 from ddpfix.patching.site import Site
 from ddpfix.ranks import last_words
 from ddpfix.trace import schema
@@ -69,6 +69,14 @@ def tell_patches(site: Site, writer: Writer, known: List[Dict[str, str]]) -> Lis
     if found != known:
         writer.line(schema.PATCHES, patches=found)
     return found
+
+
+def tell_settings(writer: Writer, known: Dict[str, Any]) -> Dict[str, Any]:
+    """Write a line for each setting of a toolkit that is not known as it is now; returns all of them."""
+    for name, (requested, effective, note) in log.SETTINGS.items():
+        if known.get(name) != (requested, effective, note):
+            writer.line(schema.SETTING, name=name, requested=requested, effective=effective, note=note)
+    return dict(log.SETTINGS)
 
 
 def how_it_ends() -> str:

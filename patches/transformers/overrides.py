@@ -106,6 +106,7 @@ def _apply(model: Any) -> None:
         before = getattr(owner, attribute)
         if before != written.rate and (not written.attribute or before is written.kept):
             setattr(owner, attribute, written.rate)
+            log.setting(f"{name or 'the model'}: LayerDrop", written.rate, written.rate, "set on the config")
             log.info(f"LayerDrop: {name or 'the model'} takes the rate {written.rate:g} that was set on the config")
 
 
@@ -131,6 +132,7 @@ def _search(owner: type) -> Tuple[str, ...]:
 
 def _report(model: Any) -> None:
     for name, setting, rate, effective in differences(model):
+        log.setting(f"{name or type(model).__name__}: {setting}", rate, effective, "the config is not read again")
         log.warning(
             f"LayerDrop: {setting}={rate:g} in the config has no effect, {name or 'the model'} uses {effective:g}. The"
             f" value that counts is the module's own: model.get_submodule({name!r}).{_path(model, name)} = {rate:g}"

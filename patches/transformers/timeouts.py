@@ -125,9 +125,11 @@ def _compare(seconds: float, given: str, was_up: bool) -> None:
     if not limits.group_is_up():
         return
     has = limits.shortest()
+    log.setting(given, f"{seconds:g} s", "unknown" if has is None else f"{has:g} s")
     if has == seconds or (has is None and not was_up):
         return
     if has is not None and has < seconds and limits.lengthen(seconds):
+        log.setting(given, f"{seconds:g} s", f"{seconds:g} s", f"the process group had {has:g} s")
         log.once(f"the process group had a time limit of {has:g} s; {given} holds now")
     else:
         log.warning(_named(seconds, given, has))

@@ -50,6 +50,7 @@ def _apply(configs: Dict[str, Any], item: str) -> None:
     if not missing:
         old = section[last]
         section[last] = values.like(old, text, name)
+        log.setting(name, text, section[last], f"was {old!r}")
         log.info(f"override_config: {name} is {section[last]!r} (was {old!r})")
         return
     if not match["new"]:
@@ -58,6 +59,7 @@ def _apply(configs: Dict[str, Any], item: str) -> None:
         section[part] = {}
         section = section[part]
     section[missing[-1]] = values.read(text)
+    log.setting(name, text, section[missing[-1]], "is not in the YAML")
     log.info(f"override_config: {name} is not in the YAML, and is now {section[missing[-1]]!r}")
 
 

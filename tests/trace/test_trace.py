@@ -104,6 +104,9 @@ def test_the_head_says_what_ran(folder: Path) -> None:
         # Rank 1 prints no such line.
         assert any("got no gradient" in event["text"] for event in run.events)
         assert {event["level"] for event in run.events} <= {"info", "warning"}
+        (setting,) = run.settings
+        assert (setting["name"], setting["requested"]) == ("find_unused_parameters", "not set")
+        assert (setting["effective"], setting["note"]) == ("False", "")
 
 
 def test_training_is_the_same_to_the_last_bit(folder: Path) -> None:
