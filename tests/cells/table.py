@@ -35,7 +35,14 @@ LATE, SHARDED = ("tests/late",), ("tests/sharded",)
 # Of torch besides: the flag, and how ranks begin and end together.
 ENDS = ("tests/layerdrop/test_wrapping.py", "tests/ranks/test_leaving.py", "tests/ranks/test_ended.py")
 SAVES = ("tests/ranks/test_trainer_saves.py",)
-TRACE = ("tests/trace",)
+# What is seen of a run: traces, probes, hangs, the doctor, the errors of DDP.
+SEEING = (
+    "tests/trace",
+    "tests/probing",
+    "tests/ranks/test_hang.py",
+    "tests/ranks/test_doctor.py",
+    "tests/ranks/test_comparison.py",
+)
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,10 @@ _OLD = ("transformers==4.21.3", "numpy<2", "accelerate==0.20.3")
 # The first one that a version meets is taken.
 FITS: Dict[str, Tuple[Fit, ...]] = {
     "torch": (
-        Fit("<2.1", _OLD, python="3.8", tests=(LATE, RANKS, ENDS, TRACE)),
-        Fit("<2.6", ("transformers==4.46.3", "accelerate==1.2.1", "numpy<2"), tests=(LATE, RANKS, ENDS, TRACE)),
-        Fit("<2.13", ("transformers==4.57.6", "accelerate==1.10.1"), tests=(LATE, SHARDED, RANKS, ENDS, TRACE)),
-        Fit(">=2.13", ("transformers==5.23.0", "accelerate==1.15.0"), tests=(LATE, SHARDED, RANKS, ENDS, TRACE)),
+        Fit("<2.1", _OLD, python="3.8", tests=(LATE, RANKS, ENDS, SEEING)),
+        Fit("<2.6", ("transformers==4.46.3", "accelerate==1.2.1", "numpy<2"), tests=(LATE, RANKS, ENDS, SEEING)),
+        Fit("<2.13", ("transformers==4.57.6", "accelerate==1.10.1"), tests=(LATE, SHARDED, RANKS, ENDS, SEEING)),
+        Fit(">=2.13", ("transformers==5.23.0", "accelerate==1.15.0"), tests=(LATE, SHARDED, RANKS, ENDS, SEEING)),
     ),
     "transformers": (
         Fit("<4.30", _OLD[1:], torch="2.0.1", python="3.8", tests=(FAMILIES, RANKS)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -182,7 +183,15 @@ def test_a_terminal_shows_what_comes_until_it_is_interrupted(tmp_path: Path) -> 
     main_end, other_end = pty.openpty()
     words = [sys.executable, "-m", "ddpfix", "top", str(tmp_path), "--interval", "0.2"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
-    child = subprocess.Popen(words, stdin=other_end, stdout=other_end, stderr=subprocess.PIPE, env=environ)
+    # A job that a shell has put into the background, as this one may be, ignores the interrupt of a terminal.
+    child = subprocess.Popen(
+        words,
+        stdin=other_end,
+        stdout=other_end,
+        stderr=subprocess.PIPE,
+        env=environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(other_end)
     seen = b""
     try:
