@@ -140,8 +140,10 @@ def _cover(stub: _Stub, top: Optional[Any], before: Set[int]) -> None:
         return
     stub.then = vars(stub.owner)[stub.attribute]
     if top is not record.now:
+        # A plain wrapper of a method calls what it took from the class, with the instance as an argument.
+        taken = getattr(stub.owner, stub.attribute)
         setattr(stub.owner, stub.attribute, top)
-        relink(top, record.now, stub.then)
+        relink(top, record.now, taken)
     _move_records(stub, before)
     for other in IN_PLACE:
         # A layer of ours that was put around the stub goes back to what is there now.

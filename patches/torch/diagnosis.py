@@ -58,7 +58,9 @@ class Diagnosis(ddp.Stage):
         backward.look_at(self._site, case, looks=model.finalizer is None)
 
     def ended(self, model: ddp.Wrapped) -> None:
-        case = self._cases.pop(model.wrapper, None)
+        wrapper = model.wrapper
+        # A model that is no more has taken its case along.
+        case = None if wrapper is None else self._cases.pop(wrapper, None)
         if case is not None:
             case.end()
 

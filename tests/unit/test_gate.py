@@ -129,6 +129,32 @@ def test_undo_before_it_opens_takes_the_stub_from_below_others(kit: Kit, theirs:
     assert getattr(kit.function, "__wrapped__") is original  # noqa: B009
 
 
+@pytest.mark.parametrize("kind", ["function", "wrapt"])
+def test_a_method_below_a_layer_that_came_since(kit: Kit, kind: str) -> None:
+    site = Site("kit.patch")
+    gate = gated(kit, site)
+    taken = kit.Model.__init__
+
+    def theirs(self: Any, said: List[str]) -> None:
+        said.append("theirs")
+        taken(self, said)
+
+    if kind == "function":
+        kit.Model.__init__ = theirs
+    else:
+        wrapt.wrap_function_wrapper(
+            kit, "Model.__init__", lambda wrapped, _, args, kwargs: (args[0].append("theirs"), wrapped(*args))[1]
+        )
+    for _ in range(2):
+        said: List[str] = []
+        kit.Model(said)
+        assert said == ["theirs", "ours", "original"]
+    assert undone(gate, site) == []
+    said = []
+    kit.Model(said)
+    assert said == ["theirs", "original"]
+
+
 def test_what_nobody_can_look_into_is_wrapped_as_it_is(kit: Kit) -> None:
     site = Site("kit.patch")
     gate = gated(kit, site)
