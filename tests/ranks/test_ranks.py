@@ -148,6 +148,7 @@ def test_two_models_have_streams_of_their_own() -> None:
     assert records[0]["other"] != records[0]["skipped"]
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("model", ("wavlm", "bart"))
 def test_checkpointed_layers(model: str) -> None:
@@ -168,11 +169,13 @@ def test_who_else_wraps(name: str) -> None:
     check_skips(outcome(TOOLS).records(name))
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.intent")
 def test_trainer_told_ddp() -> None:
     assert all(one["told"] for name in TOOLS[1:] for one in outcome(TOOLS).records(name))
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
 def test_lightning() -> None:
@@ -238,6 +241,7 @@ def test_layerdrop_off_needs_no_flag() -> None:
 # Sharded models.
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("torch.fsdp")
 @pytest.mark.skipif(Version("2.6") > TORCH, reason="the row for FSDP begins with torch 2.6")
 @pytest.mark.parametrize("name", SHARDED)
