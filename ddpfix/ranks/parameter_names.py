@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Dict, List, Sequence
 
 
+# Stands for the module that holds all others.
+WHOLE = "the model"
+
+
 def in_short(names: Sequence[str]) -> str:
-    """The modules of some parameters, at most four of them."""
-    return short(list(grouped(names)), 4)
+    """The modules of some parameters, at most four of them; a parameter of the model itself goes by its own name."""
+    groups = grouped(names)
+    return short([word for module, parts in groups.items() for word in (parts if module == WHOLE else [module])], 4)
 
 
 def short(words: Sequence[str], most: int) -> str:
@@ -22,5 +27,5 @@ def grouped(names: Sequence[str]) -> Dict[str, List[str]]:
         parts = name.split(".")
         numbers = [i for i, part in enumerate(parts) if part.isdigit()]
         cut = numbers[-1] + 1 if numbers and numbers[-1] + 1 < len(parts) else len(parts) - 1
-        groups.setdefault(".".join(parts[:cut]) or "the model", []).append(".".join(parts[cut:]))
+        groups.setdefault(".".join(parts[:cut]) or WHOLE, []).append(".".join(parts[cut:]))
     return groups
