@@ -34,6 +34,8 @@ def ci(session: nox.Session, cell: table.Cell) -> None:
 @nox.session(venv_backend="none")
 def rest(session: nox.Session) -> None:
     """What the README's command leaves out, but for the kinds of training loops and the versions of Python."""
+    extra = ("-m", "pip", "install", "-q", "-c", "tests/constraints.txt", "-e", ".[rest]")
+    session.run(sys.executable, *extra, external=True)
     places = ("tests", "--ignore", "tests/late/loops", "--ignore", "tests/packaging")
     command = (sys.executable, "-m", "pytest", "--rest", "-n", "2", "--dist", "loadfile")
     session.run(*command, *places, external=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence
 
-
 # Stands for the module that holds all others.
 WHOLE = "the model"
 

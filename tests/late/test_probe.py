@@ -9,6 +9,8 @@ import pytest
 from tests.late import launch, probed
 from tests.late.launch import Scenario
 
+pytestmark = pytest.mark.sampled(inside=False, cells=True)
+
 
 def compared(name: str, folder: Any, timeout: float) -> Dict[str, Any]:
     """What rank 0 recorded of the models of one scenario; the other rank has the same."""
@@ -69,7 +71,6 @@ def test_a_family_with_layerdrop(tmp_path: Any) -> None:
         assert found[name]["sometimes"] and found[name]["skips"]
 
 
-@pytest.mark.sampled(inside=False, cells=True)
 def test_every_family_with_layerdrop(tmp_path: Any) -> None:
     found = compared("families", tmp_path, 400)
     assert len(probed.FAMILIES) >= 30

@@ -53,6 +53,7 @@ def texts(report: Dict[str, Any]) -> Dict[str, Any]:
     return {each["text"]: each for each in report["findings"]}
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 def test_ranks_that_differ_are_named_and_collectives_are_right(tmp_path: Path) -> None:
     first, second = start([0, 1], tmp_path, "--json", "--limit", "60", rank1={"DDPFIX_UNUSED": "find"})
     assert (first.code, second.code, second.output) == (1, 0, ""), (first, second)

@@ -83,8 +83,10 @@ def test_without_tensorboard_the_extra_is_named(
     assert "pip install 'ddpfix[tensorboard]'" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(inside=False)
 def test_tensorboard_has_the_scalars(folder: Path, tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reason = "the extra rest: pip install 'ddpfix[rest]'"
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
     assert main(["report", str(folder), "--tensorboard", str(tmp_path / "board")]) == 0
     events = accumulator.EventAccumulator(str(tmp_path / "board" / "trace"))
     events.Reload()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, Optional
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-HOW = "apt-get install chromium, and pip install playwright"
+HOW = "apt-get install chromium, and pip install 'ddpfix[rest]'"
 
 
 def executable() -> Optional[str]:

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -29,6 +30,8 @@ _CHILDREN: List[int] = []
 
 
 Run = Callable[[Dict[str, Any], Path], Any]
+# What is imported when a process group is made, or a model is wrapped.
+_IN_A_GROUP = ("ranks.sentinel", "ranks.hang.watch", "patches.torch.finalizer", "patches.torch.evidence")
 
 
 def serve(home: Path, run: Run) -> None:
@@ -40,8 +43,23 @@ def serve(home: Path, run: Run) -> None:
             fills ``scenario["found"]``, which is recorded with the error, if one was raised.
     """
     if RANK < 0:
+        if "torch" in sys.modules:
+            preload()
         fork_ranks(home)
     _serve(home, run)
+
+
+def preload() -> None:
+    """Import what an activation imports, and switch nothing on: each scenario would compile it anew from a checkout."""
+    from ddpfix import engine  # noqa: F401
+    from ddpfix.matrix import loader
+
+    patches = loader.load(thorough=False).patches.values()
+    of_all = [each.code for each in patches if each.toolkit == "torch" and each.default and each.setting != "trace"]
+    for code in of_all:
+        import_module("ddpfix.patches." + code.partition(":")[0])
+    for name in _IN_A_GROUP:
+        import_module("ddpfix." + name)
 
 
 def fork_ranks(home: Path) -> None:

@@ -13,7 +13,7 @@ from ddpfix.cli.top import command, ranks
 from ddpfix.trace import reader, schema
 from tests.support import ranks as processes
 
-pytestmark = pytest.mark.patches("torch.trace")
+pytestmark = [pytest.mark.patches("torch.trace"), pytest.mark.sampled(inside=False, cells=True)]
 SCRIPT = Path(__file__).with_name("rank.py")
 LATE, READ, PAUSE = 3, 5, 0.4
 
@@ -148,8 +148,8 @@ def test_a_killed_run_can_be_read(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_pandas_reads_it_in_a_line(folder: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    pyarrow: Any = pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas", reason="the extra rest: pip install 'ddpfix[rest]'")
+    pyarrow: Any = pytest.importorskip("pyarrow", reason="the extra trace: pip install 'ddpfix[trace]'")
     lines = pandas.read_json(folder / "lines" / "rank-00001.jsonl", lines=True)
     table = lines[lines["kind"] == "step"]
     rows = pyarrow.ipc.open_stream(str(folder / "rows" / "rank-00001.arrow")).read_pandas()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
-from tests.support import serving
+from tests.support import serving, undo
 
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
@@ -81,6 +81,7 @@ def main() -> None:
 
         # Once for all programs, before the fork: an activation takes longer than a program.
         ddpfix.activate(**SETTINGS[os.environ["LOOPS_MODE"]])
+        undo.open_gate()
     # Pages that the collector does not touch stay shared with the children.
     gc.collect()
     gc.freeze()
