@@ -18,6 +18,7 @@ from tests.late import launch, reading
 from tests.late.launch import Scenario
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
+from tests.support import undo
 
 pytestmark = [pytest.mark.patches("torch.samples"), pytest.mark.sampled(inside=False, cells=True)]
 SAME = (
@@ -141,6 +142,7 @@ def test_ranks_that_form_groups_may_share_samples(outcomes: Dict[str, Ranks]) ->
 def noted() -> Iterator[None]:
     """Loaders of this process are looked at, as on a rank of several."""
     ddpfix.activate(log="off")
+    undo.open_gate()
     readings.need()
     yield
     assert ddpfix.deactivate() == []
