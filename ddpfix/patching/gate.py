@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, ContextManager, Iterable, List, Set, Tuple
 
 from ddpfix import log
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, named_copies, relink, take_back_copies
@@ -70,7 +70,7 @@ class Gate:
                 return
             self.is_open = True
             tops = [_uncover(stub) for stub in self._stubs]
-            take_back_copies([stub.record for stub, top in zip(self._stubs, tops) if top is not None])
+            take_back_copies([stub.record for stub in self._stubs])
             before = set(map(id, IN_PLACE))
             try:
                 self._on_open()
@@ -117,29 +117,20 @@ def _waiting(stub: _Stub, was: Any, gate: Gate) -> Callable[..., Any]:
     return first
 
 
-def _uncover(stub: _Stub) -> Optional[Any]:
-    """Put the original in its place again.
-
-    Returns:
-        what stood there, the stub or another patcher's layer above it; None where somebody has taken the stub away, and
-        what is there stays.
-    """
-    record = stub.record
-    if not record.in_place():
-        return None
+def _uncover(stub: _Stub) -> Any:
+    """Put the original in its place again; returns what stood there, the stub or what another patcher has put there."""
     top = vars(stub.owner)[stub.attribute]
-    setattr(stub.owner, stub.attribute, record.was)
+    setattr(stub.owner, stub.attribute, stub.record.was)
     return top
 
 
-def _cover(stub: _Stub, top: Optional[Any], before: Set[int]) -> None:
+def _cover(stub: _Stub, top: Any, before: Set[int]) -> None:
     """Put what the patches have made of the original where the stub was, also below layers of others."""
     record = stub.record
-    if top is None:
-        IN_PLACE.remove(record)
-        return
+    # Who keeps the stub in a place where nobody can find it calls this from now on.
     stub.then = vars(stub.owner)[stub.attribute]
-    if top is not record.now:
+    # Somebody may have taken the stub away: then the layers are put around what he has left.
+    if top is not record.now and top is not record.was:
         # A plain wrapper of a method calls what it took from the class, with the instance as an argument.
         taken = getattr(stub.owner, stub.attribute)
         setattr(stub.owner, stub.attribute, top)
