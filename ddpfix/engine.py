@@ -138,8 +138,8 @@ class Engine:
     def _opened(self) -> None:
         """Put in place what was held."""
         with site.one_search():
-            self.waiting.release()
-            self.catch_up()
+            if self.waiting.release():
+                self.catch_up()
 
     def _put_in_place(self, module: ModuleType, before: bool = False) -> None:
         for armed in [armed for armed in self.waiting.of_module(module.__name__) if armed.target.before == before]:

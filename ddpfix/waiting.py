@@ -42,10 +42,11 @@ class Waiting:
         """Have these wait for the gate, in front of all else."""
         self._held.extend(patches)
 
-    def release(self) -> None:
-        """The gate is open: what was held waits for its modules."""
+    def release(self) -> bool:
+        """The gate is open: what was held waits for its modules; returns whether anything was."""
         held, self._held = self._held, []
         self.add(held)
+        return bool(held)
 
     def is_held(self, patch: str) -> bool:
         """Whether nothing but the gate is between a patch and one of its targets."""
