@@ -7,9 +7,10 @@ import sys
 from typing import List, Optional, Tuple
 
 from ddpfix import __version__
-from ddpfix.cli import probe, top
+from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
 from ddpfix.cli.report import command as report
+from ddpfix.cli.top import command as top
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 

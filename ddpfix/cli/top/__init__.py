@@ -1,3 +1,1 @@
 """``ddpfix top``: a live table of the ranks whose trace is in a folder."""
-
-from ddpfix.cli.top.command import add as add
