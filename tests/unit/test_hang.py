@@ -195,10 +195,12 @@ def test_a_position_goes_through_the_store_as_text() -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells the state of a process")
 def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    code = "import time; print('sleeps', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     who = processes.here()._replace(pid=child.pid)
     try:
-        assert processes.in_words(processes.state_of(who)) == ""
+        assert child.stdout is not None and child.stdout.readline() == b"sleeps\n"
+        assert processes.in_words(processes.lasting(child.pid)) == ""
         os.kill(child.pid, 19)
         for _ in range(100):
             if processes.state_of(who) == processes.STOPPED:
@@ -210,6 +212,12 @@ def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
     child.wait()
     assert processes.state_of(who) == processes.GONE
     assert processes.state_of(who._replace(space="elsewhere")) == ""
+
+
+def test_only_a_wait_for_a_disk_that_lasts_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = iter("DSDDSDDDS")
+    monkeypatch.setattr(processes, "state", lambda pid, path: next(letters))
+    assert [processes.lasting(1) for _ in range(4)] == ["S", "S", processes.DISK, "S"]
 
 
 def test_the_stacks_of_all_threads_are_in_one_file(tmp_path: Path) -> None:

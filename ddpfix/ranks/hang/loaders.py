@@ -53,7 +53,7 @@ def _workers(iterator: Any) -> str:
     told: List[str] = []
     workers = list(getattr(iterator, "_workers", ()))
     for number, worker in enumerate(workers):
-        state = processes.in_words(processes.state(worker.pid or 0))
+        state = processes.in_words(processes.lasting(worker.pid or 0))
         if state:
             told.append(f"its loader worker {number} (process {worker.pid}) {state}")
     if workers and not told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from typing import List, NamedTuple
 
 from ddpfix.ranks.bulletin import space
@@ -56,6 +57,16 @@ def state(pid: int, path: str = "stat") -> str:
     return GONE if found == "X" else found
 
 
+def lasting(pid: int, path: str = "stat") -> str:
+    """The same, looked at again where it is a wait for a disk: a page fault is over within a tenth of a second."""
+    for _ in range(2):
+        found = state(pid, path)
+        if found != DISK:
+            return found
+        time.sleep(0.05)
+    return state(pid, path)
+
+
 def state_of(who: Who) -> str:
     """The same for the process of a rank; "" for one of another machine or container."""
     return state(who.pid) if who.space and who.space == space() else ""
@@ -73,7 +84,7 @@ def own_trouble(thread: int) -> str:
         thread: the system's number of the main thread.
     """
     told: List[str] = []
-    if state(os.getpid(), f"task/{thread}/stat") == DISK:
+    if lasting(os.getpid(), f"task/{thread}/stat") == DISK:
         told.append(f"it {in_words(DISK)}")
     with contextlib.suppress(OSError):
         with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
