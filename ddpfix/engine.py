@@ -12,7 +12,7 @@ import sys
 import threading
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional
 
 from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings
@@ -23,7 +23,7 @@ from ddpfix.patching.gate import Gate
 from ddpfix.patching.layers import is_outdated
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.state import State
-from ddpfix.waiting import Armed, Waiting
+from ddpfix.waiting import Armed, Waiting, armed
 
 if TYPE_CHECKING:
     # Nobody has asked for a report yet.
@@ -45,8 +45,8 @@ class Engine:
         self._decided = {d.patch: d for d in resolve.resolve(self.matrix, self.toolkits, self.settings)}
         self.notes: List[str] = []
         self.gate = Gate(_LOCK, self._opened)
-        self._beginnings: List[Target] = list(self.matrix.gate.places)
         self.waiting = Waiting()
+        self.waiting.open_at(self.matrix.gate.places)
         for patch in self.matrix.in_order():
             self._arm(self._decided[patch])
         self.sites: Dict[str, Site] = {}
@@ -84,19 +84,19 @@ class Engine:
 
     def _arm(self, decision: Decision) -> None:
         is_held = self.matrix.patches[decision.patch].gated and not self.gate.is_open
-        (self.waiting.hold if is_held else self.waiting.add)(_armed(decision))
+        (self.waiting.hold if is_held else self.waiting.add)(armed(decision))
 
     def wanted(self, name: str) -> bool:
         if self.unseen and _top(name) in self.unseen:
             self.recognise(_top(name))
             if self.toolkits[_top(name)] == detect.UNRECOGNISED:
                 log.info(f"the package {name} is no release that ddpfix knows, and it is left as it is")
-        return name in self.toolkits or self.waiting.any_for(name) or any(t.module == name for t in self._beginnings)
+        return name in self.toolkits or self.waiting.any_for(name)
 
     def importing(self, module: ModuleType) -> None:
         """Put in place what the module will need when it is executed, which is about to happen."""
         # Nearly every module has nothing of the kind, and the lock is not needed to know that.
-        if any(armed.target.before for armed in self.waiting.of_module(module.__name__)):
+        if any(each.target.before for each in self.waiting.of_module(module.__name__)):
             with _LOCK:
                 self._put_in_place(module, before=True)
 
@@ -120,63 +120,71 @@ class Engine:
             self._put_in_place(module)
 
     def _put_gate(self, toolkit: str) -> None:
-        """Put stubs where what the held patches are for begins, as far as modules of this toolkit are imported."""
-        ready = [each for each in self._beginnings if _top(each.module) == toolkit and each.module in sys.modules]
-        if not ready:
+        """Put stubs in the places of the held patches, as far as modules of this toolkit are imported."""
+        stubs = [] if self.gate.is_open else self.waiting.stubs(toolkit)
+        if not stubs:
             return
-        self._beginnings = [target for target in self._beginnings if target not in ready]
         try:
-            self.gate.put((_locate(sys.modules[each.module], each), each.attribute.split(".")[-1]) for each in ready)
+            self.gate.put(
+                (_locate(sys.modules[at.module], at), at.attribute.split(".")[-1], opens) for at, opens in stubs
+            )
             is_passed = _code(self.matrix.gate.passed)()
-        except Exception as error:
-            # The patches find out by themselves what has changed here, and say so.
+        except Exception as error:  # The patches find out by themselves what has changed here, and say so.
             log.debug(f"nothing can be held: {error!r}")
             is_passed = True
         if is_passed:
             self.gate.open()
 
     def _opened(self) -> None:
-        """Put in place what was held."""
+        """Put in place what was held, and nothing a second time: other patches may be in place in the same modules."""
+        released = self.waiting.release()
         with site.one_search():
-            if self.waiting.release():
-                self.catch_up()
+            for module in self._imported() if released else ():
+                if not _initializing(sys.modules.get(_top(module.__name__))):
+                    self._put_in_place(module, only=released)
+                elif module not in self.deferred:
+                    self.deferred.append(module)
 
-    def _put_in_place(self, module: ModuleType, before: bool = False) -> None:
-        for armed in [armed for armed in self.waiting.of_module(module.__name__) if armed.target.before == before]:
-            if armed.decision.patch not in self.failed:
-                self._apply(armed, module)
+    def _put_in_place(self, module: ModuleType, before: bool = False, only: Optional[List[Armed]] = None) -> None:
+        for each in [each for each in self.waiting.of_module(module.__name__) if each.target.before == before]:
+            if each.decision.patch not in self.failed and (only is None or each in only):
+                self._apply(each, module)
 
     def catch_up(self) -> None:
         """Patch what had been imported before ddpfix."""
         with site.one_search():
-            for module in list(sys.modules.values()):
-                name = getattr(module, "__name__", None)
-                if not isinstance(name, str) or not self.wanted(name) or sys.modules.get(name) is not module:
-                    continue
-                if not _initializing(module):
-                    self.imported(module)
+            for module in self._imported():
+                self.imported(module)
 
-    def _apply(self, armed: Armed, module: ModuleType) -> None:
-        patch = armed.decision.patch
+    def _imported(self) -> Iterator[ModuleType]:
+        """The modules that something waits for, as far as their code has ended."""
+        for module in list(sys.modules.values()):
+            name = getattr(module, "__name__", None)
+            is_there = isinstance(name, str) and self.wanted(name) and sys.modules.get(name) is module
+            if is_there and not _initializing(module):
+                yield module
+
+    def _apply(self, waiting: Armed, module: ModuleType) -> None:
+        patch = waiting.decision.patch
         entry = self.matrix.patches[patch]
         own = self.sites.setdefault(patch, Site(patch, self.settings, self, entry.instead, entry.examined))
         before = own.changes()
         try:
-            owner = None if armed.target.attribute == "*" else _locate(module, armed.target)
-            _code(self.matrix.patches[patch].code_at(armed.target))(own, module, owner)
+            owner = None if waiting.target.attribute == "*" else _locate(module, waiting.target)
+            _code(self.matrix.patches[patch].code_at(waiting.target))(own, module, owner)
         except Exception as error:
             self.notes.extend(own.undo())
-            self.failed[patch] = f"{armed.target}: {error if isinstance(error, PatchError) else repr(error)}"
+            self.failed[patch] = f"{waiting.target}: {error if isinstance(error, PatchError) else repr(error)}"
             log.warning(
                 f"{patch} is not applied, {module.__name__} stays as it was: {self.failed[patch]}. "
                 f"{settings.switch_name(patch)}=0 silences this."
             )
             return
         if own.changes() > before:
-            self.places.setdefault(patch, []).append(f"{module.__name__}:{armed.target.attribute}")
-            log.debug(f"{patch} applied at {module.__name__}:{armed.target.attribute}")
-        if not armed.for_many:
-            self.waiting.remove(armed)
+            self.places.setdefault(patch, []).append(f"{module.__name__}:{waiting.target.attribute}")
+            log.debug(f"{patch} applied at {module.__name__}:{waiting.target.attribute}")
+        if not waiting.for_many:
+            self.waiting.remove(waiting)
 
     def verify(self) -> List[str]:
         """Messages about patches that are no longer in place: a toolkit may import a module of its own twice."""
@@ -240,13 +248,6 @@ class Engine:
         """
         decisions = self.decisions
         return resolve.facts(__version__, self.matrix, self.toolkits, self.settings, decisions, self.failed)
-
-
-def _armed(decision: Decision) -> List[Armed]:
-    """One entry for each target of a decision to apply a patch."""
-    if decision.action != State.APPLY or decision.row is None:
-        return []
-    return [Armed(decision, target) for target in decision.row.targets]
 
 
 def _top(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Dict, Iterable, List, Tuple
 
 from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
+from ddpfix.state import State
 
 
 class Armed:
@@ -36,54 +37,92 @@ class Waiting:
         self._exact: Dict[str, List[Tuple[int, Armed]]] = {}
         self._patterns: List[Tuple[int, Armed, re.Pattern[str]]] = []
         self._count = 0
-        self._held: List[Armed] = []
+        self._held: List[Tuple[int, Armed]] = []
+        self._stubs: Dict[str, Dict[Target, bool]] = {}
+
+    def open_at(self, places: Iterable[Target]) -> None:
+        """Functions whose first call opens the gate."""
+        for target in places:
+            self._stubs.setdefault(target.module, {})[target] = True
 
     def hold(self, patches: Iterable[Armed]) -> None:
-        """Have these wait for the gate, in front of all else."""
-        self._held.extend(patches)
+        """Have these wait for the gate; other patchers may come to a class before it opens, so stubs keep the places.
 
-    def release(self) -> bool:
-        """The gate is open: what was held waits for its modules; returns whether anything was."""
-        held, self._held = self._held, []
-        self.add(held)
-        return bool(held)
+        Functions of modules have none: others hold copies of them, and who is above whom does not matter there.
+        """
+        for each in patches:
+            self._count += 1
+            self._held.append((self._count, each))
+            if not each.for_many and "." in each.target.attribute:
+                same = self._stubs.setdefault(each.target.module, {})
+                if all(other.attribute != each.target.attribute for other in same):
+                    same[each.target] = False
+
+    def stubs(self, toolkit: str) -> List[Tuple[Target, bool]]:
+        """The functions that need a stub now, once: (function, whether its call opens the gate).
+
+        Args:
+            toolkit: the package of which some modules have been imported.
+        """
+        if not self._held:
+            return []
+        ready = [name for name in self._stubs if name.partition(".")[0] == toolkit and name in sys.modules]
+        return [entry for name in ready for entry in self._stubs.pop(name).items()]
+
+    def release(self) -> List[Armed]:
+        """The gate is open: what was held waits for its modules, in the order in which it was armed; returns it."""
+        held, self._held, self._stubs = self._held, [], {}
+        for number, each in held:
+            self._insert(number, each)
+        return [each for _, each in held]
 
     def is_held(self, patch: str) -> bool:
         """Whether nothing but the gate is between a patch and one of its targets."""
-        held = [armed.target.module for armed in self._held if armed.decision.patch == patch]
+        held = [each.target.module for _, each in self._held if each.decision.patch == patch]
         return any("*" in module or module in sys.modules for module in held)
 
     def add(self, patches: Iterable[Armed]) -> None:
-        for armed in patches:
+        for each in patches:
             self._count += 1
-            if armed.for_many:
-                self._patterns = [*self._patterns, (self._count, armed, pattern(armed.target.module))]
-            else:
-                self._exact.setdefault(armed.target.module, []).append((self._count, armed))
+            self._insert(self._count, each)
 
-    def remove(self, armed: Armed) -> None:
-        name = armed.target.module
-        self._exact[name] = [entry for entry in self._exact[name] if entry[1] is not armed]
+    def _insert(self, number: int, new: Armed) -> None:
+        if new.for_many:
+            self._patterns = [*self._patterns, (number, new, pattern(new.target.module))]
+        else:
+            self._exact.setdefault(new.target.module, []).append((number, new))
+
+    def remove(self, done: Armed) -> None:
+        name = done.target.module
+        self._exact[name] = [entry for entry in self._exact[name] if entry[1] is not done]
         if not self._exact[name]:
             del self._exact[name]
 
     def clear(self) -> None:
-        self._exact, self._patterns, self._held = {}, [], []
+        self._exact, self._patterns, self._held, self._stubs = {}, [], [], {}
 
     def any_for(self, name: str) -> bool:
         """Whether anything waits for a module of this name."""
-        return name in self._exact or any(found.match(name) for _, _, found in self._patterns)
+        return name in self._exact or name in self._stubs or any(found.match(name) for _, _, found in self._patterns)
 
     def of_module(self, name: str) -> List[Armed]:
         """What waits for a module of this name."""
-        found = [*self._exact.get(name, ()), *((n, armed) for n, armed, one in self._patterns if one.match(name))]
-        return [armed for _, armed in sorted(found, key=lambda entry: entry[0])]
+        found = [*self._exact.get(name, ()), *((n, each) for n, each, one in self._patterns if one.match(name))]
+        return [each for _, each in sorted(found, key=lambda entry: entry[0])]
 
     def has(self, patch: str) -> bool:
         """Whether a patch waits for any of its targets."""
-        exact = [armed for entries in list(self._exact.values()) for _, armed in entries]
-        patterns = [armed for _, armed, _ in self._patterns]
-        return any(armed.decision.patch == patch for armed in [*exact, *patterns, *self._held])
+        exact = [each for entries in list(self._exact.values()) for _, each in entries]
+        patterns = [each for _, each, _ in self._patterns]
+        held = [each for _, each in self._held]
+        return any(each.decision.patch == patch for each in [*exact, *patterns, *held])
+
+
+def armed(decision: Decision) -> List[Armed]:
+    """One entry for each target of a decision to apply a patch."""
+    if decision.action != State.APPLY or decision.row is None:
+        return []
+    return [Armed(decision, target) for target in decision.row.targets]
 
 
 def pattern(module: str) -> re.Pattern[str]:

@@ -1,15 +1,16 @@
 """Has patches wait until the program does what they are for: most processes that import a toolkit never do it.
 
-The places of a gate are functions with which that begins, as ``init_process_group`` does. A stub stands there; whoever
-calls the first of them opens the gate, and the call goes on to what stands there then. The patches are put in place
-where the stub was, below the layers that other patchers have put on since, as if they had never waited.
+Where a patch will change a function, a stub stands meanwhile. Some functions are those with which a program begins, as
+``init_process_group`` is: whoever calls the stub of such a one first opens the gate. The patches are then put in place
+where the stubs were, below the layers that other patchers have put on since, as if they had never waited. The other
+stubs only keep the place, and hand every call on.
 """
 
 from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Iterable, List, Set, Tuple
+from typing import Any, Callable, ContextManager, Iterable, List, Optional, Set, Tuple
 
 from ddpfix import log
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, named_copies, relink, take_back_copies
@@ -20,10 +21,10 @@ class _Stub:
 
     Attributes:
         record: of the stub, while it is in place.
-        then: what a call of the stub calls when the gate is open.
+        then: what a call of the stub calls: the function that was there, or what stands there when the gate is open.
     """
 
-    def __init__(self, owner: Any, attribute: str, gate: Gate) -> None:
+    def __init__(self, owner: Any, attribute: str, gate: Optional[Gate]) -> None:
         was = vars(owner)[attribute]
         self.owner, self.attribute, self.then = owner, attribute, was
         self.record = Record(owner, attribute, was, _waiting(self, was, gate), False)
@@ -47,14 +48,19 @@ class Gate:
         # Open from the moment when the first call comes; until all is in place, the calls of other threads wait.
         self.is_open = self._is_settled = False
 
-    def put(self, places: Iterable[Tuple[Any, str]]) -> None:
+    def put(self, places: Iterable[Tuple[Any, str, bool]]) -> None:
         """Put stubs in the places of functions.
 
         Args:
-            places: (module or class, name); a class has the function itself, and not from a base.
+            places: (module or class, name, whether a call opens the gate). What a class has from a base, and what is no
+                function, gets none.
         """
         with LOCK:
-            new = [_Stub(owner, attribute, self) for owner, attribute in places if attribute in vars(owner)]
+            new = [
+                _Stub(owner, attribute, self if opens else None)
+                for owner, attribute, opens in places
+                if _is_function(vars(owner).get(attribute))
+            ]
             # Looked for first: what the modules of functions hold is compared with what is still there.
             copies = named_copies([each.record for each in new if isinstance(each.owner, ModuleType)])
             for stub in new:
@@ -103,12 +109,17 @@ class Gate:
             self.open()
 
 
-def _waiting(stub: _Stub, was: Any, gate: Gate) -> Callable[..., Any]:
+def _is_function(found: Any) -> bool:
+    return callable(found) and not isinstance(found, (type, staticmethod, classmethod))
+
+
+def _waiting(stub: _Stub, was: Any, gate: Optional[Gate]) -> Callable[..., Any]:
     in_class = isinstance(stub.owner, type)
 
     @functools.wraps(was)
     def first(*args: Any, **kwargs: Any) -> Any:
-        gate.pass_through()
+        if gate is not None:
+            gate.pass_through()
         # A layer that somebody has put around a method may learn its instance only when it is bound.
         if in_class and args:
             return stub.then.__get__(args[0], type(args[0]))(*args[1:], **kwargs)

@@ -244,7 +244,9 @@ def _take_out(stage: Stage) -> List[str]:
 def _name_those_before(owner: Any) -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
         return
-    for wrapper in [each for each in gc.get_objects() if issubclass(type(each), owner)]:
+    # One that is being built just now has no module yet: its constructor is covered from here on.
+    found = [each for each in gc.get_objects() if issubclass(type(each), owner)]
+    for wrapper in [each for each in found if "module" in vars(each).get("_modules", ())]:
         MODELS[wrapper] = None
         log.warning(
             f"a {type(wrapper.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated: it"

@@ -32,8 +32,8 @@ def with_toolkits(folder: Path, quick: bool) -> List[Figure]:
     total = sum(parts.values())
     what = " and ".join(["torch", *modules[:1]])
     return [
-        Figure("added CPU, its parts added up", total, "ms", 60),
-        Figure("the same, of what import torch needs", 100 * total / torch, "%", 2, f"import torch: {torch:.0f} ms"),
+        Figure("added CPU, its parts added up", total, "ms", 25),
+        Figure("the same, of what import torch needs", 100 * total / torch, "%", 2.5, f"import torch: {torch:.0f} ms"),
         # One process differs from the next by more than we add, so this only shows that no part was forgotten.
         Figure(
             "added CPU, least whole process",

@@ -1,7 +1,8 @@
 """Imports, activation, undo and a second patcher in every order that makes sense, each in a process of its own.
 
 The steps: T import torch, W import a transformers model, A activate(), O import ddpfix.auto, E DDPFIX=1 in the
-environment, U undo, R activate again, P a second patcher wraps, Q it unwraps naively, S somebody copies a function.
+environment, G the program does what the patches are for, U undo, R activate again, P a second patcher wraps, Q it
+unwraps naively, S somebody copies a function.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ ORDERINGS = dict.fromkeys(
         *orders("ETUPQ", "ET", "EU", "TPQ"),
         # The model right after torch, then everything.
         *(order.replace("T", "TW") for order in orders("ATUPS", "AU", "TP", "TS")),
+        *orders("ATGUR", "AUR", "TG"),
+        *(f"TW{order}G" for order in orders("AGUR", "AUR")),
+        *orders("OTGUPQ", "OGU", "TG", "TPQ"),
+        *orders("ETWGUS", "EGU", "TW", "TGS"),
+        *orders("ATGUPS", "AGU", "TP", "TGS"),
     ]
 )
 
@@ -67,7 +73,7 @@ def steps_made() -> Dict[str, List[str]]:
 
 def test_there_are_enough() -> None:
     assert len(ORDERINGS) >= 60
-    assert {letter for order in ORDERINGS for letter in order} == set("TWAOEURPQS")
+    assert {letter for order in ORDERINGS for letter in order} == set("TWAOEGURPQS")
 
 
 @pytest.mark.sampled(inside=False)

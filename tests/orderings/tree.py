@@ -40,6 +40,8 @@ LAYERS = {
     "forward": ["ddp"],
     "init_process_group": ["store_file", "hang", "failures", "leaving", "agreement"],
 }
+# Before the program asks for what they are for.
+STUBS: Dict[str, List[str]] = {"__init__": ["gate"], "forward": ["gate"], "init_process_group": ["gate"]}
 # Only the toolkits themselves have to be imported in each order; what they need from elsewhere may be there before.
 HEAVY = ("numpy", "scipy.optimize", "sympy", "huggingface_hub", "tokenizers", "regex", "httpx", "safetensors", "psutil")
 
@@ -96,7 +98,7 @@ class World:
     def __init__(self) -> None:
         self.observer = Observer()
         self.path: List[str] = []
-        self.armed = self.active = False
+        self.armed = self.active = self.opened = False
         # The layers on DistributedDataParallel.__init__, outermost first.
         self.chain: List[str] = []
         self.lost = 0
@@ -138,8 +140,20 @@ class World:
         import ddpfix
 
         self.undo_problems = ddpfix.deactivate()
-        self.armed = self.active = False
+        self.armed = self.active = self.opened = False
         self.chain = [layer for layer in self.chain if layer == "theirs"]
+
+    def G(self) -> None:
+        """The first call of a place of the gate."""
+        import torch
+
+        torch.random.set_rng_state(torch.random.get_rng_state())
+        if self.active and not self.opened:
+            self.opened = True
+            # What has taken the stub away is what our layer is put around.
+            self.chain = ["ddp" if layer == "gate" else layer for layer in self.chain]
+            self.lost = 0
+            self._ours()
 
     def P(self) -> None:
         """As ddtrace does."""
@@ -172,7 +186,14 @@ class World:
 
     def _ours(self) -> None:
         if HOME in sys.modules and not self.chain_has_ours() and not self.lost:
-            self.chain = [*LAYERS["__init__"], *self.chain]
+            self.chain = [*self.layers["__init__"], *self.chain]
+
+    @property
+    def layers(self) -> Dict[str, List[str]]:
+        """Our layers at present, outermost first."""
+        if not self.active:
+            return {name: [] for name in LAYERS}
+        return LAYERS if self.opened else STUBS
 
     def chain_has_ours(self) -> bool:
         return any(layer != "theirs" for layer in self.chain)
@@ -200,11 +221,14 @@ class World:
             self.lost = 0
         if report.active:
             states = {entry.id: entry.state for entry in report.patches}
-            applied = {True: "applied", False: "armed"}
-            yield from expect("torch.unused", states["torch.unused"], applied[HOME in sys.modules])
+            done = "applied" if self.opened else "registered"
+            yield from expect("torch.unused", states["torch.unused"], done if HOME in sys.modules else "armed")
             # Models that are wrapped are looked at as soon as DDP is there.
-            layers = "applied" if WAVLM in sys.modules else {True: "registered", False: "armed"}[HOME in sys.modules]
-            yield from expect("transformers.layerdrop", states["transformers.layerdrop"], layers)
+            is_covered = self.opened and WAVLM in sys.modules
+            waits = "registered" if HOME in sys.modules or not self.opened else "armed"
+            yield from expect(
+                "transformers.layerdrop", states["transformers.layerdrop"], "applied" if is_covered else waits
+            )
             yield from expect("failed", [name for name, state in states.items() if state == "failed"], [])
 
     def _ddp(self) -> Iterator[str]:
@@ -217,7 +241,7 @@ class World:
         while hasattr(forward, "__wrapped__"):
             names.append(forward.__code__.co_filename.rpartition("/")[2].partition(".")[0])
             forward = forward.__wrapped__
-        yield from expect("the layers on DDP.forward", names, LAYERS["forward"] if self.active else [])
+        yield from expect("the layers on DDP.forward", names, self.layers["forward"])
         yield from expect("DDP.forward is the original", forward is self._original(HOME, "forward"), True)
 
     def _original(self, module: str, attribute: str) -> Any:
@@ -228,7 +252,7 @@ class World:
         now = vars(sys.modules[C10D])[name]
         original = self.observer.seen[C10D, None][name]
         found, below = layers(now)
-        yield from expect(f"the layers on {name}", found, LAYERS[name] if self.active else [])
+        yield from expect(f"the layers on {name}", found, self.layers[name])
         yield from expect(f"{name} leads to the original", below is original, True)
         yield from expect("torch.distributed's copy", sys.modules["torch.distributed"].__dict__[name] is now, True)
         for copy in self.copies:
@@ -239,8 +263,8 @@ class World:
 
         encoder = sys.modules[WAVLM].__dict__["WavLMEncoder"]
         original = self.observer.seen[WAVLM, "WavLMEncoder"]["forward"]
-        yield from expect("WavLMEncoder is covered", encoder in cover.COVERED, self.active)
-        yield from expect("WavLMEncoder.forward is patched", vars(encoder)["forward"] is not original, self.active)
+        yield from expect("WavLMEncoder is covered", encoder in cover.COVERED, self.opened)
+        yield from expect("WavLMEncoder.forward is patched", vars(encoder)["forward"] is not original, self.opened)
         base: Any = sys.modules["transformers.modeling_utils"].__dict__["PreTrainedModel"]
         name = "_set_gradient_checkpointing"
         now = vars(base)[name]
@@ -248,7 +272,7 @@ class World:
         found, below = layers(now)
         yield from expect(f"the layers on {name}", len(found), int(self.active))
         yield from expect(f"{name} leads to the original", below is original, True)
-        yield from expect("recorders", len(cover.RECORDERS), int(self.active))
+        yield from expect("recorders", len(cover.RECORDERS), int(self.opened))
 
     def _residue(self) -> Iterator[str]:
         allowed = [f"{HOME}.DistributedDataParallel.__init__"] if self.chain else []
@@ -284,8 +308,13 @@ def ddp() -> Any:
 def layers(function: Any) -> Tuple[List[str], Any]:
     """The files of the layers on a function, outermost first, and the function below them."""
     found = []
-    while hasattr(function, "_self_wrapper"):
-        found.append(function._self_wrapper.__module__.rpartition(".")[2].replace("__main__", "theirs"))
+    while True:
+        if hasattr(function, "_self_wrapper"):
+            found.append(function._self_wrapper.__module__.rpartition(".")[2].replace("__main__", "theirs"))
+        elif function.__code__.co_filename.endswith("gate.py"):
+            found.append("gate")
+        else:
+            break
         function = function.__wrapped__
     return found, function
 

@@ -48,7 +48,7 @@ def gated(kit: Kit, site: Site) -> Gate:
         site.wrap(kit.Model, "__init__", lambda wrapped, _, args, kwargs: (args[0].append("ours"), wrapped(*args))[1])
 
     gate = Gate(threading.RLock(), put)
-    gate.put([(kit, "function"), (kit.Model, "__init__")])
+    gate.put([(kit, "function", True), (kit.Model, "__init__", True)])
     return gate
 
 
@@ -201,10 +201,30 @@ def test_a_patch_that_raises_leaves_the_call_as_it_is(kit: Kit, monkeypatch: pyt
         raise RuntimeError("broken")
 
     before, gate = kit.function, Gate(threading.RLock(), fail)
-    gate.put([(kit, "function")])
+    gate.put([(kit, "function", True)])
     assert kit.function() == ["original"] and kit.function is before
     assert said == ["patches that waited are not in place: RuntimeError('broken')"]
     assert gate.undo() == []
+
+
+def test_a_stub_that_opens_nothing_keeps_the_place(kit: Kit) -> None:
+    before, site = kit.function, Site("kit.patch")
+    gate = Gate(threading.RLock(), lambda: site.wrap(kit, "function", lambda wrapped, *_: ["ours", *wrapped()]))
+    gate.put([(kit, "function", False), (kit.Model, "__init__", True)])
+    kit.function = sys.modules["gated_user"].__dict__["taken"] = by_closure(kit.function)
+    assert kit.function() == ["theirs", "original"] and not gate.is_open
+    kit.Model([])
+    assert gate.is_open and kit.function() == ["theirs", "ours", "original"]
+    assert undone(gate, site) == [] and kit.function() == ["theirs", "original"]
+    kit.function = sys.modules["gated_user"].__dict__["taken"] = before
+
+
+def test_what_is_no_function_gets_no_stub(kit: Kit) -> None:
+    kit.Model.made, kit.Model.part = staticmethod(kit.function), kit
+    before = dict(vars(kit.Model))
+    gate = Gate(threading.RLock(), lambda: None)
+    gate.put([(kit.Model, name, True) for name in ("made", "part", "__repr__", "absent")])
+    assert dict(vars(kit.Model)) == before and gate.undo() == []
 
 
 def test_threads_open_it_once(kit: Kit) -> None:
@@ -242,3 +262,45 @@ assert quick == whole and ("a_user", "begin") in quick, quick ^ whole
 
 def test_the_quick_search_finds_all_copies_that_torch_has() -> None:
     subprocess.run([sys.executable, "-c", COPIES], check=True, timeout=120)
+
+
+def test_a_process_that_has_no_group_imports_no_patch_of_ddp() -> None:
+    code = (
+        "import sys, ddpfix.auto, torch\n"
+        "names = [name for name in sys.modules if name.startswith('ddpfix.patches.torch.')]\n"
+        "assert names == ['ddpfix.patches.torch.gate'], names\n"
+        "torch.random.set_rng_state(torch.random.get_rng_state())\n"
+        "assert 'ddpfix.patches.torch.ddp' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+WRAPPED = """
+import functools, os, sys, torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel as DDP
+begin = [distributed.init_process_group]
+import ddpfix
+ddpfix.activate(unused="late")
+for name in ("__init__", "forward"):
+    def wrapper(was):
+        @functools.wraps(was)
+        def theirs(self, *args, **kwargs):
+            return was(self, *args, **kwargs)
+        return theirs
+    setattr(DDP, name, wrapper(vars(DDP)[name]))
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+# The function from before: the group is there, and the first call of a stub is the constructor's.
+begin[0]("gloo", rank=0, world_size=1, store=distributed.HashStore())
+model = DDP(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])[0])
+states = {patch.id: patch.state for patch in ddpfix.report().patches if patch.toolkit == "torch"}
+assert states["torch.late"] == states["torch.diagnosis"] == states["torch.steps"] == "applied", states
+assert "failed" not in states.values(), states
+assert vars(DDP)["__init__"].__code__.co_name == vars(DDP)["forward"].__code__.co_name == "theirs"
+distributed.destroy_process_group()
+"""
+
+
+def test_the_constructor_of_a_model_opens_it_below_the_layers_of_others() -> None:
+    done = subprocess.run([sys.executable, "-c", WRAPPED], timeout=120, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0 and "ddpfix: " not in done.stderr.replace("ddpfix: 0", ""), done.stderr

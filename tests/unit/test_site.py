@@ -595,7 +595,7 @@ def test_activating_twice_is_one_activation(active: Any) -> None:
 
     original = dict(vars(DistributedDataParallel))
     first = active.activate()
-    assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2
+    assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2, "a stub"
     assert active.activate() == first
     undo.open_gate()
     first, once = active.report(), dict(vars(DistributedDataParallel))
@@ -654,6 +654,7 @@ first = [init_process_group]
 for _ in range(2):  # before and after a process group is asked for
     assert pickle.loads(pickle.dumps(init_process_group)) is init_process_group is torch.distributed.init_process_group
     engine.current().gate.open()
+assert first[0] is not init_process_group
 assert pickle.loads(pickle.dumps(init_process_group)) is init_process_group is torch.distributed.init_process_group
 assert pickle.loads(pickle.dumps(DistributedDataParallel.forward)) is DistributedDataParallel.forward
 assert WavLMEncoder in cover.COVERED
