@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator, List
 
 import pytest
 import torch
@@ -11,9 +11,8 @@ from packaging.version import Version
 
 from ddpfix.patching.site import Site
 from tests.speechbrain import launch, tiny_runs
-from tests.speechbrain.tiny_runs import by_hand, error, run, since
+from tests.speechbrain.tiny_runs import Side, by_hand, error, run, since
 
-Runs = Dict[str, List[launch.Result]]
 MIXED = since("0.5.12", "1.0.0")
 HAS_FACTOR = since("0.5.12")
 CLIPS_TOO_EARLY = since("0.5.15", "1.0.0")
@@ -37,23 +36,11 @@ def scenarios(folder: Path) -> List[launch.Scenario]:
     return plans
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("accumulation")
-
-
-@pytest.fixture(scope="module")
-def unpatched(folder: Path) -> Tuple[Path, Runs]:
-    return folder / "unpatched", launch.train(scenarios(folder / "unpatched"), folder / "unpatched", ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def patched(folder: Path) -> Tuple[Path, Runs]:
-    return folder / "patched", launch.train(scenarios(folder / "patched"), folder / "patched", ddpfix=True)
+unpatched, patched = tiny_runs.sides(lambda folder, ddpfix: scenarios(folder))
 
 
 @pytest.mark.skipif(not MIXED, reason="no auto_mix_prec with accumulation")
-def test_unpatched_counts_the_last_micro_batch_only_under_mixed_precision(unpatched: Tuple[Path, Runs]) -> None:
+def test_unpatched_counts_the_last_micro_batch_only_under_mixed_precision(unpatched: Side) -> None:
     where, runs = unpatched
     assert tiny_runs.well(runs["mixed"])
     last_only = [[(None, None), (None, None), step[-1]] for step in WHOLE]
@@ -66,13 +53,13 @@ def test_unpatched_counts_the_last_micro_batch_only_under_mixed_precision(unpatc
 
 @pytest.mark.patches("speechbrain.accumulation")
 @pytest.mark.skipif(not MIXED, reason="no auto_mix_prec with accumulation")
-def test_every_micro_batch_counts_under_mixed_precision(patched: Tuple[Path, Runs]) -> None:
+def test_every_micro_batch_counts_under_mixed_precision(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["mixed"]) and len(runs["mixed"][0].steps) == 2
     assert error(where, "mixed", by_hand(WHOLE)) < MIXED_ERROR
 
 
-def test_unpatched_clips_nothing_where_it_clips_before_backward(unpatched: Tuple[Path, Runs]) -> None:
+def test_unpatched_clips_nothing_where_it_clips_before_backward(unpatched: Side) -> None:
     where, runs = unpatched
     assert tiny_runs.well(runs["clip"])
     clipped, free = by_hand(ONE_BY_ONE, 1.0, 0.001), by_hand(ONE_BY_ONE, 1.0, float("inf"))
@@ -84,7 +71,7 @@ def test_unpatched_clips_nothing_where_it_clips_before_backward(unpatched: Tuple
 
 
 @pytest.mark.patches("speechbrain.clipping")
-def test_clipping_acts_on_the_gradients_of_the_step(patched: Tuple[Path, Runs]) -> None:
+def test_clipping_acts_on_the_gradients_of_the_step(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["clip"])
     assert error(where, "clip", by_hand(ONE_BY_ONE, 1.0, 0.001)) < 1e-6
@@ -98,7 +85,7 @@ def test_clipping_acts_on_the_gradients_of_the_step(patched: Tuple[Path, Runs]) 
 
 @pytest.mark.patches("speechbrain.clip_groups")
 @pytest.mark.skipif(not since("1.0.0"), reason="clips the parameters of all modules")
-def test_every_group_of_an_optimizer_is_clipped(unpatched: Tuple[Path, Runs], patched: Tuple[Path, Runs]) -> None:
+def test_every_group_of_an_optimizer_is_clipped(unpatched: Side, patched: Side) -> None:
     expected = by_hand(ONE_BY_ONE, 1.0, 0.001)
     assert tiny_runs.well(unpatched[1]["groups"]) and error(unpatched[0], "groups", expected) > 0.1
     assert tiny_runs.alike(patched[1]["groups"]) and error(patched[0], "groups", expected) < 1e-6
@@ -106,9 +93,7 @@ def test_every_group_of_an_optimizer_is_clipped(unpatched: Tuple[Path, Runs], pa
 
 @pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not since("1.0.0"), reason="forward is outside of no_sync, or there is none")
-def test_skipping_a_micro_batch_on_one_rank_keeps_ranks_equal(
-    unpatched: Tuple[Path, Runs], patched: Tuple[Path, Runs]
-) -> None:
+def test_skipping_a_micro_batch_on_one_rank_keeps_ranks_equal(unpatched: Side, patched: Side) -> None:
     first, second = unpatched[1]["skipped"]
     assert first.hung or first.steps != second.steps
     assert tiny_runs.alike(patched[1]["skipped"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, List
 
 import pytest
 
 from tests.speechbrain import launch, parts_recipe, tiny_runs
-from tests.speechbrain.tiny_runs import by_hand, error, run, since
+from tests.speechbrain.tiny_runs import Runs, Side, by_hand, error, run, since
 
-Runs = Dict[str, List[launch.Result]]
 STEPS: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, 101)], [(2, 102)]] * 2
 # It is told once, by the first rank.
 SAID = "tiny_recipe.py:{} calls the module model past DistributedDataParallel"
@@ -54,24 +53,10 @@ def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
     return plans
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("past")
+unpatched, patched = tiny_runs.sides(scenarios)
 
 
-@pytest.fixture(scope="module")
-def unpatched(folder: Path) -> Tuple[Path, Runs]:
-    where = folder / "unpatched"
-    return where, launch.train(scenarios(where, False), where, ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def patched(folder: Path) -> Tuple[Path, Runs]:
-    where = folder / "patched"
-    return where, launch.train(scenarios(where, True), where, ddpfix=True)
-
-
-def test_unpatched_replicas_part_in_silence(unpatched: Tuple[Path, Runs]) -> None:
+def test_unpatched_replicas_part_in_silence(unpatched: Side) -> None:
     where, runs = unpatched
     assert tiny_runs.well(runs["all"])
     first, second = runs["all"]
@@ -82,7 +67,7 @@ def test_unpatched_replicas_part_in_silence(unpatched: Tuple[Path, Runs]) -> Non
 
 
 @pytest.mark.patches("speechbrain.past")
-def test_patched_it_trains_as_through_the_wrapper(patched: Tuple[Path, Runs]) -> None:
+def test_patched_it_trains_as_through_the_wrapper(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["all"])
     assert max(error(where, "all", by_hand(STEPS), rank) for rank in (0, 1)) < 1e-6
@@ -91,25 +76,21 @@ def test_patched_it_trains_as_through_the_wrapper(patched: Tuple[Path, Runs]) ->
 
 
 @pytest.mark.patches("speechbrain.past")
-def test_what_the_main_process_alone_looks_at_stays_there(
-    patched: Tuple[Path, Runs], unpatched: Tuple[Path, Runs]
-) -> None:
+def test_what_the_main_process_alone_looks_at_stays_there(patched: Side, unpatched: Side) -> None:
     assert tiny_runs.alike(patched[1]["main"]) and tiny_runs.alike(unpatched[1]["main"])
     assert patched[1]["main"][0].steps == unpatched[1]["main"][0].steps
     assert "not on all ranks" in patched[1]["main"][0].log
 
 
 @pytest.mark.parametrize("name", ["parts", "accumulated"])
-def test_unpatched_replicas_of_several_modules_part(unpatched: Tuple[Path, Runs], name: str) -> None:
+def test_unpatched_replicas_of_several_modules_part(unpatched: Side, name: str) -> None:
     first, second = known(unpatched[1], name)
     assert tiny_runs.well([first, second]) and first.steps[0] != second.steps[0]
 
 
 @pytest.mark.patches("speechbrain.past")
 @pytest.mark.parametrize("name", ["parts", "accumulated"])
-def test_several_modules_are_trained_as_mended_by_hand(
-    patched: Tuple[Path, Runs], unpatched: Tuple[Path, Runs], name: str
-) -> None:
+def test_several_modules_are_trained_as_mended_by_hand(patched: Side, unpatched: Side, name: str) -> None:
     routed, mended = known(patched[1], name), unpatched[1][f"edited_{name}"]
     assert tiny_runs.alike(routed) and tiny_runs.alike(mended) and routed[0].steps == mended[0].steps
     for part in parts_recipe.PARTS:
@@ -119,7 +100,7 @@ def test_several_modules_are_trained_as_mended_by_hand(
 
 
 @pytest.mark.patches("speechbrain.past")
-def test_off_is_as_unpatched(patched: Tuple[Path, Runs], unpatched: Tuple[Path, Runs]) -> None:
+def test_off_is_as_unpatched(patched: Side, unpatched: Side) -> None:
     assert [one.steps for one in patched[1]["off"]] == [one.steps for one in unpatched[1]["all"]]
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import List
 
 import pytest
 import torch
 
 from tests.speechbrain import launch, tiny_runs
-from tests.speechbrain.tiny_runs import by_hand, error, run, since
+from tests.speechbrain.tiny_runs import Side, by_hand, error, run, since
 
-Runs = Dict[str, List[launch.Result]]
 HAS_BARRIER = not since("0.5.11")
 HAS_BROADCAST = since("0.5.16", "1.0.0")
 # The time is up on rank 1 after its first batch, and on rank 0 after its second one, which waits for rank 1.
@@ -40,28 +39,14 @@ def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
     return plans
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("saves")
-
-
-@pytest.fixture(scope="module")
-def unpatched(folder: Path) -> Tuple[Path, Runs]:
-    where = folder / "unpatched"
-    return where, launch.train(scenarios(where, False), where, ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def patched(folder: Path) -> Tuple[Path, Runs]:
-    where = folder / "patched"
-    return where, launch.train(scenarios(where, True), where, ddpfix=True)
+unpatched, patched = tiny_runs.sides(scenarios)
 
 
 def saved(where: Path, name: str) -> List[Path]:
     return list((where / name / "save").glob("CKPT*"))
 
 
-def test_unpatched_parts_ranks_by_their_clocks(unpatched: Tuple[Path, Runs]) -> None:
+def test_unpatched_parts_ranks_by_their_clocks(unpatched: Side) -> None:
     where, runs = unpatched
     first, second = runs["interval"]
     if HAS_BARRIER:
@@ -72,7 +57,7 @@ def test_unpatched_parts_ranks_by_their_clocks(unpatched: Tuple[Path, Runs]) -> 
 
 
 @pytest.mark.patches("speechbrain.interval")
-def test_nobody_waits_for_a_checkpoint_within_an_epoch(patched: Tuple[Path, Runs]) -> None:
+def test_nobody_waits_for_a_checkpoint_within_an_epoch(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["interval"]) and len(runs["interval"][0].steps) == 3
     assert max(error(where, "interval", by_hand(EPOCH), rank) for rank in (0, 1)) < 1e-6
@@ -84,7 +69,7 @@ def test_nobody_waits_for_a_checkpoint_within_an_epoch(patched: Tuple[Path, Runs
 
 @pytest.mark.skipif(not since("0.5.16"), reason="on_stage_end runs on the main process alone")
 @pytest.mark.parametrize("way", WAYS)
-def test_unpatched_deadlocks_where_the_main_process_saves_alone(unpatched: Tuple[Path, Runs], way: str) -> None:
+def test_unpatched_deadlocks_where_the_main_process_saves_alone(unpatched: Side, way: str) -> None:
     runs = unpatched[1]
     if HAS_BROADCAST:
         assert any(result.hung or result.error for result in runs[way])
@@ -95,7 +80,7 @@ def test_unpatched_deadlocks_where_the_main_process_saves_alone(unpatched: Tuple
 @pytest.mark.patches("speechbrain.main_saves")
 @pytest.mark.skipif(not since("0.5.16"), reason="on_stage_end runs on the main process alone")
 @pytest.mark.parametrize("way", WAYS)
-def test_the_main_process_saves_alone(patched: Tuple[Path, Runs], way: str) -> None:
+def test_the_main_process_saves_alone(patched: Side, way: str) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs[way]) and len(runs[way][0].steps) == 6
     expected = by_hand(EPOCH * 2)
@@ -106,6 +91,6 @@ def test_the_main_process_saves_alone(patched: Tuple[Path, Runs], way: str) -> N
 
 
 @pytest.mark.skipif(not since("0.5.16"), reason="on_stage_end runs on the main process alone")
-def test_what_every_rank_saves_is_one_checkpoint(unpatched: Tuple[Path, Runs], patched: Tuple[Path, Runs]) -> None:
+def test_what_every_rank_saves_is_one_checkpoint(unpatched: Side, patched: Side) -> None:
     for where, runs in (unpatched, patched):
         assert tiny_runs.alike(runs["all"]) and len(saved(where, "all")) == 1

@@ -12,9 +12,8 @@ import pytest
 from ddpfix.matrix import loader, model
 from ddpfix.patching.site import Site
 from tests.speechbrain import launch, recipes, tiny_runs
-from tests.speechbrain.tiny_runs import by_hand, error, run, since
+from tests.speechbrain.tiny_runs import Side, by_hand, error, run, since
 
-Runs = Dict[str, List[launch.Result]]
 MAIN_ONLY = not since("0.5.16")
 HAS_FACTOR = since("0.5.12")
 BEFORE_1 = not since("1.0.0")
@@ -55,24 +54,10 @@ def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
     return plans
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stages")
+unpatched, patched = tiny_runs.sides(scenarios)
 
 
-@pytest.fixture(scope="module")
-def unpatched(folder: Path) -> Tuple[Path, Runs]:
-    return folder / "unpatched", launch.train(
-        scenarios(folder / "unpatched", False), folder / "unpatched", ddpfix=False
-    )
-
-
-@pytest.fixture(scope="module")
-def patched(folder: Path) -> Tuple[Path, Runs]:
-    return folder / "patched", launch.train(scenarios(folder / "patched", True), folder / "patched", ddpfix=True)
-
-
-def test_unpatched_anneals_on_rank_0_only(unpatched: Tuple[Path, Runs]) -> None:
+def test_unpatched_anneals_on_rank_0_only(unpatched: Side) -> None:
     first, second = unpatched[1]["anneal"]
     assert tiny_runs.well([first, second]) and first.lr == pytest.approx([0.1] * 4 + [0.001] * 2)
     if MAIN_ONLY:
@@ -83,7 +68,7 @@ def test_unpatched_anneals_on_rank_0_only(unpatched: Tuple[Path, Runs]) -> None:
 
 
 @pytest.mark.patches("speechbrain.stages")
-def test_every_rank_anneals_alike(patched: Tuple[Path, Runs]) -> None:
+def test_every_rank_anneals_alike(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["anneal"])
     assert runs["anneal"][1].lr == pytest.approx([0.1] * 4 + [0.001] * 2)
@@ -92,7 +77,7 @@ def test_every_rank_anneals_alike(patched: Tuple[Path, Runs]) -> None:
 
 
 @pytest.mark.patches("speechbrain.stages")
-def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(patched: Tuple[Path, Runs]) -> None:
+def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(patched: Side) -> None:
     where, _ = patched
     assert (where / "anneal" / "ends0").read_text().split() == ["1", "2", "3"]
     assert (where / "anneal" / "ends1").exists() != MAIN_ONLY
@@ -101,9 +86,7 @@ def test_the_end_of_a_stage_stays_on_the_main_process_where_recipes_expect_it(pa
 
 @pytest.mark.patches("speechbrain.checkpoints")
 @pytest.mark.skipif(not RACES, reason="rank 0 alone saves checkpoints, or there are barriers")
-def test_old_checkpoints_are_deleted_while_nobody_reads_them(
-    unpatched: Tuple[Path, Runs], patched: Tuple[Path, Runs]
-) -> None:
+def test_old_checkpoints_are_deleted_while_nobody_reads_them(unpatched: Side, patched: Side) -> None:
     assert "FileNotFoundError" in str(unpatched[1]["slow"][1].error)
     where, runs = patched
     assert tiny_runs.alike(runs["slow"]) and len(runs["slow"][0].steps) == 3
@@ -111,7 +94,7 @@ def test_old_checkpoints_are_deleted_while_nobody_reads_them(
     assert len(list((where / "slow" / "save").glob("CKPT*"))) in (1, 2)
 
 
-def test_unpatched_stops_on_rank_0_only(unpatched: Tuple[Path, Runs]) -> None:
+def test_unpatched_stops_on_rank_0_only(unpatched: Side) -> None:
     first, second = unpatched[1]["stop"]
     if MAIN_ONLY:
         # Rank 0 is gone: what rank 1 waits for comes to an end with gloo, once rank 0's process has ended.
@@ -122,7 +105,7 @@ def test_unpatched_stops_on_rank_0_only(unpatched: Tuple[Path, Runs]) -> None:
 
 
 @pytest.mark.patches("speechbrain.stages")
-def test_every_rank_stops(patched: Tuple[Path, Runs]) -> None:
+def test_every_rank_stops(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["stop"]) and len(runs["stop"][0].steps) == 2
     assert [tiny_runs.end(where, "stop", rank)["current"] for rank in (0, 1)] == [3, 3]
@@ -130,8 +113,8 @@ def test_every_rank_stops(patched: Tuple[Path, Runs]) -> None:
 
 @pytest.mark.patches("speechbrain.stages")
 @pytest.mark.skipif(not MAIN_ONLY, reason="on_stage_end runs on every rank")
-def test_an_ordinary_recipe_anneals_alike(folder: Path) -> None:
-    home = folder / "recipe"
+def test_an_ordinary_recipe_anneals_alike(tmp_path: Path) -> None:
+    home = tmp_path / "recipe"
     home.mkdir()
     yaml = recipes.write(home, encoder=recipes.OWN, number_of_epochs=3)
     yaml.write_text(yaml.read_text().replace("improvement_threshold: 0.5", "improvement_threshold: 1.0"))
@@ -143,7 +126,7 @@ def test_an_ordinary_recipe_anneals_alike(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not BEFORE_1, reason="a NaN reaches all ranks alike")
-def test_unpatched_parts_a_rank_whose_loss_is_not_finite(unpatched: Tuple[Path, Runs]) -> None:
+def test_unpatched_parts_a_rank_whose_loss_is_not_finite(unpatched: Side) -> None:
     where, runs = unpatched
     first, second = runs["nan"]
     if since("0.5.15"):
@@ -157,7 +140,7 @@ def test_unpatched_parts_a_rank_whose_loss_is_not_finite(unpatched: Tuple[Path, 
 
 @pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not BEFORE_1, reason="a NaN reaches all ranks alike")
-def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(patched: Tuple[Path, Runs]) -> None:
+def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["nan"]) and len(runs["nan"][0].steps) == 4
     expected = by_hand([[(0, 100)], [(1, None)], [(2, 102)], [(3, 103)]])
@@ -166,7 +149,7 @@ def test_a_rank_whose_loss_is_not_finite_contributes_nothing_and_steps(patched: 
 
 @pytest.mark.patches("speechbrain.finite")
 @pytest.mark.skipif(not (BEFORE_1 and HAS_FACTOR), reason="no accumulation, or a NaN reaches all ranks alike")
-def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(patched: Tuple[Path, Runs]) -> None:
+def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["nan_last"]) and len(runs["nan_last"][0].steps) == 2
     windows: List[List[tiny_runs.Micro]] = [[(0, 100), (1, 101), (2, None)], [(3, 103), (4, 104), (5, 105)]]
@@ -176,7 +159,7 @@ def test_the_same_in_the_last_micro_batch_of_a_window_and_with_clipping(patched:
     assert max(error(where, "nan_clipped", expected, rank) for rank in (0, 1)) < 1e-6
 
 
-def test_unpatched_cannot_log_on_the_main_process_only(unpatched: Tuple[Path, Runs]) -> None:
+def test_unpatched_cannot_log_on_the_main_process_only(unpatched: Side) -> None:
     results = unpatched[1]["alone"]
     if BROADCASTS:
         assert any(result.hung or result.error for result in results)
@@ -185,7 +168,7 @@ def test_unpatched_cannot_log_on_the_main_process_only(unpatched: Tuple[Path, Ru
 
 
 @pytest.mark.patches("speechbrain.loggers")
-def test_logging_on_the_main_process_only_is_no_collective(patched: Tuple[Path, Runs]) -> None:
+def test_logging_on_the_main_process_only_is_no_collective(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["alone"])
     assert error(where, "alone", by_hand([*EPOCH, [(2, 102)]])) < 1e-6

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List
 
 import pytest
 import torch
 
 from tests.speechbrain import launch, tiny_recipe, tiny_runs
-from tests.speechbrain.tiny_runs import end, since
+from tests.speechbrain.tiny_runs import Side, end, since
 
 pytestmark = pytest.mark.skipif(not since("0.5.9"), reason="cannot train on the CPU")
-Runs = Tuple[Path, Dict[str, List[launch.Result]]]
 SEEDS_BY_RANK = since("1.0.2", "1.0.3")
 BY_RANK = since("0", "1.0.3")
 NAMED = "target (Linear) has no trainable parameter, so DDP does not make it equal, and it differ"
@@ -34,24 +33,15 @@ def scenarios(folder: Path) -> List[launch.Scenario]:
     ]
 
 
-@pytest.fixture(scope="module")
-def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("unpatched")
-    return folder, launch.train(scenarios(folder), folder, ddpfix=False)
+unpatched, patched = tiny_runs.sides(lambda folder, ddpfix: scenarios(folder))
 
 
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("patched")
-    return folder, launch.train(scenarios(folder), folder, ddpfix=True)
-
-
-def targets(runs: Runs, name: str) -> List[torch.Tensor]:
+def targets(runs: Side, name: str) -> List[torch.Tensor]:
     assert tiny_runs.well(runs[1][name]), runs[1][name]
     return [end(runs[0], name, rank)["target"] for rank in (0, 1)]
 
 
-def said(runs: Runs, name: str, words: str) -> List[int]:
+def said(runs: Side, name: str, words: str) -> List[int]:
     """How many lines of each rank have these words."""
     return [sum(words in line for line in result.log.splitlines()) for result in runs[1][name]]
 
@@ -71,12 +61,12 @@ def reference() -> Dict[str, torch.Tensor]:
     return {"weight": model.weight.detach(), "bias": model.bias.detach()}
 
 
-def error(runs: Runs, name: str) -> float:
+def error(runs: Side, name: str) -> float:
     found = [end(runs[0], name, rank) for rank in (0, 1)]
     return max(float((each[key] - value).abs().max()) for each in found for key, value in reference().items())
 
 
-def test_unpatched_ranks_have_other_frozen_modules_where_the_seed_has_the_rank_in_it(unpatched: Runs) -> None:
+def test_unpatched_ranks_have_other_frozen_modules_where_the_seed_has_the_rank_in_it(unpatched: Side) -> None:
     first, second = targets(unpatched, "seeded")
     assert torch.equal(first, second) != SEEDS_BY_RANK
     assert (error(unpatched, "seeded") > 1e-3) == SEEDS_BY_RANK
@@ -85,7 +75,7 @@ def test_unpatched_ranks_have_other_frozen_modules_where_the_seed_has_the_rank_i
 
 
 @pytest.mark.patches("speechbrain.unwrapped")
-def test_ranks_have_the_frozen_modules_of_the_first(unpatched: Runs, patched: Runs) -> None:
+def test_ranks_have_the_frozen_modules_of_the_first(unpatched: Side, patched: Side) -> None:
     first, second = targets(patched, "seeded")
     # Those that the first rank has without ddpfix.
     assert torch.equal(first, second) and torch.equal(first, targets(unpatched, "seeded")[0])
@@ -94,7 +84,7 @@ def test_ranks_have_the_frozen_modules_of_the_first(unpatched: Runs, patched: Ru
 
 
 @pytest.mark.patches("speechbrain.unwrapped")
-def test_a_module_that_the_recipe_parts_is_named(unpatched: Runs, patched: Runs) -> None:
+def test_a_module_that_the_recipe_parts_is_named(unpatched: Side, patched: Side) -> None:
     first, second = targets(patched, "apart")
     assert torch.equal(first, targets(unpatched, "apart")[0])
     assert torch.equal(first, second) == SEEDS_BY_RANK
@@ -104,14 +94,14 @@ def test_a_module_that_the_recipe_parts_is_named(unpatched: Runs, patched: Runs)
 
 
 @pytest.mark.patches("speechbrain.unwrapped")
-def test_modules_that_are_alike_stay_what_they_are(unpatched: Runs, patched: Runs) -> None:
+def test_modules_that_are_alike_stay_what_they_are(unpatched: Side, patched: Side) -> None:
     assert all(map(torch.equal, targets(patched, "alike"), targets(unpatched, "alike")))
     assert [each.steps for each in patched[1]["alike"]] == [each.steps for each in unpatched[1]["alike"]]
     assert said(patched, "alike", NAMED) == [0, 0]
 
 
 @pytest.mark.patches("speechbrain.unwrapped")
-def test_statistics_by_rank_are_named(unpatched: Runs, patched: Runs) -> None:
+def test_statistics_by_rank_are_named(unpatched: Side, patched: Side) -> None:
     assert said(patched, "seeded", STATISTICS) == [int(BY_RANK), 0]
     assert said(patched, "sentence", "InputNormalization, ") == [0, 0]
     assert said(unpatched, "seeded", "InputNormalization, ") == [0, 0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+import pytest
 import torch
 from packaging.version import Version
 
@@ -13,6 +14,9 @@ from tests.speechbrain import launch, recipes, tiny_recipe
 RELEASE = recipes.release()
 # One micro-batch: the number of its input on each rank; None where a rank contributes nothing.
 Micro = Sequence[Optional[int]]
+# What each rank left, by the scenario's name; and the folder of the scenarios.
+Runs = Dict[str, List[launch.Result]]
+Side = Tuple[Path, Runs]
 
 
 def since(first: str, before: str = "99") -> bool:
@@ -29,6 +33,24 @@ def run(folder: Path, name: str, options: Sequence[str] = (), **changes: Any) ->
     known.setdefault("timeout", 30)
     typed = [f"--{key}={value}" for key, value in changes.items()]
     return launch.Scenario(name, file, options=[*typed, *options], script=tiny_recipe.SCRIPT, **known)
+
+
+def sides(plans: Callable[[Path, bool], List[launch.Scenario]]) -> Tuple[Any, Any]:
+    """The fixtures ``unpatched`` and ``patched`` of a module of tests: its scenarios without ddpfix, and with it.
+
+    Args:
+        plans: makes the scenarios (their folder, whether ddpfix is on).
+    """
+
+    def side(name: str, ddpfix: bool) -> Any:
+        @pytest.fixture(scope="module", name=name)
+        def runs(tmp_path_factory: pytest.TempPathFactory) -> Side:
+            where = tmp_path_factory.mktemp(name)
+            return where, launch.train(plans(where, ddpfix), where, ddpfix=ddpfix)
+
+        return runs
+
+    return side("unpatched", False), side("patched", True)
 
 
 def end(folder: Path, name: str, rank: int) -> Dict[str, Any]:
