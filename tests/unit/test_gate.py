@@ -264,15 +264,44 @@ def test_the_quick_search_finds_all_copies_that_torch_has() -> None:
     subprocess.run([sys.executable, "-c", COPIES], check=True, timeout=120)
 
 
-def test_a_process_that_has_no_group_imports_no_patch_of_ddp() -> None:
+@pytest.mark.parametrize(
+    "begins",
+    [
+        "torch.random.set_rng_state(torch.random.get_rng_state())",
+        # What is compiled keeps the forwards that its classes had.
+        "torch.compile(torch.nn.Linear(1, 1))",
+        "torch.nn.Linear(1, 1).compile()",
+    ],
+)
+def test_a_process_that_has_no_group_imports_no_patch_of_ddp(begins: str) -> None:
     code = (
         "import sys, ddpfix.auto, torch\n"
         "names = [name for name in sys.modules if name.startswith('ddpfix.patches.torch.')]\n"
         "assert names == ['ddpfix.patches.torch.gate'], names\n"
-        "torch.random.set_rng_state(torch.random.get_rng_state())\n"
+        f"{begins}\n"
         "assert 'ddpfix.patches.torch.ddp' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+BUILT = """
+import ddpfix.auto
+from transformers import WavLMConfig
+from transformers.models.wavlm.modeling_wavlm import WavLMEncoder, WavLMModel
+from ddpfix.layerdrop import cover
+assert WavLMEncoder not in cover.COVERED
+sizes = dict(hidden_size=8, intermediate_size=8, num_attention_heads=1, num_hidden_layers=1, num_conv_pos_embeddings=2)
+convolutions = dict(conv_dim=(4,), conv_stride=(2,), conv_kernel=(2,), num_conv_pos_embedding_groups=1)
+model = WavLMModel(WavLMConfig(**sizes, **convolutions))
+# Who keeps the forward of an instance, before there is a process group, keeps the one that has ranks in step.
+kept = model.encoder.forward
+assert WavLMEncoder in cover.COVERED and kept.__func__ is vars(WavLMEncoder)["forward"]
+"""
+
+
+def test_the_first_model_of_transformers_has_ranks_in_step() -> None:
+    pytest.importorskip("transformers")
+    subprocess.run([sys.executable, "-c", BUILT], check=True, timeout=120)
 
 
 WRAPPED = """
