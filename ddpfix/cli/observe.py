@@ -22,7 +22,8 @@ from ddpfix.matrix import loader, settings
 from ddpfix.probing import text
 
 VARIABLE = "_DDPFIX_PROBE"
-PATCH = "torch.probe"
+# The patches that the command alone switches on end so.
+PATCHES = ".probe"
 
 
 def observe(rest: List[str], steps: str, as_json: bool, chosen: Mapping[str, str]) -> int:
@@ -43,8 +44,9 @@ def observe(rest: List[str], steps: str, as_json: bool, chosen: Mapping[str, str
     if environ["DDPFIX"] == "0":
         raise settings.SettingsError("DDPFIX=0 switches everything off, the probe as well: leave it out")
     # An untested release is observed as well: nothing of it is changed.
-    environ[settings.switch_name(PATCH)] = "force"
-    settings.read({}, loader.load().patches, environ)
+    patches = loader.load().patches
+    environ.update({settings.switch_name(name): "force" for name in patches if name.endswith(PATCHES)})
+    settings.read({}, patches, environ)
     command = run.words(rest)
     if command[0] == sys.executable:
         _alone(environ)
@@ -100,9 +102,12 @@ def _read(file: Path) -> Optional[Dict[str, Any]]:
     except (OSError, ValueError):
         return None
     overrides = _about_settings()
-    lines = found["said"]
-    found["settings"] = [line for line, origins in lines if overrides.intersection(origins)]
-    found["said"] = [line for line, origins in lines if not overrides.intersection(origins)]
+    told: Dict[bool, List[str]] = {True: [], False: []}
+    for line, origins in found["said"]:
+        # The probe's own files are called by those of settings.
+        own = bool(origins) and origins[0].endswith(PATCHES)
+        told[not own and bool(overrides.intersection(origins))].append(line)
+    found["settings"], found["said"] = told[True], told[False]
     return found
 
 

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ddpfix.matrix import pyproject
+
 PREFIX = "DDPFIX_"
 SWITCH = ("0", "1", "force")
 
@@ -333,22 +335,7 @@ class _Reader:
 
 
 def _pyproject(folder: Path) -> Mapping[str, object]:
-    file = folder / "pyproject.toml"
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return {}
-    # Most projects have no settings of ours: their file is not parsed, and errors in it are not reported.
-    if "tool.ddpfix" not in text:
-        return {}
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        table = tomllib.loads(text).get("tool", {}).get("ddpfix", {})
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file}: {error}") from None
-    if not isinstance(table, dict):
-        raise SettingsError(f"{file}: [tool.ddpfix] has to be a table")
-    return table
+        return pyproject.table(folder)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None

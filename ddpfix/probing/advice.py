@@ -7,7 +7,7 @@ reentrant checkpoint for unused though they get a gradient.
 
 from __future__ import annotations
 
-from typing import List
+from typing import List, Sequence
 
 from ddpfix.probing.result import Result
 from ddpfix.ranks import parameter_names
@@ -16,18 +16,19 @@ FLAG = "find_unused_parameters=True"
 _LATE = "DDPFIX=1 trains it without the flag: reductions are finalized after each backward"
 
 
-def advise(found: Result, skipping: List[str]) -> None:
+def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
     """Fill ``setting``, ``unused`` and ``advice``.
 
     Args:
         found: what was seen.
         skipping: what skips layers and trains, in words.
+        names: of all parameters.
     """
     found.advice.clear()
     found.setting, found.unused = "", "auto"
     flagged = skipping + found.reasons
     if flagged:
-        _needs_flag(found, flagged)
+        _needs_flag(found, flagged, names)
     elif found.sometimes:
         found.setting = FLAG
         found.advice.append(
@@ -35,14 +36,14 @@ def advise(found: Result, skipping: List[str]) -> None:
         )
         found.advice.append(f"or {_LATE}")
     elif found.always:
-        _same_in_each_step(found)
+        _same_in_each_step(found, names)
     else:
         found.advice.append("no flag is needed: each parameter that trains got a gradient in each pass")
-    _behind_outputs(found)
-    _recomputed(found)
+    _behind_outputs(found, names)
+    _recomputed(found, names)
 
 
-def _needs_flag(found: Result, reasons: List[str]) -> None:
+def _needs_flag(found: Result, reasons: List[str], names: Sequence[str]) -> None:
     found.setting = FLAG
     found.advice.append(f"{FLAG}, which DDPFIX=1 sets: {'; '.join(reasons)}")
     # A layer that was skipped in each of a few steps runs in a later one.
@@ -50,34 +51,34 @@ def _needs_flag(found: Result, reasons: List[str]) -> None:
     rest = [name for name in found.always if name not in found.outside and not name.startswith(above)]
     if rest:
         found.advice.append(
-            f"{parameter_names.in_short(rest)} can be frozen (requires_grad_(False)): no step of these used them"
+            f"{parameter_names.in_short(rest, names)} can be frozen (requires_grad_(False)): no step of these used them"
         )
 
 
-def _same_in_each_step(found: Result) -> None:
+def _same_in_each_step(found: Result, names: Sequence[str]) -> None:
     rest = [name for name in found.always if name not in found.outside]
     if rest:
         found.setting = FLAG
         found.advice.append(
-            f"freeze {parameter_names.in_short(rest)} (requires_grad_(False)) if no step is to train them; DDP then"
-            " waits for nothing"
+            f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if no step is to train them; DDP"
+            " then waits for nothing"
         )
         found.advice.append(f"or {FLAG}, or static_graph=True: the same parameters go unused in each step")
         found.advice.append(f"or {_LATE}")
 
 
-def _behind_outputs(found: Result) -> None:
+def _behind_outputs(found: Result, names: Sequence[str]) -> None:
     if not found.outside:
         return
     found.unused = "late"
     found.advice.append(
-        f"{parameter_names.in_short(found.outside)}: behind an output that is not part of the loss, where"
+        f"{parameter_names.in_short(found.outside, names)}: behind an output that is not part of the loss, where"
         f" {FLAG} does not help. Return only what the loss needs, or add 0.0 * output.sum() to the loss;"
         " or DDPFIX=1 DDPFIX_UNUSED=late"
     )
 
 
-def _recomputed(found: Result) -> None:
+def _recomputed(found: Result, names: Sequence[str]) -> None:
     if found.setting == FLAG and found.hidden:
         found.advice.append(
             "reentrant checkpointing and the flag exclude each other: use_reentrant=False (DDPFIX=1 does that), or"
@@ -85,6 +86,6 @@ def _recomputed(found: Result) -> None:
         )
     if found.twice:
         found.advice.append(
-            f"{parameter_names.in_short(found.twice)} get a gradient more than once in one backward, which DDP ends"
-            ' with "Expected to mark a variable ready only once": use_reentrant=False'
+            f"{parameter_names.in_short(found.twice, names)} get a gradient more than once in one backward, which DDP"
+            ' ends with "Expected to mark a variable ready only once": use_reentrant=False'
         )

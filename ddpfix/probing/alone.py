@@ -45,21 +45,7 @@ def probe(model: Any, batch: Any, loss_fn: Optional[LossFunction] = None, steps:
         if not model.training:
             model.train()
             run.notes["the model was in evaluation mode, and in training mode for the probe"] = None
-        versions = {name: parameter._version for name, parameter in subject.parameters}
-        watch.start()
-        try:
-            for each in _batches(batch, steps):
-                run.step(each)
-        finally:
-            watch.stop()
-            subject.end()
-        changed = [name for name, parameter in subject.parameters if parameter._version != versions[name]]
-        found = run.result(steps)
-    if changed:
-        found.notes.append(
-            f"the forward itself changes {len(changed)} parameters ({changed[0]} ...): they stay changed"
-        )
-    return found
+        return run.steps(_batches(batch, steps), steps)
 
 
 def _checked(model: Any, steps: int) -> Any:
@@ -98,6 +84,24 @@ class _Run:
         self._device = next((p.device for _, p in subject.parameters if p.device.type == "cuda"), None)
         self._memory = Memory("estimate" if self._device is None else "cuda")
         self._saved = phases.Saved(subject.model)
+
+    def steps(self, batches: Iterator[Any], wanted: int) -> Result:
+        """Observe some steps, and say what they show."""
+        versions = {name: parameter._version for name, parameter in self._subject.parameters}
+        self._watch.start()
+        try:
+            for each in batches:
+                self.step(each)
+        finally:
+            self._watch.stop()
+            self._subject.end()
+        changed = [name for name, parameter in self._subject.parameters if parameter._version != versions[name]]
+        found = self.result(wanted)
+        if changed:
+            found.notes.append(
+                f"the forward itself changes {len(changed)} parameters ({changed[0]} ...): they stay changed"
+            )
+        return found
 
     def step(self, batch: Any) -> None:
         """One forward and backward."""
@@ -158,7 +162,7 @@ class _Run:
             found.notes.append(f"the batches ended after {found.steps} of {steps} steps")
         if not self._subject.passes:
             found.notes.append("no training forward was seen: the model is compiled, or calls no module")
-        advise(found, self._subject.skipping())
+        advise(found, self._subject.skipping(), self._subject.names())
         return found
 
 

@@ -61,7 +61,7 @@ class Program:
                 continue
             result = subject.result()
             result.under = _under(subject)
-            advise(result, subject.skipping())
+            advise(result, subject.skipping(), subject.names())
             found.append(result)
         return found
 

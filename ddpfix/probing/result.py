@@ -93,6 +93,7 @@ class Result:
         under: how DDP was asked for, where the program wraps the model.
         memory: see :class:`Memory`; None where nothing was measured.
         setting: the argument of DistributedDataParallel that follows, "" where none is needed.
+        line: how the user of a toolkit sets that, in words and a line to paste; "" where the setting says it all.
         unused: the value of DDPFIX_UNUSED that follows.
         advice: what to do, in sentences.
         notes: what else was noticed.
@@ -119,6 +120,7 @@ class Result:
     under: str = ""
     memory: Optional[Memory] = None
     setting: str = ""
+    line: str = ""
     unused: str = "auto"
     advice: List[str] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)

@@ -174,7 +174,9 @@ class Subject:
         found.twice = [name for name, _ in self.parameters if reentrant and name in self._twice]
         empty = [name for name, parameter in self.parameters if id(parameter) in self._undefined]
         if empty and self._undefined_counts:
-            found.notes.append(f"{parameter_names.in_short(empty)}: used by a function that gives no gradient")
+            found.notes.append(
+                f"{parameter_names.in_short(empty, self.names())}: used by a function that gives no gradient"
+            )
         found.shared = shared(self.model)
         found.repeated = {
             self.modules[module]: most
@@ -183,13 +185,18 @@ class Subject:
         }
         return found
 
+    def names(self) -> List[str]:
+        """Of all parameters."""
+        return [name for name, _ in self.parameters]
+
     def skipping(self) -> List[str]:
-        """What skips layers that train, in words."""
-        return [
+        """What skips layers that train, in words; layers of one class with the same rate once."""
+        found = [
             f"{type(module).__name__} (rate {rate:g}) skips layers"
             for _, module, rate in cover.active(self.model)
             if any(parameter.requires_grad for parameter in module.parameters())
         ]
+        return list(dict.fromkeys(found))
 
     def _skips(self) -> List[Skipping]:
         found = []

@@ -32,6 +32,7 @@ def of_model(found: Mapping[str, Any]) -> List[str]:
     if found["memory"]:
         lines += _entry("peak memory", [memory(found["memory"])])
     lines += _entry("setting", [found["setting"] or "none"])
+    lines += _entry("line to paste", [found["line"]] if found["line"] else [])
     lines += _entry("advice", found["advice"])
     lines += _entry("note", found["notes"])
     return lines

@@ -8,10 +8,24 @@ from typing import Dict, List, Sequence
 WHOLE = "the model"
 
 
-def in_short(names: Sequence[str]) -> str:
-    """The modules of some parameters, at most four of them; a parameter of the model itself goes by its own name."""
-    groups = grouped(names)
-    return short([word for module, parts in groups.items() for word in (parts if module == WHOLE else [module])], 4)
+def in_short(names: Sequence[str], every: Sequence[str] = ()) -> str:
+    """The modules of some parameters, at most four words; a parameter of the model itself goes by its own name.
+
+    Args:
+        names: of the parameters.
+        every: of all parameters of the model; so does a parameter then whose module holds others as well.
+    """
+    words: List[str] = []
+    known = set(names)
+    for module, parts in grouped(names).items():
+        inside = f"{module}."
+        if module == WHOLE:
+            words += parts
+        elif all(name in known for name in every if name.startswith(inside)):
+            words.append(module)
+        else:
+            words += [inside + part for part in parts]
+    return short(words, 4)
 
 
 def short(words: Sequence[str], most: int) -> str:

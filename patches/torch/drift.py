@@ -263,7 +263,8 @@ class Watch:
         return text if text and (self._mode != "error" or self._steps > int(step)) else ""
 
     def _look(self, model: ddp.Wrapped, optimizer: Any, own: Any) -> None:
-        parameters = _trained(model, optimizer)
+        trained = strays.trained(model, optimizer)
+        parameters = {name: each for name, each in trained.items() if sight.comparable(each)}
         here = sight.take(self._steps, parameters, optimizer.param_groups)
         self._names = list(parameters)
         self._next = self._steps + self._pace.steps(self._steps)
@@ -347,10 +348,3 @@ class Watch:
         from . import past
 
         past.name_next(model.wrapper)
-
-
-def _trained(model: ddp.Wrapped, optimizer: Any) -> Dict[str, Any]:
-    """What the optimizer trains of a model, with parameters that DDP does not know because they came after it."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    own = {**dict(zip(model.names, model.parameters)), **strays.unknown(model)}
-    return {name: each for name, each in own.items() if id(each) in held and sight.comparable(each)}

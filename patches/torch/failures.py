@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 import weakref
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, List, Optional
 
-from torch import distributed
-
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import default_store
 
 from . import ddp
+from .world import World
 
 if TYPE_CHECKING:
     from ddpfix.ranks.sentinel import Sentinel
@@ -66,44 +63,23 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Begin when the process group comes up, or at once where it is up already."""
-    site.wrap(module, "init_process_group", _group_up)
     site.at_undo(_forget)
-    if distributed.is_available() and distributed.is_initialized():
-        _begin()
+    _WORLD.follow(site, module)
 
 
 def group_end(site: Site, module: ModuleType, owner: Any) -> None:
     """A rank that leaves its process group says so, and is not taken for one that was killed."""
-    site.wrap(module, "destroy_process_group", _group_down)
+    _WORLD.follow_end(site, module)
 
 
-def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    result = wrapped(*args, **kwargs)
-    _begin()
-    return result
-
-
-def _group_down(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    given = kwargs.get("group", args[0] if args else None)
-    if given is None or given is getattr(distributed.group, "WORLD", None):
-        _end("left")
-    return wrapped(*args, **kwargs)
-
-
-def _begin() -> None:
-    store = default_store()
-    if store is None or distributed.get_world_size() == 1:
-        return
+def _make(store: Any, rank: int, size: int) -> None:
     # Not at the head of this file: a process without a group needs none of it.
     from ddpfix.ranks import exits
     from ddpfix.ranks.sentinel import Sentinel
 
-    _end("stopped")
     exits.watch()
-    _SENTINEL.append(Sentinel(store, distributed.get_rank(), distributed.get_world_size(), step))
+    _SENTINEL.append(Sentinel(store, rank, size, step))
     _SENTINEL[0].start()
-    atexit.unregister(_leave)
-    atexit.register(_leave)
 
 
 def step() -> Optional[int]:
@@ -122,8 +98,9 @@ def _end(how: str) -> None:
 
 
 def _forget() -> None:
-    _end("stopped")
-    atexit.unregister(_leave)
     exits: Any = sys.modules.get("ddpfix.ranks.exits")
     if exits is not None:
         exits.forget()
+
+
+_WORLD = World(_make, _end, _leave)

@@ -25,10 +25,13 @@ import torch
 from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.probing import text
+from ddpfix.probing.advice import FLAG
 from ddpfix.probing.program import Program
+from ddpfix.probing.result import Result
 from ddpfix.probing.subject import Subject
 
 from ..common import past
+from . import cures
 from . import past as calls
 
 # The number of steps, and the file for the command that has started this program: set by the command line alone.
@@ -126,7 +129,7 @@ class Run:
             "said": self._said.lines,
             "memory": None if memory is None else vars(memory),
             "notes": notes,
-            "models": [result.as_dict() for result in program.results()],
+            "models": [_with_line(result).as_dict() for result in program.results()],
         }
 
     def _write(self, complete: bool) -> None:
@@ -140,6 +143,16 @@ class Run:
             part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
             part.write_text(json.dumps(found), encoding="utf-8")
             part.replace(self._file)
+
+
+def _with_line(result: Result) -> Result:
+    """A result with the line of the toolkit that has called the optimizer; there is none once the program is over."""
+    lines = cures.of(cures.callers())
+    # A toolkit may set the flag by itself, unless there is checkpointing.
+    by_itself = lines.find == lines.not_reentrant and not result.checkpointing
+    if result.setting == FLAG and not cures.is_plain(lines) and not by_itself:
+        result.line = f"in {lines.name}: {lines.find}"
+    return result
 
 
 def _steps_in(file: Path) -> float:

@@ -22,6 +22,13 @@ def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
     return {name: parameter for name, parameter in named if id(parameter) not in known and name not in ignored}
 
 
+def trained(model: ddp.Wrapped, optimizer: Any) -> Dict[str, Any]:
+    """What an optimizer trains of a model, with parameters that DDP does not know because they came after it."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    own = {**dict(zip(model.names, model.parameters)), **unknown(model)}
+    return {name: each for name, each in own.items() if id(each) in held}
+
+
 def unreduced(model: ddp.Wrapped) -> List[str]:
     """The names of those that are trained and have a gradient, which nobody averages."""
     found = [(name, each) for name, each in unknown(model).items() if name not in model.averaged]

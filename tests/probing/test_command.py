@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -10,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from ddpfix.cli import main
-from tests.support import ranks
+from tests.support import probe_command, ranks
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
 PATCH = pytest.mark.patches("torch.probe")
@@ -20,15 +19,12 @@ BRANCH, IDLE = ["branch.weight", "branch.bias"], ["idle.weight", "idle.bias"]
 
 
 def run(folder: Path, *words: str, **environ: str) -> Tuple[int, str]:
-    command = [sys.executable, "-m", "ddpfix", "probe", *words]
-    return ranks.run(command, ranks.environment(environ), folder, 120)
+    return probe_command.run(folder, ranks.environment(environ), *words)
 
 
 def found(folder: Path, *words: str, **environ: str) -> Tuple[int, Dict[str, Any]]:
-    """The exit code, and what was printed as JSON, behind what the script itself has printed to stderr."""
-    code, text = run(folder, "--json", *words, **environ)
-    data: Dict[str, Any] = json.loads(text[text.index("\n{\n") if "\n{\n" in text else 0 :])
-    return code, data
+    """The exit code, and what was printed as JSON."""
+    return probe_command.found(folder, ranks.environment(environ), *words)
 
 
 @PATCH

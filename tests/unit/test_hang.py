@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from ddpfix.matrix import loader
+from ddpfix.ranks.hang import absent as gone
 from ddpfix.ranks.hang import loaders, places, processes, stacks, verdict, words
 from ddpfix.ranks.hang.places import Spot
 from ddpfix.ranks.hang.position import Position, Tracker
@@ -88,7 +89,7 @@ def at(rank: int, phase: str, count: int = 8, step: int = 3, **more: Any) -> Pos
     return Position(rank, step, {"0 group": count}, phase, what, "train.py:88", **fields)
 
 
-def judged(*ranks: Position, absent: Tuple[verdict.Absent, ...] = ()) -> Optional[verdict.Verdict]:
+def judged(*ranks: Position, absent: Tuple[gone.Absent, ...] = ()) -> Optional[verdict.Verdict]:
     return verdict.judge({each.rank: each for each in ranks}, list(absent), LIMIT)
 
 
@@ -123,12 +124,12 @@ def test_a_rank_that_is_past_its_data_is_told_from_one_that_computes() -> None:
 
 def test_ranks_that_are_gone_or_stopped_come_first() -> None:
     late = at(1, places.LOADER, 7, 2)
-    for how in (verdict.GONE, verdict.STOPPED, verdict.TRACED, verdict.LEFT):
-        found = judged(*WAITS, late, absent=(verdict.Absent(3, how, "is not there"),))
+    for how in (gone.GONE, gone.STOPPED, gone.TRACED, gone.LEFT):
+        found = judged(*WAITS, late, absent=(gone.Absent(3, how, "is not there"),))
         assert found is not None and found.ranks == [3] and "rank 3 is not there" in found.text, found
-        assert found.may_end == (how != verdict.TRACED)
+        assert found.may_end == (how != gone.TRACED)
     # Of one that is silent nothing is known: a rank that is late explains more.
-    found = judged(*WAITS, late, absent=(verdict.Absent(3, verdict.SILENT, "does not answer"),))
+    found = judged(*WAITS, late, absent=(gone.Absent(3, gone.SILENT, "does not answer"),))
     assert found is not None and found.ranks == [1]
 
 

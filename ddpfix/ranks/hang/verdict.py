@@ -10,30 +10,13 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ddpfix.ranks import collectives
 from ddpfix.ranks.hang import places, words
+from ddpfix.ranks.hang.absent import GONE, LEFT, SILENT, STOPPED, TRACED, Absent
 from ddpfix.ranks.hang.position import Position
 
-# How a rank that does not answer is: see the words that tell it.
-GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
 _ABSENT = (GONE, STOPPED, TRACED, LEFT)
 # These are waits for one rank, and are not counted.
 _POINT_TO_POINT = ("send", "recv", "irecv", "isend", "batch_isend_irecv")
-
-
-class Absent(NamedTuple):
-    """A rank that does not answer.
-
-    Attributes:
-        rank: which one.
-        how: one of those above.
-        text: its process, in words.
-        step: where it has ended, if it has said so.
-    """
-
-    rank: int
-    how: str
-    text: str
-    step: Optional[int] = None
 
 
 class Verdict(NamedTuple):

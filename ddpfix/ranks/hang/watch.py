@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from ddpfix import log
 from ddpfix.ranks import collectives, limits
 from ddpfix.ranks.connection import Connection
-from ddpfix.ranks.hang import processes, stacks, verdict
+from ddpfix.ranks.hang import absent, processes, stacks, verdict
 from ddpfix.ranks.hang.meeting import Meeting, Told
 from ddpfix.ranks.hang.position import Position, Tracker
 from ddpfix.ranks.hang.processes import Who
@@ -30,9 +30,9 @@ _CONNECTIONS = 256
 # Seconds that the end of a process waits for the thread.
 _SHORT = 2.0
 _ABSENT = {
-    processes.GONE: (verdict.GONE, "ended without a word: process {0.pid} on {0.host} is gone"),
-    processes.STOPPED: (verdict.STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
-    processes.TRACED: (verdict.TRACED, "is held by a debugger: process {0.pid} on {0.host}"),
+    processes.GONE: (absent.GONE, "ended without a word: process {0.pid} on {0.host} is gone"),
+    processes.STOPPED: (absent.STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
+    processes.TRACED: (absent.TRACED, "is held by a debugger: process {0.pid} on {0.host}"),
 }
 
 
@@ -221,23 +221,23 @@ class Watch(threading.Thread):
         there = self._meeting.positions(number) if self._meeting.lowest(number) else {}
         if not there:
             return False
-        return all(each.how != verdict.SILENT for each in self._absent(there))
+        return all(each.how != absent.SILENT for each in self._absent(there))
 
-    def _absent(self, there: Dict[int, Position]) -> List[verdict.Absent]:
+    def _absent(self, there: Dict[int, Position]) -> List[absent.Absent]:
         return [self._why_absent(rank) for rank in range(self._size) if rank not in there]
 
-    def _why_absent(self, rank: int) -> verdict.Absent:
+    def _why_absent(self, rank: int) -> absent.Absent:
         left = self._meeting.left(rank)
         if left is not None:
             step = f" after step {left[0]}" if left[0] else ""
-            return verdict.Absent(rank, verdict.LEFT, f"has left its process group{step}", left[0])
+            return absent.Absent(rank, absent.LEFT, f"has left its process group{step}", left[0])
         who = self._meeting.who(rank)
         if who is None:
-            return verdict.Absent(rank, verdict.SILENT, "does not answer: ddpfix is not active there")
+            return absent.Absent(rank, absent.SILENT, "does not answer: ddpfix is not active there")
         found = _ABSENT.get(processes.state_of(who))
         if found is not None:
-            return verdict.Absent(rank, found[0], found[1].format(who))
-        return verdict.Absent(rank, verdict.SILENT, f"does not answer: process {who.pid} on {who.host}")
+            return absent.Absent(rank, found[0], found[1].format(who))
+        return absent.Absent(rank, absent.SILENT, f"does not answer: process {who.pid} on {who.host}")
 
     def _found(self, number: int, limit: float) -> Told:
         there = self._meeting.positions(number)

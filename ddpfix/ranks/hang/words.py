@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.ranks.hang import places
+from ddpfix.ranks.hang.absent import Absent
 from ddpfix.ranks.hang.position import Position
-
-if TYPE_CHECKING:
-    from ddpfix.ranks.hang.verdict import Absent
 
 # The causes, in one word.
 DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = (

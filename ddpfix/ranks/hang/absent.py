@@ -1,0 +1,24 @@
+"""A rank that does not answer, and how its process is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+# How such a rank is; :mod:`.words` tells it.
+GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
+
+
+class Absent(NamedTuple):
+    """A rank that does not answer.
+
+    Attributes:
+        rank: which one.
+        how: one of those above.
+        text: its process, in words.
+        step: where it has ended, if it has said so.
+    """
+
+    rank: int
+    how: str
+    text: str
+    step: Optional[int] = None
