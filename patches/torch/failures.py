@@ -41,13 +41,23 @@ class Counter:
 
     def __init__(self, steps: Steps, model: ddp.Wrapped) -> None:
         self._steps, self._wrapper, self.number = steps, weakref.ref(model.wrapper), 0
+        # The forwards ahead of those whose gradients are summed now, and whether the last one has ended such a sum.
+        self._before, self._reduced = 0, True
 
     def begin(self) -> None:
         """A forward of the model begins."""
         wrapper = self._wrapper()
         if wrapper is not None and wrapper.training:
+            if self._reduced:
+                self._before = self.number
+            self._reduced = wrapper.require_backward_grad_sync
             self.number += 1
             self._steps.last = self
+
+    def micro(self) -> int:
+        """Which micro-batch of its step the last forward is; 0 where ``no_sync`` is not used."""
+        number = self.number - self._before
+        return 0 if self._reduced and number == 1 else number
 
 
 _STEPS: List[Steps] = []
@@ -85,6 +95,12 @@ def _make(store: Any, rank: int, size: int) -> None:
 def step() -> Optional[int]:
     """The training forward that was begun last; None where no model is under DDP, or nothing counts them."""
     return _STEPS[0].number() if _STEPS else None
+
+
+def micro() -> int:
+    """Which micro-batch of its step that forward is; 0 where gradients are not accumulated."""
+    last = _STEPS[0].last if _STEPS else None
+    return 0 if last is None else last.micro()
 
 
 def _leave() -> None:

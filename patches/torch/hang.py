@@ -50,7 +50,7 @@ def _make(store: Any, rank: int, size: int) -> None:
     from ddpfix.ranks.hang.watch import Limits, Watch
 
     seconds, folder = _GIVEN
-    _WATCH.append(Watch(store, rank, size, failures.step, Limits(*seconds), folder))
+    _WATCH.append(Watch(store, rank, size, failures.step, Limits(*seconds), folder, failures.micro))
     _WATCH[0].start()
 
 

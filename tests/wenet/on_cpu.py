@@ -9,7 +9,8 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
-from typing import Any, Tuple
+from types import SimpleNamespace
+from typing import Any, Optional, Tuple, Union
 
 import torch
 
@@ -20,6 +21,16 @@ def load(file: Any, **_: Any) -> Tuple[torch.Tensor, int]:
 
     wave, rate = soundfile.read(file, dtype="float32", always_2d=True)
     return torch.from_numpy(wave.T.copy()), int(rate)
+
+
+def supply_names() -> None:
+    """What newer torch and torchaudio have lost, for runs without ddpfix, which supplies it as well."""
+    import torch.nn.modules.conv
+    import torchaudio.utils
+
+    for name, value in (("Union", Union), ("Optional", Optional)):
+        vars(torch.nn.modules.conv).setdefault(name, value)
+    vars(torchaudio.utils).setdefault("sox_utils", SimpleNamespace(set_buffer_size=lambda size: None))
 
 
 def supply_audio() -> None:
@@ -57,6 +68,7 @@ def supply_gpu() -> None:
 def main() -> None:
     script = Path(sys.argv[1])
     sys.argv = sys.argv[1:]
+    supply_names()
     supply_audio()
     text = script.with_name("train.py").read_text()
     if "wrap_cuda_model" in text and "'--device'" not in text:

@@ -98,11 +98,12 @@ def classify(stack: Sequence[Spot], training: Optional[bool] = None, on_device: 
 def _users(stack: Sequence[Spot]) -> Spot:
     """The innermost frame of the user's files, else of what is neither torch's, Python's nor ours."""
     own = [spot for spot in stack if is_users(spot.file)]
-    others = [spot for spot in stack if not _is_library(spot)]
+    others = [spot for spot in stack if not is_library(spot)]
     return (own or others or list(stack))[-1]
 
 
-def _is_library(spot: Spot) -> bool:
+def is_library(spot: Spot) -> bool:
+    """Whether a frame is Python's own, torch's, or ours."""
     python = os.path.dirname(os.__file__) + os.sep
     is_python = spot.file.startswith(python) and "-packages" not in spot.file
     return is_python or spot.file.startswith(("<frozen", *OWN)) or spot.is_in("torch/")
@@ -168,7 +169,7 @@ def _function(stack: Sequence[Spot], files: Sequence[str]) -> str:
 def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
     """The innermost function of the program or of a toolkit with such a name."""
     for spot in reversed(stack):
-        if words.search(spot.name) and not _TRAINS.search(spot.name) and not _is_library(spot):
+        if words.search(spot.name) and not _TRAINS.search(spot.name) and not is_library(spot):
             return spot.name
     return ""
 

@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpfix.ranks import collectives
-from ddpfix.ranks.hang import loaders, places, processes
+from ddpfix.ranks.hang import loaders, places, processes, progress
 from ddpfix.ranks.last_words import OWN
 
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
@@ -44,9 +44,11 @@ class Position(NamedTuple):
         idle: whether the process has computed next to nothing in this time.
         steps: training forwards that it has begun without a collective.
         batch: batches that its loader has given; None where that is not known.
-        epoch: of its sampler.
+        epoch: by the program's own count, else of its sampler.
         loads: how many loaders are in use.
         trouble: what the system tells of its workers and children, in words.
+        counter: the program's own count of batches, in words.
+        micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
     """
 
     rank: int
@@ -66,6 +68,8 @@ class Position(NamedTuple):
     epoch: Optional[int] = None
     loads: int = 0
     trouble: str = ""
+    counter: str = ""
+    micro: int = 0
 
     def dump(self) -> str:
         """As text, for the store."""
@@ -87,10 +91,11 @@ class Tracker:
     Args:
         rank: this rank.
         step: gives the number of the training forward that was begun last.
+        micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
     """
 
-    def __init__(self, rank: int, step: Callable[[], Optional[int]]) -> None:
-        self._rank, self._step = rank, step
+    def __init__(self, rank: int, step: Callable[[], Optional[int]], micro: Callable[[], int] = lambda: 0) -> None:
+        self._rank, self._step, self._micro = rank, step, micro
         self._thread = threading.main_thread()
         self._counts: Dict[str, int] = {}
         self._progressed()
@@ -160,6 +165,7 @@ class Tracker:
         moving = trains or (self._moved and self.still() < taken / 2)
         place = self._place_of_moving(frames) if moving else _place(frames)
         loading, number = _loading(frames)
+        counted = progress.of(frames)
         if trains:
             place = place._replace(phase=places.TRAINING, what="training")
         trouble = [loading.workers] if loading is not None and place.phase == places.LOADER else []
@@ -174,9 +180,12 @@ class Tracker:
             idle=time.process_time() - self._computed < 0.25 * taken,
             steps=steps,
             batch=None if loading is None else loading.batches,
-            epoch=None if loading is None else loading.epoch,
+            # A loader that reads ahead comes to the next epoch earlier than the program.
+            epoch=loading.epoch if counted.epoch is None and loading is not None else counted.epoch,
             loads=number,
             trouble="; ".join(each for each in trouble if each),
+            counter=counted.batch,
+            micro=self._micro(),
         )
 
     def _place_of_moving(self, frames: List[FrameType]) -> places.Place:

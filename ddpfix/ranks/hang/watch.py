@@ -76,16 +76,24 @@ class Watch(threading.Thread):
         step: gives the number of the training forward that was begun last.
         given: the limits.
         folder: of the stacks, as the user has it; "" for one below the folder for temporary files.
+        micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, step: Callable[[], Optional[int]], given: Limits, folder: str = ""
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        step: Callable[[], Optional[int]],
+        given: Limits,
+        folder: str = "",
+        micro: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(name="ddpfix-hang", daemon=True)
         self._connection = Connection(store, "hang", size <= _CONNECTIONS)
         self._meeting = Meeting(self._connection, rank, size)
         self._rank, self._size, self._step, self._given, self._folder = rank, size, step, given, folder
-        self._tracker = Tracker(rank, step)
+        self._tracker = Tracker(rank, step, micro)
         self._pid, self._over, self._how = os.getpid(), threading.Event(), "ended"
         # The store may be that of rank 0, which tells nothing any more once it is stopped.
         self._keeper: Optional[Who] = None

@@ -107,9 +107,12 @@ def _line(each: Position) -> str:
 
 
 def _since(each: Position) -> str:
-    batch = f", batch {each.batch}" if each.batch else ""
-    epoch = f" of epoch {each.epoch}" if each.epoch is not None and batch else ""
-    return f" since step {each.step}{batch}{epoch}" if each.step else f"{batch}{epoch}"
+    micro = f" (micro-batch {each.micro})" if each.micro and each.step else ""
+    batch = f", batch {each.batch}" if each.batch else f", {each.counter}" if each.counter else ""
+    epoch = ""
+    if each.epoch is not None:
+        epoch = f" of epoch {each.epoch}" if batch else f", epoch {each.epoch}" if each.step else ""
+    return f" since step {each.step}{micro}{batch}{epoch}" if each.step else f"{batch}{epoch}"
 
 
 def _after(each: Position) -> str:

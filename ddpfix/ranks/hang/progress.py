@@ -1,0 +1,91 @@
+"""How far a program is by its own count: the epoch, and the batch in it, where no sampler and no loader tells them.
+
+Loops over epochs and batches keep their numbers in variables of a few names, and trainers in attributes of such names.
+They are read from the stack when a job seems to hang; nothing is noted before, and no code of the program runs for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from inspect import CO_OPTIMIZED
+from types import FrameType
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
+
+from ddpfix.ranks.hang import places
+
+_EPOCHS = ("epoch", "epoch_idx", "epoch_index", "current_epoch", "cur_epoch", "cur_epoch_idx", "epoch_num")
+_BATCHES = ("batch_idx", "batch_index", "batch_id", "batch_num", "step", "step_idx", "iteration", "global_step")
+# An attribute that holds the progress of a loop as an object, with the number of turns that have been made.
+_LOOP = "epoch_progress"
+# A function that uses one of these may hold the mapping that its frame gives out, and would see it change.
+_HOLDERS = frozenset(("locals", "vars", "dir", "eval", "exec"))
+# The frame, the variable here, and the argument of the function that counts.
+_REFERENCES = 3
+
+
+class Progress(NamedTuple):
+    """Where a program is.
+
+    Attributes:
+        epoch: by the innermost function that knows it; None where none does.
+        batch: a name and its number, in words ("batch_idx 17"); "" where there is none.
+    """
+
+    epoch: Optional[int] = None
+    batch: str = ""
+
+
+def of(frames: Sequence[FrameType]) -> Progress:
+    """What the functions of a stack know.
+
+    Args:
+        frames: the outermost one first. Those of torch, Python and ddpfix are left out.
+    """
+    found = Progress()
+    for frame in reversed(frames):
+        inner = Progress()
+        with contextlib.suppress(Exception):
+            inner = _of_frame(frame)
+        found = Progress(inner.epoch if found.epoch is None else found.epoch, found.batch or inner.batch)
+    return found
+
+
+def _of_frame(frame: FrameType) -> Progress:
+    code = frame.f_code
+    # Reading the variables of a function that a debugger traces might set them.
+    if frame.f_trace is not None or places.is_library(places.Spot(code.co_filename, frame.f_lineno, code.co_name)):
+        return Progress()
+    known = _some(frame, (*_EPOCHS, *_BATCHES, "self"))
+    own = getattr(known.pop("self", None), "__dict__", {})
+    epoch, batch = _first(_EPOCHS, known, own), _first(_BATCHES, known, own)
+    if epoch is None and _LOOP in own:
+        return Progress(_number(own[_LOOP].current.processed), "")
+    return Progress(None if epoch is None else epoch[1], "" if batch is None else f"{batch[0]} {batch[1]}")
+
+
+def _some(frame: FrameType, names: Sequence[str]) -> Dict[str, Any]:
+    """Some variables of a function, of which nothing is kept alive."""
+    is_copy = bool(frame.f_code.co_flags & CO_OPTIMIZED) and sys.version_info < (3, 13)
+    if is_copy and _HOLDERS.intersection(frame.f_code.co_names):
+        return {}
+    known = frame.f_locals
+    found = {name: known[name] for name in names if name in known}
+    if is_copy and sys.getrefcount(known) <= _REFERENCES:
+        # The frame would hold this copy of its variables until it ends: a loss with its graph, say.
+        known.clear()
+    return found
+
+
+def _first(names: Sequence[str], *places_of: Mapping[str, Any]) -> Any:
+    """The first name that has a number, with it; variables count more than attributes."""
+    for known in places_of:
+        for name in names:
+            number = _number(known.get(name))
+            if number is not None:
+                return name, number
+    return None
+
+
+def _number(value: Any) -> Optional[int]:
+    return value if type(value) is int else None
