@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pdb
@@ -209,6 +210,19 @@ def accumulating(job: Job) -> None:
     job.train(train_on, 1)
 
 
+def windows(job: Job) -> None:
+    """Two micro-batches a step; one rank stands still between those of the third step, in the second epoch."""
+    for epoch in range(2):
+        for batch_idx in range(4):
+            if (job.rank, epoch, batch_idx) == (1, 1, 1):
+                time.sleep(LONG)
+            with contextlib.nullcontext() if batch_idx % 2 else job.model.no_sync():
+                job.model(torch.ones(1, 2)).sum().backward()
+            if batch_idx % 2:
+                job.optimizer.step()
+                job.optimizer.zero_grad()
+
+
 def stopped(job: Job) -> None:
     job.train(stop, 1)
 
@@ -270,6 +284,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     each.__name__: each
     for each in (
         *(uneven, stuck_worker, dead_reader, slow_reader, some_only, barrier, sizes, evaluation, debugged, saving),
+        windows,
         *(accumulating, stopped, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
     )
 }

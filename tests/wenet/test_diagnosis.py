@@ -84,7 +84,7 @@ def start(tree: Path, folder: Path, environ: Dict[str, str], *more: str) -> Tupl
 
 def trained(code: int, text: str, folder: Path) -> None:
     assert code == 0, text[-6000:]
-    assert (folder / "model" / "0.pt").exists() and (folder / "model" / "final.pt").exists()
+    assert (folder / "model" / "epoch_0.pt").exists()
 
 
 def cases() -> Any:
@@ -112,7 +112,7 @@ def test_the_line_of_a_diagnosis_cures(name: str, tree: Path, tmp_path: Path) ->
 def diagnosed(tree: Path, folder: Path, case: Case) -> str:
     """The message of torch's error with what is added to it, of the rank that has printed it first."""
     code, text = start(tree, folder, {"DDPFIX": "1", **case.settings})
-    assert code != 0 and not (folder / "model" / "0.pt").exists(), text[-6000:]
+    assert code != 0 and not (folder / "model" / "epoch_0.pt").exists(), text[-6000:]
     begin = text.find(f"RuntimeError: {case.error}")
     assert begin >= 0, text[-6000:]
     return text[begin : begin + 12_000]
