@@ -6,6 +6,7 @@ Unpatched WeNet switches ``find_unused_parameters`` off as soon as a model check
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Sequence, Tuple
 
@@ -31,6 +32,7 @@ class Case(NamedTuple):
         error: torch's.
         names: words of the parameters.
         cause: in words.
+        edited: whether it is that of a tree in which somebody has set the flag.
     """
 
     tags: Sequence[str]
@@ -39,15 +41,14 @@ class Case(NamedTuple):
     error: str
     names: Sequence[str]
     cause: str
+    edited: bool = False
 
 
 OFF = {"DDPFIX_UNUSED": "off"}
-# The flag as somebody forces it in the script, with the checkpoints as they are.
-FORCED = {
-    "DDPFIX_UNUSED": "find",
-    "DDPFIX_WENET_CHECKPOINTING": "0",
-    "DDPFIX_TORCH_REENTRANT": "0",
-}
+# With the checkpoints as they are.
+REENTRANT = {**OFF, "DDPFIX_TORCH_REENTRANT": "0"}
+# Of train_utils.py, as it is and as somebody edits it who was told to set the flag.
+EDIT = ("find_unused_parameters=not grad_ckpt", "find_unused_parameters=True")
 CASES = {
     "a part that is not used": Case(
         ("v3.0.0", "v3.1.0", "main"),
@@ -68,10 +69,11 @@ CASES = {
     "checkpoints and the flag": Case(
         ("v3.0.0",),
         {"encoder_conf": CHECKPOINTED},
-        FORCED,
+        REENTRANT,
         TWICE,
         ["encoder.encoders."],
         "a reentrant checkpoint hides encoder.encoders.",
+        edited=True,
     ),
 }
 
@@ -87,6 +89,17 @@ def trained(code: int, text: str, folder: Path) -> None:
     assert (folder / "model" / "epoch_0.pt").exists()
 
 
+def edited(tree: Path, folder: Path) -> Path:
+    """A copy of a tree with the edit."""
+    copy = folder / tree.name
+    shutil.copytree(tree / "wenet", copy / "wenet")
+    file = copy / "wenet" / "utils" / "train_utils.py"
+    text = file.read_text()
+    assert text.count(EDIT[0]) == 1
+    file.write_text(text.replace(*EDIT))
+    return copy
+
+
 def cases() -> Any:
     return [
         pytest.param(name, *each.values, id=f"{name}-{each.id}", marks=each.marks)
@@ -99,9 +112,9 @@ def cases() -> Any:
 def test_the_line_of_a_diagnosis_cures(name: str, tree: Path, tmp_path: Path) -> None:
     case = CASES[name]
     recipe.write(tmp_path, 16, **case.changes)
-    if case.settings == OFF:
-        code, text = start(tree, tmp_path, {})
-        assert code != 0 and case.error in text and "ddpfix" not in text, text[-6000:]
+    tree = edited(tree, tmp_path) if case.edited else tree
+    code, text = start(tree, tmp_path, {})
+    assert code != 0 and case.error in text and "ddpfix:" not in text, text[-6000:]
     told = diagnosed(tree, tmp_path, case)
     assert all(word in told for word in case.names), told
     assert case.cause in told and "in WeNet, paste this line" in told, told
