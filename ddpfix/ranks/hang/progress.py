@@ -57,11 +57,10 @@ def _of_frame(frame: FrameType) -> Progress:
     if frame.f_trace is not None or places.is_library(places.Spot(code.co_filename, frame.f_lineno, code.co_name)):
         return Progress()
     known = _some(frame, (*_EPOCHS, *_BATCHES, "self"))
-    own = getattr(known.pop("self", None), "__dict__", {})
+    own = _attributes(known.pop("self", None))
     epoch, batch = _first(_EPOCHS, known, own), _first(_BATCHES, known, own)
-    if epoch is None and _LOOP in own:
-        return Progress(_number(own[_LOOP].current.processed), "")
-    return Progress(None if epoch is None else epoch[1], "" if batch is None else f"{batch[0]} {batch[1]}")
+    turns = _number(_attributes(_attributes(own.get(_LOOP)).get("current")).get("processed"))
+    return Progress(turns if epoch is None else epoch[1], "" if batch is None else f"{batch[0]} {batch[1]}")
 
 
 def _some(frame: FrameType, names: Sequence[str]) -> Dict[str, Any]:
@@ -75,6 +74,15 @@ def _some(frame: FrameType, names: Sequence[str]) -> Dict[str, Any]:
         # The frame would hold this copy of its variables until it ends: a loss with its graph, say.
         known.clear()
     return found
+
+
+def _attributes(owner: Any) -> Dict[str, Any]:
+    """Those that an object holds itself; a class may have made its own way to them, which is not taken."""
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return found if type(found) is dict else {}
 
 
 def _first(names: Sequence[str], *places_of: Mapping[str, Any]) -> Any:
