@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``, ``report``."""
+"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``, ``report``, ``drift``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import List, Optional, Tuple
 from ddpfix import __version__
 from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
+from ddpfix.cli.drift import command as drift
 from ddpfix.cli.report import command as report
 from ddpfix.cli.top import command as top
 from ddpfix.matrix.model import MatrixError
@@ -34,7 +35,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top,report}")
+    commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top,report,drift}")
     _add_run(commands)
     probe.add(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     top.add(commands)
     report.add(commands)
+    drift.add(commands)
     return parser
 
 

@@ -1,0 +1,275 @@
+"""Finds functions in the files of a package as an import would, without one: by names, imports and base classes."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+import warnings
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from ddpfix.cli.drift.tree import Tree, Unreadable, nearest
+from ddpfix.patching import source_hash
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Modules that are searched for a function that has moved, where each one is a request to a server.
+_NEAREST = 40
+
+
+class Imported(NamedTuple):
+    """What an import statement binds: a module, or a name in it."""
+
+    module: str
+    name: Optional[str]
+
+
+Entry = Union[ast.AST, Imported]
+
+
+class Scope(NamedTuple):
+    """The names of a module or of a class, each with all that is bound to it, and the modules of ``import *``."""
+
+    names: Dict[str, List[Entry]]
+    stars: List[str]
+
+
+class Found(NamedTuple):
+    """A definition.
+
+    Attributes:
+        module: where it is.
+        name: its name there, such as ``Class.method``.
+        nodes: its statements; there are several where a condition chooses one.
+    """
+
+    module: str
+    name: str
+    nodes: Tuple[ast.AST, ...]
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+    @property
+    def line(self) -> int:
+        """The line where it begins, its decorators included."""
+        return _begin(self.nodes[0])
+
+    def canonical(self) -> str:
+        """What it does, whatever its formatting and comments."""
+        return source_hash.canonical(list(self.nodes))
+
+    def parameters(self) -> Optional[List[str]]:
+        """The names of its parameters; None where it is no function."""
+        node = self.nodes[-1]
+        if not isinstance(node, _FUNCTIONS):
+            return None
+        named = [*getattr(node.args, "posonlyargs", []), *node.args.args, node.args.vararg]
+        return [each.arg for each in [*named, *node.args.kwonlyargs, node.args.kwarg] if each is not None]
+
+
+_Thing = Union[Found, str]
+# What is being looked up: an import may lead in a circle.
+_Seen = Set[Tuple[str, str]]
+
+
+class Code:
+    """The definitions of a package.
+
+    Args:
+        tree: its files.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._scopes: Dict[str, Scope] = {}
+        self._trees: Dict[str, ast.Module] = {}
+
+    def find(self, place: str) -> Optional[Found]:
+        """The definition at ``module:name``; None where it is not, or is not this package's.
+
+        Raises:
+            Unreadable: a module on the way to it cannot be read.
+        """
+        module, _, path = place.partition(":")
+        thing = self._path(module, path.split("."), set())
+        return thing if isinstance(thing, Found) else None
+
+    def functions(self, module: str) -> Dict[str, Found]:
+        """The functions of a module and the methods of its classes, by their names in it."""
+        found: Dict[str, Found] = {}
+        _collect(module, "", _scope(self._tree(module).body, module, self._is_package(module)), found)
+        return found
+
+    def classes(self, module: str) -> Iterator[Found]:
+        """The classes of a module."""
+        for name, entries in self._scope_of(module).names.items():
+            nodes = tuple(node for node in entries if isinstance(node, ast.ClassDef))
+            if nodes:
+                yield Found(module, name, nodes)
+
+    def method(self, owner: Found, name: str) -> Optional[Found]:
+        """A method of a class, or of the first of its bases in this package that has it."""
+        thing = self._member(owner, name, set())
+        return thing if isinstance(thing, Found) else None
+
+    def text(self, found: Found) -> str:
+        """The source of a definition, moved to the left."""
+        # Not splitlines: a form feed ends no line for the parser, whose numbers these are.
+        lines = self.tree.source(found.module).split("\n")
+        parts = [lines[_begin(node) - 1 : getattr(node, "end_lineno", 0)] for node in found.nodes]
+        return "".join(textwrap.dedent("\n".join(part)) + "\n" for part in parts)
+
+    def elsewhere(self, place: str) -> Tuple[List[str], int]:
+        """Where a definition of that name is now, and how many modules were searched."""
+        module, _, path = place.partition(":")
+        owner, _, name = path.rpartition(".")
+        candidates = nearest(self.tree, module, _NEAREST)
+        found: List[str] = []
+        for other in candidates:
+            try:
+                if f"def {name}(" in self.tree.source(other) and owner in self.tree.source(other):
+                    own = self.functions(other)
+                    found += [f"{other}:{each}" for each in own if each == path or (not owner and each == name)]
+            except Unreadable:
+                continue
+        return [each for each in found if each != place], len(candidates)
+
+    def _path(self, module: str, parts: List[str], seen: _Seen) -> Optional[_Thing]:
+        thing = self._name(module, parts[0], seen)
+        for part in parts[1:]:
+            thing = None if thing is None else self._member(thing, part, seen)
+        return thing
+
+    def _name(self, module: str, name: str, seen: _Seen) -> Optional[_Thing]:
+        """What a module calls so: a definition, or the name of a module."""
+        if (module, name) in seen or module not in self.tree.paths:
+            return None
+        seen.add((module, name))
+        scope = self._scope_of(module)
+        entries = scope.names.get(name, ())
+        if not entries:
+            inside = f"{module}.{name}"
+            if inside in self.tree.paths:
+                return inside
+            return next((thing for star in scope.stars for thing in [self._name(star, name, seen)] if thing), None)
+        return self._bound(module, name, entries, seen)
+
+    def _bound(self, module: str, name: str, entries: Sequence[Entry], seen: _Seen) -> Optional[_Thing]:
+        last = entries[-1]
+        if isinstance(last, Imported):
+            if last.name is None:
+                return last.module if last.module in self.tree.paths else None
+            found = self._name(last.module, last.name, seen)
+            inside = f"{last.module}.{last.name}"
+            return found or (inside if inside in self.tree.paths else None)
+        other = _dotted(last.value) if isinstance(last, ast.Assign) else None
+        found = self._path(module, other, seen) if other else None
+        nodes = tuple(node for node in entries if isinstance(node, ast.AST))
+        return found or Found(module, name, nodes)
+
+    def _member(self, thing: _Thing, name: str, seen: _Seen) -> Optional[_Thing]:
+        if isinstance(thing, str):
+            return self._name(thing, name, seen)
+        node = thing.nodes[-1]
+        if not isinstance(node, ast.ClassDef) or (str(thing), name) in seen:
+            return None
+        seen.add((str(thing), name))
+        entries = _scope(node.body, thing.module, self._is_package(thing.module)).names.get(name)
+        if entries:
+            return Found(thing.module, f"{thing.name}.{name}", tuple(e for e in entries if isinstance(e, ast.AST)))
+        for base in map(_dotted, node.bases):
+            owner = self._path(thing.module, base, set()) if base else None
+            found = self._member(owner, name, seen) if isinstance(owner, Found) else None
+            if found is not None:
+                return found
+        return None
+
+    def _is_package(self, module: str) -> bool:
+        return self.tree.paths[module].endswith("__init__.py")
+
+    def _scope_of(self, module: str) -> Scope:
+        if module not in self._scopes:
+            self._scopes[module] = _scope(self._tree(module).body, module, self._is_package(module))
+        return self._scopes[module]
+
+    def _tree(self, module: str) -> ast.Module:
+        if module not in self._trees:
+            source = self.tree.source(module)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    self._trees[module] = ast.parse(source)
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                raise Unreadable(f"{module} cannot be parsed by this Python: {error}") from None
+        return self._trees[module]
+
+
+def _begin(node: ast.AST) -> int:
+    """The first line of a statement, its decorators included."""
+    return min(each.lineno for each in [node, *getattr(node, "decorator_list", [])])
+
+
+def _dotted(node: ast.AST) -> Optional[List[str]]:
+    """The parts of a dotted name; None for any other expression."""
+    parts: List[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else None
+
+
+def _scope(body: Sequence[ast.stmt], module: str, is_package: bool) -> Scope:
+    """What the statements of a module or class bind, whichever way a condition takes."""
+    scope = Scope({}, [])
+    for node in _statements(body):
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            scope.names.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    scope.names.setdefault(target.id, []).append(node)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                scope.names.setdefault(bound, []).append(Imported(alias.name if alias.asname else bound, None))
+        elif isinstance(node, ast.ImportFrom):
+            _bind(node, _origin(node, module, is_package), scope)
+    return scope
+
+
+def _bind(node: ast.ImportFrom, origin: str, scope: Scope) -> None:
+    for alias in node.names:
+        if alias.name == "*":
+            scope.stars.append(origin)
+        else:
+            scope.names.setdefault(alias.asname or alias.name, []).append(Imported(origin, alias.name))
+
+
+def _origin(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    """The module that a statement imports from."""
+    if not node.level:
+        return node.module or ""
+    parents = module.split(".")
+    up = node.level - is_package
+    base = parents[: len(parents) - up] if up else parents
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a scope, with those under conditions, and without those in functions and classes."""
+    for node in body:
+        yield node
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, part, ()))
+            for handler in getattr(node, "handlers", ()):
+                yield from _statements(handler.body)
+
+
+def _collect(module: str, owner: str, scope: Scope, found: Dict[str, Found]) -> None:
+    for name, entries in scope.names.items():
+        functions = tuple(node for node in entries if isinstance(node, _FUNCTIONS))
+        if functions:
+            found[owner + name] = Found(module, owner + name, functions)
+        for node in entries:
+            if isinstance(node, ast.ClassDef):
+                _collect(module, f"{owner}{name}.", _scope(node.body, module, False), found)

@@ -1,0 +1,157 @@
+"""The command: which releases are to be compared, and what is printed about them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+    from ddpfix.cli.drift.registry import Registry
+    from ddpfix.cli.drift.tree import Tree
+    from ddpfix.matrix.model import Matrix
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``drift`` to the commands of ddpfix."""
+    drift = commands.add_parser(
+        "drift",
+        help="for maintainers: what a release of a toolkit has changed of the code that patches are put on",
+        description="Compares releases of the toolkits with the tested ones, without installing or importing them."
+        " The exit code is 0 if all rows of the matrix hold, 1 if some need a look, 2 for bad input.",
+    )
+    drift.add_argument(
+        "release",
+        nargs="?",
+        metavar="TOOLKIT[==VERSION]",
+        help="a release; without a version the newest one, and a pre-release that is newer [all toolkits]",
+    )
+    drift.add_argument("--from", dest="path", type=Path, metavar="PATH", help="a folder, wheel or sdist with it")
+    drift.add_argument("--against", metavar="VERSION", help="compare with this release, by the rows that are for it")
+    drift.add_argument("--against-from", type=Path, metavar="PATH", help="a folder, wheel or sdist with that one")
+    drift.add_argument("--inside", action="store_true", help="also the releases inside of rows that are not tested")
+    drift.add_argument("--json", action="store_true", help="print JSON")
+    drift.set_defaults(action=_drift)
+
+
+def _drift(options: argparse.Namespace) -> int:
+    from ddpfix.cli.drift.tree import DriftError
+
+    try:
+        return _compared(options)
+    except DriftError as error:
+        sys.stderr.write(f"ddpfix: {error}\n")
+        return 2
+
+
+def _compared(options: argparse.Namespace) -> int:
+    from ddpfix.cli.drift import screen
+    from ddpfix.cli.drift.registry import Registry
+    from ddpfix.matrix import loader
+
+    with Registry() as registry:
+        whole = _Run(loader.load(), registry, options).all()
+        screen.show(whole, options.json)
+    return 1 if any(row["verdict"] != "holds" for release in whole["releases"] for row in release["rows"]) else 0
+
+
+class _Run:
+    """The releases that a command line stands for."""
+
+    def __init__(self, matrix: Matrix, registry: Registry, options: argparse.Namespace) -> None:
+        self.matrix, self.registry, self.options = matrix, registry, options
+        self.against = _version(options.against) if options.against else None
+        self.notes: List[str] = []
+
+    def all(self) -> Dict[str, Any]:
+        """Everything as plain data; raises DriftError."""
+        package, version = self._named()
+        self._refuse_what_makes_no_sense(package, version)
+        releases: List[Dict[str, Any]] = []
+        for toolkit in [package] if package else self.matrix.toolkits:
+            releases += self._toolkit(toolkit, version, asked=package is not None)
+        return {"releases": releases, "notes": self.notes}
+
+    def _named(self) -> Tuple[Optional[str], Optional[Version]]:
+        """The toolkit and the version that were asked for."""
+        from ddpfix.cli.drift.tree import DriftError
+
+        if not self.options.release:
+            return None, None
+        name, equal, version = (part.strip() for part in self.options.release.partition("=="))
+        names = {each.lower(): each for each in self.matrix.toolkits}
+        names.update({each.lower(): toolkit for toolkit, each in self.matrix.toolkits.items()})
+        if name.lower() not in names:
+            raise DriftError(f"{name!r} is no toolkit of the matrix; accepted are {', '.join(self.matrix.toolkits)}")
+        return names[name.lower()], _version(version) if equal else None
+
+    def _refuse_what_makes_no_sense(self, package: Optional[str], version: Optional[Version]) -> None:
+        from ddpfix.cli.drift.tree import DriftError
+
+        if self.options.path is not None and version is None:
+            raise DriftError("--from needs the release beside it, written like funasr==1.4.16")
+        if self.options.against_from is not None and self.against is None:
+            raise DriftError("--against-from needs --against beside it, which says what release that is")
+        if self.against is not None and package is None:
+            raise DriftError("--against needs a toolkit, written like funasr==1.4.16")
+
+    def _toolkit(self, package: str, version: Optional[Version], asked: bool) -> Iterator[Dict[str, Any]]:
+        from ddpfix.cli.drift import rows
+        from ddpfix.cli.drift.tree import DriftError
+        from ddpfix.cli.drift.watch import Watch
+
+        known = [] if self.options.path is not None else self.registry.versions(self.matrix.toolkits[package])
+        if not known and self.options.path is None:
+            if asked:
+                raise DriftError(f"{package} is on no registry; --from names a folder with it")
+            self.notes.append(
+                f"{package} is on no registry: drift {package}==VERSION --from FOLDER looks at a checkout"
+            )
+            return
+        if not asked and not rows.tested_versions(self.matrix, package):
+            self.notes.append(f"{package} is no toolkit with tested releases: drift {package} --against VERSION")
+            return
+        untested = rows.untested(self.matrix, package, known)
+        chosen = [version] if version is not None else _newest(known)
+        if self.options.inside:
+            chosen = sorted({*chosen, *untested})
+        watch = Watch(self.matrix, package, lambda tested: self._tested(package, tested))
+        for each in chosen:
+            files = self._files(package, each)
+            yield {**watch.release(each, files, self.against), "untested": [str(one) for one in untested]}
+
+    def _files(self, package: str, version: Version) -> Tree:
+        from ddpfix.cli.drift import watch
+
+        distribution = self.matrix.toolkits[package]
+        if self.options.path is not None:
+            return watch.read_path(package, f"{distribution} {version}", self.options.path)
+        return self.registry.open(package, distribution, version)
+
+    def _tested(self, package: str, version: Version) -> Tree:
+        from ddpfix.cli.drift import watch
+
+        distribution = self.matrix.toolkits[package]
+        if version == self.against and self.options.against_from is not None:
+            return watch.read_path(package, f"{distribution} {version}", self.options.against_from)
+        return self.registry.open(package, distribution, version)
+
+
+def _newest(versions: List[Version]) -> List[Version]:
+    """The newest release, and the newest pre-release where it is newer."""
+    releases = [each for each in versions if not each.is_prerelease]
+    return sorted({*releases[-1:], *versions[-1:]})
+
+
+def _version(text: str) -> Version:
+    from packaging.version import InvalidVersion, Version
+
+    from ddpfix.cli.drift.tree import DriftError
+
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise DriftError(f"{text!r} is not a version; write it like 1.4.16") from None
