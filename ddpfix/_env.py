@@ -22,9 +22,16 @@ def switch(value: str) -> bool:
     raise ValueError(f"DDPFIX={value!r} is not understood: use one of {', '.join(ON)} or {', '.join(OFF[1:])}")
 
 
+def printable(text: str) -> str:
+    """A text in which nothing commands a terminal, and that has one line: names and messages come from elsewhere."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def say(message: str) -> None:
     """Write one line to stderr. It may be closed, full or a broken pipe, and none of that may end the program."""
-    line = "ddpfix: " + message.replace("\n", " ") + "\n"
+    line = "ddpfix: " + printable(message.replace("\n", " ")) + "\n"
     try:
         if sys.stderr is sys.__stderr__ and sys.stderr is not None:
             # What a full disk refuses would stay in the stream's buffer, and fail again at the end (exit code 120).

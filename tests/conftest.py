@@ -25,6 +25,8 @@ TIERS: Dict[str, str] = {
     "layerdrop": "fast",
     "probing": "fast",
     "report": "fast",
+    "drift": "fast",
+    "hostile": "fast",
     "adding": "ranks",
     "demo": "ranks",
     "late": "ranks",

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import List, Optional, Tuple
 
-from ddpfix import __version__
+from ddpfix import __version__, _env
 from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
 from ddpfix.cli.drift import command as drift
@@ -28,7 +28,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         code: int = _run(options, command) if options.command == "run" else options.action(options)
         return code
     except (SettingsError, MatrixError) as error:
-        sys.stderr.write(f"ddpfix: {error}\n")
+        _env.say(str(error))
         return 2
 
 

@@ -20,7 +20,7 @@ from ddpfix.patching.temporary import LookAlike
 _SOURCES = ("torch", "random", "np", "numpy")
 _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
 # Names of rates in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
-_RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
+RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
 # The name of the rate, or rates, in a list of modules that skips some of them; elsewhere it may be anything.
 _RATE_OF_LIST = "p"
 # Names under which a module may hold a numpy generator of its own.
@@ -111,7 +111,7 @@ def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
     for instruction in _instructions(innermost(function).__code__):
         name = instruction.argval
         if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if any(rate in name for rate in _RATES) or (name == _RATE_OF_LIST and iterates(function)):
+            if any(rate in name for rate in RATES) or (name == _RATE_OF_LIST and iterates(function)):
                 paths.append(("config", name) if before == "config" else (name,))
             before = name
         else:
@@ -135,7 +135,7 @@ def draws_layers(function: Any) -> bool:
     code = getattr(innermost(function), "__code__", None)
     if code is None or not _DRAWS.intersection(code.co_names):
         return False
-    if not any(rate in name for name in code.co_names for rate in (*_RATES, _RATE_OF_LIST)):
+    if not any(rate in name for name in code.co_names for rate in (*RATES, _RATE_OF_LIST)):
         return False
     return bool(rate_paths(function))
 

@@ -60,6 +60,9 @@ class Found(NamedTuple):
     def parameters(self) -> Optional[List[str]]:
         """The names of its parameters; None where it is no function."""
         node = self.nodes[-1]
+        if isinstance(node, ast.ClassDef):
+            # A dataclass, whose __init__ is made of its fields.
+            return ["self", *(each.target.id for each in node.body if _is_field(each))]  # type: ignore[attr-defined]
         if not isinstance(node, _FUNCTIONS):
             return None
         named = [*getattr(node.args, "posonlyargs", []), *node.args.args, node.args.vararg]
@@ -161,7 +164,7 @@ class Code:
             found = self._name(last.module, last.name, seen)
             inside = f"{last.module}.{last.name}"
             return found or (inside if inside in self.tree.paths else None)
-        other = _dotted(last.value) if isinstance(last, ast.Assign) else None
+        other = _dotted(last.value) if isinstance(last, (ast.Assign, ast.AnnAssign)) and last.value else None
         found = self._path(module, other, seen) if other else None
         nodes = tuple(node for node in entries if isinstance(node, ast.AST))
         return found or Found(module, name, nodes)
@@ -173,7 +176,7 @@ class Code:
         if not isinstance(node, ast.ClassDef) or (str(thing), name) in seen:
             return None
         seen.add((str(thing), name))
-        entries = _scope(node.body, thing.module, self._is_package(thing.module)).names.get(name)
+        entries = self._scope_in(thing.module, node).names.get(name)
         if entries:
             return Found(thing.module, f"{thing.name}.{name}", tuple(e for e in entries if isinstance(e, ast.AST)))
         for base in map(_dotted, node.bases):
@@ -181,10 +184,16 @@ class Code:
             found = self._member(owner, name, seen) if isinstance(owner, Found) else None
             if found is not None:
                 return found
-        return None
+        return thing if name == "__init__" and _is_dataclass(node) else None
 
     def _is_package(self, module: str) -> bool:
         return self.tree.paths[module].endswith("__init__.py")
+
+    def _scope_in(self, module: str, owner: ast.ClassDef) -> Scope:
+        key = f"{module}:{owner.name}:{owner.lineno}"
+        if key not in self._scopes:
+            self._scopes[key] = _scope(owner.body, module, self._is_package(module))
+        return self._scopes[key]
 
     def _scope_of(self, module: str) -> Scope:
         if module not in self._scopes:
@@ -203,9 +212,19 @@ class Code:
         return self._trees[module]
 
 
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    called = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
+    return any((_dotted(each) or [""])[-1] == "dataclass" for each in called)
+
+
+def _is_field(node: ast.stmt) -> bool:
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+
+
 def _begin(node: ast.AST) -> int:
     """The first line of a statement, its decorators included."""
-    return min(each.lineno for each in [node, *getattr(node, "decorator_list", [])])
+    lines: List[int] = [each.lineno for each in [node, *getattr(node, "decorator_list", [])]]
+    return min(lines)
 
 
 def _dotted(node: ast.AST) -> Optional[List[str]]:
@@ -227,6 +246,8 @@ def _scope(body: Sequence[ast.stmt], module: str, is_package: bool) -> Scope:
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     scope.names.setdefault(target.id, []).append(node)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            scope.names.setdefault(node.target.id, []).append(node)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.asname or alias.name.partition(".")[0]

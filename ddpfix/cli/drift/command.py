@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+
+from ddpfix import _env
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -43,7 +44,7 @@ def _drift(options: argparse.Namespace) -> int:
     try:
         return _compared(options)
     except DriftError as error:
-        sys.stderr.write(f"ddpfix: {error}\n")
+        _env.say(str(error))
         return 2
 
 

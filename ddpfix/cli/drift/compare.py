@@ -107,4 +107,5 @@ def diff(old: Optional[Code], was: Optional[Found], new: Code, now: Optional[Fou
         f"{code.tree.label} {one} line {one.line}" if code is not None and one is not None else "nothing"
         for code, one in ((old, was), (new, now))
     ]
-    return "".join(f"{line}\n" for line in difflib.unified_diff(before, after, *names, lineterm=""))
+    lines = difflib.unified_diff(before, after, names[0], names[1], lineterm="")
+    return "".join(f"{line}\n" for line in lines)

@@ -79,11 +79,17 @@ def _lost(old: Code, was: Found, new: Code, at: str) -> Place:
 def _chosen(code: Code, module: str, layers: bool) -> Dict[str, Found]:
     if module not in code.tree.paths:
         return {}
-    if layers and not any(word in code.tree.source(module) for word in ("drop", "depth")):
-        # Most modules of a large toolkit have no layer that is skipped, and need not be parsed.
+    if layers and not _may_draw(code.tree.source(module)):
         return {}
     found = code.functions(module)
     return {name: each for name, each in found.items() if not layers or _draws(each)}
+
+
+def _may_draw(source: str) -> bool:
+    """Most modules of a large toolkit have no layer that is skipped, and need not be parsed."""
+    from ddpfix.layerdrop import code_copy
+
+    return any(word in source for word in (*code_copy.RATES, "def __iter__"))
 
 
 def _draws(found: Found) -> bool:

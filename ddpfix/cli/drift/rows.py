@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from packaging.version import Version
 
@@ -19,14 +19,15 @@ class Job(NamedTuple):
         patch: its patch.
         row: the row.
         position: whether the release is tested, inside of the row and not tested, or outside of it.
-        against: the tested release that it is compared with; None where none is known.
+        against: the tested releases that it is compared with, the older one first: a place holds where it is as in
+            one of them. None is known where there is none.
         targets: those in the package.
     """
 
     patch: Patch
     row: Row
     position: str
-    against: Optional[Version]
+    against: Tuple[Version, ...]
     targets: Tuple[Target, ...]
 
 
@@ -51,7 +52,7 @@ def jobs(matrix: Matrix, package: str, version: Version, against: Optional[Versi
             if targets or (own and patch.examined):
                 tested = row.tested if own else tested_versions(matrix, package)
                 position = _position(row, version, tested, own)
-                found.append(Job(patch, row, position, against or nearest(tested, version), targets))
+                found.append(Job(patch, row, position, (against,) if against else neighbours(tested, version), targets))
     return _once(found)
 
 
@@ -71,7 +72,7 @@ def _foreign(rows: Sequence[Row]) -> List[Row]:
 
 def _once(found: List[Job]) -> List[Job]:
     """Rows of another toolkit often share a place of this one: each place of a patch is compared once."""
-    seen = set()
+    seen: Set[Tuple[str, Target]] = set()
     kept = []
     for job in found:
         targets = tuple(target for target in job.targets if (job.patch.id, target) not in seen)
@@ -97,10 +98,13 @@ def _position(row: Row, version: Version, tested: Sequence[Version], own: bool) 
     return INSIDE if not own or row.versions.holds(version) else OUTSIDE
 
 
-def nearest(tested: Sequence[Version], version: Version) -> Optional[Version]:
-    """The newest tested version up to a version, or the first one after it."""
+def neighbours(tested: Sequence[Version], version: Version) -> Tuple[Version, ...]:
+    """The newest tested version up to a version, and the first one after it; a tested version has itself alone."""
     before = [each for each in tested if each <= version]
-    return max(before) if before else min(tested, default=None)
+    after = [each for each in tested if each > version]
+    if before and max(before) == Version(version.public):
+        return (max(before),)
+    return (*([max(before)] if before else []), *([min(after)] if after else []))
 
 
 def tested_versions(matrix: Matrix, package: str) -> List[Version]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ddpfix._env import printable
 from ddpfix.cli import plan
 from ddpfix.cli.drift.compare import FINE
 from ddpfix.cli.drift.watch import HOLDS, LOOK, NOT_COMPARED
@@ -60,11 +61,17 @@ def _release(console: Console, release: Mapping[str, Any]) -> None:
 
 def _table(rows: List[Dict[str, Any]]) -> Table:
     table = Table(show_lines=False)
-    for heading, keep in (("patch", True), ("row", False), ("release is", True), ("compared with", True), ("result", True)):
+    for heading, keep in (
+        ("patch", True),
+        ("row", False),
+        ("release is", True),
+        ("compared with", True),
+        ("result", True),
+    ):
         table.add_column(heading, no_wrap=keep, overflow="fold")
     table.add_column("places", overflow="fold")
     for row in rows:
-        cells = [row["patch"], row["row"], _position(row), row["against"] or "-"]
+        cells = [row["patch"], row["row"], _position(row), " or ".join(row["against"]) or "-"]
         verdict = plain(_SHOWN[row["verdict"]], _STYLES[row["verdict"]])
         table.add_row(*map(plain, cells), verdict, plain(_in_short(row)))
     return table
@@ -97,4 +104,4 @@ def _style(line: str) -> str:
 
 def plain(text: str, style: str = "") -> Text:
     """A text in which nothing is markup, and nothing commands the terminal: sources come from elsewhere."""
-    return Text("".join(each if each.isprintable() else repr(each)[1:-1] for each in text.expandtabs(4)), style=style)
+    return Text(printable(text.expandtabs(4)), style=style)

@@ -16,6 +16,10 @@ from ddpfix.matrix.model import Matrix, Target
 HOLDS, LOOK, NOT_COMPARED = "holds", "look", "not compared"
 # The setting of patches whose targets are whole modules of models, of which they change what draws for layers.
 _LAYERS = "layerdrop"
+# Tested releases that are kept in memory.
+_KEPT = 4
+# What was found already, by the tested releases and the place.
+_Known = Dict[Tuple[object, ...], List[Place]]
 
 
 class Watch:
@@ -43,7 +47,7 @@ class Watch:
             DriftError: a tested release cannot be had.
         """
         new = Code(files)
-        known: Dict[Tuple[object, ...], List[Place]] = {}
+        known: _Known = {}
         jobs = rows.jobs(self.matrix, self.package, version, against)
         return {
             "toolkit": self.package,
@@ -52,34 +56,54 @@ class Watch:
             "rows": [self._row(job, version, new, known) for job in jobs],
         }
 
-    def _row(
-        self, job: rows.Job, version: Version, new: Code, known: Dict[Tuple[object, ...], List[Place]]
-    ) -> Dict[str, Any]:
-        places: List[Place] = []
+    def _row(self, job: rows.Job, version: Version, new: Code, known: _Known) -> Dict[str, Any]:
         # A tested release is not compared with itself.
-        if job.against != version:
-            old = self._code(job.against) if job.against is not None else None
-            layers = job.patch.setting == _LAYERS
-            for target in job.targets:
-                # Two rows may expect other parameters of one place.
-                key = (job.against, target.module, target.attribute, target.expects, layers)
-                if key not in known:
-                    known[key] = _target(old, new, target, layers)
-                places += known[key]
-            if job.patch.examined and old is not None and job.patch.toolkit == self.package:
-                places += examined.sources(old, new, job.patch.examined)
+        compared = job.against != (version,)
+        places = self._places(job, new, known) if compared else []
         return {
             "patch": job.patch.id,
             "row": f"{job.patch.toolkit} {job.row.versions}",
             "line": job.row.line,
             "position": job.position,
-            "against": None if job.against is None else str(job.against),
+            "against": [str(each) for each in job.against],
             "verdict": _verdict(places),
             "places": [place._asdict() for place in places],
         }
 
+    def _places(self, job: rows.Job, new: Code, known: _Known) -> List[Place]:
+        layers = job.patch.setting == _LAYERS
+        found: List[Place] = []
+        for target in job.targets:
+            # Two rows may expect other parameters of one place.
+            key = (job.against, target.module, target.attribute, target.expects, layers)
+            if key not in known:
+                known[key] = self._best(job, lambda old, at=target: _target(old, new, at, layers))  # type: ignore[misc]
+            found += known[key]
+        if job.patch.examined and job.against and job.patch.toolkit == self.package:
+            found += self._best(job, lambda old: examined.sources(old, new, job.patch.examined) if old else [])
+        return found
+
+    def _best(self, job: rows.Job, look: Callable[[Optional[Code]], List[Place]]) -> List[Place]:
+        """What a look says; a place that is as in any of the tested releases is the same."""
+        if not job.against:
+            return look(None)
+        found = look(self._code(job.against[0]))
+        for version in job.against[1:] if _to_look_at(found) else ():
+            other = {place.at: place for place in look(self._code(version))}
+            # Of a pattern, only what is not the same has a place of its own.
+            found = [
+                other.get(place.at, place._replace(state=compare.SAME, message="", diff=""))
+                if place.at not in other or other[place.at].state in compare.FINE
+                else place
+                for place in found
+            ]
+        return found
+
     def _code(self, version: Version) -> Code:
         if version not in self._tested:
+            # The parsed modules of a large toolkit take hundreds of megabytes.
+            while len(self._tested) >= _KEPT:
+                del self._tested[next(iter(self._tested))]
             self._tested[version] = Code(self._open(version))
         return self._tested[version]
 
@@ -90,11 +114,14 @@ def _target(old: Optional[Code], new: Code, target: Target, layers: bool) -> Lis
     return [compare.function(old, new, target)]
 
 
+def _to_look_at(places: List[Place]) -> bool:
+    return any(place.state not in compare.FINE for place in places)
+
+
 def _verdict(places: List[Place]) -> str:
-    states = {place.state for place in places}
-    if states - set(compare.FINE):
+    if _to_look_at(places):
         return LOOK
-    return NOT_COMPARED if compare.THERE in states else HOLDS
+    return NOT_COMPARED if any(place.state == compare.THERE for place in places) else HOLDS
 
 
 def read_path(package: str, label: str, path: Path) -> Tree:
