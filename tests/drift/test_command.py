@@ -134,7 +134,10 @@ def shelf(tmp_path: Path, monkeypatch: Any) -> Path:
 def test_releases_come_from_where_pip_looks(shelf: Path, capsys: Any) -> None:
     for version, text in (("3.2.0.dev0", EXECUTOR), ("3.2.1", EXECUTOR), ("3.3.0rc1", EXECUTOR.replace("each)", "0)"))):
         wheel(shelf / f"wenet-{version}-py3-none-any.whl", text)
-    code, out, _ = run(capsys, "wenet", "--json")
+    code, out, err = run(capsys, "wenet", "--json")
+    assert code == 1, err
+    # Other rows were tested on others.
+    assert "nothing is compared with wenet 2.2.1: no registry has wenet 2.2.1" in json.loads(out)["notes"]
     releases = json.loads(out)["releases"]
     assert [(each["version"], each["kind"]) for each in releases] == [("3.2.1", "release"), ("3.3.0rc1", "pre-release")]
     states = [
@@ -143,6 +146,8 @@ def test_releases_come_from_where_pip_looks(shelf: Path, capsys: Any) -> None:
     ]
     assert code == 1 and states == [{"same"}, {"changed"}]
     assert releases[0]["untested"] == ["3.2.1"]
+    code, _, err = run(capsys, "wenet==3.2.1", "--against", "3.1.0")
+    assert code == 2 and "no registry has wenet 3.1.0" in err
     code, _, err = run(capsys, "wenet==9")
     assert code == 2 and "no registry has wenet 9" in err
 

@@ -123,6 +123,7 @@ class _Run:
         for each in chosen:
             files = self._files(package, each)
             yield {**watch.release(each, files, self.against), "untested": [str(one) for one in untested]}
+        self.notes += [f"nothing is compared with {package} {one}: {why}" for one, why in watch.missing.items()]
 
     def _files(self, package: str, version: Version) -> Tree:
         from ddpfix.cli.drift import watch

@@ -19,15 +19,17 @@ _FORWARD = "forward"
 _PLAIN = ("staticmethod", "classmethod")
 
 
-def sources(old: Code, new: Code, hashes: Mapping[str, Sequence[str]]) -> List[Place]:
+def sources(old: Optional[Code], new: Code, hashes: Mapping[str, Sequence[str]]) -> List[Place]:
     """What was found about the examined forwards.
 
     Args:
-        old: the tested release.
+        old: the tested release; without one nothing is known.
         new: the release in question.
         hashes: those that the matrix has, by the patch's own names for what was examined.
     """
     places: List[Place] = []
+    if old is None:
+        return places
     for name, owner in _examined(old, hashes):
         at = f"{owner.module}:{owner.name}.{_FORWARD}"
         try:

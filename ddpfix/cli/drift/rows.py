@@ -60,7 +60,8 @@ def _own(rows: Sequence[Row], version: Version) -> List[Row]:
     """The row that a version is in, or the last one in front of it; none where nothing is fixed there."""
     inside = next((row for row in rows if row.versions.holds(version)), None)
     if inside is None:
-        before = [row for row in rows if Version(row.versions.end) <= version]
+        # By where they begin: a candidate of the first release behind a row is older than its end.
+        before = [row for row in rows if row.versions.begin is None or Version(row.versions.begin) <= version]
         inside = before[-1] if before else None
     return [inside] if inside is not None and inside.status == CURED else []
 

@@ -34,6 +34,8 @@ class Watch:
     def __init__(self, matrix: Matrix, package: str, open_tested: Callable[[Version], Tree]) -> None:
         self.matrix, self.package, self._open = matrix, package, open_tested
         self._tested: Dict[Version, Code] = {}
+        # By the tested releases that cannot be had, why.
+        self.missing: Dict[Version, str] = {}
 
     def release(self, version: Version, files: Tree, against: Optional[Version] = None) -> Dict[str, Any]:
         """What became of each row in a release, as plain data.
@@ -43,10 +45,14 @@ class Watch:
             files: of the release.
             against: the tested release to compare with, in place of the nearest one of each row.
 
+        A tested release that cannot be had is noted in ``missing``, and left out.
+
         Raises:
-            DriftError: a tested release cannot be had.
+            DriftError: the release ``against`` cannot be had.
         """
         new = Code(files)
+        if against is not None and self._code(against) is None:
+            raise DriftError(self.missing[against])
         known: _Known = {}
         jobs = rows.jobs(self.matrix, self.package, version, against)
         return {
@@ -65,7 +71,7 @@ class Watch:
             "row": f"{job.patch.toolkit} {job.row.versions}",
             "line": job.row.line,
             "position": job.position,
-            "against": [str(each) for each in job.against],
+            "against": [str(each) for each in job.against if each not in self.missing],
             "verdict": _verdict(places),
             "places": [place._asdict() for place in places],
         }
@@ -80,15 +86,14 @@ class Watch:
                 known[key] = self._best(job, lambda old, at=target: _target(old, new, at, layers))  # type: ignore[misc]
             found += known[key]
         if job.patch.examined and job.against and job.patch.toolkit == self.package:
-            found += self._best(job, lambda old: examined.sources(old, new, job.patch.examined) if old else [])
+            found += self._best(job, lambda old: examined.sources(old, new, job.patch.examined))
         return found
 
     def _best(self, job: rows.Job, look: Callable[[Optional[Code]], List[Place]]) -> List[Place]:
         """What a look says; a place that is as in any of the tested releases is the same."""
-        if not job.against:
-            return look(None)
-        found = look(self._code(job.against[0]))
-        for version in job.against[1:] if _to_look_at(found) else ():
+        tested = [version for version in job.against if self._code(version) is not None]
+        found = look(self._code(tested[0]) if tested else None)
+        for version in tested[1:] if _to_look_at(found) else ():
             other = {place.at: place for place in look(self._code(version))}
             # Of a pattern, only what is not the same has a place of its own.
             found = [
@@ -99,13 +104,17 @@ class Watch:
             ]
         return found
 
-    def _code(self, version: Version) -> Code:
-        if version not in self._tested:
+    def _code(self, version: Version) -> Optional[Code]:
+        """A tested release; None where it cannot be had."""
+        if version not in self._tested and version not in self.missing:
             # The parsed modules of a large toolkit take hundreds of megabytes.
             while len(self._tested) >= _KEPT:
                 del self._tested[next(iter(self._tested))]
-            self._tested[version] = Code(self._open(version))
-        return self._tested[version]
+            try:
+                self._tested[version] = Code(self._open(version))
+            except DriftError as error:
+                self.missing[version] = str(error)
+        return self._tested.get(version)
 
 
 def _target(old: Optional[Code], new: Code, target: Target, layers: bool) -> List[Place]:
