@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ddpfix import __version__
+from ddpfix import __version__, _env
+from ddpfix.cli.words import plain
 from ddpfix.matrix import detect, loader, model, resolve, settings
 from ddpfix.state import State
 
@@ -66,7 +67,7 @@ def show(chosen: Mapping[str, object], as_json: bool = False, everything: bool =
     console.print(Text(f"ddpfix {__version__}: the plan for this environment (nothing is changed)"))
     console.print(_table(plan["patches"]) if everything else grouped(plan["patches"]))
     changed = [f"{n} = {v['value']} (from {v['from']})" for n, v in plan["settings"].items() if v["from"] != "default"]
-    console.print(Text("settings: " + ("; ".join(changed) or "all at their defaults")))
+    console.print(plain("settings: " + ("; ".join(changed) or "all at their defaults")))
     if not everything:
         console.print(Text("--all has each patch with its reason, explain <patch> the problem and the evidence"))
 
@@ -90,8 +91,8 @@ def grouped(entries: List[Dict[str, Any]]) -> Table:
     for toolkit, action, tested in sorted(groups, key=lambda g: (toolkits.index(g[0]), order.index(g[1]), not g[2])):
         members = groups[toolkit, action, tested]
         shown = action + ("" if tested else " (untested)")
-        name = f"{toolkit} {members[0]['version'] or '-'}"
-        table.add_row(name, Text(shown, style=_STYLES[action]), Text(_in_short(action, members)))
+        name = plain(f"{toolkit} {members[0]['version'] or '-'}")
+        table.add_row(name, plain(shown, _STYLES[action]), plain(_in_short(action, members)))
     return table
 
 
@@ -112,8 +113,8 @@ def _table(entries: List[Dict[str, Any]]) -> Table:
         table.add_column(heading, no_wrap=keep, overflow="fold")
     for entry in entries:
         action = entry["action"] + ("" if entry["tested"] else " (untested)")
-        toolkit = f"{entry['toolkit']} {entry['version'] or '-'}"
-        table.add_row(entry["id"], toolkit, Text(action, style=_STYLES[entry["action"]]), Text(entry["reason"]))
+        toolkit = plain(f"{entry['toolkit']} {entry['version'] or '-'}")
+        table.add_row(plain(entry["id"]), toolkit, plain(action, _STYLES[entry["action"]]), plain(entry["reason"]))
     return table
 
 
@@ -122,21 +123,25 @@ def explain(patch_id: str) -> int:
     whole = loader.load()
     patch = whole.patches.get(patch_id)
     if patch is None:
-        sys.stderr.write(f"ddpfix: no patch {patch_id!r}; accepted are {', '.join(whole.patches)}\n")
+        _env.say(f"no patch {patch_id!r}; accepted are {', '.join(whole.patches)}")
         return 2
     console = new_console()
-    console.print(Text(patch.id, style="bold"))
-    console.print(Text(f"\nProblem: {patch.problem}"))
-    console.print(Text("\nEvidence:\n" + "\n".join(f"  {item}" for item in patch.evidence)))
+    console.print(plain(patch.id, "bold"))
+    console.print(Text("\nProblem: ").append_text(plain(patch.problem)))
+    console.print(Text("\nEvidence:"))
+    for item in patch.evidence:
+        console.print(plain(f"  {item}"))
     console.print(Text("\nVersions:"))
     for row in whole.rows_of(patch.id):
         tested = f"; tested: {', '.join(map(str, row.tested))}" if row.tested else ""
-        console.print(Text(f"  {patch.toolkit} {row.versions}: {row.status}, {row.why}{tested}"))
+        console.print(plain(f"  {patch.toolkit} {row.versions}: {row.status}, {row.why}{tested}"))
         for target in row.targets:
-            console.print(Text(f"    at {target}", style="dim"))
+            console.print(plain(f"    at {target}", "dim"))
     if patch.also:
-        console.print(Text("\nChanges as well:\n" + "\n".join(f"  {item}" for item in patch.also)))
-    console.print(Text("\nSetting: " + _controls(patch)))
+        console.print(Text("\nChanges as well:"))
+    for item in patch.also:
+        console.print(plain(f"  {item}"))
+    console.print(Text("\nSetting: ").append_text(plain(_controls(patch))))
     return 0
 
 

@@ -28,6 +28,9 @@ def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
         stamp = file.stat().st_mtime
     except OSError as error:
         raise MatrixError(f"{file}:1: cannot be read ({error.strerror}); reinstall ddpfix") from None
+    if not file.is_file():
+        # A pipe would be waited for, and a device has no end.
+        raise MatrixError(f"{file}:1: is no file; reinstall ddpfix")
     matrix = None
     if path is None and not thorough and places.patches().is_dir():
         matrix = compiled.load(file.with_name(compiled.NAME), file)

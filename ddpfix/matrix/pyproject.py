@@ -11,7 +11,8 @@ def table(folder: Path) -> Mapping[str, object]:
     """The table, empty where there is none; raises ValueError, with the file, for one that cannot be read."""
     file = folder / "pyproject.toml"
     try:
-        text = file.read_text(encoding="utf-8")
+        # A pipe of that name would be waited for.
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
     except (OSError, UnicodeDecodeError):
         return {}
     # Most projects have no settings of ours: their file is not parsed, and errors in it are not reported.
@@ -22,9 +23,12 @@ def table(folder: Path) -> Mapping[str, object]:
     else:
         import tomli as tomllib
     try:
-        found = tomllib.loads(text).get("tool", {}).get("ddpfix", {})
-    except tomllib.TOMLDecodeError as error:
+        tool = tomllib.loads(text).get("tool", {})
+    except (ValueError, RecursionError) as error:
+        # Of the latter kinds are numbers with thousands of digits, and deep nesting.
         raise ValueError(f"{file}: {error}") from None
+    # Another tool's business is none of ours.
+    found = tool.get("ddpfix", {}) if isinstance(tool, dict) else {}
     if not isinstance(found, dict):
         raise ValueError(f"{file}: [tool.ddpfix] has to be a table")
     return found

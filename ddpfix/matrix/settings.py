@@ -16,6 +16,8 @@ from ddpfix.matrix import pyproject
 
 PREFIX = "DDPFIX_"
 SWITCH = ("0", "1", "force")
+# Of an unknown name this much is looked at, to find one that is like it.
+_LONGEST = 80
 
 
 class SettingsError(ValueError):
@@ -311,14 +313,13 @@ class _Reader:
         # Its import would take a tenth of the time of waking up.
         import difflib
 
-        close = difflib.get_close_matches(switch_name(key), names, n=1)
+        close = difflib.get_close_matches(switch_name(key[:_LONGEST]), names, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         return f"{source} is not a setting of ddpfix{hint}: accepted are {', '.join(sorted(names))}"
 
     def table(self, table: Mapping[str, object], where: str) -> None:
         for key, value in table.items():
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            self.set(key, text, where + key)
+            self.set(key, _as_text(value, where + key), where + key)
 
     def environment(self, environ: Mapping[str, str]) -> None:
         for variable, value in environ.items():
@@ -332,6 +333,17 @@ class _Reader:
             if patch is not None and value.strip().lower() in ("0", "false", "off"):
                 self.switches[patch] = "0"
                 self.sources[patch] = variable
+
+
+def _as_text(value: object, source: str) -> str:
+    """A value as it would stand in the environment."""
+    if isinstance(value, (list, dict)):
+        raise SettingsError(f"{source}: a text or a number is expected here")
+    try:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    except ValueError as error:
+        # A hexadecimal number may be longer than Python writes one.
+        raise SettingsError(f"{source}: {error}") from None
 
 
 def _pyproject(folder: Path) -> Mapping[str, object]:

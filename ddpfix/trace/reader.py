@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 from ddpfix.trace import schema
 
 Row = Dict[str, Any]
+# Rows in one batch of a file, at most: the writer puts some thousands into one.
+MOST_ROWS = 2**20
 
 
 class TraceError(ValueError):
@@ -122,6 +124,7 @@ def read_run(file: Path) -> Run:
 
 
 def _whole_lines(file: Path) -> List[bytes]:
+    refuse_other_than_files(file)
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
@@ -130,17 +133,24 @@ def _whole_lines(file: Path) -> List[bytes]:
     return lines[:-1]
 
 
+def refuse_other_than_files(file: Path) -> None:
+    """Raise :class:`TraceError` for what is no file: a pipe would be waited for, and a device has no end."""
+    if file.exists() and not file.is_file():
+        raise TraceError(f"{file}: is no file")
+
+
 def parse(file: Path, number: int, line: bytes) -> Row:
     """One whole line; raises :class:`TraceError` for one that is damaged."""
     try:
         row = json.loads(line.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{file}, line {number}: {error}") from None
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         raise TraceError(f'{file}, line {number}: expected an object with a "kind"')
     if row["kind"] == schema.RUN and row.get("version") != schema.VERSION:
         raise TraceError(
-            f"{file}, line {number}: format {row.get('version')!r}; this release of ddpfix reads {schema.VERSION}"
+            f"{file}, line {number}: format {str(row.get('version'))[:40]};"
+            f" this release of ddpfix reads {schema.VERSION}"
         )
     return row
 
@@ -175,8 +185,14 @@ def import_pyarrow(file: Path) -> Any:
     return pyarrow
 
 
+def damaged(pyarrow: Any) -> Tuple[Type[BaseException], ...]:
+    """What pyarrow may raise for a stream that is none."""
+    return (pyarrow.ArrowException, OSError, ValueError, EOFError, OverflowError, MemoryError)
+
+
 def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
     """The step rows, one batch after the other; the last one is dropped if it is incomplete."""
+    refuse_other_than_files(file)
     try:
         size = file.stat().st_size
         if size == 0:
@@ -196,7 +212,7 @@ def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
                 message = messages.read_next_message()
             except StopIteration:
                 return
-            except (pyarrow.ArrowInvalid, OSError) as error:
+            except damaged(pyarrow) as error:
                 if source.tell() >= size:
                     return
                 raise TraceError(f"{file}, batch {number}: {error}") from None
@@ -206,16 +222,32 @@ def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
                     continue
                 batch = pyarrow.ipc.read_record_batch(message, found)
                 batch.validate(full=True)
-            except (pyarrow.ArrowException, OSError) as error:
+                rows = columns(pyarrow, batch)
+            except damaged(pyarrow) as error:
                 raise TraceError(f"{file}, batch {number}: {error}") from None
             number += 1
-            yield columns(batch)
+            yield rows
 
 
-def columns(batch: Any) -> Dict[str, Sequence[Any]]:
-    """The columns of a record batch as lists; None for a column that it does not have."""
-    names = batch.schema.names
+def columns(pyarrow: Any, batch: Any) -> Dict[str, Sequence[Any]]:
+    """The columns of a record batch as lists; None for a column that it does not have, or not of the kind that it has.
+
+    Raises:
+        ValueError: it has more rows than any that is written. Columns without values have as many as one likes.
+    """
+    if batch.num_rows > MOST_ROWS:
+        raise ValueError(f"{batch.num_rows} rows")
+    known = {field.name: place for place, field in enumerate(batch.schema) if _fits(pyarrow, field)}
     return {
-        name: batch.column(names.index(name)).to_pylist() if name in names else [None] * batch.num_rows
-        for name in schema.NAMES
+        each.name: batch.column(known[each.name]).to_pylist() if each.name in known else [None] * batch.num_rows
+        for each in schema.COLUMNS
     }
+
+
+def _fits(pyarrow: Any, field: Any) -> bool:
+    """Whether a column is one of numbers or of lists of integers; others may take any amount of memory as lists."""
+    kinds = {column.name: column.kind for column in schema.COLUMNS}
+    types = pyarrow.types
+    if kinds.get(field.name) == "ints":
+        return bool(types.is_list(field.type) and types.is_integer(field.type.value_type))
+    return field.name in kinds and bool(types.is_integer(field.type) or types.is_floating(field.type))

@@ -8,11 +8,13 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
-from ddpfix.trace import reader, schema
+from ddpfix.trace import clean, reader, schema
 from ddpfix.trace.reader import Row
 
 # Bytes at the end of a file that are read at first, and rows that are kept.
 _END, _ROWS = 2**18, 64
+# The columns that are used here.
+_NUMBERS = tuple(column.name for column in schema.COLUMNS if column.kind != "ints")
 # A message of an Arrow stream begins with this, and the length of its head.
 _MARK = b"\xff\xff\xff\xff"
 _LONGEST_HEAD = 2**16
@@ -61,6 +63,8 @@ class Tail:
             identity = self.file.stat().st_ino
         except OSError:
             return
+        reader.refuse_other_than_files(self.file)
+        reader.refuse_other_than_files(schema.arrow_file(self.file))
         if identity != self._identity:
             # Another process of this rank has begun, and put the file of the last one aside.
             self._identity = identity
@@ -74,20 +78,41 @@ class Tail:
     def _take(self, row: Row) -> None:
         kind = row["kind"]
         if kind == schema.RUN:
-            self.header = row
+            self.header = _header(row)
         elif kind == schema.STEP:
             self._add(row)
         elif kind == schema.AT:
-            self.stall = row
+            self.stall = _stall(row)
         elif kind == schema.END:
-            self.end = row
+            self.end = {"how": clean.text(row.get("how"))}
         elif kind == schema.EVENT and row.get("level") in ("warning", "error"):
-            self.event = row
+            self.event = {"time": clean.number(row.get("time")) or 0.0, "text": clean.text(row.get("text"))}
 
     def _add(self, row: Row) -> None:
+        row = {name: clean.number(row.get(name)) for name in _NUMBERS}
+        row["step"] = clean.whole(row["step"])
+        if row["step"] is None or row["time"] is None:
+            # It was written by something else.
+            return
         self.rows.append(row)
         if self.stall is not None and self.stall["time"] <= row["time"]:
             self.stall = None
+
+
+def _header(row: Row) -> Row:
+    """What is used of a ``run`` line, as far as it is what it is to be."""
+    numbers = {name: clean.whole(row.get(name)) for name in ("world_size", "pid")}
+    found: Row = {name: value for name, value in numbers.items() if value is not None}
+    found["host"], found["command"] = clean.text(row.get("host")), clean.text(row.get("command"))
+    started = clean.number(row.get("started"))
+    return found if started is None else {**found, "started": started}
+
+
+def _stall(row: Row) -> Optional[Row]:
+    step, when = clean.whole(row.get("step")), clean.number(row.get("time"))
+    if step is None or when is None:
+        return None
+    return {"step": step, "time": when, "phase": clean.text(row.get("phase"))}
 
 
 class _Lines:
@@ -159,7 +184,10 @@ class _Batches:
         length = _length(content, 0)
         if length is None or length > len(content):
             return False
-        self._schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(content[:length]))
+        try:
+            self._schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(content[:length]))
+        except reader.damaged(pyarrow) as error:
+            raise reader.TraceError(f"{self._file}: {error}") from None
         self._place = length
         if size - length > _END:
             file.seek(size - _END)
@@ -175,8 +203,8 @@ def _length(content: bytes, place: int) -> Optional[int]:
     return length + 8 if 0 < length <= _LONGEST_HEAD else None
 
 
-def _batch(pyarrow: Any, schema_: Any, content: bytes, place: int) -> Optional[Tuple[Any, int]]:
-    """The record batch that begins at a place, and where the next message begins; None where there is none."""
+def _batch(pyarrow: Any, schema_: Any, content: bytes, place: int) -> Optional[Tuple[Dict[str, Any], int]]:
+    """The columns of the record batch that begins at a place, and where the next message begins; None without one."""
     length = _length(content, place)
     if length is None:
         return None
@@ -185,9 +213,10 @@ def _batch(pyarrow: Any, schema_: Any, content: bytes, place: int) -> Optional[T
         message = pyarrow.ipc.read_message(source)
         batch = pyarrow.ipc.read_record_batch(message, schema_)
         batch.validate(full=True)
-    except (pyarrow.ArrowException, OSError, EOFError):
+        columns = dict(reader.columns(pyarrow, batch))
+    except reader.damaged(pyarrow):
         return None
-    return batch, place + int(source.tell())
+    return columns, place + int(source.tell())
 
 
 def _first_batch(pyarrow: Any, schema_: Any, content: bytes) -> int:
@@ -206,9 +235,7 @@ def _rows(pyarrow: Any, schema_: Any, content: bytes) -> Tuple[List[Row], int]:
     place = 0
     found = _batch(pyarrow, schema_, content, place)
     while found is not None:
-        columns: Dict[str, Any] = dict(reader.columns(found[0]))
-        count = found[0].num_rows
-        rows += [{name: values[index] for name, values in columns.items()} for index in range(count)]
+        rows += [dict(zip(found[0], values)) for values in zip(*found[0].values())]
         place = found[1]
         found = _batch(pyarrow, schema_, content, place)
     return rows, place

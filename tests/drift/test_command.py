@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from ddpfix.cli.drift import registry, screen, tree
+from ddpfix.cli.drift import registry, tree
 from ddpfix.cli.main import main
 
 # A place of WeNet that a patch is put on, and nothing else of it.
@@ -209,7 +209,3 @@ def test_sources_cannot_command_the_terminal(tmp_path: Path, capsys: Any) -> Non
     _, out, _ = run(capsys, *words)
     assert "[red]" in out and "\\x1b]0;title" in out
     assert not set(out) & set("\x1b\x07\x9b\u202e")
-
-
-def test_a_long_line_of_a_diff_stays_whole() -> None:
-    assert str(screen.plain("a\tb")) == "a   b"

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ddpfix.cli import plan
 from ddpfix.cli.doctor.finding import BLOCKS
+from ddpfix.cli.words import plain
 
 # Problems that are printed; --json has all.
 _SHOWN = 30
@@ -18,7 +19,7 @@ Row = Tuple[str, str]
 
 def whole(report: Mapping[str, Any]) -> Group:
     """Everything."""
-    parts: List[Any] = [Text(f"ddpfix {report['versions'].get('ddpfix', '?')}: doctor"), problems(report["findings"])]
+    parts: List[Any] = [plain(f"ddpfix {report['versions'].get('ddpfix', '?')}: doctor"), problems(report["findings"])]
     for title, rows in _sections(report):
         parts += [Text(f"\n{title.replace('_s', ' in seconds')}", style="bold"), facts(rows)]
     parts += [Text("\npatches", style="bold"), *_patches(report["patches"])]
@@ -32,8 +33,8 @@ def problems(findings: List[Dict[str, str]]) -> Group:
     lines: List[Any] = []
     for each in findings[:_SHOWN]:
         style = "red" if each["level"] == BLOCKS else "yellow"
-        lines.append(Text(f"{each['level']}: {each['text']}", style=style))
-        lines.append(Text(f"    {each['cure']}"))
+        lines.append(plain(f"{each['level']}: {each['text']}", style))
+        lines.append(plain(f"    {each['cure']}"))
     if len(findings) > _SHOWN:
         lines.append(Text(f"and {len(findings) - _SHOWN} more (--json has them)"))
     return Group(*lines)
@@ -45,7 +46,7 @@ def facts(rows: Iterable[Row]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(Text(f"  {name}"), Text(value))
+        table.add_row(plain(f"  {name}"), plain(value))
     return table
 
 

@@ -9,12 +9,11 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from ddpfix._env import printable
 from ddpfix.cli import plan
 from ddpfix.cli.drift.compare import FINE
 from ddpfix.cli.drift.watch import HOLDS, LOOK, NOT_COMPARED
+from ddpfix.cli.words import plain
 
 _STYLES = {HOLDS: "green", LOOK: "yellow", NOT_COMPARED: "cyan"}
 _SHOWN = {HOLDS: "holds", LOOK: "needs a look", NOT_COMPARED: "not compared"}
@@ -46,7 +45,7 @@ def _release(console: Console, release: Mapping[str, Any]) -> None:
         console.print(plain(f"{place['at']}: {place['state']}: {place['message']}", "bold"))
         console.print(plain(f"patches: {', '.join(patches)}"))
         for line in place["diff"].splitlines():
-            console.print(plain(line, _style(line)))
+            console.print(plain(line.expandtabs(4), _style(line)))
     counts = [f"{sum(row['verdict'] == each for row in rows)} {_SHOWN[each]}" for each in _STYLES]
     console.print()
     console.print(plain(f"{release['toolkit']} {release['version']}: rows: {', '.join(counts)}"))
@@ -100,8 +99,3 @@ def _to_look_at(rows: List[Dict[str, Any]]) -> List[Tuple[Dict[str, Any], List[s
 
 def _style(line: str) -> str:
     return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
-
-
-def plain(text: str, style: str = "") -> Text:
-    """A text in which nothing is markup, and nothing commands the terminal: sources come from elsewhere."""
-    return Text(printable(text.expandtabs(4)), style=style)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
+from ddpfix import _env
+
 _NEEDED = "pip install 'ddpfix[report]'"
 
 
@@ -48,10 +50,10 @@ def show(options: argparse.Namespace) -> int:
     try:
         return _show(options)
     except (TraceError, ReportError) as error:
-        sys.stderr.write(f"ddpfix: {error}\n")
+        _env.say(str(error))
         return 2
     except OSError as error:
-        sys.stderr.write(f"ddpfix: {error.filename}: {error.strerror}\n")
+        _env.say(f"{error.filename}: {error.strerror or error}")
         return 2
 
 
@@ -76,7 +78,7 @@ def _show(options: argparse.Namespace) -> int:
         target = options.output or options.folders[-1] / ("report.html" if len(runs) == 1 else "comparison.html")
         target.write_text(page.make(runs, script), encoding="utf-8")
         # With --json - the standard output is for the data.
-        (sys.stderr if options.json == "-" else sys.stdout).write(f"{target}\n")
+        (sys.stderr if options.json == "-" else sys.stdout).write(f"{_env.printable(str(target))}\n")
     return 0
 
 

@@ -10,9 +10,9 @@ from collections import Counter
 from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpfix.cli.report import clean
 from ddpfix.cli.report.grids import Grid, Mean, Piece, Series, Table, Timeline, Values
 from ddpfix.cli.report.told import Told
+from ddpfix.trace import clean
 from ddpfix.trace.reader import Run
 
 SECONDS = ("total", "data", "forward", "backward", "wait", "optimizer")

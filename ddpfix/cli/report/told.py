@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
 
-from ddpfix.cli.report import clean
+from ddpfix.trace import clean
 from ddpfix.trace.reader import Run
 
 # Texts that differ; ranks that are named a text.

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List
 
+from ddpfix import _env
+
 if TYPE_CHECKING:
     from ddpfix.trace.tail import Tail
 
@@ -43,7 +45,7 @@ def _top(options: argparse.Namespace) -> int:
     try:
         return _show(options.folder, options.once, options.interval)
     except TraceError as error:
-        sys.stderr.write(f"ddpfix: {error}\n")
+        _env.say(str(error))
         return 2
 
 

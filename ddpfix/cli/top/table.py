@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpfix.cli.top.ranks import ENDED, FAILED, KILLED, QUIET, Rank, groups, look
+from ddpfix.cli.words import plain
 from ddpfix.trace.tail import Tail
 
 # More ranks than these are shown as groups, also on a high terminal.
@@ -44,7 +45,7 @@ def _heading(folder: Path, tails: Sequence[Tail]) -> Text:
     header = next((tail.header for tail in tails if tail.header), {})
     size = header.get("world_size")
     missing = f", {size - len(tails)} without a trace here" if isinstance(size, int) and size > len(tails) else ""
-    return Text(f"{folder}: {len(tails)} of {size or '?'} ranks{missing}; {header.get('command', '')}", style="bold")
+    return plain(f"{folder}: {len(tails)} of {size or '?'} ranks{missing}; {header.get('command', '')}", style="bold")
 
 
 def _table(lines: Sequence[Rank]) -> Table:
@@ -53,7 +54,7 @@ def _table(lines: Sequence[Rank]) -> Table:
         right = name not in ("rank", "state", "where it is")
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "where it is", overflow="fold")
     for line in lines:
-        table.add_row(*_cells(line), style=_STYLES.get(line.state, ""))
+        table.add_row(*map(plain, _cells(line)), style=_STYLES.get(line.state, ""))
     return table
 
 
@@ -82,4 +83,4 @@ def _events(tails: Sequence[Tail]) -> List[Text]:
     if not known:
         return []
     _, rank, text = max(known)
-    return [Text(f"rank {rank}: {text}", style="yellow")]
+    return [plain(f"rank {rank}: {text}", "yellow")]

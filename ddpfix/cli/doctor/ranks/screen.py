@@ -11,6 +11,7 @@ from rich.text import Text
 from ddpfix import __version__
 from ddpfix.cli.doctor import screen
 from ddpfix.cli.doctor.ranks.compare import listed
+from ddpfix.cli.words import plain
 
 
 def whole(result: Mapping[str, Any]) -> Group:
@@ -18,7 +19,7 @@ def whole(result: Mapping[str, Any]) -> Group:
     head = f"ddpfix {__version__}: doctor, {result['arrived']} of {result['world_size']} ranks"
     hosts = result["hosts"]["number"]
     where = f"{hosts} host{'s' if hosts > 1 else ''}"
-    parts: List[Any] = [Text(f"{head} on {where}, backend {result['backend'] or 'none'}")]
+    parts: List[Any] = [plain(f"{head} on {where}, backend {result['backend'] or 'none'}")]
     parts.append(screen.problems([_with_ranks(each) for each in result["findings"]]))
     if result["collectives"]:
         parts += [Text("\ncollectives", style="bold"), _collectives(result["collectives"])]
@@ -63,5 +64,5 @@ def _collectives(entries: List[Dict[str, Any]]) -> Table:
         bandwidth = each["bus_gb_per_s"]
         times = [f"{each[name]:.3f}" for name in ("min_ms", "median_ms", "max_ms")]
         speed = f"{bandwidth:.2f}" if bandwidth is not None else "-"
-        table.add_row(each["name"], str(each["repetitions"]), *times, str(each["slowest_rank"]), speed)
+        table.add_row(plain(each["name"]), str(each["repetitions"]), *times, str(each["slowest_rank"]), speed)
     return table

@@ -1,4 +1,4 @@
-"""Values of a trace as the report may use them: a file that was written by anything else must not end it."""
+"""Values of a trace as they may be used: a file that was written by anything else must not end what reads it."""
 
 from __future__ import annotations
 

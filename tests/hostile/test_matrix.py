@@ -1,0 +1,186 @@
+"""A matrix that nobody should write: a MatrixError and nothing else, and no import that the package does not ship."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpfix import engine
+from ddpfix.matrix import compiled, loader, places
+from ddpfix.matrix.model import Matrix, MatrixError
+from tests.hostile import values
+from tests.unit.test_matrix import GOOD
+
+PLAIN = yaml.safe_load(GOOD)
+
+
+def read(folder: Path, content: bytes) -> Optional[Matrix]:
+    """The matrix, or None where it is refused; anything else fails."""
+    file = folder / "matrix.yaml"
+    file.write_bytes(content)
+    try:
+        return loader._from_yaml.__wrapped__(str(file), 0.0, True)
+    except MatrixError as error:
+        assert str(error).startswith(f"{file}:")
+        return None
+
+
+def check(matrix: Optional[Matrix]) -> None:
+    """All code that it names is shipped."""
+    if matrix is None:
+        return
+    for patch in matrix.patches.values():
+        codes = [patch.code, *(patch.code_at(t) for row in matrix.rows_of(patch.id) for t in row.targets)]
+        for code in filter(None, codes):
+            file, _, function = code.partition(":")
+            path = places.patches().joinpath(*file.split(".")).with_suffix(".py").resolve()
+            assert places.patches().resolve() in path.parents, code
+            assert f"\ndef {function}(" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x, x]\nb: &b [*a, *a, *a, *a]\nc: &c [*b, *b, *b, *b]\nd: [*c, *c, *c, *c, *c]\n" * 3,
+        "[" * 200_000,
+        "{a: " * 100_000,
+        "- " * 100_000,
+        "? " * 50_000,
+        "!!python/object/apply:os.system ['touch x']\n",
+        "&a [*a]\n",
+        "schema: 2\n---\nschema: 2\n",
+        "%YAML 9.9\n---\na",
+        "%TAG ! tag:evil,2000:\n--- !x y\n",
+        '"\\ud800": 1\n',
+        "\ufeffschema: 2\n",
+        "a" * 2_000_000,
+        "<<: {schema: 2}\n",
+        "schema: 2\nschema: 2\n",
+        GOOD.replace("torch.flag:decide", '"torch.flag:decide\\n"').replace("schema: 2", 'schema: "2"'),
+        GOOD.replace('"2.16"', f'"{"9" * 100_000}"'),
+        GOOD.replace('"2.16"', "!!float 2.16"),
+        GOOD.replace("a problem", '"\\0\\e[31m"'),
+    ],
+    ids=lambda text: ascii(text[:24]),
+)
+def test_tricks_of_yaml(tmp_path: Path, text: str) -> None:
+    begun = time.perf_counter()
+    check(read(tmp_path, text.encode("utf-8", "surrogatepass")))
+    assert time.perf_counter() - begun < 10
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "link in a circle", "nothing"])
+def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "matrix.yaml"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind != "nothing":
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    with pytest.raises(MatrixError, match="matrix.yaml"):
+        loader.load(file)
+
+
+def changed(change: Any, place: List[int]) -> bytes:
+    plain = values.with_one_changed(PLAIN, change, place)
+    # JSON is YAML, but for a few of its texts, which are as good here.
+    return json.dumps(plain, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
+
+
+CODES = st.sampled_from(["os:system", "..os:system", "torch.flag:os", "torch.flag:decide", "torch:flag", "a/../b:c"])
+CHANGES = st.one_of(values.values.filter(lambda each: not _is_huge(each)), CODES)
+
+
+def _is_huge(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except ValueError:
+        return True
+    return False
+
+
+@values.FEW
+@given(change=CHANGES, place=st.lists(st.integers(0, 9), max_size=7))
+def test_one_value_is_another_one(tmp_path_factory: pytest.TempPathFactory, change: Any, place: List[int]) -> None:
+    check(read(tmp_path_factory.getbasetemp(), changed(change, place)))
+
+
+@values.FEW
+@given(data=st.data())
+def test_one_place_of_the_text_is_another_one(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(GOOD)))
+    end = data.draw(st.integers(begin, min(len(GOOD), begin + 40)))
+    text = GOOD[:begin] + data.draw(values.texts) + GOOD[end:]
+    check(read(tmp_path_factory.getbasetemp(), text.encode("utf-8", "surrogatepass")))
+
+
+@pytest.mark.sampled(inside=False)
+@settings(values.MANY)
+@given(change=CHANGES, place=st.lists(st.integers(0, 9), max_size=7), junk=st.binary(max_size=60))
+def test_many_more(tmp_path_factory: pytest.TempPathFactory, change: Any, place: List[int], junk: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    check(read(folder, changed(change, place)))
+    check(read(folder, junk))
+    check(read(folder, GOOD.encode()[: len(junk) * 20] + junk))
+
+
+YAML = loader.default_path()
+COMPILED: Dict[str, Any] = json.loads(compiled.dump(loader.load(YAML), YAML.read_bytes()))
+# One patch is as good as all of them.
+COMPILED["patches"] = COMPILED["patches"][:1]
+
+
+@values.FEW
+@given(change=CHANGES, place=st.lists(st.integers(0, 30), max_size=7))
+def test_a_compiled_matrix_that_is_damaged(
+    tmp_path_factory: pytest.TempPathFactory, change: Any, place: List[int]
+) -> None:
+    """It was made from this very YAML, by its digest, and damaged since: its rows are read later than the rest."""
+    file = tmp_path_factory.getbasetemp() / compiled.NAME
+    file.write_text(json.dumps(values.with_one_changed(COMPILED, change, place)), encoding="utf-8")
+    found = compiled.load(file, YAML)
+    if found is not None:
+        assert len(list(found.rows)) == len(found.rows)
+        assert all(found.rows_of(name) is not None for name in found.patches)
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 200_000, b"\xff\xfe", b"nan", b'{"digest": 1e999}', b"null", b"[]"])
+def test_a_compiled_matrix_that_is_none(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / compiled.NAME
+    file.write_bytes(content)
+    assert compiled.load(file, YAML) is None
+
+
+@values.FEW
+@given(code=st.one_of(CODES, values.texts, st.from_regex(r"[a-z.]{0,12}:[a-z_]{0,9}", fullmatch=True)))
+def test_a_code_is_looked_for_in_the_package_alone(code: str) -> None:
+    before = set(sys.modules)
+    try:
+        found = engine._code(code)
+    except (ImportError, AttributeError, ValueError, TypeError):
+        found = None
+    new = {name for name in set(sys.modules) - before if not name.startswith("ddpfix.")}
+    # What a shipped module imports by itself is its own business.
+    assert not new or code.startswith(tuple(shipped())), new
+    assert found is None or found.__module__.startswith("ddpfix.patches."), code
+
+
+def shipped() -> List[str]:
+    root = places.patches()
+    return [".".join(path.relative_to(root).with_suffix("").parts) for path in root.rglob("*.py")]
+
+
+def test_the_walk_finds_what_is_shipped() -> None:
+    assert "torch.flag" in shipped() and importlib.import_module("ddpfix.patches.torch.flag")

@@ -1,0 +1,252 @@
+"""Traces that no job has written: a TraceError and nothing else, and no text of theirs that runs or commands."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pyarrow
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ddpfix.cli.main import main
+from ddpfix.trace import reader, schema
+from tests.hostile import values
+from tests.support import traces
+
+LINES: List[Dict[str, Any]] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lines(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = traces.write(tmp_path_factory.mktemp("whole"), 1, 4, own_layers=True)
+    LINES[:] = [json.loads(line) for line in (folder / "rank-00000.jsonl").read_text().splitlines()]
+    LINES.append({"kind": "at", "time": 1.0, "step": 1, "phase": "data", "place": "a.py:1"})
+    LINES.append({"kind": "event", "time": 1.0, "step": 3, "level": "error", "text": "it fails"})
+
+
+def run(*words: str) -> Tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(list(words))
+    return code, out.getvalue(), err.getvalue()
+
+
+def look(folder: Path) -> Tuple[str, str]:
+    """What ``top`` shows, and the data of the report; both end with a result or with one line."""
+    code, shown, said = run("top", str(folder), "--once")
+    assert code in (0, 2) and (code == 0) == (not said)
+    assert not values.commands(shown) and not values.commands(said) and said.count("\n") <= 1
+    code, data, said = run("report", str(folder), "--json", "-")
+    assert code in (0, 2) and (code == 0) == (not said) and said.count("\n") <= 1
+    assert not values.commands(data) and not values.commands(said)
+    return shown, data
+
+
+def write(folder: Path, rows: List[Any], end: bytes = b"") -> Path:
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rank-00000.jsonl").write_bytes(text.encode() + end)
+    return folder
+
+
+def plain(value: Any) -> Any:
+    """A value that JSON can hold."""
+    try:
+        json.loads(json.dumps(value))
+    except ValueError:
+        return "x"
+    return value
+
+
+@values.FEW
+@given(change=values.values, place=st.tuples(st.integers(0, 20), st.integers(0, 30), st.integers(0, 9)))
+def test_one_value_is_another_one(tmp_path_factory: pytest.TempPathFactory, change: Any, place: Any) -> None:
+    look(write(tmp_path_factory.getbasetemp() / "one", values.with_one_changed(LINES, plain(change), list(place))))
+
+
+KINDS = st.sampled_from(["run", "model", "step", "event", "setting", "patches", "at", "end", "x"])
+KEYS = "time step total how phase level text started pid host command world_size version loss data layers parameters"
+ANY = st.fixed_dictionaries(
+    {"kind": KINDS}, optional={name: values.values.map(lambda value: plain(value)) for name in KEYS.split()}
+)
+
+
+@values.FEW
+@given(rows=st.lists(ANY, max_size=5), end=st.binary(max_size=9))
+@example(rows=[{"kind": "end", "how": "[/]"}], end=b"")
+@example(rows=[{"kind": "step", "step": 1, "time": "[red]"}], end=b"")
+@example(rows=[{"kind": "run", "version": 1, "world_size": 10**18, "command": "\x1b]0;x\x07"}], end=b"")
+@example(rows=[{"kind": "at"}, {"kind": "event", "level": "error"}], end=b"")
+def test_lines_of_any_kind(tmp_path_factory: pytest.TempPathFactory, rows: List[Any], end: bytes) -> None:
+    look(write(tmp_path_factory.getbasetemp() / "any", rows, end))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000 + b"\n",
+        b'{"kind":' * 20_000 + b"\n",
+        b'{"kind": "step", "step": ' + b"9" * 10_000 + b"}\n",
+        b'{"kind": "step", "step": 1e999, "time": NaN}\n',
+        b'{"kind": "\\ud800"}\n',
+        b"\xff\xfe\n",
+        b"\0\n",
+        b"\n\n\n",
+        b'{"kind": "run", "version": "' + b"x" * 100_000 + b'"}\n',
+    ],
+    ids=lambda content: ascii(content[:20]),
+)
+def test_tricks_of_json(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "rank-00000.jsonl").write_bytes(content)
+    look(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rank-00000.jsonl", "rank-00000.arrow"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "circle"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, kind: str) -> None:
+    write(tmp_path / "t", LINES[:1])
+    file = tmp_path / "t" / name
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    look(tmp_path / "t")
+
+
+def test_names_of_folders_and_ranks(tmp_path: Path) -> None:
+    for name in ("[/]", "\x1b[31m", "\udcff", "<b>"):
+        try:
+            folder = write(tmp_path / name, LINES)
+        except OSError:
+            continue
+        shown, _ = look(folder)
+        assert "1 of" in shown
+        look(tmp_path / name / "missing")
+    folder = write(tmp_path / "ranks", LINES)
+    (folder / f"rank-{'9' * 60}.jsonl").write_bytes((folder / "rank-00000.jsonl").read_bytes())
+    look(folder)
+
+
+def test_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
+    trick = "[bold]x[/bold] \x1b]0;title\x07 [/] <script>"
+    folder = write(tmp_path / "t", [{**LINES[0], "command": trick}, {"kind": "end", "how": trick, "time": 1.0}])
+    shown, _ = look(folder)
+    assert shown.count("[bold]x[/bold] \\x1b]0;title\\x07 [/]") >= 1
+
+
+def arrow(folder: Path, batches: List[Any], metadata: Any = None, **options: Any) -> bytes:
+    """A stream of record batches beside the lines."""
+    write(folder, LINES[:1])
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_stream(sink, batches[0].schema, **options) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    content = sink.getvalue()
+    (folder / "rank-00000.arrow").write_bytes(content)
+    return content
+
+
+def batch(count: int = 3) -> Any:
+    rows = [{**dict.fromkeys(schema.NAMES), "step": n, "time": float(n), "skipped": [1]} for n in range(count)]
+    return pyarrow.RecordBatch.from_pylist(rows, schema=schema.arrow_schema(pyarrow))
+
+
+def test_a_stream_that_is_right(tmp_path: Path) -> None:
+    arrow(tmp_path / "t", [batch(), batch(5)])
+    assert reader.read(tmp_path / "t").runs[0].steps["step"] == [0, 1, 2, 0, 1, 2, 3, 4]
+    shown, _ = look(tmp_path / "t")
+    assert "│    0 │    4 │" in shown
+
+
+def test_rows_that_take_no_bytes(tmp_path: Path) -> None:
+    """A column of nulls has as many rows as it says; as a list it would take terabytes."""
+    nothing = pyarrow.RecordBatch.from_arrays([pyarrow.nulls(2**40)], names=["step"])
+    begun = time.perf_counter()
+    arrow(tmp_path / "t", [nothing])
+    with pytest.raises(reader.TraceError, match="1099511627776 rows"):
+        reader.read(tmp_path / "t")
+    look(tmp_path / "t")
+    assert time.perf_counter() - begun < 10
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.array(["x", "[/]"]),
+        pyarrow.array([2**62, 1], pyarrow.timestamp("s")),
+        pyarrow.array([[[1]], [[2]]]),
+        pyarrow.array([{"a": 1}, None]),
+        pyarrow.array(["a", "a"]).dictionary_encode(),
+        pyarrow.array([b"\xff", b""]),
+        pyarrow.array([[None], []], pyarrow.list_(pyarrow.null())),
+        pyarrow.array([2**64 - 1, 0], pyarrow.uint64()),
+        pyarrow.array([float("nan"), float("inf")]),
+    ],
+    ids=lambda column: str(column.type)[:20],
+)
+def test_columns_of_other_kinds(tmp_path: Path, column: Any) -> None:
+    for name in ("step", "time", "skipped", "loss"):
+        given_ = {"step": pyarrow.array([1, 2]), "time": pyarrow.array([1.0, 2.0]), name: column}
+        arrow(tmp_path / "t", [pyarrow.RecordBatch.from_arrays(list(given_.values()), names=list(given_))])
+        look(tmp_path / "t")
+
+
+def test_a_stream_with_the_same_column_twice(tmp_path: Path) -> None:
+    twice = pyarrow.RecordBatch.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["step", "step"])
+    arrow(tmp_path / "t", [twice])
+    look(tmp_path / "t")
+
+
+def _damaged(folder: Path, cut: int, places: List[Tuple[int, int]]) -> None:
+    content = bytearray(arrow(folder, [batch(), batch(5)]))
+    for place, value in places:
+        content[place % len(content)] = value
+    (folder / "rank-00000.arrow").write_bytes(bytes(content[: len(content) - cut % len(content)]))
+    look(folder)
+
+
+CUTS = st.one_of(st.just(0), st.integers(0, 5000))
+PLACES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4)
+
+
+@settings(values.FEW, max_examples=40)
+@given(cut=CUTS, places=PLACES)
+def test_a_stream_that_is_damaged_or_cut(tmp_path_factory: pytest.TempPathFactory, cut: int, places: Any) -> None:
+    _damaged(tmp_path_factory.getbasetemp() / "arrow", cut, places)
+
+
+@pytest.mark.sampled(inside=False)
+@settings(values.MANY, max_examples=1500)
+@given(cut=CUTS, places=PLACES)
+def test_many_streams(tmp_path_factory: pytest.TempPathFactory, cut: int, places: Any) -> None:
+    _damaged(tmp_path_factory.getbasetemp() / "arrow", cut, places)
+
+
+@pytest.mark.sampled(inside=False)
+@settings(values.MANY, max_examples=1500)
+@given(change=values.values, place=st.tuples(st.integers(0, 20), st.integers(0, 30), st.integers(0, 9)))
+def test_many_values(tmp_path_factory: pytest.TempPathFactory, change: Any, place: Any) -> None:
+    look(write(tmp_path_factory.getbasetemp() / "one", values.with_one_changed(LINES, plain(change), list(place))))
+
+
+def test_the_page_has_no_element_of_a_trace(tmp_path: Path) -> None:
+    """tests/report has the same for each text of a trace; here for all tricks, as texts and as names."""
+    rows = [{**LINES[0], "command": trick, trick or "x": trick} for trick in values.TRICKS]
+    events = [{"kind": "event", "time": 1.0, "step": 1, "level": "error", "text": trick} for trick in values.TRICKS]
+    folder = write(tmp_path / "<img src=x onerror=alert(1)>", [*LINES[:-3], rows[20], *events])
+    assert main(["report", str(folder)]) == 0
+    source = (folder / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"<img|<script>alert|<script[^>]*>alert", source)
