@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ddpfix.matrix.detect import UNRECOGNISED
 from ddpfix.matrix.model import Matrix, Patch, Row
@@ -85,7 +85,7 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
         return decision(State.SKIP, known)
     try:
         version = Version(text)
-    except InvalidVersion:
+    except ValueError:
         return decision(State.SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
     rows = matrix.rows_of(patch.id)
     row = next((row for row in rows if row.versions.holds(version)), None)

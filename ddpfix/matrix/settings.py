@@ -16,8 +16,8 @@ from ddpfix.matrix import pyproject
 
 PREFIX = "DDPFIX_"
 SWITCH = ("0", "1", "force")
-# Of an unknown name this much is looked at, to find one that is like it.
-_LONGEST = 80
+# So much of a value that is refused is shown, and of an unknown name is compared with those that are known.
+_LONGEST = 200
 
 
 class SettingsError(ValueError):
@@ -55,7 +55,13 @@ class Setting(NamedTuple):
             return word
         if self.check is not None and self.check(word):
             return word if self.convert is None else self.convert(value.strip())
-        raise SettingsError(f"{source}={value!r}: accepted are {self.accepted}")
+        raise SettingsError(f"{_shown(source, value)}: accepted are {self.accepted}")
+
+
+def _shown(source: str, value: str) -> str:
+    """A setting as a message shows it."""
+    short = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
+    return f"{source[: 2 * _LONGEST]}={short!r}"
 
 
 def _is_integer(word: str) -> bool:
@@ -304,7 +310,7 @@ class _Reader:
             raise SettingsError(self._unknown(key, source))
         word = {"true": "1", "false": "0", "on": "1", "off": "0"}.get(value.strip().lower(), value.strip().lower())
         if word not in SWITCH:
-            raise SettingsError(f"{source}={value!r}: accepted are {', '.join(SWITCH)}")
+            raise SettingsError(f"{_shown(source, value)}: accepted are {', '.join(SWITCH)}")
         self.switches[patch] = word
         self.sources[patch] = source
 
@@ -315,7 +321,7 @@ class _Reader:
 
         close = difflib.get_close_matches(switch_name(key[:_LONGEST]), names, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        return f"{source} is not a setting of ddpfix{hint}: accepted are {', '.join(sorted(names))}"
+        return f"{source[: 2 * _LONGEST]} is not a setting of ddpfix{hint}: accepted are {', '.join(sorted(names))}"
 
     def table(self, table: Mapping[str, object], where: str) -> None:
         for key, value in table.items():

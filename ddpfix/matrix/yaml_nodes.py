@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Dict, List, NoReturn, Optional, Sequence, Tuple
 
 import yaml
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ddpfix.matrix.model import MatrixError
 
@@ -79,8 +79,9 @@ class Node:
     def version(self) -> Version:
         try:
             return Version(self.text())
-        except InvalidVersion:
-            self.fail(f"{self.text()!r} is not a version; write it like '4.57.6'")
+        except ValueError:
+            # A number of thousands of digits is none of packaging's own errors.
+            self.fail(f"{self.text()[:40]!r} is not a version; write it like '4.57.6'")
 
 
 def root(path: Path, thorough: bool = True) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -62,9 +63,18 @@ def test_what_is_no_compiled_matrix_is_left(both: Any, text: str) -> None:
 
 def test_one_of_another_shape_is_left(both: Any) -> None:
     _, path, yaml = both
-    whole = json.loads(path.read_text(encoding="utf-8"))
+    whole = json.loads(path.read_text(encoding="utf-8").partition("\n")[2])
     whole["patches"][0]["colour"] = "red"
-    path.write_text(json.dumps(whole), encoding="utf-8")
+    text = json.dumps(whole)
+    path.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", encoding="utf-8")
+    assert compiled.load(path, yaml) is None
+
+
+def test_a_damaged_one_is_left(both: Any) -> None:
+    """Also where it is still JSON of the right shape: its rows are read later."""
+    _, path, yaml = both
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"status":"cured"', '"status":"cursed"', 1), encoding="utf-8")
     assert compiled.load(path, yaml) is None
 
 

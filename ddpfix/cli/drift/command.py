@@ -149,11 +149,11 @@ def _newest(versions: List[Version]) -> List[Version]:
 
 
 def _version(text: str) -> Version:
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     from ddpfix.cli.drift.tree import DriftError
 
     try:
         return Version(text)
-    except InvalidVersion:
-        raise DriftError(f"{text!r} is not a version; write it like 1.4.16") from None
+    except ValueError:
+        raise DriftError(f"{text[:40]!r} is not a version; write it like 1.4.16") from None

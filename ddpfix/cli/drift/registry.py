@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from packaging.tags import sys_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 from ddpfix.cli.drift import tree
 from ddpfix.cli.drift.tree import DriftError, Tree
@@ -192,7 +192,7 @@ def _value(line: str) -> str:
 def _is_version(text: Optional[str]) -> bool:
     try:
         return bool(text) and Version(text or "") is not None
-    except InvalidVersion:
+    except ValueError:
         return False
 
 
@@ -207,7 +207,7 @@ def _preference(package: Any) -> int:
         return local + 2
     try:
         tags = parse_wheel_filename(package.link.filename)[3]
-    except (InvalidWheelFilename, InvalidVersion):
+    except ValueError:
         return local + 2
     return local + (0 if not tags.isdisjoint(sys_tags()) else 1)
 
