@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import List, Optional, Tuple
+from typing import List, NoReturn, Optional, Tuple
 
 from ddpfix import __version__, _env
 from ddpfix.cli import probe
@@ -32,8 +32,15 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return 2
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its parsers of commands are of this class as well."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_env.printable(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
+    parser = _Parser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top,report,drift}")
     _add_run(commands)

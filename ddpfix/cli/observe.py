@@ -38,8 +38,9 @@ def observe(rest: List[str], steps: str, as_json: bool, chosen: Mapping[str, str
     Raises:
         SettingsError, MatrixError: bad input, which is refused before anything runs.
     """
-    if not steps.isdigit() or not int(steps):
-        raise settings.SettingsError(f"--steps={steps!r}: accepted are whole numbers from 1 on")
+    # There are digits that make no number, and numbers of thousands of digits.
+    if not (steps.isascii() and steps.isdigit() and len(steps) < 10) or not int(steps):
+        raise settings.SettingsError(f"--steps={steps[:40]!r}: accepted are whole numbers from 1 on")
     environ = run.environment(chosen)
     if environ["DDPFIX"] == "0":
         raise settings.SettingsError("DDPFIX=0 switches everything off, the probe as well: leave it out")

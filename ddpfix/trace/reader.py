@@ -91,8 +91,10 @@ def files(folder: Path) -> List[Tuple[int, Optional[int], Path]]:
     """
     try:
         found = [(schema.rank_of(file), file) for file in folder.iterdir()]
-    except OSError as error:
-        raise TraceError(f"{folder}: no trace can be read there: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        # A name with a NUL byte is no error of the system's.
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"{folder}: no trace can be read there: {reason}") from None
     named = [(*place, file) for place, file in found if place is not None]
     if not named:
         raise TraceError(f"{folder}: there is no trace (no file rank-00000.jsonl, as DDPFIX_TRACE={folder} leaves it)")

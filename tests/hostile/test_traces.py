@@ -68,7 +68,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-@values.FEW
+@settings(values.FEW, max_examples=25)
 @given(change=values.values, place=st.tuples(st.integers(0, 20), st.integers(0, 30), st.integers(0, 9)))
 def test_one_value_is_another_one(tmp_path_factory: pytest.TempPathFactory, change: Any, place: Any) -> None:
     look(write(tmp_path_factory.getbasetemp() / "one", values.with_one_changed(LINES, plain(change), list(place))))
@@ -81,7 +81,7 @@ ANY = st.fixed_dictionaries(
 )
 
 
-@values.FEW
+@settings(values.FEW, max_examples=20)
 @given(rows=st.lists(ANY, max_size=5), end=st.binary(max_size=9))
 @example(rows=[{"kind": "end", "how": "[/]"}], end=b"")
 @example(rows=[{"kind": "step", "step": 1, "time": "[red]"}], end=b"")
@@ -168,15 +168,15 @@ def test_a_stream_that_is_right(tmp_path: Path) -> None:
     arrow(tmp_path / "t", [batch(), batch(5)])
     assert reader.read(tmp_path / "t").runs[0].steps["step"] == [0, 1, 2, 0, 1, 2, 3, 4]
     shown, _ = look(tmp_path / "t")
-    assert "│    0 │    4 │" in shown
+    assert re.search(r"│ 0 +│ +4 │", shown)
 
 
 def test_rows_that_take_no_bytes(tmp_path: Path) -> None:
-    """A column of nulls has as many rows as it says; as a list it would take terabytes."""
-    nothing = pyarrow.RecordBatch.from_arrays([pyarrow.nulls(2**40)], names=["step"])
+    """A column of nulls has as many rows as it says; as a list they would take as much memory as one likes."""
+    nothing = pyarrow.RecordBatch.from_arrays([pyarrow.nulls(2**22)], names=["step"])
     begun = time.perf_counter()
     arrow(tmp_path / "t", [nothing])
-    with pytest.raises(reader.TraceError, match="1099511627776 rows"):
+    with pytest.raises(reader.TraceError, match="4194304 rows"):
         reader.read(tmp_path / "t")
     look(tmp_path / "t")
     assert time.perf_counter() - begun < 10
@@ -222,7 +222,7 @@ CUTS = st.one_of(st.just(0), st.integers(0, 5000))
 PLACES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4)
 
 
-@settings(values.FEW, max_examples=40)
+@settings(values.FEW, max_examples=25)
 @given(cut=CUTS, places=PLACES)
 def test_a_stream_that_is_damaged_or_cut(tmp_path_factory: pytest.TempPathFactory, cut: int, places: Any) -> None:
     _damaged(tmp_path_factory.getbasetemp() / "arrow", cut, places)

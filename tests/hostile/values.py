@@ -43,7 +43,7 @@ TRICKS: List[str] = [
     "/dev/zero",
     "~nobody-here/x",
     "os:system",
-    "torch.flag:decide\n",
+    "common.lines:decide\n",
     "__import__('os')",
     "%s%n{0.__class__}",
     "x" * 100_000,
