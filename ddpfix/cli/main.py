@@ -40,7 +40,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
+    parser: argparse.ArgumentParser = _Parser(
+        prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures."
+    )
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top,report,drift}")
     _add_run(commands)

@@ -13,36 +13,16 @@ from rich.console import Console
 
 from ddpfix import _env
 from ddpfix.cli import main as command
-from ddpfix.cli import observe, plan, run
+from ddpfix.cli import observe, run
 from ddpfix.cli.doctor import screen
 from ddpfix.matrix import detect, loader
 from tests.hostile import values
 
 TRICK = "\x1b]0;title\x07\x9b31m[red]x[/red] [/] \u202e"
-WORDS = st.one_of(
-    st.sampled_from(
-        [
-            "--all",
-            "--json",
-            "--once",
-            "--from",
-            "--against",
-            "--inside",
-            "--interval",
-            "-o",
-            "-m",
-            "-c",
-            "--",
-            "-",
-            "1.0",
-            "funasr==1",
-            ".",
-            "nan",
-        ]
-    ),
-    st.sampled_from([f"--{setting}" for setting in ("unused", "trace", "seed", "timeout", "log")]),
-    values.texts,
-)
+OPTIONS = "--all --json --once --from --against --inside --interval -o -m -c -- - 1.0 funasr==1 . nan"
+SETTINGS = "--unused --trace --seed --timeout --log"
+WORDS = st.one_of(st.sampled_from(f"{OPTIONS} {SETTINGS}".split()), values.texts)
+COMMANDS = st.sampled_from(["run", "probe", "plan", "explain", "top", "report", "drift", "x"])
 
 
 def called(words: List[str]) -> Tuple[Optional[int], str, str]:
@@ -56,10 +36,7 @@ def called(words: List[str]) -> Tuple[Optional[int], str, str]:
 
 
 @settings(values.FEW, max_examples=40)
-@given(
-    name=st.sampled_from(["run", "probe", "plan", "explain", "top", "report", "drift", "x"]),
-    words=st.lists(WORDS, max_size=4),
-)
+@given(name=COMMANDS, words=st.lists(WORDS, max_size=4))
 @example(name="explain", words=[TRICK])
 @example(name="top", words=["a\0b", "--once"])
 @example(name="report", words=["a\0b"])
@@ -69,16 +46,16 @@ def called(words: List[str]) -> Tuple[Optional[int], str, str]:
 @example(name="probe", words=["--steps", "9" * 5000, "x.py"])
 @example(name="probe", words=["--steps", "²", "x.py"])
 def test_words_of_any_kind(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch_session: pytest.MonkeyPatch, name: str, words: List[str]
+    tmp_path_factory: pytest.TempPathFactory, harmless: pytest.MonkeyPatch, name: str, words: List[str]
 ) -> None:
-    monkeypatch_session.chdir(tmp_path_factory.getbasetemp())
+    harmless.chdir(tmp_path_factory.getbasetemp())
     code, _, err = called([name, *words])
     assert code in (0, 1, 2), err
     assert not values.commands(err)
 
 
 @pytest.fixture
-def monkeypatch_session(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def harmless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is started, and no registry is asked."""
     monkeypatch.setattr(run, "become", lambda words, chosen: 0)
     monkeypatch.setattr(observe, "_call", lambda words, environ, as_json: 1)
@@ -111,7 +88,7 @@ def test_what_the_doctor_shows() -> None:
 def test_texts_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = loader.load()
     patch = whole.patches["torch.fsdp"]._replace(problem=TRICK, evidence=(TRICK,), also=(TRICK,))
-    monkeypatch.setattr(plan.loader, "load", lambda: whole._replace(patches={patch.id: patch}))
+    monkeypatch.setattr(loader, "load", lambda: whole._replace(patches={patch.id: patch}))
     code, out, _ = called(["explain", patch.id])
     assert code == 0 and not values.commands(out) and out.count("[red]x[/red] [/]") == 3
 
