@@ -220,7 +220,7 @@ def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
                 raise TraceError(f"{file}, batch {number}: {error}") from None
             try:
                 if found is None:
-                    found = pyarrow.ipc.read_schema(message)
+                    found = read_schema(pyarrow, message)
                     continue
                 batch = pyarrow.ipc.read_record_batch(message, found)
                 batch.validate(full=True)
@@ -229,6 +229,13 @@ def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
                 raise TraceError(f"{file}, batch {number}: {error}") from None
             number += 1
             yield rows
+
+
+def read_schema(pyarrow: Any, message: Any) -> Any:
+    """The schema in a message; raises ValueError for a message of another kind, with which pyarrow would crash."""
+    if message.type != "schema":
+        raise ValueError(f"a schema is expected, not a message of the kind {message.type}")
+    return pyarrow.ipc.read_schema(message)
 
 
 def columns(pyarrow: Any, batch: Any) -> Dict[str, Sequence[Any]]:

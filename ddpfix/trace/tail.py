@@ -185,7 +185,8 @@ class _Batches:
         if length is None or length > len(content):
             return False
         try:
-            self._schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(content[:length]))
+            message = pyarrow.ipc.read_message(pyarrow.py_buffer(content[:length]))
+            self._schema = reader.read_schema(pyarrow, message)
         except reader.damaged(pyarrow) as error:
             raise reader.TraceError(f"{self._file}: {error}") from None
         self._place = length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -208,6 +209,22 @@ def test_a_stream_with_the_same_column_twice(tmp_path: Path) -> None:
     twice = pyarrow.RecordBatch.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["step", "step"])
     arrow(tmp_path / "t", [twice])
     look(tmp_path / "t")
+
+
+def test_a_first_message_of_another_kind(tmp_path: Path) -> None:
+    """pyarrow reads a schema of it all the same, and the process ends by SIGSEGV."""
+    content = bytearray(arrow(tmp_path / "t", [batch()]))
+    for place in range(8, 72):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x1F
+        (tmp_path / "t" / "rank-00000.arrow").write_bytes(bytes(damaged))
+        stream = pyarrow.BufferReader(bytes(damaged))
+        with contextlib.suppress(pyarrow.ArrowException, OSError):
+            if pyarrow.ipc.MessageReader.open_stream(stream).read_next_message().type == "schema":
+                continue
+            with pytest.raises(reader.TraceError):
+                reader.read(tmp_path / "t")
+            look(tmp_path / "t")
 
 
 def _damaged(folder: Path, cut: int, places: List[Tuple[int, int]]) -> None:
