@@ -32,3 +32,13 @@ def table(folder: Path) -> Mapping[str, object]:
     if not isinstance(found, dict):
         raise ValueError(f"{file}: [tool.ddpfix] has to be a table")
     return found
+
+
+def as_text(value: object) -> str:
+    """A value as it would stand in the environment; raises ValueError for a list or a table.
+
+    A hexadecimal number may be longer than Python writes one: that is a ValueError as well.
+    """
+    if isinstance(value, (list, dict)):
+        raise ValueError("a text or a number is expected here")
+    return str(value).lower() if isinstance(value, bool) else str(value)

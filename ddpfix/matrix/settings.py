@@ -325,7 +325,11 @@ class _Reader:
 
     def table(self, table: Mapping[str, object], where: str) -> None:
         for key, value in table.items():
-            self.set(key, _as_text(value, where + key), where + key)
+            try:
+                text = pyproject.as_text(value)
+            except ValueError as error:
+                raise SettingsError(f"{where}{key}: {error}") from None
+            self.set(key, text, where + key)
 
     def environment(self, environ: Mapping[str, str]) -> None:
         for variable, value in environ.items():
@@ -339,17 +343,6 @@ class _Reader:
             if patch is not None and value.strip().lower() in ("0", "false", "off"):
                 self.switches[patch] = "0"
                 self.sources[patch] = variable
-
-
-def _as_text(value: object, source: str) -> str:
-    """A value as it would stand in the environment."""
-    if isinstance(value, (list, dict)):
-        raise SettingsError(f"{source}: a text or a number is expected here")
-    try:
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    except ValueError as error:
-        # A hexadecimal number may be longer than Python writes one.
-        raise SettingsError(f"{source}: {error}") from None
 
 
 def _pyproject(folder: Path) -> Mapping[str, object]:
