@@ -1,32 +1,73 @@
 """Print the cells, or run some: ``python -m tests.cells [NAMES]``, as ``nox -s cell -- NAMES`` does.
 
-With ``--only FILE`` some files of tests are run, and no result is written.
+    python -m tests.cells --missing                     # the cells that have no result of this matrix
+    python -m tests.cells torch --missing --discard     # run those of torch; gigabytes come and go, one cell at a time
+
+What was interrupted goes on where it stopped when the last command is called again. With ``--only FILE`` some files of
+tests are run, and no result is written.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import List
 
-from tests.cells import environment, table
+from tests.cells import environment, results, table
 from tests.cells.run import run
+
+FOLDER = Path(".nox") / "cells"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.cells", description=__doc__)
-    parser.add_argument("names", nargs="*", help="cells or toolkits; none means that the cells are listed")
-    parser.add_argument("--only", action="append", default=[], metavar="FILE", help="a file of tests to run, not all")
-    options = parser.parse_args()
+    options = _parser().parse_args()
+    found = table.chosen(options.names)
+    if options.missing:
+        found = [cell for cell in found if results.is_missing(cell)]
+    if options.discard:
+        # Of one kind after the other: an environment that several cells share is made once.
+        found.sort(key=lambda cell: [other.environment for other in found].index(cell.environment))
     failed = 0
-    for cell in table.chosen(options.names):
+    for index, cell in enumerate(found):
         print(f"{cell.name}: Python {cell.fit.python}, {' '.join(cell.packages())}", flush=True)
-        if options.names:
-            try:
-                failed += run(cell, Path(".nox") / "cells", options.only) != 0
-            except environment.NothingToRunError as error:
-                print(f"not run: {error}")
+        if options.names or options.all:
+            failed += not _passed(cell, options.only, options.discard, found[index + 1 :])
     return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cells", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="cells or toolkits; none means that the cells are listed")
+    parser.add_argument("--all", action="store_true", help="run all cells")
+    parser.add_argument("--missing", action="store_true", help="only those that have no result of this matrix")
+    parser.add_argument("--discard", action="store_true", help="remove environment and downloads of each one after it")
+    parser.add_argument("--only", action="append", default=[], metavar="FILE", help="a file of tests to run, not all")
+    return parser
+
+
+def _passed(cell: table.Cell, only: List[str], discard: bool, later: List[table.Cell]) -> bool:
+    """Run one cell; whether none of its tests failed, also if it cannot be had here."""
+    begun, taken = time.monotonic(), 0
+    try:
+        with environment.downloads(FOLDER if discard else None):
+            code = run(cell, FOLDER, only)
+    except environment.NothingToRunError as error:
+        print(f"not run: {error}")
+        return True
+    except subprocess.CalledProcessError as error:
+        # The next cell may well be possible: a release may be missing, or the interpreter for it.
+        print(f"{cell.name} cannot be installed: {error}")
+        return False
+    finally:
+        if discard and cell.environment not in {other.environment for other in later}:
+            taken = environment.discard(cell, FOLDER)
+    print(f"{cell.name}: {time.monotonic() - begun:.0f} s in all, {taken / 1e9:.1f} GB taken away", flush=True)
+    return code == 0
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Dict, Iterator, List, Optional, Sequence
 
 from tests.cells.table import Cell
 from tests.wenet import trees
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# Where uv keeps its downloads.
+CACHE = "UV_CACHE_DIR"
 
 
 class NothingToRunError(Exception):
@@ -61,6 +64,38 @@ def variables(cell: Cell, folder: Path) -> Dict[str, str]:
     elif cell.requirements is not None:
         found["PYTHONPATH"] = str(_unpacked(cell, home))
     return found
+
+
+@contextmanager
+def downloads(folder: Optional[Path]) -> Iterator[None]:
+    """Within it uv keeps what it downloads beside the environments of a folder, if one is given.
+
+    Files of environments are links to it, so the downloads take no room of their own, but have to go with them.
+    """
+    before = os.environ.get(CACHE)
+    if folder is not None:
+        os.environ[CACHE] = str(_downloads(folder))
+    try:
+        yield
+    finally:
+        if folder is not None:
+            os.environ.pop(CACHE)
+            os.environ.update({} if before is None else {CACHE: before})
+
+
+def _downloads(folder: Path) -> Path:
+    return folder.resolve() / "downloads"
+
+
+def discard(cell: Cell, folder: Path) -> int:
+    """Remove a cell's environment, and what was downloaded within :func:`downloads`; returns the bytes they took."""
+    places = [folder / cell.environment, _downloads(folder)]
+    # A file with several names counts once.
+    stats = (path.lstat() for place in places for path in place.rglob("*"))
+    taken = sum({found.st_ino: found.st_blocks * 512 for found in stats}.values())
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
+    return taken
 
 
 def tags(cell: Cell) -> List[str]:

@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List
 
+from packaging.version import Version
+
+from ddpfix.matrix import loader
 from tests.cells.table import Cell
 
 FOLDER = Path(__file__).resolve().parent.parent / "results"
@@ -28,10 +31,32 @@ def merged(cell: Cell, records: List[Dict[str, Any]], seconds: float) -> Dict[st
         "torch": packages["torch"].partition("+")[0],
         "packages": packages,
         "patches": sorted(passed - broken),
+        "cured": cured(cell),
         **{count: sum(record[count] for record in records) for count in ("passed", "failed", "skipped")},
         "seconds": round(seconds),
         "recorded": datetime.date.today().isoformat(),
     }
+
+
+def cured(cell: Cell) -> List[str]:
+    """The patches of the cell's own toolkit that the matrix has a fix for at its version."""
+    whole, version = loader.load(), Version(cell.version)
+    rows = (row for row in whole.rows if whole.patches[row.patch].toolkit == cell.toolkit)
+    return sorted({row.patch for row in rows if row.status == "cured" and row.versions.holds(version)})
+
+
+def is_missing(cell: Cell, folder: Path = FOLDER) -> bool:
+    """Whether no run of this cell without a failure is recorded that was made with each fix that the matrix has now.
+
+    A fix that had no passing test in the run (``cured`` has it, ``patches`` has not) does not make it missing.
+    """
+    file = folder / f"{cell.name}.json"
+    if not file.exists():
+        return True
+    found = json.loads(file.read_text(encoding="utf-8"))
+    # Results from before this was kept: what they name was there.
+    known = found.get("cured", found["patches"])
+    return found["recorded"] is None or found["failed"] > 0 or not set(cured(cell)) <= set(known)
 
 
 def write(result: Dict[str, Any], folder: Path = FOLDER) -> Path:

@@ -7,6 +7,7 @@ here: the matrix says it. :data:`FITS` says what goes with a release, and :data:
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,10 @@ from packaging.version import InvalidVersion, Version
 from ddpfix.matrix import loader
 
 TESTS = Path(__file__).resolve().parent.parent
+# Has the releases of each toolkit that there are.
+RELEASES = TESTS / "unit" / "fixtures" / "decisions.json"
+# Toolkits of which each minor release is a cell.
+EACH_MINOR = ("torch",)
 TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "importlib-metadata", "setuptools", "hypothesis")
 # Arguments of pytest, one tuple a run. Of transformers: every family against upstream, recomputation, outputs, and two
 # real ranks; DDP without the flag on an old torch, and FSDP.
@@ -170,10 +175,13 @@ def fitting(toolkit: str, version: str) -> Fit:
 
 @lru_cache(maxsize=None)
 def cells() -> Tuple[Cell, ...]:
-    """Every release that the matrix names as tested, by toolkit and version, with further stacks behind."""
+    """Every release that the matrix names as tested, by toolkit and version, with further stacks behind.
+
+    Of torch also the newest of each minor release that a row cures, whether it has been tested or not.
+    """
     found: List[Cell] = []
     for toolkit in FITS:
-        versions = sorted(tested(toolkit))
+        versions = sorted({*tested(toolkit), *(minors(toolkit) if toolkit in EACH_MINOR else ())})
         found += [Cell(toolkit, str(version), fitting(toolkit, str(version))) for version in versions]
         found += [Cell(toolkit, fit.versions[2:], fit) for fit in MORE.get(toolkit, ())]
     return tuple(found)
@@ -184,6 +192,21 @@ def tested(toolkit: str) -> List[Version]:
     whole = loader.load()
     rows = (row for row in whole.rows if whole.patches[row.patch].toolkit == toolkit)
     return sorted({version for row in rows for version in row.tested})
+
+
+def minors(toolkit: str) -> List[Version]:
+    """The newest patch release of each minor release that some row of a toolkit cures."""
+    known = json.loads(RELEASES.read_text(encoding="utf-8"))["versions"][toolkit]
+    whole, newest = loader.load(), {}
+    ranges = [
+        row.versions for row in whole.rows if row.status == "cured" and whole.patches[row.patch].toolkit == toolkit
+    ]
+    for version in sorted(map(Version, known)):
+        # Beside the releases it has what compares in a special way, such as post-releases of a range's end.
+        plain = not (version.is_prerelease or version.is_postrelease or version.local)
+        if plain and any(each.holds(version) for each in ranges):
+            newest[version.release[:2]] = version
+    return sorted(newest.values())
 
 
 def chosen(names: Sequence[str]) -> List[Cell]:
