@@ -28,8 +28,7 @@ def main() -> int:
     if options.missing:
         found = [cell for cell in found if results.is_missing(cell)]
     if options.discard:
-        # Of one kind after the other: an environment that several cells share is made once.
-        found.sort(key=lambda cell: [other.environment for other in found].index(cell.environment))
+        found = table.grouped(found)
     failed = 0
     for index, cell in enumerate(found):
         print(f"{cell.name}: Python {cell.fit.python}, {' '.join(cell.packages())}", flush=True)

@@ -232,6 +232,12 @@ def chosen(names: Sequence[str]) -> List[Cell]:
     return list(dict.fromkeys(found))
 
 
+def grouped(cells: Sequence[Cell]) -> List[Cell]:
+    """The same cells, those that share an environment together, so that it is made once where it is removed again."""
+    turns = list(dict.fromkeys(cell.environment for cell in cells))
+    return sorted(cells, key=lambda cell: turns.index(cell.environment))
+
+
 def _is_version(word: str) -> bool:
     try:
         Version(word)
