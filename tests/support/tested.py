@@ -5,7 +5,9 @@
     python -m tests.support.tested --here toolkit   # runs tests/<toolkit> in this environment, notes the result, writes
 
 A result is a file in ``tests/results``, one a cell: which versions were there, and the patches whose tests ran and
-passed. A patch counts as tested on the version that its own toolkit has in the cell.
+passed. A patch counts as tested on the version that its own toolkit has in the cell. A file that no run has written is
+refused, but for those that ``carried_over.txt`` names: they say what was tested before results were kept. The names
+go when their cells have run; none is added.
 """
 
 from __future__ import annotations
@@ -31,13 +33,38 @@ from ddpfix.matrix.reader import Reader
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "results"
+CARRIED_OVER = ROOT / "tests" / "support" / "carried_over.txt"
 HEADING = "tested: # written by python -m tests.support.tested, from tests/results"
+COUNTS = ("passed", "failed", "skipped", "seconds")
 Result = Dict[str, Any]
 
 
 def read(folder: Path = RESULTS) -> List[Result]:
-    """All results, by the names of their files."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    """All results, by the names of their files.
+
+    Raises:
+        ValueError: a result is none of a run whose tests all passed.
+    """
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    carried = set(CARRIED_OVER.read_text(encoding="utf-8").split())
+    for result in found:
+        _check(result, carried)
+    return found
+
+
+def _check(result: Result, carried: Set[str]) -> None:
+    if result["recorded"] is None and result["cell"] in carried:
+        return
+    if result["recorded"] is None or not all(type(result[word]) is int for word in COUNTS):
+        raise ValueError(f"no run has written the result of {result['cell']}: nox -s cell -- {result['cell']}")
+    if result["failed"] or not result["passed"]:
+        raise ValueError(f"tests of {result['cell']}: {result['passed']} passed, {result['failed']} failed")
+
+
+def still_carried(results: Sequence[Result], text: str) -> str:
+    """The list of results that were carried over, without those whose cells have run since."""
+    kept = {result["cell"] for result in results if result["recorded"] is None} & set(text.split())
+    return "".join(f"{name}\n" for name in sorted(kept))
 
 
 def by_version(results: Sequence[Result], whole: Matrix) -> Dict[str, Dict[Version, Set[str]]]:
@@ -151,13 +178,24 @@ def main() -> int:
     options = parser.parse_args()
     if options.here and here(options.here) != 0:
         return 1
-    path = loader.default_path()
-    text = path.read_text(encoding="utf-8")
-    made = written(text, block(read(), Reader(path).untested()))
-    if options.check and made != text:
-        sys.stderr.write(f"{path.name} does not say what tests/results says: run python -m tests.support.tested\n")
+    try:
+        return _write(read(), options.check)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
         return 1
-    path.write_text(made, encoding="utf-8")
+
+
+def _write(results: Sequence[Result], check: bool) -> int:
+    path = loader.default_path()
+    text, carried = path.read_text(encoding="utf-8"), CARRIED_OVER.read_text(encoding="utf-8")
+    made = {path: written(text, block(results, Reader(path).untested())), CARRIED_OVER: still_carried(results, carried)}
+    old = [file for file in made if made[file] != file.read_text(encoding="utf-8")]
+    if check and old:
+        names = " and ".join(file.name for file in old)
+        sys.stderr.write(f"{names}: not what tests/results says; run python -m tests.support.tested\n")
+        return 1
+    for file in old:
+        file.write_text(made[file], encoding="utf-8")
     return 0
 
 

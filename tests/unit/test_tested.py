@@ -35,13 +35,79 @@ def test_the_command_checks() -> None:
     assert subprocess.run(command, cwd=str(tested.ROOT)).returncode == 0
 
 
+RUN = {"recorded": "2026-11-23", "passed": 3, "failed": 0, "skipped": 1, "seconds": 2}
+BY_HAND = {"recorded": None, "passed": None, "failed": None, "skipped": None, "seconds": None}
+
+
+def folder_with(found: Dict[str, Any], folder: Path) -> Path:
+    (folder / f"{found['cell']}.json").write_text(json.dumps(found), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (BY_HAND, "no run has written the result of funasr-1.0.99"),
+        ({**RUN, "passed": None}, "no run has written"),
+        ({**RUN, "seconds": "2"}, "no run has written"),
+        ({**RUN, "failed": 1}, "3 passed, 1 failed"),
+        ({**RUN, "passed": 0}, "0 passed, 0 failed"),
+    ],
+)
+def test_a_result_that_is_of_no_good_run_is_refused(numbers: Dict[str, Any], message: str, tmp_path: Path) -> None:
+    made = folder_with(result(cell="funasr-1.0.99", version="1.0.99", **numbers), tmp_path)
+    with pytest.raises(ValueError, match=message):
+        tested.read(made)
+
+
+def test_a_result_of_a_run_is_taken_and_so_is_one_of_those_carried_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = tmp_path / "carried.txt"
+    names.write_text("funasr-1.0.19\nfunasr-1.0.5\n")
+    monkeypatch.setattr(tested, "CARRIED_OVER", names)
+    (tmp_path / "results").mkdir()
+    folder_with(result(**BY_HAND), tmp_path / "results")
+    folder_with(result(cell="funasr-1.0.5", version="1.0.5", **RUN), tmp_path / "results")
+    found = tested.read(tmp_path / "results")
+    assert [each["version"] for each in found] == ["1.0.19", "1.0.5"]
+    # The second one has run.
+    assert tested.still_carried(found, names.read_text()) == "funasr-1.0.19\n"
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_version_that_was_typed_into_the_matrix_is_refused(
+    typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = loader.default_path().read_text(encoding="utf-8")
+    changed = text.replace('  torch:\n    versions: ["', '  torch:\n    versions: ["1.13.0", "') if typed else text
+    copy = tmp_path / "matrix.yaml"
+    copy.write_text(changed, encoding="utf-8")
+    monkeypatch.setattr(loader, "default_path", lambda: copy)
+    monkeypatch.setattr(sys, "argv", ["tested", "--check"])
+    assert tested.main() == typed
+    assert ("matrix.yaml: not what tests/results says" in capsys.readouterr().err) == typed
+    assert copy.read_text(encoding="utf-8") == changed
+
+
+def test_a_result_made_by_hand_fails_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = folder_with(result(cell="torch-2.7.0", toolkit="torch", version="2.7.0", **BY_HAND), tmp_path)
+    read = tested.read
+    monkeypatch.setattr(tested, "read", lambda: read(made))
+    monkeypatch.setattr(sys, "argv", ["tested", "--check"])
+    assert tested.main() == 1
+    assert "no run has written the result of torch-2.7.0: nox -s cell -- torch-2.7.0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", sorted(tested.RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_result_has_what_it_should(path: Path) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     assert path.stem == found["cell"] and Version(found["version"])
     assert found["toolkit"] in loader.load().toolkits
     assert found["patches"] and set(found["patches"]) <= set(loader.load().patches)
-    numbers = [found[name] for name in ("passed", "failed", "skipped", "seconds")]
+    numbers = [found[name] for name in tested.COUNTS]
     if found["recorded"] is None:
         assert numbers == [None] * 4 and "before results were kept" in found["note"]
     else:
