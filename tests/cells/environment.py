@@ -14,8 +14,8 @@ from tests.cells.table import Cell
 from tests.wenet import trees
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Where uv keeps its downloads.
-CACHE = "UV_CACHE_DIR"
+# Variables of uv: where it keeps its downloads, and whether it compiles what it installs.
+CACHE, COMPILE = "UV_CACHE_DIR", "UV_COMPILE_BYTECODE"
 
 
 class NothingToRunError(Exception):
@@ -70,17 +70,18 @@ def variables(cell: Cell, folder: Path) -> Dict[str, str]:
 def downloads(folder: Optional[Path]) -> Iterator[None]:
     """Within it uv keeps what it downloads beside the environments of a folder, if one is given.
 
-    Files of environments are links to it, so the downloads take no room of their own, but have to go with them.
+    Files of environments are links to it, so the downloads take no room of their own, but have to go with them. What
+    is used once is not compiled as a whole either, which takes minutes; the first import of a module does it.
     """
-    before = os.environ.get(CACHE)
-    if folder is not None:
-        os.environ[CACHE] = str(_downloads(folder))
+    changed = {} if folder is None else {CACHE: str(_downloads(folder)), COMPILE: "0"}
+    before = {name: os.environ[name] for name in changed if name in os.environ}
+    os.environ.update(changed)
     try:
         yield
     finally:
-        if folder is not None:
-            os.environ.pop(CACHE)
-            os.environ.update({} if before is None else {CACHE: before})
+        for name in changed:
+            os.environ.pop(name)
+        os.environ.update(before)
 
 
 def _downloads(folder: Path) -> Path:
@@ -130,11 +131,12 @@ def _unpacked(cell: Cell, home: Path) -> Path:
 
 def _install(python: Path, *packages: str) -> None:
     links = [word for folder in find_links() for word in ("--find-links", folder)]
-    _uv("pip", "install", "--compile-bytecode", "--python", str(python), *links, *packages)
+    _uv("pip", "install", "--python", str(python), *links, *packages)
 
 
 def _uv(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "uv", "--quiet", *words], check=True)
+    # Ranks that import a module for the first time would compile it all at once.
+    subprocess.run([sys.executable, "-m", "uv", "--quiet", *words], check=True, env={COMPILE: "1", **os.environ})
 
 
 def interpreter(version: str) -> str:
