@@ -184,6 +184,9 @@ def cover(
     covered.choose = choose
     for ours in (recompute, training, schedule, draw):
         skip_module(ours)
+    if isinstance(choose, FunctionType):
+        # Compiled by itself, it would pass a stream of 64 bits between two graphs: too large for torch up to 2.6.
+        skip_frames(choose)
     site.wrap_hot(owner, method, functools.partial(_dispatch, covered))
     COVERED[owner] = covered
     site.at_undo(functools.partial(_uncover, owner))

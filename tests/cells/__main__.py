@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import List
 
 from tests.cells import environment, results, table
-from tests.cells.run import run
+from tests.cells.run import run, run_failed
 
 FOLDER = Path(".nox") / "cells"
 
@@ -27,13 +27,15 @@ def main() -> int:
     found = table.chosen(options.names)
     if options.missing:
         found = [cell for cell in found if results.is_missing(cell)]
+    if options.failed:
+        found = [cell for cell in found if results.failures(cell)]
     if options.discard:
         found = table.grouped(found)
     failed = 0
     for index, cell in enumerate(found):
         print(f"{cell.name}: Python {cell.fit.python}, {' '.join(cell.packages())}", flush=True)
         if options.names or options.all:
-            failed += not _passed(cell, options.only, options.discard, found[index + 1 :])
+            failed += not _passed(cell, options, found[index + 1 :])
     return 1 if failed else 0
 
 
@@ -44,17 +46,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", help="cells or toolkits; none means that the cells are listed")
     parser.add_argument("--all", action="store_true", help="run all cells")
     parser.add_argument("--missing", action="store_true", help="only those that have no result of this matrix")
+    parser.add_argument("--failed", action="store_true", help="only the tests that failed, and add that to the results")
     parser.add_argument("--discard", action="store_true", help="remove environment and downloads of each one after it")
     parser.add_argument("--only", action="append", default=[], metavar="FILE", help="a file of tests to run, not all")
     return parser
 
 
-def _passed(cell: table.Cell, only: List[str], discard: bool, later: List[table.Cell]) -> bool:
+def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cell]) -> bool:
     """Run one cell; whether none of its tests failed, also if it cannot be had here."""
     begun, taken = time.monotonic(), 0
     try:
-        with environment.downloads(FOLDER if discard else None):
-            code = run(cell, FOLDER, only)
+        with environment.downloads(FOLDER if options.discard else None):
+            code = run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only)
     except environment.NothingToRunError as error:
         print(f"not run: {error}")
         return True
@@ -63,7 +66,7 @@ def _passed(cell: table.Cell, only: List[str], discard: bool, later: List[table.
         print(f"{cell.name} cannot be installed: {error}")
         return False
     finally:
-        if discard and cell.environment not in {other.environment for other in later}:
+        if options.discard and cell.environment not in {other.environment for other in later}:
             taken = environment.discard(cell, FOLDER)
     print(f"{cell.name}: {time.monotonic() - begun:.0f} s in all, {taken / 1e9:.1f} GB taken away", flush=True)
     return code == 0

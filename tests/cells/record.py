@@ -44,6 +44,7 @@ class Record:
             **{outcome: len(tests) for outcome, tests in ended.items()},
             "patches": sorted(self._patches(ended["passed"])),
             "broken": sorted(self._patches(ended["failed"])),
+            "failures": sorted(ended["failed"]),
         }
 
     def _of(self, outcome: str) -> Set[str]:

@@ -23,6 +23,7 @@ def merged(cell: Cell, records: List[Dict[str, Any]], seconds: float) -> Dict[st
     packages: Dict[str, str] = records[0]["packages"]
     broken = {name for record in records for name in record["broken"]}
     passed = {name for record in records for name in record["patches"]}
+    failures = sorted(test for record in records for test in record["failures"])
     return {
         "cell": cell.name,
         "toolkit": cell.toolkit,
@@ -35,6 +36,34 @@ def merged(cell: Cell, records: List[Dict[str, Any]], seconds: float) -> Dict[st
         **{count: sum(record[count] for record in records) for count in ("passed", "failed", "skipped")},
         "seconds": round(seconds),
         "recorded": datetime.date.today().isoformat(),
+        **({"failures": failures} if failures else {}),
+    }
+
+
+def failures(cell: Cell, folder: Path = FOLDER) -> List[str]:
+    """The tests of a cell that failed in its last run; none where there was no run."""
+    file = folder / f"{cell.name}.json"
+    return json.loads(file.read_text(encoding="utf-8")).get("failures", []) if file.exists() else []
+
+
+def with_second(result: Dict[str, Any], record: Dict[str, Any], seconds: float) -> Dict[str, Any]:
+    """A result after its failures have been run once more; ``again`` in it names those that passed only then.
+
+    Raises:
+        ValueError: the second run had other tests than those that failed.
+    """
+    first = result["failures"]
+    if sum(record[word] for word in ("passed", "failed")) != len(first) or not set(record["failures"]) <= set(first):
+        raise ValueError(f"{len(first)} tests failed, and not all of them ran again")
+    left = record["failures"]
+    return {
+        **{key: value for key, value in result.items() if key != "failures"},
+        "patches": sorted({*result["patches"], *record["patches"]} - {*record["broken"]}),
+        "passed": result["passed"] + record["passed"],
+        "failed": len(left),
+        "seconds": result["seconds"] + round(seconds),
+        "again": sorted({*result.get("again", ()), *first} - {*left}),
+        **({"failures": left} if left else {}),
     }
 
 

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Dict, Sequence, Tuple
 
 from tests.cells import environment, results
 from tests.cells.table import Cell
@@ -28,22 +28,48 @@ def run(cell: Cell, folder: Path, only: Sequence[str] = ()) -> int:
     Raises:
         NothingToRunError: the release cannot be had here.
     """
-    folder = folder.resolve()
-    python = environment.made(cell, folder)
-    environ = {**os.environ, **environment.variables(cell, folder)}
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "-p", "tests.cells.record"]
+    python = environment.made(cell, folder.resolve())
     codes, records, begun = [], [], time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        for tests in [tuple(only)] if only else cell.fit.tests:
-            file = Path(place) / "record.json"
-            words = [*command, "--record", str(file), *tests, *_alone(cell)]
-            codes.append(subprocess.call(words, cwd=environment.ROOT, env=environ))
-            if codes[-1] not in (0, 1, _NONE):
-                return codes[-1]
-            records.append(json.loads(file.read_text()))
+    for tests in [tuple(only)] if only else cell.fit.tests:
+        code, record = _pytest(cell, folder.resolve(), python, (*tests, *_alone(cell)))
+        codes.append(code)
+        if code not in (0, 1, _NONE):
+            return code
+        records.append(record)
     if not only:
         results.write(results.merged(cell, records, time.monotonic() - begun))
     return max(codes)
+
+
+def run_failed(cell: Cell, folder: Path) -> int:
+    """Run only the tests that failed when the cell was run, and add how they ended to its result.
+
+    A machine with other work to do lets tests fail that wait for a limited time, and a whole cell takes half an hour.
+
+    Raises:
+        NothingToRunError: the release cannot be had here, or no test of it has failed.
+        ValueError: a test that failed is no longer there; the cell has to be run.
+    """
+    failed = results.failures(cell)
+    if not failed:
+        raise environment.NothingToRunError(f"no test of {cell.name} has failed")
+    python, begun = environment.made(cell, folder.resolve()), time.monotonic()
+    code, record = _pytest(cell, folder.resolve(), python, failed)
+    if code in (0, 1):
+        file = results.FOLDER / f"{cell.name}.json"
+        before = json.loads(file.read_text(encoding="utf-8"))
+        results.write(results.with_second(before, record, time.monotonic() - begun))
+    return code
+
+
+def _pytest(cell: Cell, folder: Path, python: Path, tests: Sequence[str]) -> Tuple[int, Dict[str, Any]]:
+    """pytest's exit code, and what it recorded of these tests; nothing where it did not run any."""
+    environ = {**os.environ, **environment.variables(cell, folder)}
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "-p", "tests.cells.record"]
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "record.json"
+        code = subprocess.call([*command, "--record", str(file), *tests], cwd=environment.ROOT, env=environ)
+        return code, json.loads(file.read_text()) if code in (0, 1, _NONE) else {}
 
 
 def _alone(cell: Cell) -> Sequence[str]:

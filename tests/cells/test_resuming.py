@@ -21,6 +21,7 @@ RECORD: Dict[str, Any] = {
     "skipped": 0,
     "patches": ["torch.late"],
     "broken": [],
+    "failures": [],
 }
 
 
@@ -130,3 +131,29 @@ def test_an_environment_stays_until_the_last_cell_that_uses_it(tmp_path: Path, m
     assert runs.names == ["funasr-1.0.0", "funasr-1.4.16", "fastNLP-1.0.1"]
     (shared,) = {cell.environment for cell in table.chosen(["funasr-1.0.0"])}
     assert [shared in homes for homes in runs.homes] == [False, True, False]
+
+
+def test_tests_that_failed_run_again_alone_and_the_result_says_so(tmp_path: Path) -> None:
+    failed = {"patches": ["torch.late"], "broken": ["torch.drift"], "failed": 2, "failures": ["a", "b"]}
+    (cell,) = table.chosen(["torch-2.4.1"])
+    first = results.merged(cell, [{**RECORD, **failed}], 10.0)
+    results.write(first, tmp_path)
+    assert results.failures(cell, tmp_path) == ["a", "b"] == first["failures"]
+
+    one = {**RECORD, "patches": ["torch.drift"], "broken": ["torch.hang"], "passed": 1, "failed": 1, "failures": ["b"]}
+    second = results.with_second(first, one, 2.4)
+    assert (second["passed"], second["failed"], second["seconds"]) == (4, 1, 12)
+    assert second["again"] == ["a"] and second["failures"] == ["b"] and "torch.hang" not in second["patches"]
+
+    other = {**RECORD, "patches": ["torch.hang"], "passed": 1, "failed": 0, "failures": []}
+    third = results.with_second(second, other, 1.0)
+    assert (third["passed"], third["failed"], third["again"]) == (5, 0, ["a", "b"]) and "failures" not in third
+    assert third["patches"] == ["torch.drift", "torch.hang", "torch.late"]
+
+
+@pytest.mark.parametrize("changed", [{"passed": 1}, {"passed": 0, "failed": 2, "failures": ["a", "c"]}])
+def test_a_second_run_of_other_tests_is_no_second_run(changed: Dict[str, Any]) -> None:
+    (cell,) = table.chosen(["torch-2.4.1"])
+    first = results.merged(cell, [{**RECORD, "failed": 2, "failures": ["a", "b"]}], 10.0)
+    with pytest.raises(ValueError, match="2 tests failed, and not all of them ran again"):
+        results.with_second(first, {**RECORD, **changed}, 1.0)

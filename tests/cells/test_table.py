@@ -68,7 +68,7 @@ def test_cis_share_has_several_releases_of_each(toolkit: str) -> None:
 
 def record(**more: Any) -> Dict[str, Any]:
     common = {"python": "3.11.9", "packages": {"torch": "2.13.0+cpu"}, "passed": 2, "failed": 0, "skipped": 1}
-    return {**common, "patches": ["torch.late"], "broken": [], **more}
+    return {**common, "patches": ["torch.late"], "broken": [], "failures": [], **more}
 
 
 def test_a_patch_is_in_a_result_if_a_test_passed_and_none_failed(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ pytestmark = [
     pytest.mark.skipif(Version(transformers.__version__).release < (4, 46), reason="the check for FSDP came with 4.46"),
 ]
 
+# Where FSDP2 divides gradients by itself over gloo.
+AVERAGES = Version(torch.__version__).release >= (2, 13)
 SYNC = {"layerdrop": "sync"}
 # A rounding of 1e-7 in a gradient becomes 1e-6 in a step of AdamW where gradients are small. With some patterns of
 # skipped layers they are, so the pattern that is compared is a fixed one.
@@ -98,6 +100,14 @@ def skipped(record: Dict[str, Any]) -> List[int]:
 
 def gathers(record: Dict[str, Any]) -> List[int]:
     return [len(sizes) for sizes in record["gathers"]]
+
+
+def test_gradients_are_reduced_as_in_plain_torch(ran: Found) -> None:
+    """Sums of gradients are divided by the program, so a torch without ddpfix must make sums of them as well."""
+    for kind in KINDS:
+        plain = {record["reduced"] for record in ran[f"unpatched-{kind}"]}
+        ours = {record["reduced"] for record in ran[f"patched-{kind}-plain"]}
+        assert ours == plain and plain <= ({1.0} if AVERAGES or kind == "fsdp1" else {1.0, 2.0})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -71,12 +71,14 @@ class Run:
         for name, layer in wraps.layers_of(inner):
             layer.register_forward_hook(lambda *_, name=name: self.called.append(name))
         checkpointed(inner, plan["checkpointing"])
+        self.reduced = wraps.reduced(plan["kind"])
         self.model = wraps.KINDS[plan["kind"]](inner)
         make = OPTIMIZERS[plan["optimizer"]]
         self.optimizers = [make(self.model.parameters()), make(self.alone.parameters())]
         torch.manual_seed(50 + distributed.get_rank())
         lists = ("ran", "again", "gathers", "reduces", "loss", "expected", "apart", "gradients", "none", "evaluated")
         self.record.update({name: [] for name in lists}, layers=self.names)
+        self.record["reduced"] = self.reduced
 
     def steps(self) -> None:
         for step in range(self.plan["steps"]):
@@ -88,6 +90,7 @@ class Run:
                 with wraps.micro_batch(self.model, index == self.plan["accum"] - 1):
                     self.micro_batch(step * self.plan["accum"] + index)
             self.average(step)
+            self.divide()
             self.look_at_gradients()
             for optimizer in self.optimizers:
                 optimizer.step()
@@ -144,6 +147,12 @@ class Run:
                 parameter.grad /= distributed.get_world_size()
             elif self.plan["kind"] == "fsdp1_whole" or ("fsdp1" in self.plan["kind"] and self.holder(name) in ran):
                 parameter.grad = torch.zeros_like(parameter)
+
+    def divide(self) -> None:
+        """Sharded gradients become averages where this torch adds them up, as a program over gloo has to do there."""
+        for parameter in self.model.parameters():
+            if self.reduced != 1.0 and parameter.grad is not None:
+                parameter.grad /= self.reduced
 
     def holder(self, parameter: str) -> str:
         """The layer that a parameter is in, or ""."""
