@@ -29,7 +29,7 @@ AVERAGES = Version(torch.__version__).release >= (2, 13)
 SYNC = {"layerdrop": "sync"}
 # A rounding of 1e-7 in a gradient becomes 1e-6 in a step of AdamW where gradients are small. With some patterns of
 # skipped layers they are, so the pattern that is compared is a fixed one.
-SEEDED = {**SYNC, "seed": "1"}
+SEEDED = {**SYNC, "seed": "4"}
 OFF = {"DDPFIX_TRANSFORMERS_SHARDED": "0"}
 KINDS = ("fsdp1", "fsdp2")
 # Each with FSDP1 and FSDP2.
