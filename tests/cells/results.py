@@ -47,13 +47,17 @@ def failures(cell: Cell, folder: Path = FOLDER) -> List[str]:
 
 
 def with_second(result: Dict[str, Any], record: Dict[str, Any], seconds: float) -> Dict[str, Any]:
-    """A result after its failures have been run once more; ``again`` in it names those that passed only then.
+    """A result after its failures have been run once more; ``again`` in it names those that failed only the first time.
+
+    One that is skipped now has been found to be impossible on this release.
 
     Raises:
         ValueError: the second run had other tests than those that failed.
     """
     first = result["failures"]
-    if sum(record[word] for word in ("passed", "failed")) != len(first) or not set(record["failures"]) <= set(first):
+    if sum(record[word] for word in ("passed", "failed", "skipped")) != len(first) or not set(
+        record["failures"]
+    ) <= set(first):
         raise ValueError(f"{len(first)} tests failed, and not all of them ran again")
     left = record["failures"]
     return {
@@ -61,6 +65,7 @@ def with_second(result: Dict[str, Any], record: Dict[str, Any], seconds: float) 
         "patches": sorted({*result["patches"], *record["patches"]} - {*record["broken"]}),
         "passed": result["passed"] + record["passed"],
         "failed": len(left),
+        "skipped": result["skipped"] + record["skipped"],
         "seconds": result["seconds"] + round(seconds),
         "again": sorted({*result.get("again", ()), *first} - {*left}),
         **({"failures": left} if left else {}),

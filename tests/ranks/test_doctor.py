@@ -76,6 +76,33 @@ def test_ranks_that_differ_are_named_and_collectives_are_right(tmp_path: Path) -
     assert report["clocks"]["most_s"] < 5 and report["clocks"]["ranks"] == {}
 
 
+# As gloo of torch 2.8 does: by the descriptor, past Python.
+CHATTY = """
+import os, sys
+from torch import distributed
+from ddpfix.cli import main
+plain = distributed.init_process_group
+
+def chatty(*args, **kwargs):
+    os.write(1, b"[Gloo] Rank 0 is connected\\n")
+    return plain(*args, **kwargs)
+
+distributed.init_process_group = chatty
+code = main.main(["doctor", "--ranks", "--json"])
+os.write(1, b"\\nthe end\\n")
+sys.exit(code)
+"""
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+def test_what_libraries_print_is_not_in_the_report(tmp_path: Path) -> None:
+    first, second = start([0, 1], tmp_path, "-c", CHATTY)
+    report, _, end = first.output.rpartition("\n\nthe end\n")
+    assert json.loads(report)["arrived"] == 2 and end == "", first.output
+    assert second.output == "\nthe end\n"
+    assert "[Gloo] Rank 0 is connected" in first.errors and "[Gloo]" in second.errors
+
+
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     begun = time.monotonic()
     (first,) = start([0], tmp_path, "--json", "--limit", "1")

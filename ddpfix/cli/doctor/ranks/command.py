@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Dict, List, Optional
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional
 
 from ddpfix import _env
 from ddpfix.cli.doctor import examination, private
@@ -39,7 +40,33 @@ def show(limit: float, backend: Optional[str], as_json: bool) -> int:
     if "error" in report["versions"].get("torch", {"error": ""}):
         _env.say(f"rank {here.rank}: {report['findings'][0]['text']}; {report['findings'][0]['cure']}")
         return 1
-    return Rank(here, limit, backend, as_json).take_part(record.make(here.rank, report, os.environ), report)
+    with _own_output():
+        return Rank(here, limit, backend, as_json).take_part(record.make(here.rank, report, os.environ), report)
+
+
+@contextmanager
+def _own_output() -> Iterator[None]:
+    """What libraries write to the standard output goes to the standard error: gloo of torch 2.8 does, amid the JSON."""
+    plain = sys.stdout
+    try:
+        plain.flush()
+        kept = os.dup(1) if plain.fileno() == 1 else None
+        if kept is not None:
+            os.dup2(2, 1)
+    except (AttributeError, OSError, ValueError):
+        # No such descriptor: there is nothing that a library could write to.
+        kept = None
+    if kept is None:
+        yield
+        return
+    sys.stdout = os.fdopen(kept, "w", encoding=plain.encoding, errors=plain.errors)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        sys.stdout.close()
+        sys.stdout = plain
 
 
 class Rank:
