@@ -37,8 +37,14 @@ RANKS = (
     "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit or time_limits",
 )
 LATE, SHARDED = ("tests/late",), ("tests/sharded",)
-# Of torch besides: the flag, and how ranks begin and end together.
-ENDS = ("tests/layerdrop/test_wrapping.py", "tests/ranks/test_leaving.py", "tests/ranks/test_ended.py")
+# Of torch besides: the flag, and how ranks begin, end and fail together.
+ENDS = (
+    "tests/layerdrop/test_wrapping.py",
+    "tests/ranks/test_leaving.py",
+    "tests/ranks/test_ended.py",
+    "tests/ranks/test_failures.py",
+    "tests/ranks/test_store_file.py",
+)
 SAVES = ("tests/ranks/test_trainer_saves.py",)
 # What is seen of a run: traces, probes, hangs, the doctor, the errors of DDP.
 SEEING = (
