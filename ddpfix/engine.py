@@ -21,7 +21,7 @@ from ddpfix.matrix.resolve import Decision
 from ddpfix.patching import site
 from ddpfix.patching.gate import Gate
 from ddpfix.patching.layers import is_outdated
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import Kept, PatchError, Site
 from ddpfix.state import State
 from ddpfix.waiting import Armed, Waiting, armed
 
@@ -38,6 +38,8 @@ class Engine:
 
     def __init__(self, arguments: Mapping[str, object]) -> None:
         self.matrix = loader.load(thorough=False)
+        # What patches keep in common for as long as this activation lasts.
+        self.kept = Kept()
         self.settings = settings.read(arguments, self.matrix.patches)
         # Toolkits that are known by their marks only: they are looked for when one is imported, or a report is made.
         self.unseen = set(self.matrix.marks)
@@ -197,6 +199,8 @@ class Engine:
         problems = [problem for own in reversed(list(self.sites.values())) for problem in own.undo()]
         problems += self.gate.undo()
         self.sites.clear()
+        self.kept.clear()
+        log.forget_settings()
         self.waiting.clear()
         return problems
 

@@ -62,6 +62,11 @@ def setting(name: str, requested: object, effective: object, note: str = "") -> 
         SETTINGS[name] = (asked[:_LONGEST], str(effective)[:_LONGEST], note)
 
 
+def forget_settings() -> None:
+    """Drop what was noted (undo): the trace of the next activation has its own."""
+    SETTINGS.clear()
+
+
 def first_rank() -> bool:
     """Whether this process is rank 0 according to the launcher; true where there is no launcher."""
     return os.environ.get("RANK", "0") == "0"

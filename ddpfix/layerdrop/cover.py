@@ -190,6 +190,7 @@ def cover(
     site.wrap_hot(owner, method, functools.partial(_dispatch, covered))
     COVERED[owner] = covered
     site.at_undo(functools.partial(_uncover, owner))
+    site.at_undo(recompute.forget)
     return covered
 
 

@@ -71,6 +71,7 @@ def forget() -> None:
     """Drop all positions (undo)."""
     _BEGUN.clear()
     _RESTORED.clear()
+    _RESTORED_SEED.clear()
     _LAST.clear()
 
 

@@ -23,6 +23,11 @@ _PAST: weakref.WeakKeyDictionary[Any, Deque[_Past]] = weakref.WeakKeyDictionary(
 _task = getattr(torch._C, "_current_graph_task_id", None)
 
 
+def forget() -> None:
+    """Drop the calls of all modules (undo): a recomputation under the next activation repeats none of them."""
+    _PAST.clear()
+
+
 class _WeakStorage:
     """A weak reference to a tensor's storage: as long as it is held, no other storage gets the same number.
 

@@ -90,8 +90,29 @@ def _bound(wrapped: Any, instance: Any) -> Any:
     return wrapped
 
 
+class Kept:
+    """Objects that live as long as an activation, one of each kind, for the parts of patches that share them."""
+
+    def __init__(self) -> None:
+        self._objects: Dict[Callable[[], Any], Any] = {}
+
+    def of(self, kind: Callable[[], T]) -> T:
+        """The object of this kind, which is a class or whatever makes one; made when it is first asked for."""
+        with LOCK:
+            if kind not in self._objects:
+                self._objects[kind] = kind()
+            found: T = self._objects[kind]
+            return found
+
+    def clear(self) -> None:
+        """Drop all of them (undo); nothing is called: what has an end has it as an action of its patch's undo."""
+        self._objects.clear()
+
+
 class Activation(Protocol):
     """What a patch may know of the activation that it is a part of."""
+
+    kept: Kept
 
     def facts(self) -> Dict[str, str]:
         """What has to be equal on every rank."""
@@ -132,6 +153,7 @@ class Site:
         self.examined: Mapping[str, Sequence[str]] = examined or {}
         # The activation, of which a patch may know; None where the patch was put in place by itself.
         self.activation = activation
+        self._kept = Kept() if activation is None else activation.kept
         self.active = True
         self.records: List[Record] = []
         # Where the entries that it has put into registries are used.
@@ -190,6 +212,16 @@ class Site:
             if item not in registry:
                 registry.append(item)
                 self._undo_actions.append(functools.partial(_discard, registry, item))
+
+    def keep(self, kind: Callable[[], T]) -> T:
+        """The one object of this kind in this activation, which holds what would else be a global of a module.
+
+        It is for what several functions, targets or patches have in common. The next activation has another one.
+
+        Args:
+            kind: a class of the patch's own, without arguments; patches share an object by naming the same one.
+        """
+        return self._kept.of(kind)
 
     def at_undo(self, action: Callable[[], object]) -> None:
         """Have ``action`` called when this patch is undone; it may return a list of what could not be taken back."""

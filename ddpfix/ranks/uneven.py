@@ -9,8 +9,22 @@ from typing import Any, Sequence
 from ddpfix import log
 from ddpfix.patching.site import Site
 
-# Loaders whose epochs a toolkit's patch ends together on all ranks: nobody else is to.
-_HELD: weakref.WeakSet[Any] = weakref.WeakSet()
+
+class Held:
+    """The loaders whose epochs a toolkit's own patch ends together on all ranks: nobody else is to."""
+
+    def __init__(self) -> None:
+        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def hold(self, loader: Any) -> None:
+        """A toolkit's own patch looks after this loader from now on."""
+        # One to which no weak reference is possible is none of torch's.
+        with contextlib.suppress(TypeError):
+            self._loaders.add(loader)
+
+    def is_held(self, loader: Any) -> bool:
+        """Whether a toolkit's own patch looks after a loader."""
+        return loader in self._loaders
 
 
 def policy(site: Site, toolkit: str) -> str:
@@ -26,18 +40,6 @@ def policy(site: Site, toolkit: str) -> str:
     if taken != wanted and wanted != "auto":
         log.info(f"{toolkit} has no uneven={wanted}: it does the nearest to it, uneven={taken}")
     return taken
-
-
-def hold(loader: Any) -> None:
-    """A toolkit's own patch looks after this loader from now on."""
-    # One to which no weak reference is possible is none of torch's.
-    with contextlib.suppress(TypeError):
-        _HELD.add(loader)
-
-
-def is_held(loader: Any) -> bool:
-    """Whether a toolkit's own patch looks after a loader."""
-    return loader in _HELD
 
 
 def line(numbers: Sequence[int], target: int) -> str:

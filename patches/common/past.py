@@ -34,7 +34,22 @@ _BY_INSTANCE = hasattr(torch.nn.Module, "_compiled_call_impl")
 # Where a call comes from: the code and the instruction of each frame.
 Place = Tuple[Tuple[int, int], ...]
 
-_ROUTES: weakref.WeakKeyDictionary[Any, Route] = weakref.WeakKeyDictionary()
+
+class Routes:
+    """The modules whose calls are routed."""
+
+    def __init__(self) -> None:
+        self.by_module: weakref.WeakKeyDictionary[Any, Route] = weakref.WeakKeyDictionary()
+
+    def looked_up(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A wrapper of ``__call__`` of a class of modules."""
+        by_module: Any = self.by_module
+
+        def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+            own = by_module.get(self)
+            return original(self, *inputs, **kwargs) if own is None else own(*inputs, **kwargs)
+
+        return __call__
 
 
 def route(site: Site, wrapper: Any, ranks: Sequence[int], told: Callable[[str], str]) -> None:
@@ -47,16 +62,17 @@ def route(site: Site, wrapper: Any, ranks: Sequence[int], told: Callable[[str], 
         told: makes the message from a place in the program ("train.py:33").
     """
     module = wrapper.module
-    if module in _ROUTES or not _is_plain(wrapper, module):
+    routes = site.keep(Routes)
+    if module in routes.by_module or not _is_plain(wrapper, module):
         return
     name = roll_call.name_of_next(ranks, "past")
-    _ROUTES[module] = own = Route(wrapper, ranks, name, told)
+    routes.by_module[module] = own = Route(wrapper, ranks, name, told)
     if _BY_INSTANCE:
         module._compiled_call_impl = own
         site.at_undo(lambda: _forget(weakref.ref(module)))
     elif "__call__" not in vars(type(module)):
         # These releases look for nothing on the instance, so that the class has to.
-        site.wrap_hot(type(module), "__call__", _looked_up)
+        site.wrap_hot(type(module), "__call__", routes.looked_up)
 
 
 def _is_plain(wrapper: Any, module: Any) -> bool:
@@ -70,15 +86,6 @@ def _forget(reference: Any) -> None:
     module = reference()
     if module is not None and isinstance(vars(module).get("_compiled_call_impl"), Route):
         del module._compiled_call_impl
-    _ROUTES.pop(module, None)
-
-
-def _looked_up(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        own = _ROUTES.get(self)
-        return original(self, *inputs, **kwargs) if own is None else own(*inputs, **kwargs)
-
-    return __call__
 
 
 class Route:

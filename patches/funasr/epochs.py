@@ -20,8 +20,27 @@ from .batches import Counts
 
 _RUNNING: ContextVar[Optional[Epoch]] = ContextVar("ddpfix_funasr_epoch", default=None)
 
-# How many batches a sampler gave, for samplers that cannot say so themselves.
-_GIVEN: MutableMapping[Any, int] = WeakKeyDictionary()
+
+class Samplers:
+    """What is known of samplers that cannot say it themselves.
+
+    Attributes:
+        read: how often one was read outside of any epoch: orders differ from one time to the next.
+    """
+
+    def __init__(self) -> None:
+        self.read: MutableMapping[Any, int] = WeakKeyDictionary()
+        self._given: MutableMapping[Any, int] = WeakKeyDictionary()
+
+    def counted(self, sampler: Any, batches: int) -> None:
+        """Have ``len(sampler)`` return what it gives: trainers log it, and some step on the last batch."""
+        if hasattr(sampler, "batch_num"):
+            sampler.batch_num = batches
+        self._given[sampler] = batches
+
+    def given(self, sampler: Any) -> Optional[int]:
+        """How many batches it gave."""
+        return self._given.get(sampler)
 
 
 class Epoch:
@@ -57,17 +76,6 @@ def alone() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1
 
 
-def counted(sampler: Any, batches: int) -> None:
-    """Have ``len(sampler)`` return what it gives: trainers log it, and some step on the last batch."""
-    if hasattr(sampler, "batch_num"):
-        sampler.batch_num = batches
-    _GIVEN[sampler] = batches
-
-
-def given(sampler: Any) -> Optional[int]:
-    return _GIVEN.get(sampler)
-
-
 def gather_counts(epoch: Epoch, batches: int) -> List[List[int]]:
     """One small collective an epoch: every rank's number of batches and its counts, in the order of ranks."""
     epoch.ranks = gather_rows.gathered([batches, *epoch.counts.numbers()], epoch.trainer.device)
@@ -88,12 +96,12 @@ def track(site: Site, trainer: Any) -> None:
     """Know when an epoch of this class of trainers runs."""
     for name, training in (("train_epoch", True), ("validate_epoch", False)):
         name = name if hasattr(trainer, name) else "_" + name
-        site.wrap(trainer, name, _Tracked(training))
+        site.wrap(trainer, name, _Tracked(training, site.keep(jsonl.LeftOut)))
 
 
 class _Tracked:
-    def __init__(self, training: bool) -> None:
-        self.training = training
+    def __init__(self, training: bool, left_out: jsonl.LeftOut) -> None:
+        self.training, self._left_out = training, left_out
 
     def __call__(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         outer = running()
@@ -105,11 +113,11 @@ class _Tracked:
         epoch = Epoch(instance, self.training, given.get("epoch"), given.get(loader, getattr(instance, loader, None)))
         with temporary.assigned(_RUNNING, epoch):
             result = wrapped(*args, **kwargs)
-        _report(epoch)
+        _report(epoch, self._left_out)
         return result
 
 
-def _report(epoch: Epoch) -> None:
+def _report(epoch: Epoch, left_out: jsonl.LeftOut) -> None:
     if epoch.batches is None:
         # None of the samplers that are covered gave these batches.
         return
@@ -117,7 +125,7 @@ def _report(epoch: Epoch) -> None:
         gather_counts(epoch, epoch.batches)
     rows = epoch.ranks or [[epoch.batches, *epoch.counts.numbers()]]
     totals = Counts.summed(row[1:] for row in rows)
-    read = jsonl.left_out(getattr(epoch.loader, "dataset", None))
+    read = left_out.of(getattr(epoch.loader, "dataset", None))
     line = (
         f"{epoch.name}: {epoch.batches} batches on each of {len(rows)} ranks{_changes(epoch, totals)}{_reasons(read)}"
     )

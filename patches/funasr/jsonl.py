@@ -13,8 +13,21 @@ from ddpfix.matrix.settings import switch_name
 from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
 
-# By index dataset: how many utterances each limit left out.
-_LEFT_OUT: MutableMapping[Any, Dict[str, int]] = WeakKeyDictionary()
+
+class LeftOut:
+    """How many utterances each limit left out.
+
+    Attributes:
+        by_index: by index dataset, and by limit.
+    """
+
+    def __init__(self) -> None:
+        self.by_index: MutableMapping[Any, Dict[str, int]] = WeakKeyDictionary()
+
+    def of(self, dataset: Any) -> Dict[str, int]:
+        """What the limits of a dataset's index left out, by limit."""
+        index = getattr(dataset, "index_ds", None)
+        return self.by_index.get(index, {}) if index is not None else {}
 
 
 class _Reader(temporary.LookAlike):
@@ -81,13 +94,14 @@ def _lengths_decide(conf: Dict[str, Any]) -> bool:
 def count(site: Site, module: ModuleType, owner: Any) -> None:
     """Count what the limits of the index leave out while it reads a list (upstream 1843, 2723)."""
     _readable(module)
+    left_out = site.keep(LeftOut)
 
     def read(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         with _reading(module) as reader:
             wrapped(*args, **kwargs)
         counts = _counted(instance, reader)
         if counts:
-            _LEFT_OUT[instance] = counts
+            left_out.by_index[instance] = counts
 
     site.wrap(owner, "__init__", read)
 
@@ -112,9 +126,3 @@ _CHECKS: Dict[str, Any] = {
     "max_target_length": lambda source, target, limit: target > limit,
     "max_token_length": lambda source, target, limit: source + target > limit,
 }
-
-
-def left_out(dataset: Any) -> Dict[str, int]:
-    """What the limits of a dataset's index left out, by limit."""
-    index = getattr(dataset, "index_ds", None)
-    return _LEFT_OUT.get(index, {}) if index is not None else {}

@@ -33,6 +33,7 @@ def samplers(site: Site, module: ModuleType, owner: Any) -> None:
     _check(owner)
     _keep_limit(site, owner)
     attention = site.settings.number("attention")
+    known = site.keep(epochs.Samplers)
 
     def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
@@ -40,7 +41,7 @@ def samplers(site: Site, module: ModuleType, owner: Any) -> None:
             counts = Counts()
             plan = _one_list if owner.__name__ in _ONE_LIST else _own_list
             batches = plan(original, self, owner.__name__, limits, counts)
-            note(self, batches, counts, limits)
+            note(known, self, batches, counts, limits)
             return iter(batches)
 
         return __iter__
@@ -55,9 +56,9 @@ def _check(owner: Any) -> None:
         raise PatchError(f"{owner.__name__} has no {', '.join(missing)} any more")
 
 
-def note(sampler: Any, batches: List[Batch], counts: Counts, limits: Limits) -> None:
+def note(known: epochs.Samplers, sampler: Any, batches: List[Batch], counts: Counts, limits: Limits) -> None:
     """Record the counts for the epoch's line, and the number of batches for ``len(sampler)``."""
-    epochs.counted(sampler, len(batches))
+    known.counted(sampler, len(batches))
     epoch = epochs.of(sampler)
     if epoch is not None:
         epoch.counts, epoch.batches = counts, len(batches)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 from random import Random
 from types import ModuleType
-from typing import Any, Callable, Iterator, List, MutableMapping, Tuple
-from weakref import WeakKeyDictionary
+from typing import Any, Callable, Iterator, List, Tuple
 
 from torch import distributed
 
@@ -25,9 +24,6 @@ _COUNTING = ("RankFullLocalShuffleBatchSampler", "RankFullGlobalShuffleBatchSamp
 _KINDS = ("BatchSampler", "RankFullLocalShuffleDynamicBatchSampler", *_COUNTING)
 _USED = ("dataset", "batch_type", "batch_size", "buffer_size", "max_token_length", "shuffle", "shuffle_idx")
 
-# How often a sampler was read outside of any epoch: orders differ from one time to the next.
-_READ: MutableMapping[Any, int] = WeakKeyDictionary()
-
 
 def replan(site: Site, module: ModuleType, owner: Any) -> None:
     """All samplers of one module (upstream has a copy of them for its language models from 1.0.11 on)."""
@@ -35,8 +31,8 @@ def replan(site: Site, module: ModuleType, owner: Any) -> None:
     for kind in vars(module).copy().values():
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and kind.__name__ in _KINDS:
             _check(kind)
-            site.wrap_hot(kind, "__iter__", _iter(attention))
-            site.wrap_hot(kind, "__len__", _len)
+            site.wrap_hot(kind, "__iter__", _iter(attention, site.keep(epochs.Samplers)))
+            site.wrap_hot(kind, "__len__", _len(site.keep(epochs.Samplers)))
 
 
 def _check(kind: Any) -> None:
@@ -46,18 +42,21 @@ def _check(kind: Any) -> None:
         raise PatchError(f"{kind.__name__} has no {', '.join(missing)} any more")
 
 
-def _len(original: Any) -> Callable[..., int]:
-    def __len__(self: Any) -> int:
-        planned = epochs.given(self)
-        return original(self) if planned is None else planned
+def _len(samplers: epochs.Samplers) -> Callable[..., Any]:
+    def make(original: Any) -> Callable[..., int]:
+        def __len__(self: Any) -> int:
+            planned = samplers.given(self)
+            return original(self) if planned is None else planned
 
-    return __len__
+        return __len__
+
+    return make
 
 
-def _iter(attention: Any) -> Callable[..., Any]:
+def _iter(attention: Any, samplers: epochs.Samplers) -> Callable[..., Any]:
     def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
-            dataset, number = _read(self)
+            dataset, number = _read(self, samplers)
             limits, counts = _limits(self, dataset, attention), Counts()
             order = list(range(len(dataset)))
             if self.shuffle:
@@ -73,7 +72,7 @@ def _iter(attention: Any) -> Callable[..., Any]:
                 # All ranks have counted the same: rank 0 reports.
                 counts = Counts()
             batches = batches[rank::ranks]
-            memory.note(self, batches, counts, limits)
+            memory.note(samplers, self, batches, counts, limits)
             return iter(batches)
 
         return __iter__
@@ -81,7 +80,7 @@ def _iter(attention: Any) -> Callable[..., Any]:
     return make
 
 
-def _read(sampler: Any) -> Tuple[Any, int]:
+def _read(sampler: Any, samplers: epochs.Samplers) -> Tuple[Any, int]:
     """The dataset and the number of the epoch.
 
     Up to 1.0.5 the sampler of the validation was built on the training data, and its indices miss what is validated.
@@ -89,8 +88,8 @@ def _read(sampler: Any) -> Tuple[Any, int]:
     epoch = epochs.of(sampler)
     if epoch is not None:
         return epoch.loader.dataset, epoch.number
-    _READ[sampler] = _READ.get(sampler, -1) + 1
-    return sampler.dataset, _READ[sampler]
+    samplers.read[sampler] = samplers.read.get(sampler, -1) + 1
+    return sampler.dataset, samplers.read[sampler]
 
 
 def _limits(sampler: Any, dataset: Any, attention: Any) -> Limits:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, List
 
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks.uneven import hold, policy
+from ddpfix.ranks.uneven import Held, policy
 
 from . import epochs
 from .batches import Batch, evened
@@ -38,7 +38,7 @@ def trainer(site: Site, module: ModuleType, owner: Any) -> None:
 def _even(site: Site, samplers: List[Any]) -> None:
     stop = policy(site, "FunASR") == "stop"
     for kind in samplers:
-        site.wrap_hot(kind, "__iter__", _evened(stop))
+        site.wrap_hot(kind, "__iter__", _evened(stop, site.keep(Held), site.keep(epochs.Samplers)))
 
 
 def _samplers(module: ModuleType) -> List[Any]:
@@ -46,21 +46,21 @@ def _samplers(module: ModuleType) -> List[Any]:
     return [kind for kind in own if "__iter__" in vars(kind) and "Sampler" in kind.__name__]
 
 
-def _evened(stop: bool) -> Callable[..., Any]:
+def _evened(stop: bool, held: Held, known: epochs.Samplers) -> Callable[..., Any]:
     def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
             epoch = epochs.of(self)
             if epoch is None or epochs.alone():
                 return original(self)  # type: ignore[no-any-return]
-            hold(self)
-            return iter(_agreed(epoch, self, list(original(self)), stop))
+            held.hold(self)
+            return iter(_agreed(epoch, known, self, list(original(self)), stop))
 
         return __iter__
 
     return make
 
 
-def _agreed(epoch: epochs.Epoch, sampler: Any, batches: List[Batch], stop: bool) -> List[Batch]:
+def _agreed(epoch: epochs.Epoch, known: epochs.Samplers, sampler: Any, batches: List[Batch], stop: bool) -> List[Batch]:
     """This rank's batches, as many as on all others."""
     numbers = [row[0] for row in epochs.gather_counts(epoch, len(batches))]
     target = _target(epoch, sampler, numbers, stop)
@@ -73,7 +73,7 @@ def _agreed(epoch: epochs.Epoch, sampler: Any, batches: List[Batch], stop: bool)
         row[_REPEATED] += max(0, target - number)
         row[_CUT] += max(0, number - target)
     even_batches = evened(batches, target, epoch.number)
-    epochs.counted(sampler, len(even_batches))
+    known.counted(sampler, len(even_batches))
     return even_batches
 
 

@@ -41,8 +41,9 @@ def _install(site: Site, owner: Any, name: str) -> None:
     original = getattr(owner, name)
 
     def parsed(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        return parse(owner, wrapped, args, kwargs)
+        return parse(owner, wrapped, args, kwargs, typed)
 
+    typed = site.keep(unknown.Typed)
     know(site, FLAG)
     unknown.install(site)
     site.wrap(owner, name, parsed)
@@ -61,12 +62,12 @@ def _bind_anew(site: Site, original: MethodType, now: Any) -> None:
                 site.replace(module, name, now)
 
 
-def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Parsed:
+def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any, typed: unknown.Typed) -> Parsed:
     """The result of the release's parser for the intended line: yaml path, run options, overrides as yaml text."""
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("arg_list")
     argv = [str(word) for word in (sys.argv[1:] if given is None else given)]
     try:
-        return _parse(owner, wrapped, argv)
+        return _parse(owner, wrapped, argv, typed)
     except Exception as error:
         # What is not accepted ends by SystemExit; anything else is a fault of ours, and no reason to end the job.
         log.warning(f"the command line could not be looked at ({error!r}), and goes to SpeechBrain as it was typed")
@@ -74,7 +75,7 @@ def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Parsed:
         return result
 
 
-def _parse(owner: Any, wrapped: Any, argv: List[str]) -> Parsed:
+def _parse(owner: Any, wrapped: Any, argv: List[str], typed: unknown.Typed) -> Parsed:
     arg_parser = parser.of(owner)
     known = {**{option.name: option for option in KNOWN}, **parser.options(arg_parser)}
     index = words.path_index(argv, known)
@@ -82,7 +83,7 @@ def _parse(owner: Any, wrapped: Any, argv: List[str]) -> Parsed:
         result: Parsed = wrapped(argv)
         return result
     line = _line(arg_parser, known, argv, index)
-    return _finished(line, wrapped([argv[index], *_canonical(line)]))
+    return _finished(line, wrapped([argv[index], *_canonical(line)]), typed)
 
 
 def _line(arg_parser: argparse.ArgumentParser, known: Any, argv: Sequence[str], index: int) -> Line:
@@ -123,7 +124,7 @@ def _canonical(line: Line) -> List[str]:
     return argv
 
 
-def _finished(line: Line, result: Parsed) -> Parsed:
+def _finished(line: Line, result: Parsed, typed: unknown.Typed) -> Parsed:
     path, run_opts, _ = result
     line.values = dict(run_opts.items())
     line.typed = set(line.user_values)
@@ -134,7 +135,8 @@ def _finished(line: Line, result: Parsed) -> Parsed:
     for hook in list(AFTER):
         hook(line)
     line.overrides = _with_yaml_keys(line)
-    unknown.remember([item.name.split(".")[0] for item in overridden], list(line.options))
+    typed.overrides = [item.name.split(".")[0] for item in overridden]
+    typed.options = list(line.options)
     return path, _returned(line, run_opts), line.overrides
 
 

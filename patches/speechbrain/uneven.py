@@ -26,7 +26,7 @@ from ddpfix import log
 from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import gather_rows, streams
-from ddpfix.ranks.uneven import hold, line, policy
+from ddpfix.ranks.uneven import Held, line, policy
 
 from . import brains
 
@@ -47,7 +47,7 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
     """The loops go over ``tqdm(loader, ...)``."""
     for name in names:
         checks.needs_names(owner, name, "tqdm")
-    stop = policy(site, "SpeechBrain") == "stop"
+    stop, held = policy(site, "SpeechBrain") == "stop", site.keep(Held)
     loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
 
     def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
         def tqdm(iterable: Any, *others: Any, **more: Any) -> Any:
             # What runs within the loop (another Brain's evaluation, on one rank perhaps) has loops of its own.
             own = sys._getframe(1).f_code in loops
-            return original(evened(brain, iterable, stop) if own else iterable, *others, **more)
+            return original(evened(brain, iterable, stop, held) if own else iterable, *others, **more)
 
         # For the length of the loop only: elsewhere tqdm is used as a class.
         with temporary.replaced(module, "tqdm", tqdm):
@@ -70,7 +70,7 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
         site.wrap(owner, name, loop)
 
 
-def evened(brain: Any, loader: Any, stop: bool) -> Any:
+def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
     """The loader itself where all ranks have as many batches; every rank of a training loop has to come here.
 
     Raises:
@@ -79,7 +79,7 @@ def evened(brain: Any, loader: Any, stop: bool) -> Any:
     if not brain.modules.training and not _reduces_in_evaluation(brain):
         return loader
     # A LoopedLoader holds the loader that it reads.
-    hold(getattr(loader, "loader", loader))
+    held.hold(getattr(loader, "loader", loader))
     numbers, totals = zip(*gather_rows.gathered(remaining(loader), brain.device))
     if UNKNOWN in numbers:
         group = brains.cpu_group()

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any, Dict, List, Sequence
+from typing import Any, List, Sequence
 
 from ddpfix.patching.site import Site
 
 from .overrides_yaml import hint
 
-# What the last command line held: the names of its overrides, and those of the release's run options.
-_TYPED: Dict[str, List[str]] = {"overrides": [], "options": []}
+
+class Typed:
+    """What the last command line held.
+
+    Attributes:
+        overrides: the names of its overrides.
+        options: those of the release's run options.
+    """
+
+    def __init__(self) -> None:
+        self.overrides: List[str] = []
+        self.options: List[str] = []
 
 
 class UnknownOverride(KeyError):
@@ -24,26 +35,20 @@ def install(site: Site) -> None:
     """Wrap what hyperpyyaml calls when it has loaded yaml and overrides."""
     home = sys.modules.get("hyperpyyaml.core")
     if hasattr(home, "recursive_update"):
-        site.wrap(home, "recursive_update", _updated)
-        site.at_undo(lambda: remember([], []))
+        site.wrap(home, "recursive_update", functools.partial(_updated, site.keep(Typed)))
 
 
-def remember(overrides: Sequence[str], options: Sequence[str]) -> None:
-    """Note what a command line held."""
-    _TYPED["overrides"], _TYPED["options"] = list(overrides), list(options)
-
-
-def _updated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+def _updated(typed: Typed, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     try:
         return wrapped(*args, **kwargs)
     except KeyError as error:
         known, given = ([*args, None, None])[:2]
-        names = [name for name in given or () if name not in known and name in _TYPED["overrides"]]
+        names = [name for name in given or () if name not in known and name in typed.overrides]
         if not names or isinstance(error, UnknownOverride):
             raise
-        raise UnknownOverride(_message(names[0], [str(key) for key in known])) from None
+        raise UnknownOverride(_message(names[0], [str(key) for key in known], typed.options)) from None
 
 
-def _message(name: str, keys: Sequence[str]) -> str:
-    close = hint(name, [*keys, *_TYPED["options"]], "--")
+def _message(name: str, keys: Sequence[str], options: Sequence[str]) -> str:
+    close = hint(name, [*keys, *options], "--")
     return f"--{name}: neither the yaml nor this release's run options have it{close} (the yaml has: {', '.join(keys)})"

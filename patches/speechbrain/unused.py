@@ -7,9 +7,10 @@ built; where he set none, ``torch.unused`` decides by the model.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any, MutableMapping, Optional
 
 from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
@@ -17,25 +18,27 @@ from ddpfix.ranks import wrap_hooks
 from . import options, spec_augment
 
 FLAG = "find_unused_parameters"
-_USER_VALUES: weakref.WeakKeyDictionary[Any, Optional[bool]] = weakref.WeakKeyDictionary()
+# By Brain; None where its user has set none.
+UserValues = MutableMapping[Any, Optional[bool]]
 
 
 def note_user_value(site: Site, module: ModuleType, owner: Any) -> None:
     """Note the user's value when a Brain is made, and pass it on when it wraps its modules, whoever calls that."""
-    site.wrap(owner, "__init__", _made)
-    site.wrap(owner, "_wrap_distributed", _wrapped)
+    values: UserValues = weakref.WeakKeyDictionary()
+    site.wrap(owner, "__init__", functools.partial(_made, values))
+    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, values))
     spec_augment.needs_flag(site)
 
 
-def _made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+def _made(values: UserValues, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     given = dict(zip(("modules", "opt_class", "hparams", "run_opts"), args), **kwargs)
     known, value = options.user_value(given.get("run_opts"), given.get("hparams"), FLAG)
-    _USER_VALUES[instance] = bool(value) if known else None
+    values[instance] = bool(value) if known else None
     wrapped(*args, **kwargs)
 
 
-def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+def _wrapped(values: UserValues, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     # Code of the user's own may have set the attribute since.
-    user_value = True if getattr(instance, FLAG, False) else _USER_VALUES.get(instance)
+    user_value = True if getattr(instance, FLAG, False) else values.get(instance)
     with wrap_hooks.user_chose(user_value):
         return wrapped(*args, **kwargs)

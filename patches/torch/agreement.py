@@ -162,7 +162,7 @@ def _seed(site: Site) -> int:
     """A seed for one model at its wrapping, which it keeps if the user has set one; its copies keep it as well."""
     chosen = site.settings.seed()
     base = torch.initial_seed() if chosen is None else chosen
-    return schedule.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), next(_MODELS))
+    return schedule.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), site.keep(Wrappings).next())
 
 
 def _log_summary(site: Site) -> None:
@@ -173,5 +173,12 @@ def _log_summary(site: Site) -> None:
         log.info(site.activation.summary())
 
 
-# Counts wrapped models, so that each gets a seed of its own.
-_MODELS = itertools.count()
+class Wrappings:
+    """Counts wrapped models, so that each gets a seed of its own."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def next(self) -> int:
+        """The number of one more, from 0."""
+        return next(self._numbers)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
 
@@ -19,46 +19,70 @@ from . import together, trained
 _BETWEEN = ("ddpfix.", "torch.utils.data.")
 # Callers that are looked at for one whose batches come from another rank.
 _CALLERS = 8
-_PASSES: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
-# Whether all ranks end with the first one that has no more; empty where nothing is looked after.
-_STOP: List[bool] = []
-# Not empty while a loader is read again.
-_AGAIN: List[None] = []
 
 
-def begin_with(stop: bool) -> None:
-    """Look after the passes that begin from now on.
+class Passes:
+    """The passes over all loaders.
 
-    Args:
-        stop: whether all ranks end with the first one that has no more batches; else they read theirs again.
+    Attributes:
+        forwards: the training forwards, from which a pass knows that it trains.
+        meetings: where the ranks come together.
+        reads_again: whether a loader is read again just now.
     """
-    _STOP[:] = [stop]
+
+    def __init__(self) -> None:
+        self.forwards = trained.Forwards()
+        self.meetings = together.Meetings(self.forwards)
+        self.reads_again = False
+        self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
+        # Whether all ranks end with the first one that has no more; None where nothing is looked after.
+        self._stop: Optional[bool] = None
+        self._held: Optional[uneven.Held] = None
+
+    def begin_with(self, stop: bool, held: uneven.Held) -> None:
+        """Look after the passes that begin from now on.
+
+        Args:
+            stop: whether all ranks end with the first one that has no more batches; else they read theirs again.
+            held: the loaders that a toolkit's own patch looks after.
+        """
+        self._stop, self._held = stop, held
+
+    def forget(self) -> None:
+        """Look after no pass any more (undo)."""
+        self._stop = None
+        self._passes.clear()
+        self.forwards.forget()
+
+    def begin(self, wrapped: Any, iterator: Any, args: Tuple[Any, ...], kwargs: Any) -> None:
+        """Around what begins a pass: an iterator's constructor, and its ``_reset``, which persistent workers have."""
+        wrapped(*args, **kwargs)
+        loader = args[0] if args else kwargs.get("loader")
+        if self.reads_again or self._stop is None or loader is None:
+            return
+        self._passes.pop(iterator, None)
+        if threading.current_thread() is threading.main_thread() and not self._is_held(loader) and _is_read_here():
+            with contextlib.suppress(TypeError):
+                self._passes[iterator] = Pass(self, loader, self._stop)
+
+    def _is_held(self, loader: Any) -> bool:
+        parts = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+        return any(part is not None and self._held is not None and self._held.is_held(part) for part in parts)
+
+    def next_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A wrapper of ``__next__`` of the loader's iterators."""
+        passes: Any = self._passes
+        find, ref = passes.data.get, weakref.ref
+
+        def __next__(self: Any) -> Any:
+            found = find(ref(self))
+            return original(self) if found is None or found.settled else found.next(self, original)
+
+        return __next__
 
 
-def forget() -> None:
-    """Look after no pass any more (undo)."""
-    _STOP.clear()
-    _PASSES.clear()
-    trained.forget()
-    together.forget()
-
-
-def begin(wrapped: Any, iterator: Any, args: Tuple[Any, ...], kwargs: Any) -> None:
-    """Around what begins a pass: the constructor of an iterator, and its ``_reset``, which persistent workers have."""
-    wrapped(*args, **kwargs)
-    loader = args[0] if args else kwargs.get("loader")
-    if _AGAIN or not _STOP or loader is None:
-        return
-    _PASSES.pop(iterator, None)
-    if threading.current_thread() is threading.main_thread() and _is_looked_after(loader):
-        with contextlib.suppress(TypeError):
-            _PASSES[iterator] = Pass(loader, _STOP[0])
-
-
-def _is_looked_after(loader: Any) -> bool:
-    parts = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
-    if any(part is not None and uneven.is_held(part) for part in parts):
-        return False
+def _is_read_here() -> bool:
+    """Whether the caller of :meth:`Passes.begin` reads batches of its own on this rank."""
     # accelerate's dispatcher reads on the first rank alone, and sends the others their parts.
     frame = sys._getframe(2)
     for _ in range(_CALLERS):
@@ -77,22 +101,11 @@ def _asker(frame: Any) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of ``__next__`` of the loader's iterators."""
-    passes: Any = _PASSES
-    find, ref = passes.data.get, weakref.ref
-
-    def __next__(self: Any) -> Any:
-        found = find(ref(self))
-        return original(self) if found is None or found.settled else found.next(self, original)
-
-    return __next__
-
-
 class Pass:
     """One pass over a loader.
 
     Args:
+        passes: all of them.
         loader: a DataLoader.
         stop: whether all ranks end with the first one that has no more batches.
 
@@ -100,12 +113,13 @@ class Pass:
         settled: whether it gives what the loader gives.
     """
 
-    def __init__(self, loader: Any, stop: bool) -> None:
+    def __init__(self, passes: Passes, loader: Any, stop: bool) -> None:
         self.settled = False
+        self._passes = passes
         # A loader with persistent workers holds its iterator, and would never be given up.
         self._loader = weakref.ref(loader) if _is_persistent(loader) else lambda: loader
         self._stop = stop
-        self._begun, self._given = trained.forwards(), 0
+        self._begun, self._given = passes.forwards.begun, 0
         self._batches: Optional[Iterator[Any]] = None
 
     def next(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
@@ -131,10 +145,11 @@ class Pass:
 
     def _agreed(self, iterator: Any, original: Callable[[Any], Any]) -> Optional[Iterator[Any]]:
         loader = self._loader()
-        if loader is None or trained.forwards() == self._begun:
+        if loader is None or self._passes.forwards.begun == self._begun:
             return None
-        source = Source(loader, iterator, original)
-        found = together.batches(source, loader, _asker(sys._getframe(2)), self._given, self._stop)
+        source = Source(self._passes, loader, iterator, original)
+        asker = _asker(sys._getframe(2))
+        found = together.batches(self._passes.meetings, source, loader, asker, self._given, self._stop)
         self.settled = found is None
         return found
 
@@ -142,8 +157,8 @@ class Pass:
 class Source:
     """The rest of a pass; where it is begun again, the loader's batches from the beginning."""
 
-    def __init__(self, loader: Any, iterator: Any, original: Callable[[Any], Any]) -> None:
-        self._loader, self._original = loader, original
+    def __init__(self, passes: Passes, loader: Any, iterator: Any, original: Callable[[Any], Any]) -> None:
+        self._passes, self._loader, self._original = passes, loader, original
         # Weak, because what is known of a pass lives as long as its iterator.
         self._first, self._other = weakref.ref(iterator), None
         self._ahead: Any = lookahead.NOTHING
@@ -167,7 +182,7 @@ class Source:
         return self._original(self.iterator if self._other is None else self._other)
 
     def _begin_again(self) -> None:
-        _AGAIN.append(None)
+        outer, self._passes.reads_again = self._passes.reads_again, True
         try:
             # A sampler draws its seed when it is asked for its first index; the next epoch is to get the same one as
             # on the ranks that have not read anything again.
@@ -178,7 +193,7 @@ class Source:
                     self._other = self._loader._get_iterator()
                 self._ahead = next(self, lookahead.NOTHING)
         finally:
-            _AGAIN.pop()
+            self._passes.reads_again = outer
 
 
 def _is_persistent(loader: Any) -> bool:

@@ -28,6 +28,11 @@ _FED = 4
 class Reading:
     """One pass over a loader.
 
+    Args:
+        loader: a DataLoader.
+        iterator: its own iterator.
+        is_looked_at: whether the contents of the batches are looked at.
+
     Attributes:
         loader: a weak reference.
         iterator: a weak reference.
@@ -44,7 +49,7 @@ class Reading:
         whole: whether the wrapped model was given what the loader had given, and not a part of it; None: not known.
     """
 
-    def __init__(self, loader: Any, iterator: Any) -> None:
+    def __init__(self, loader: Any, iterator: Any, is_looked_at: bool) -> None:
         self.loader, self.iterator = weakref.ref(loader), weakref.ref(iterator)
         self.data = type(loader.dataset).__name__
         sampler = shuffling(loader)
@@ -54,7 +59,7 @@ class Reading:
         self.given = 0
         self.seen: List[str] = []
         self.ended = self.replaced = self.settled = self.trained = self.compared = False
-        self.unknown = not _is_looked_at(loader)
+        self.unknown = not is_looked_at
         self.whole: Optional[bool] = None
         self._shapes: Set[Tuple[int, ...]] = set()
 
@@ -99,17 +104,6 @@ class Reading:
         return self.indices[: self.given]
 
 
-def _is_looked_at(loader: Any) -> bool:
-    """Whether the contents of a new pass are looked at."""
-    passes = _LOOKED.get(loader, 0)
-    if passes == _PASSES or (not passes and len(_ALL) == _LOADERS):
-        return False
-    if not passes:
-        _ALL.append(None)
-    _LOOKED[loader] = passes + 1
-    return True
-
-
 def _any_index(indices: Any) -> bool:
     """Whether a sampler has given anything: iterable datasets have one that gives None."""
     return indices is not None and not (isinstance(indices, list) and indices and indices[0] is None)
@@ -141,96 +135,100 @@ def _below(holder: Any) -> Any:
     return getattr(holder, "sampler", None) if found is None else found
 
 
-_READINGS: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()
-_LOCAL = threading.local()
-# How many passes over a loader were looked into.
-_ALL: List[None] = []
-_LOOKED: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-# Whether there is anything to take notes for: a model on several ranks.
-_needed: List[None] = []
+class Readings:
+    """The passes over all loaders that take notes."""
 
+    def __init__(self) -> None:
+        self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()
+        self._local = threading.local()
+        # How many passes over a loader were looked into, and over how many loaders, those that are gone included.
+        self._looked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._loaders = 0
+        # Whether there is anything to take notes for: a model on several ranks.
+        self._needed = False
 
-def latest() -> Optional[Reading]:
-    """The pass from which this thread has asked for a batch last."""
-    found: Optional[Reading] = getattr(_LOCAL, "reading", None)
-    return found
-
-
-def need() -> None:
-    """Take notes of the passes that begin from now on."""
-    if not _needed:
-        _needed.append(None)
-
-
-def forget() -> None:
-    """Take no notes any more (undo)."""
-    _needed.clear()
-    _READINGS.clear()
-    _LOOKED.clear()
-    _ALL.clear()
-    _LOCAL.__dict__.clear()
-
-
-def begin(wrapped: Any, iterator: Any, args: Tuple[Any, ...], kwargs: Any) -> None:
-    """Around what begins a pass: the constructor of an iterator."""
-    wrapped(*args, **kwargs)
-    loader = args[0] if args else kwargs.get("loader")
-    if loader is not None:
-        _begin(iterator, loader)
-
-
-def begin_again(wrapped: Any, iterator: Any, args: Tuple[Any, ...], kwargs: Any) -> None:
-    """Around ``_reset`` of an iterator with workers, which asks for the first indices of a pass."""
-    loader = args[0] if args else kwargs.get("loader")
-    # The constructor calls it, too.
-    is_first = args[1] if len(args) > 1 else kwargs.get("first_iter", False)
-    if loader is not None and not is_first:
-        _begin(iterator, loader)
-    wrapped(*args, **kwargs)
-
-
-def _begin(iterator: Any, loader: Any) -> None:
-    before = _READINGS.get(iterator)
-    if before is not None:
-        before.replaced = True
-    if _needed:
-        # A loader of a user's own to which no weak reference is possible has none.
-        with contextlib.suppress(Exception):
-            _READINGS[iterator] = Reading(loader, iterator)
-
-
-def next_index(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of ``_next_index`` of the loader's iterators."""
-    readings: Any = _READINGS
-    find, ref = readings.data.get, weakref.ref
-
-    def _next_index(self: Any) -> Any:
-        found = original(self)
-        reading = find(ref(self))
-        if reading is not None:
-            reading.drew(found)
+    def latest(self) -> Optional[Reading]:
+        """The pass from which this thread has asked for a batch last."""
+        found: Optional[Reading] = getattr(self._local, "reading", None)
         return found
 
-    return _next_index
+    def need(self) -> None:
+        """Take notes of the passes that begin from now on."""
+        self._needed = True
 
+    def forget(self) -> None:
+        """Take no notes any more (undo)."""
+        self._needed = False
+        self._readings.clear()
+        self._looked.clear()
+        self._local.__dict__.clear()
 
-def next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of ``__next__`` of the loader's iterators."""
-    readings: Any = _READINGS
-    find, ref = readings.data.get, weakref.ref
+    def begin(self, wrapped: Any, iterator: Any, args: Tuple[Any, ...], kwargs: Any) -> None:
+        """Around what begins a pass: the constructor of an iterator."""
+        wrapped(*args, **kwargs)
+        loader = args[0] if args else kwargs.get("loader")
+        if loader is not None:
+            self._begin(iterator, loader)
 
-    def __next__(self: Any) -> Any:
-        reading = find(ref(self))
-        if reading is None:
-            return original(self)
-        # Also at the end: a loop that reads one batch ahead trains on the last one after that.
-        _LOCAL.reading = reading
-        try:
-            batch = original(self)
-        except StopIteration:
-            reading.ended = True
-            raise
-        reading.gave(batch)
-        return batch
+    def begin_again(self, wrapped: Any, iterator: Any, args: Tuple[Any, ...], kwargs: Any) -> None:
+        """Around ``_reset`` of an iterator with workers, which asks for the first indices of a pass."""
+        loader = args[0] if args else kwargs.get("loader")
+        # The constructor calls it, too.
+        is_first = args[1] if len(args) > 1 else kwargs.get("first_iter", False)
+        if loader is not None and not is_first:
+            self._begin(iterator, loader)
+        wrapped(*args, **kwargs)
 
-    return __next__
+    def _begin(self, iterator: Any, loader: Any) -> None:
+        before = self._readings.get(iterator)
+        if before is not None:
+            before.replaced = True
+        if self._needed:
+            # A loader of a user's own to which no weak reference is possible has none.
+            with contextlib.suppress(Exception):
+                self._readings[iterator] = Reading(loader, iterator, self._is_looked_at(loader))
+
+    def _is_looked_at(self, loader: Any) -> bool:
+        """Whether the contents of a new pass are looked at."""
+        passes = self._looked.get(loader, 0)
+        if passes == _PASSES or (not passes and self._loaders == _LOADERS):
+            return False
+        if not passes:
+            self._loaders += 1
+        self._looked[loader] = passes + 1
+        return True
+
+    def next_index(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A wrapper of ``_next_index`` of the loader's iterators."""
+        readings: Any = self._readings
+        find, ref = readings.data.get, weakref.ref
+
+        def _next_index(self: Any) -> Any:
+            found = original(self)
+            reading = find(ref(self))
+            if reading is not None:
+                reading.drew(found)
+            return found
+
+        return _next_index
+
+    def next_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A wrapper of ``__next__`` of the loader's iterators."""
+        readings: Any = self._readings
+        find, ref, local = readings.data.get, weakref.ref, self._local
+
+        def __next__(self: Any) -> Any:
+            reading = find(ref(self))
+            if reading is None:
+                return original(self)
+            # Also at the end: a loop that reads one batch ahead trains on the last one after that.
+            local.reading = reading
+            try:
+                batch = original(self)
+            except StopIteration:
+                reading.ended = True
+                raise
+            reading.gave(batch)
+            return batch
+
+        return __next__

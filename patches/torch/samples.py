@@ -33,7 +33,7 @@ _LOADERS = 4
 
 def watch(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    stage = Samples()
+    stage = Samples(site.keep(readings.Readings))
     ddp.put(site, owner, stage)
     site.at_undo(stage.end)
     for each in (contents, readings):
@@ -42,24 +42,25 @@ def watch(site: Site, module: ModuleType, owner: Any) -> None:
 
 def first_pass(site: Site, module: ModuleType, owner: Any) -> None:
     """Take notes of the pass that begins with an iterator."""
-    site.wrap(owner, "__init__", readings.begin)
-    site.at_undo(readings.forget)
+    own = site.keep(readings.Readings)
+    site.wrap(owner, "__init__", own.begin)
+    site.at_undo(own.forget)
 
 
 def next_pass(site: Site, module: ModuleType, owner: Any) -> None:
     """Take notes of the pass that begins when persistent workers begin anew."""
-    site.wrap(owner, "_reset", readings.begin_again)
+    site.wrap(owner, "_reset", site.keep(readings.Readings).begin_again)
 
 
 def indices(site: Site, module: ModuleType, owner: Any) -> None:
     """Take notes of what the sampler gives."""
-    site.wrap_hot(owner, "_next_index", readings.next_index)
+    site.wrap_hot(owner, "_next_index", site.keep(readings.Readings).next_index)
     skip_frames(vars(owner)["_next_index"])
 
 
 def batches(site: Site, module: ModuleType, owner: Any) -> None:
     """Take notes of what a loader hands out."""
-    site.wrap_hot(owner, "__next__", readings.next_batch)
+    site.wrap_hot(owner, "__next__", site.keep(readings.Readings).next_batch)
     skip_frames(vars(owner)["__next__"])
 
 
@@ -68,7 +69,8 @@ class Samples(ddp.Stage):
 
     place = "samples"
 
-    def __init__(self) -> None:
+    def __init__(self, passes: readings.Readings) -> None:
+        self._passes = passes
         self._handle: Any = None
         self._models = 0
         # By optimizer: how many models there were when it was looked at, and the ranks of the first that it trains.
@@ -81,8 +83,8 @@ class Samples(ddp.Stage):
         if optimizers.is_alone(model):
             return
         self._models += 1
-        model.inputs = (*model.inputs, functools.partial(_fed, weakref.ref(model.wrapper)))
-        readings.need()
+        model.inputs = (*model.inputs, functools.partial(_fed, self._passes, weakref.ref(model.wrapper)))
+        self._passes.need()
         if self._handle is None:
             from torch.optim import optimizer
 
@@ -100,7 +102,7 @@ class Samples(ddp.Stage):
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if optimizers.is_hidden():
             return
-        reading = readings.latest()
+        reading = self._passes.latest()
         if reading is None or (reading.settled and not self._comparisons):
             return
         try:
@@ -140,8 +142,8 @@ class Samples(ddp.Stage):
             self._comparisons.append(same_samples.Comparison(f"{name}/{number}", ranks, reading))
 
 
-def _fed(wrapper: Any, inputs: Any, kwargs: Any) -> None:
-    reading = readings.latest()
+def _fed(passes: readings.Readings, wrapper: Any, inputs: Any, kwargs: Any) -> None:
+    reading = passes.latest()
     # The mode of the module, which some trainers set without the wrapper's.
     if reading is not None and wrapper().module.training:
         reading.fed((inputs, kwargs))

@@ -33,8 +33,6 @@ _COUNTED: Tuple[Any, ...] = (
     data.SubsetRandomSampler,
     data.WeightedRandomSampler,
 )
-# Not empty once the ranks did not come together: then nothing is done any more.
-_OVER: List[None] = []
 
 
 class LeftError(Exception):
@@ -45,15 +43,32 @@ class LeftError(Exception):
         self.batch = batch
 
 
-def forget() -> None:
-    """As if ranks had never come together (undo)."""
-    _OVER.clear()
+class Meetings:
+    """Whether ranks come together.
+
+    Args:
+        forwards: the training forwards, which are the same on all ranks.
+
+    Attributes:
+        over: whether they did not once: then nothing is done any more.
+    """
+
+    def __init__(self, forwards: trained.Forwards) -> None:
+        self.forwards, self.over = forwards, False
+
+    def give_up(self, why: str) -> None:
+        """They do not any more, and this line says why."""
+        self.over = True
+        log.on_every_rank(why)
 
 
-def batches(source: Any, loader: Any, asker: str, given: int, stop: bool) -> Optional[Iterator[Any]]:
+def batches(
+    meetings: Meetings, source: Any, loader: Any, asker: str, given: int, stop: bool
+) -> Optional[Iterator[Any]]:
     """The rest of a pass, as many batches as on the other ranks; None where it is to be left as it is.
 
     Args:
+        meetings: of this process.
         source: the rest of this rank's own batches; begun again, they are read from the beginning.
         loader: where they come from.
         asker: the line of the loop.
@@ -61,36 +76,31 @@ def batches(source: Any, loader: Any, asker: str, given: int, stop: bool) -> Opt
         stop: whether all ranks end with the first one that has no more.
     """
     store = default_store()
-    if _OVER or store is None:
+    if meetings.over or store is None:
         return None
     # Two loops over different loaders are not the same place.
     loop = f"{asker} {type(loader.dataset).__name__} {loader.batch_size} {given}"
-    place = f"uneven/{count(store, 'uneven')}/{trained.forwards()}/{loop}"
+    place = f"uneven/{count(store, 'uneven')}/{meetings.forwards.begun}/{loop}"
     # Another rank that waits in a collective meanwhile is not to run into its limit.
     limit = min(_LIMIT, (limits.shortest() or _LIMIT) / 4)
     if not consent.all_come(place, sharding.ranks_of(None), limit):
-        _give_up(
+        meetings.give_up(
             f"not all ranks asked for batch {given + 1} of a {type(loader.dataset).__name__} after the same training"
             f" step (waited up to {limit:g} s): DDPFIX_UNEVEN does nothing from here on"
         )
         return None
     group = async_sum.cpu_group(_TIMEOUT)
     if group is None:
-        _give_up("ranks cannot agree on their numbers of batches: this needs gloo, which is not to be had here")
+        meetings.give_up("ranks cannot agree on their numbers of batches: this needs gloo, which is not to be had here")
         return None
     numbers = [row[0] for row in gather_rows.gathered([_left(source, loader, given)], group=group)]
     if _UNKNOWN in numbers:
-        return Streamed(source, given, stop, group, place)
+        return Streamed(meetings, source, given, stop, group, place)
     if len(set(numbers)) == 1:
         return None
     target = min(numbers) if stop else max(numbers)
     log.info(uneven.line([given + number for number in numbers], given + target))
     return Counted(source, target)
-
-
-def _give_up(why: str) -> None:
-    _OVER.append(None)
-    log.on_every_rank(why)
 
 
 def _left(source: Any, loader: Any, given: int) -> int:
@@ -132,6 +142,7 @@ class Streamed(streams.Epoch):
     """Ranks agree one batch ahead.
 
     Args:
+        meetings: of this process.
         source: this rank's own batches.
         given: how many it has had in this pass.
         stop: whether all ranks end with the first one that has no more.
@@ -139,14 +150,15 @@ class Streamed(streams.Epoch):
         place: the name of this pass, on all ranks.
     """
 
-    def __init__(self, source: Any, given: int, stop: bool, group: Any, place: str) -> None:
+    def __init__(self, meetings: Meetings, source: Any, given: int, stop: bool, group: Any, place: str) -> None:
         super().__init__(source, stop, group)
+        self._meetings = meetings
         self.steps = given
         self._place = place
         # The batches that the program has had; none any more where the pass is over.
         self._progress: List[int] = [given]
         # A loop that is broken off drops the iterator.
-        weakref.finalize(source.iterator, _dropped, place, self._progress).atexit = False
+        weakref.finalize(source.iterator, _dropped, meetings.forwards, place, self._progress).atexit = False
 
     def __next__(self) -> Any:
         batch = super().__next__()
@@ -173,17 +185,17 @@ class Streamed(streams.Epoch):
 
         if look_until(pending.is_ready, gives_up, _PAUSE):
             return pending.result()
-        _give_up(
+        self._meetings.give_up(
             f"another rank has left a loop over a loader before step {self.steps + 1} of it, and trains on:"
             " DDPFIX_UNEVEN does nothing from here on"
         )
         raise LeftError(self.batch if self.fresh else lookahead.NOTHING)
 
 
-def _dropped(place: str, progress: List[int]) -> None:
+def _dropped(forwards: trained.Forwards, place: str, progress: List[int]) -> None:
     # The store is not asked here, in the midst of anything. Mostly all ranks leave in the same step.
     if progress:
-        trained.at_next(functools.partial(_leave, place, progress[0]))
+        forwards.at_next(functools.partial(_leave, place, progress[0]))
 
 
 def _leave(place: str, steps: int) -> None:

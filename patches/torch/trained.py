@@ -5,24 +5,31 @@ from __future__ import annotations
 import weakref
 from typing import Any, Callable, List
 
-_FORWARDS = [0]
-# Called at the next such forward.
-_DUE: List[Callable[[], None]] = []
 
+class Forwards:
+    """The forwards of all models.
 
-def forwards() -> int:
-    """The number of them: each is one on all ranks."""
-    return _FORWARDS[0]
+    Attributes:
+        begun: the number of them: each is one on all ranks.
+    """
 
+    def __init__(self) -> None:
+        self.begun = 0
+        self._due: List[Callable[[], None]] = []
 
-def at_next(due: Callable[[], None]) -> None:
-    """Call this when the next one begins."""
-    _DUE.append(due)
+    def at_next(self, due: Callable[[], None]) -> None:
+        """Call this when the next one begins."""
+        self._due.append(due)
 
+    def forget(self) -> None:
+        """Nothing is due any more (undo)."""
+        self._due.clear()
 
-def forget() -> None:
-    """Nothing is due any more (undo)."""
-    _DUE.clear()
+    def begin(self) -> None:
+        """One begins."""
+        while self._due:
+            self._due.pop()()
+        self.begun += 1
 
 
 class Counter:
@@ -30,10 +37,11 @@ class Counter:
 
     Args:
         wrapper: the model under DDP.
+        forwards: the forwards of all models.
     """
 
-    def __init__(self, wrapper: Any) -> None:
-        self._wrapper = weakref.ref(wrapper)
+    def __init__(self, wrapper: Any, forwards: Forwards) -> None:
+        self._wrapper, self._forwards = weakref.ref(wrapper), forwards
 
     def begin(self) -> None:
         """A forward with gradients begins."""
@@ -43,6 +51,4 @@ class Counter:
         if getattr(getattr(wrapper, "_join_config", None), "enable", False):
             # The program has ranks with different numbers of batches, and does something about it.
             return
-        while _DUE:
-            _DUE.pop()()
-        _FORWARDS[0] += 1
+        self._forwards.begin()

@@ -17,33 +17,34 @@ from typing import Any, Optional
 
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
-from ddpfix.ranks.uneven import policy
+from ddpfix.ranks.uneven import Held, policy
 
 from . import ddp, passes, sharding, together, trained
 
 
 def watch(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    passes.begin_with(stop=policy(site, "a loop of your own") == "stop")
-    ddp.put(site, owner, Uneven())
-    site.at_undo(passes.forget)
+    own = site.keep(passes.Passes)
+    own.begin_with(policy(site, "a loop of your own") == "stop", site.keep(Held))
+    ddp.put(site, owner, Uneven(own.forwards))
+    site.at_undo(own.forget)
     for each in (passes, together, trained):
         skip_module(sys.modules[each.__name__])
 
 
 def first_pass(site: Site, module: ModuleType, owner: Any) -> None:
     """Look after the pass that begins with an iterator."""
-    site.wrap(owner, "__init__", passes.begin)
+    site.wrap(owner, "__init__", site.keep(passes.Passes).begin)
 
 
 def next_pass(site: Site, module: ModuleType, owner: Any) -> None:
     """Look after the pass that begins when persistent workers begin anew."""
-    site.wrap(owner, "_reset", passes.begin)
+    site.wrap(owner, "_reset", site.keep(passes.Passes).begin)
 
 
 def batches(site: Site, module: ModuleType, owner: Any) -> None:
     """Give as many batches as on the other ranks."""
-    site.wrap_hot(owner, "__next__", passes.next_batch)
+    site.wrap_hot(owner, "__next__", site.keep(passes.Passes).next_batch)
     skip_frames(vars(owner)["__next__"])
 
 
@@ -52,7 +53,10 @@ class Uneven(ddp.Stage):
 
     place = "uneven"
 
+    def __init__(self, forwards: trained.Forwards) -> None:
+        self._forwards = forwards
+
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         ranks = sharding.ranks_of(model.wrapper.process_group)
         if 1 < len(ranks) == len(sharding.ranks_of(None)):
-            model.attach(self.place, trained.Counter(model.wrapper).begin)
+            model.attach(self.place, trained.Counter(model.wrapper, self._forwards).begin)

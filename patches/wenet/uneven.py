@@ -28,7 +28,7 @@ from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import async_sum
-from ddpfix.ranks.uneven import hold, policy
+from ddpfix.ranks.uneven import Held, policy
 
 from . import batches, filler
 
@@ -54,7 +54,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
     if len(names) <= _LOADER or names[0] != "model" or names[_LOADER] not in _LOADERS:
         raise PatchError(f"Executor.train takes {', '.join(names)}: its loader is not where it was in any release")
     loader = names[_LOADER]
-    stop = policy(site, "WeNet") == "stop"
+    stop, held = policy(site, "WeNet") == "stop", site.keep(Held)
 
     def train(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
@@ -68,7 +68,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         filling = None if stop or kind != "torch_ddp" else filler.Filler(model)
         if kind != "torch_ddp" and not stop and site.settings["uneven"] != "auto":
             log.info(f"{kind} has no uneven={site.settings['uneven']}: it does the nearest to it, uneven=stop")
-        hold(given[loader])
+        held.hold(given[loader])
         given[loader] = batches.Agreed(given[loader], filling, group)
         with temporary.assigned(RUNNING, True), contextlib.closing(given[loader]), _without_join(model):
             return wrapped(**given)

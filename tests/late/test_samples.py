@@ -14,6 +14,7 @@ from ddpfix.patches.torch import contents, readings
 from torch.utils.data import DataLoader
 
 import ddpfix
+from ddpfix import engine
 from tests.late import launch, reading
 from tests.late.launch import Scenario
 from tests.late.test_exact import Ranks
@@ -139,16 +140,19 @@ def test_ranks_that_form_groups_may_share_samples(outcomes: Dict[str, Ranks]) ->
 
 
 @pytest.fixture
-def noted() -> Iterator[None]:
+def noted() -> Iterator[readings.Readings]:
     """Loaders of this process are looked at, as on a rank of several."""
     ddpfix.activate(log="off")
     undo.open_gate()
-    readings.need()
-    yield
+    current = engine.current()
+    assert current is not None
+    passes = current.kept.of(readings.Readings)
+    passes.need()
+    yield passes
     assert ddpfix.deactivate() == []
 
 
-def test_a_loader_and_its_iterator_stay_what_they_are(noted: None) -> None:
+def test_a_loader_and_its_iterator_stay_what_they_are(noted: readings.Readings) -> None:
     loader: Any = DataLoader(reading.Samples(8), 4, shuffle=True)
     before = dict(vars(loader))
     batches = iter(loader)
@@ -162,12 +166,12 @@ def test_a_loader_and_its_iterator_stay_what_they_are(noted: None) -> None:
         pickle.dumps(batches)
 
 
-def test_a_pass_is_noted_while_it_is_read(noted: None) -> None:
+def test_a_pass_is_noted_while_it_is_read(noted: readings.Readings) -> None:
     loader: Any = DataLoader(reading.Samples(200), 4)
     batches = iter(loader)
-    assert readings.latest() is None
+    assert noted.latest() is None
     next(batches)
-    found = readings.latest()
+    found = noted.latest()
     assert found is not None and found.given == len(found.indices) == len(found.seen) == 1
     for _ in batches:
         pass
@@ -175,7 +179,7 @@ def test_a_pass_is_noted_while_it_is_read(noted: None) -> None:
     # Later passes are not looked into.
     for seen in (7, 0, 0):
         list(loader)
-        again = readings.latest()
+        again = noted.latest()
         assert again is not None and len(again.seen) == seen and len(again.indices) == (readings.MOST if seen else 0)
     # Nothing is kept alive.
     kept = weakref.ref(loader)

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from ddpfix.patching.site import Site
+from ddpfix.ranks.uneven import Held
 from tests.speechbrain import launch, tiny_recipe, tiny_runs
 from tests.speechbrain.tiny_runs import by_hand, error, run, since
 
@@ -199,7 +200,7 @@ def test_validation_is_touched_only_where_it_has_collectives(kind: str) -> None:
     assert uneven._reduces_in_evaluation(Brain()) is (kind == "global" and since("1.0.3", "1.1.0"))
     if kind == "sentence":
         loader = loaded(3)
-        assert uneven.evened(Brain(), loader, False) is loader
+        assert uneven.evened(Brain(), loader, False, Held()) is loader
 
 
 @pytest.mark.patches("speechbrain.single_batch")

@@ -1,0 +1,25 @@
+"""After ``deactivate()`` nothing of the activation is left at the level of modules, and the next one begins anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from tests.support import two_ranks
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
+    return two_ranks.found(Path(__file__).with_name("left_over.py"), tmp_path_factory.mktemp("left"))
+
+
+def test_nothing_is_left(found: Dict[str, Any]) -> None:
+    assert found["before"] == {}
+    assert found["left"] == [{}, {}]
+
+
+def test_the_next_activation_trains_what_the_first_one_did(found: Dict[str, Any]) -> None:
+    assert len(found["first"]) == 3
+    assert found["first"] == found["second"]

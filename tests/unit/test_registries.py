@@ -1,0 +1,152 @@
+"""What is kept at the level of modules, and why: everything else belongs to an activation, or to a model's record.
+
+A new name fails here until somebody gives a reason. What several functions, targets or patches of one activation share
+is an object of theirs (``Site.keep``), and what is known of a model under DDP is in its ``Wrapped``.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+import pytest
+
+from ddpfix.patching.site import Kept, Site
+from tests.support import registries
+
+_REGISTERED = "one list of hooks for one place; Site.register puts in, and undo takes out"
+_BY_RUN = "state of the run, for functions that are called without a site; undo empties it"
+_BY_MODEL = "state of models, for functions that are called without a site or a wrapper; undo empties it"
+
+# Emptied by undo: tests/ranks/test_left_over.py.
+OF_ACTIVATION: Dict[str, str] = {
+    "ddpfix.engine._engine": "the activation itself",
+    "ddpfix.import_hook._finder": "the hook in sys.meta_path, which has to be one",
+    "ddpfix.layerdrop.code_copy.SKIPPABLE_CHECKS": _REGISTERED,
+    "ddpfix.layerdrop.cover.COVERED": "the record of each class that is covered, found by a module's class",
+    "ddpfix.layerdrop.cover.OBSERVED": _REGISTERED,
+    "ddpfix.layerdrop.cover.RECORDERS": _REGISTERED,
+    "ddpfix.layerdrop.position._BEGUN": _BY_MODEL,
+    "ddpfix.layerdrop.position._LAST": _BY_MODEL,
+    "ddpfix.layerdrop.position._RESTORED": _BY_MODEL,
+    "ddpfix.layerdrop.position._RESTORED_SEED": _BY_MODEL,
+    "ddpfix.layerdrop.recompute._PAST": "calls that wait for their backward, by module: autograd knows no more than it",
+    "ddpfix.layerdrop.training._REPLICAS": "the public skipped_layers() asks by wrapper, of DDP and of FSDP",
+    "ddpfix.log.LISTENERS": "the log knows no site; who listens takes itself out",
+    "ddpfix.log.SETTINGS": "notes for the trace, from rooms that know no site",
+    "ddpfix.patches.fastnlp.peers._HOOK": "what stands in sys.excepthook, which is one",
+    "ddpfix.patches.funasr.entry.READ_BY_US": _BY_RUN,
+    "ddpfix.patches.funasr.entry._AROUND_MAIN": _REGISTERED,
+    "ddpfix.patches.funasr.entry._BEFORE_DOWNLOAD": _REGISTERED,
+    "ddpfix.patches.funasr.entry._BEFORE_MAIN": _REGISTERED,
+    "ddpfix.patches.speechbrain.line.AFTER": _REGISTERED,
+    "ddpfix.patches.speechbrain.line.BEFORE": _REGISTERED,
+    "ddpfix.patches.speechbrain.line.KNOWN": _REGISTERED,
+    "ddpfix.patches.torch.again._USES": _BY_MODEL,
+    "ddpfix.patches.torch.backward._KNOWN": _BY_MODEL,
+    "ddpfix.patches.torch.backward._LOOKING": _BY_MODEL,
+    "ddpfix.patches.torch.ddp.MODELS": "the records of all models, by wrapper: the one place where state of models is",
+    "ddpfix.patches.torch.ddp.UNSEEN": "bound as it is in the forward of all models, which runs every step",
+    "ddpfix.patches.torch.ddp._SITE": "the site of the wrappers that all stages share",
+    "ddpfix.patches.torch.ddp._STAGES": "the pipeline; copies of models find it without a site",
+    "ddpfix.patches.torch.failures._SENTINEL": _BY_RUN,
+    "ddpfix.patches.torch.failures._STEPS": _BY_RUN,
+    "ddpfix.patches.torch.finalizer.ALL": _BY_MODEL,
+    "ddpfix.patches.torch.flag.FLAG_ALTERNATIVES": _REGISTERED,
+    "ddpfix.patches.torch.hang._GIVEN": _BY_RUN,
+    "ddpfix.patches.torch.hang._WATCH": _BY_RUN,
+    "ddpfix.patches.torch.past._ENDS": _BY_MODEL,
+    "ddpfix.patches.torch.several._HANDLES": "the one hook of all optimizers, while a model waits for it",
+    "ddpfix.patches.torch.trace._RECORDERS": _BY_RUN,
+    "ddpfix.patches.transformers.overrides._MODELS": _BY_MODEL,
+    "ddpfix.patches.transformers.overrides._WRITTEN": _BY_MODEL,
+    "ddpfix.patching.layers.IN_PLACE": "the changes of all sites in their order: they may lie on one another",
+    "ddpfix.patching.site._REPLACED": "empty outside of a search for copies",
+    "ddpfix.patching.site._SEARCHES": "empty outside of a search for copies",
+    "ddpfix.ranks.exits._LAST": "what was said by sys.exit, which is one",
+    "ddpfix.ranks.exits._UNDO": "what stands in sys.exit, which is one",
+    "ddpfix.ranks.failure_watch._TOLD_ELSEWHERE": _BY_RUN,
+    "ddpfix.ranks.failure_watch._WATCHES": _BY_RUN,
+    "ddpfix.ranks.wrap_hooks._BEFORE": _REGISTERED,
+    "ddpfix.ranks.wrap_hooks._EXCLUDED": _REGISTERED,
+    "ddpfix.ranks.wrap_hooks._NOT_REENTRANT": _REGISTERED,
+    "ddpfix.ranks.wrap_hooks._REASONS": _REGISTERED,
+    "ddpfix.trace.forks._OPEN": "what the one hook at forks calls",
+}
+# They outlive an activation, and the next one may see them.
+OF_PROCESS: Dict[str, str] = {
+    "ddpfix._env._reported": "a wrong value of DDPFIX is told once a process, before there is an activation",
+    "ddpfix.layerdrop.cover._RATES": "where a class reads its rate: a cache of its source, by class",
+    "ddpfix.log._heard": "lines that are given to listeners once a process",
+    "ddpfix.log._logged": "lines that are logged once a process, as the docs promise",
+    "ddpfix.log._logged_about": "lines that are logged once an object, for as long as it lives",
+    "ddpfix.patches.torch.backward._RUNS": "whether a backward runs; false outside of one",
+    "ddpfix.patches.torch.bucket_cost._KNOWN": "what collectives of a process group cost, which all ranks measure once",
+    "ddpfix.patches.torch.engine_view.HIDING": "only ever compared with itself earlier in one backward",
+    "ddpfix.patches.transformers.overrides._PATHS": "where a class reads its rate: a cache of its source, by class",
+    "ddpfix.ranks.async_sum._GROUPS": "groups that live as long as the default group, and cannot be destroyed alone",
+    "ddpfix.ranks.store._SESSIONS": "counts of keys in the group's store, which keeps them for as long as the group is",
+    "ddpfix.ranks.traffic.COUNTED": "the public traffic() asks by wrapper, also when training is over",
+    "ddpfix.trace.forks._WATCHED": "whether Python's hook at forks is set, which cannot be taken back",
+}
+
+
+def test_every_name_at_module_level_that_functions_change_has_a_reason() -> None:
+    known = {**OF_ACTIVATION, **OF_PROCESS}
+    found = registries.found()
+    new = [name for name in found if name not in known]
+    assert not new, f"state at module level, which Site.keep or a record could hold: {', '.join(new)}"
+    assert sorted(known) == found, "a reason stands here for what is gone"
+    assert all(reason for reason in known.values())
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("A = []", ["m.A"]),
+        ("A = [False]", ["m.A"]),
+        ("A = set()\nB: Dict[str, int] = {}", ["m.A", "m.B"]),
+        ("A = weakref.WeakKeyDictionary()\nB = Registry('here')", ["m.A", "m.B"]),
+        ("A = {'a': 1}\ndef f(): A['b'] = 2", ["m.A"]),
+        ("A = {'a': 1}\ndef f(): del A['a']", ["m.A"]),
+        ("A = {'a': 1}\ndef f(site): site.at_undo(A.clear)", ["m.A"]),
+        ("A = ['a', 'b']\ndef f(site): site.register(A, 1)", ["m.A"]),
+        ("A = 0\ndef f():\n    global A\n    A = 1", ["m.A"]),
+        ("if True:\n    A = itertools.count()", ["m.A"]),
+        ("A = {'a': 1}\nB = ('a',)\nC = ['a', 'b']\n__all__ = ['f']\ndef f(): return A['a']", []),
+        ("def f():\n    a = []\n    a.append(1)", []),
+    ],
+)
+def test_it_is_found(text: str, expected: List[str]) -> None:
+    assert registries.of_tree(text) == expected
+
+
+class _Shared:
+    pass
+
+
+class _Activation:
+    def __init__(self) -> None:
+        self.kept = Kept()
+
+    def facts(self) -> Dict[str, str]:
+        return {}
+
+    def verify(self) -> List[str]:
+        return []
+
+    def summary(self) -> str:
+        return ""
+
+    def report(self) -> None:
+        return None
+
+
+def test_patches_of_one_activation_share_what_they_keep() -> None:
+    one, other = _Activation(), _Activation()
+    mine = Site("a", activation=one).keep(_Shared)
+    assert Site("b", activation=one).keep(_Shared) is mine
+    assert Site("a", activation=other).keep(_Shared) is not mine
+    one.kept.clear()
+    assert Site("a", activation=one).keep(_Shared) is not mine
+    alone = Site("a")
+    assert alone.keep(_Shared) is alone.keep(_Shared) is not Site("a").keep(_Shared)
