@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -39,58 +39,67 @@ class Position(NamedTuple):
     step: int
 
 
-# The models of this process that have begun, by their keys, and what was restored for those that have not.
-_BEGUN: Dict[int, Tuple[weakref.ref[Replica], int]] = {}
-_RESTORED: Dict[int, Position] = {}
-# The initial seed of the restored state: another one at the first step means that the program has seeded anew since.
-_RESTORED_SEED: List[int] = []
-# The last positions that were written, and their bytes: activation checkpointing asks for states many times a step.
-_LAST: List[Tuple[Dict[int, Position], bytes]] = []
+class Positions:
+    """The positions of the models of this process."""
 
+    def __init__(self) -> None:
+        # The models that have begun, by their keys, and what was restored for those that have not.
+        self._begun: Dict[int, Tuple[weakref.ref[Replica], int]] = {}
+        self._restored: Dict[int, Position] = {}
+        # The initial seed of the restored state: another one at the first step means that the program has seeded anew.
+        self._seed: Optional[int] = None
+        # What was written last, and its bytes: activation checkpointing asks for states many times a step.
+        self._last: Tuple[Dict[int, Position], bytes] = {}, b""
 
-def begun(key: int, source: int, replica: Replica) -> None:
-    """Keep the position of a model in saved states from here on.
+    def begun(self, key: int, source: int, replica: Replica) -> None:
+        """Keep the position of a model in saved states from here on.
 
-    Args:
-        key: of the model; the same in each run of a program.
-        source: see :class:`Position`.
-        replica: its state, with the seed that was agreed.
-    """
-    _BEGUN[key] = weakref.ref(replica), source
+        Args:
+            key: of the model; the same in each run of a program.
+            source: see :class:`Position`.
+            replica: its state, with the seed that was agreed.
+        """
+        self._begun[key] = weakref.ref(replica), source
 
+    def restored(self, key: int, source: int) -> Optional[Position]:
+        """The position of a model in the state that was restored last; None where that has none for it."""
+        position = self._restored.get(key)
+        if position is None or position.source != source or torch.initial_seed() != self._seed:
+            return None
+        return position
 
-def restored(key: int, source: int) -> Optional[Position]:
-    """The position of a model in the state that was restored last; None where that has none for it."""
-    position = _RESTORED.get(key)
-    if position is None or position.source != source or [torch.initial_seed()] != _RESTORED_SEED:
-        return None
-    return position
+    def forget(self) -> None:
+        """Drop all of them (undo): who has kept a function of ours writes nothing any more."""
+        self._begun.clear()
+        self._restored.clear()
 
+    def write(self, state: Any) -> None:
+        """Write the positions of all models into a state of torch's CPU generator; nothing if none has skipped."""
+        positions = self._current()
+        # A state that cannot be written to (of a tensor subclass, say) is given as it is.
+        with contextlib.suppress(Exception):
+            if positions and state.numel() == _SIZE:
+                if self._last[0] != positions:
+                    self._last = positions, _encoded(positions)
+                _halves(state)[:] = _words(self._last[1])
 
-def forget() -> None:
-    """Drop all positions (undo)."""
-    _BEGUN.clear()
-    _RESTORED.clear()
-    _RESTORED_SEED.clear()
-    _LAST.clear()
+    def read(self, state: Any) -> None:
+        """Take the positions from a state that the program restores; it replaces what was restored before."""
+        self._restored.clear()
+        with contextlib.suppress(Exception):
+            if state.numel() == _SIZE:
+                self._restored.update(_decoded(_halves(state.cpu()).tobytes()))
+                (self._seed,) = struct.unpack_from("<Q", state.cpu().numpy().tobytes())
 
-
-def write(state: Any) -> None:
-    """Write the positions of all models into a state of torch's CPU generator; nothing if no model has skipped."""
-    positions = _current()
-    # A state that cannot be written to (of a tensor subclass, say) is given as it is.
-    with contextlib.suppress(Exception):
-        if positions and state.numel() == _SIZE:
-            _halves(state)[:] = _words(_encoded(positions))
-
-
-def read(state: Any) -> None:
-    """Take the positions from a state that the program restores; it replaces what was restored before."""
-    _RESTORED.clear()
-    with contextlib.suppress(Exception):
-        if state.numel() == _SIZE:
-            _RESTORED.update(_decoded(_halves(state.cpu()).tobytes()))
-            _RESTORED_SEED[:] = struct.unpack_from("<Q", state.cpu().numpy().tobytes())
+    def _current(self) -> Dict[int, Position]:
+        positions = dict(self._restored)
+        for key, (reference, source) in list(self._begun.items()):
+            replica = reference()
+            if replica is None:
+                del self._begun[key]
+            elif replica.drawn:
+                positions[key] = Position(source, replica.seed, replica.first + replica.iteration + 1)
+        return positions
 
 
 def carries() -> bool:
@@ -105,17 +114,6 @@ def carries() -> bool:
         return bool(empty and state.numel() == _SIZE and torch.equal(other.get_state(), state))
     except Exception:
         return False
-
-
-def _current() -> Dict[int, Position]:
-    positions = dict(_RESTORED)
-    for key, (reference, source) in list(_BEGUN.items()):
-        replica = reference()
-        if replica is None:
-            del _BEGUN[key]
-        elif replica.drawn:
-            positions[key] = Position(source, replica.seed, replica.first + replica.iteration + 1)
-    return positions
 
 
 def _halves(state: Any) -> Any:
@@ -133,13 +131,11 @@ def _words(content: bytes) -> Any:
 
 
 def _encoded(positions: Dict[int, Position]) -> bytes:
-    if not _LAST or _LAST[0][0] != positions:
-        # The first models count if there is no room for all.
-        entries = list(positions.items())[:_LIMIT]
-        body = b"".join(_ENTRY.pack(key, *position) for key, position in entries)
-        content = _HEAD.pack(_MAGIC, len(entries), _checksum(body)) + body
-        _LAST[:] = [(positions, content.ljust(4 * _WORDS, b"\0"))]
-    return _LAST[0][1]
+    # The first models count if there is no room for all.
+    entries = list(positions.items())[:_LIMIT]
+    body = b"".join(_ENTRY.pack(key, *position) for key, position in entries)
+    content = _HEAD.pack(_MAGIC, len(entries), _checksum(body)) + body
+    return content.ljust(4 * _WORDS, b"\0")
 
 
 def _decoded(content: bytes) -> Dict[int, Position]:

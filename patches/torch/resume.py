@@ -7,6 +7,7 @@ states carry the place (:mod:`ddpfix.layerdrop.position`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from typing import Any, Callable, List, Tuple
@@ -35,6 +36,7 @@ class Start:
     def __init__(self, site: Site, model: Any, members: List[int], seed: int) -> None:
         chosen = site.settings.seed()
         self._is_chosen, self._seed = chosen is not None, seed
+        self._positions = site.keep(position.Positions)
         self._source = schedule.fold(0, 0) if chosen is None else schedule.fold(1, chosen)
         kind = type(model).__qualname__
         number = store.count(store.default_store(), f"position/{kind}")
@@ -48,12 +50,12 @@ class Start:
         Raises:
             AgreementError: the first rank has ended with an error, or the group is no more.
         """
-        found = position.restored(self._key, self._source)
+        found = self._positions.restored(self._key, self._source)
         own = (self._anew(), 0) if found is None else (found.seed, found.step)
         seed, step = self._word.settle(own)
         if found is not None:
             _say(own, (seed, step))
-        position.begun(self._key, self._source, replica)
+        self._positions.begun(self._key, self._source, replica)
         return seed, step
 
     def _anew(self) -> int:
@@ -81,30 +83,31 @@ def save(site: Site, owner: Any) -> None:
         return
     for ours in (position, agreement, store, sys.modules[__name__]):
         skip_module(ours)
-    site.at_undo(position.forget)
-    site.wrap_hot(owner, "get_rng_state", _written)
+    positions = site.keep(position.Positions)
+    site.at_undo(positions.forget)
+    site.wrap_hot(owner, "get_rng_state", functools.partial(_written, positions))
     skip_frames(vars(owner)["get_rng_state"])
 
 
 def restore(site: Site, owner: Any) -> None:
     """Have ``owner.set_rng_state`` read them from the states that it gets."""
     if position.carries():
-        site.wrap_hot(owner, "set_rng_state", _read)
+        site.wrap_hot(owner, "set_rng_state", functools.partial(_read, site.keep(position.Positions)))
         skip_frames(vars(owner)["set_rng_state"])
 
 
-def _written(original: Callable[[], Any]) -> Callable[[], Any]:
+def _written(positions: position.Positions, original: Callable[[], Any]) -> Callable[[], Any]:
     def get_rng_state() -> Any:
         state = original()
-        position.write(state)
+        positions.write(state)
         return state
 
     return get_rng_state
 
 
-def _read(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _read(positions: position.Positions, original: Callable[[Any], None]) -> Callable[[Any], None]:
     def set_rng_state(new_state: Any) -> None:
         original(new_state)
-        position.read(new_state)
+        positions.read(new_state)
 
     return set_rng_state

@@ -9,6 +9,9 @@ import pytest
 
 from tests.support import two_ranks
 
+# An activation with toolkits, twice, on two ranks.
+pytestmark = pytest.mark.sampled(inside=False, cells=True)
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
