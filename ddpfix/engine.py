@@ -85,6 +85,8 @@ class Engine:
                 self.unseen.discard(toolkit)
 
     def _arm(self, decision: Decision) -> None:
+        if decision.action != State.APPLY:
+            return
         is_held = self.matrix.patches[decision.patch].gated and not self.gate.is_open
         (self.waiting.hold if is_held else self.waiting.add)(armed(decision))
 

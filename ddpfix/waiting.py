@@ -11,7 +11,6 @@ from typing import Dict, Iterable, List, Tuple
 
 from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
-from ddpfix.state import State
 
 
 class Armed:
@@ -120,7 +119,7 @@ class Waiting:
 
 def armed(decision: Decision) -> List[Armed]:
     """One entry for each target of a decision to apply a patch."""
-    if decision.action != State.APPLY or decision.row is None:
+    if decision.row is None:
         return []
     return [Armed(decision, target) for target in decision.row.targets]
 
