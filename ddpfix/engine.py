@@ -7,7 +7,6 @@ undone and reported, and the import that it hooked succeeds.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 from importlib import import_module
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional
 
 from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings
-from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
 from ddpfix.patching import site
 from ddpfix.patching.gate import Gate
@@ -130,7 +128,8 @@ class Engine:
             return
         try:
             self.gate.put(
-                (_locate(sys.modules[at.module], at), at.attribute.split(".")[-1], opens) for at, opens in stubs
+                (site.locate(sys.modules[at.module], at.attribute, at.expects), at.attribute.split(".")[-1], opens)
+                for at, opens in stubs
             )
             is_passed = _code(self.matrix.gate.passed)()
         except Exception as error:  # The patches find out by themselves what has changed here, and say so.
@@ -174,7 +173,11 @@ class Engine:
         own = self.sites.setdefault(patch, Site(patch, self.settings, self, entry.instead, entry.examined))
         before = own.changes()
         try:
-            owner = None if waiting.target.attribute == "*" else _locate(module, waiting.target)
+            owner = (
+                None
+                if waiting.target.attribute == "*"
+                else site.locate(module, waiting.target.attribute, waiting.target.expects)
+            )
             _code(self.matrix.patches[patch].code_at(waiting.target))(own, module, owner)
         except Exception as error:
             self.notes.extend(own.undo())
@@ -263,23 +266,6 @@ def _top(name: str) -> str:
 def _initializing(module: Optional[ModuleType]) -> bool:
     """Whether a module is still being imported."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
-
-
-def _locate(module: ModuleType, target: Target) -> Any:
-    """The target's owner (module or class), after checking that the target exists and takes the parameters we need."""
-    owner: Any = module
-    *path, last = target.attribute.split(".")
-    for part in path:
-        owner = getattr(owner, part, None)
-    found = getattr(owner, last, None)
-    if found is None:
-        raise PatchError(f"{target.attribute} is not there any more")
-    if target.expects:
-        parameters = inspect.signature(found).parameters
-        missing = [name for name in target.expects if name not in parameters]
-        if missing:
-            raise PatchError(f"{target.attribute} no longer takes {', '.join(missing)} (has {', '.join(parameters)})")
-    return owner
 
 
 def _code(name: str) -> Any:

@@ -283,7 +283,11 @@ def read(
         environ = {} if sys.flags.ignore_environment else os.environ
     switches_by_variable = {switch_name(patch): patch for patch in patches}
     reader = _Reader(switches_by_variable)
-    reader.table(_pyproject(folder if folder is not None else Path.cwd()), "pyproject.toml [tool.ddpfix] ")
+    try:
+        table = pyproject.table(folder if folder is not None else Path.cwd())
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    reader.table(table, "pyproject.toml [tool.ddpfix] ")
     reader.environment(environ)
     reader.table({name: value for name, value in arguments.items() if value is not None}, "argument ")
     reader.off_switches(environ)
@@ -343,10 +347,3 @@ class _Reader:
             if patch is not None and value.strip().lower() in ("0", "false", "off"):
                 self.switches[patch] = "0"
                 self.sources[patch] = variable
-
-
-def _pyproject(folder: Path) -> Mapping[str, object]:
-    try:
-        return pyproject.table(folder)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from importlib import import_module
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
@@ -317,3 +318,24 @@ def _rebind_all(fresh: Optional[str] = None) -> None:
 def _discard(registry: List[Any], item: Any) -> None:
     if item in registry:
         registry.remove(item)
+
+
+def locate(module: ModuleType, attribute: str, expects: Sequence[str]) -> Any:
+    """The owner (module or class) of a function that a patch needs, after a look at what it takes.
+
+    Raises:
+        PatchError: it is not there, or lacks one of the parameters in ``expects``.
+    """
+    owner: Any = module
+    *path, last = attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    found = getattr(owner, last, None)
+    if found is None:
+        raise PatchError(f"{attribute} is not there any more")
+    if expects:
+        parameters = inspect.signature(found).parameters
+        missing = [name for name in expects if name not in parameters]
+        if missing:
+            raise PatchError(f"{attribute} no longer takes {', '.join(missing)} (has {', '.join(parameters)})")
+    return owner

@@ -223,10 +223,8 @@ def _wrap(site: Site, owner: Any) -> Site:
 
 def untrace() -> None:
     """torch.compile leaves what stages do before and after a forward to Python, and compiles what it did before."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(__package__ + "."):
-            skip_module(module)
-    for module in (schedule, training, wrap_hooks):
+    ours = [module for name, module in list(sys.modules.items()) if name.startswith(f"{__package__}.")]
+    for module in [*ours, schedule, training, wrap_hooks]:
         skip_module(module)
 
 

@@ -21,6 +21,7 @@ from ddpfix.matrix import detect, loader, model, reader
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.ranges import Range, within
 from ddpfix.matrix.settings import SETTINGS
+from ddpfix.patching import site
 
 GOOD = """\
 schema: 2
@@ -582,7 +583,7 @@ def test_a_target_is_in_the_installed_release(target: model.Target) -> None:
     pattern = waiting.pattern(target.module)
     module = importlib.import_module(target.module)
     assert pattern.match(module.__name__)
-    assert engine._locate(module, target) is not None
+    assert site.locate(module, target.attribute, target.expects) is not None
     # The name is where the definition is: a re-export would be patched without its home. A class may have inherited it.
     owner, found = module, module  # type: Any, Any
     for part in target.attribute.split("."):
