@@ -13,6 +13,8 @@ from tests.ranks import progressing
 from tests.support import ranks
 
 SCRIPT = Path(progressing.__file__)
+# The others run under nox -s rest.
+_REST = pytest.mark.sampled(inside=False, cells=True)
 
 
 def positions(name: str, folder: Path) -> List[Dict[str, Any]]:
@@ -23,7 +25,9 @@ def positions(name: str, folder: Path) -> List[Dict[str, Any]]:
     return [json.loads(line[3:]) for line in text.splitlines() if line.startswith("AT ")]
 
 
-@pytest.mark.parametrize("name", progressing.JOBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("plain", "accelerate") else _REST) for name in progressing.JOBS]
+)
 def test_epoch_and_batch(name: str, tmp_path: Path) -> None:
     if name == "lightning":
         pytest.importorskip("lightning")

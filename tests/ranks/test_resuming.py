@@ -19,6 +19,8 @@ from tests.ranks.resuming import SAVED
 
 STEPS = 8
 PART = "part_of_a_job"
+# Trainer runs under nox -s rest.
+KINDS = ["loop", pytest.param("trainer", marks=pytest.mark.sampled(inside=False, cells=True))]
 Job = List[Dict[str, Any]]
 
 
@@ -46,7 +48,7 @@ def patterns(job: Job) -> int:
     return len({tuple(step) for step in job[0]["skipped"]})
 
 
-@pytest.mark.parametrize("kind", ["loop", "trainer"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_unpatched_ranks_skip_differently_and_go_on(tmp_path: Path, kind: str) -> None:
     whole, environ = uninterrupted(tmp_path, kind, "0")
     # Up to 4.30 the draws are numpy's, which dropout does not touch: Trainer's equal seeds keep them equal.
@@ -56,7 +58,7 @@ def test_unpatched_ranks_skip_differently_and_go_on(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.patches("torch.steps")
-@pytest.mark.parametrize("kind", ["loop", "trainer"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_job_goes_on(tmp_path: Path, kind: str) -> None:
     whole, environ = uninterrupted(tmp_path, kind, "1")
     assert whole[0]["skipped"] == whole[1]["skipped"] and patterns(whole) > 2
