@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any, ContextManager, Dict, Iterator, List, Tuple
 
@@ -143,11 +142,10 @@ SKIPPING: Dict[str, Dict[str, Any]] = {
 def test_skipped_layers_are_skipped_again(
     name: str, patches: Tuple[str, ...], group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Decisions are drawn from a seed that counts models, and from the generator's state if the user sets none.
+    # Decisions are drawn from a seed that counts an activation's models, else from the generator's state.
     monkeypatch.setenv("DDPFIX_SEED", "3")
 
     def steps() -> List[Step]:
-        monkeypatch.setattr("ddpfix.patches.torch.agreement._MODELS", itertools.count())
         torch.manual_seed(3)
         module = encoder(name, 0.1, **SKIPPING[name])
         wrapper = DistributedDataParallel(module, find_unused_parameters=True)
