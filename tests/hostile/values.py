@@ -27,7 +27,7 @@ TRICKS: List[str] = [
     "\u202e",
     "[red]x[/red]",
     "[/]",
-    "[link=file:///etc/passwd]x[/link]",
+    "[link=https://example.org]x[/link]",
     "</script><script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
     "nan",
