@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 from types import FunctionType, ModuleType
@@ -146,9 +147,18 @@ def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
         for cell in layer.__closure__ or ():
             yield _content(cell), functools.partial(setattr, cell, "cell_contents")
         yield layer.__dict__.get("__wrapped__"), functools.partial(setattr, layer, "__wrapped__")
+        yield from _in_globals(layer)
     else:
         # The function in a classmethod or staticmethod cannot be replaced, so it is only searched.
         yield getattr(layer, "__func__", None), lambda _: None
+
+
+def _in_globals(layer: FunctionType) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
+    """What a wrapper in a script keeps in a global. All layers are wrappers, so nothing else is worth a look there."""
+    for name in layer.__code__.co_names:
+        below = layer.__globals__.get(name)
+        if is_proxy(below) or (type(below) is FunctionType and "__wrapped__" in below.__dict__):
+            yield below, functools.partial(operator.setitem, layer.__globals__, name)
 
 
 def _content(cell: Any) -> Any:

@@ -68,6 +68,13 @@ def by_closure(wrapped: Any) -> Any:
     return theirs
 
 
+def by_global(wrapped: Any) -> Any:
+    """As in a script: ``original = kit.function``, and a function that calls it."""
+    script = {"original": wrapped}
+    exec("def theirs():\n    return ['theirs', *original()]", script)
+    return script["theirs"]
+
+
 class Opaque:
     """Nobody can tell what this calls."""
 
@@ -127,6 +134,16 @@ def test_undo_before_it_opens_takes_the_stub_from_below_others(kit: Kit, theirs:
     kit.function = sys.modules["gated_user"].__dict__["taken"] = theirs(kit.function)
     assert undone(gate, site) == [] and kit.function() == ["theirs", "original"]
     assert getattr(kit.function, "__wrapped__") is original  # noqa: B009
+
+
+def test_a_script_that_keeps_the_original_in_a_global_is_a_layer_as_well(kit: Kit) -> None:
+    original, site = kit.function, Site("kit.patch")
+    gate = gated(kit, site)
+    top = kit.function = sys.modules["gated_user"].__dict__["taken"] = by_global(kit.function)
+    assert kit.function() == ["theirs", "ours", "original"]
+    assert [record for record in site.in_force() if record.attribute == "function" and not record.in_place()] == []
+    assert undone(gate, site) == [] and kit.function is top and top() == ["theirs", "original"]
+    assert top.__globals__["original"] is original
 
 
 @pytest.mark.parametrize("kind", ["function", "wrapt"])
