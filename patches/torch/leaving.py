@@ -15,14 +15,17 @@ import os
 import threading
 import time
 from types import ModuleType
-from typing import Any, List, Tuple
+from typing import Any, List, NamedTuple
 
 from torch import distributed
 
 from ddpfix.patching.site import Site
 
-# Seconds: what a thread gets that only waits for the GIL, between two looks, and in all.
+# Seconds: what a thread gets that only waits for the GIL, between two looks, and in all; the last is of the processor's
+# time, because on a machine with much to do a thread that is about to be ready gets little of it.
 _SHORT, _PAUSE, _LIMIT = 0.01, 0.002, 1.0
+# Seconds of the clock after which the process leaves in any case.
+_LONGEST = 10.0
 # The name of the threads that run gloo's work; releases as late as 2.4 give them none, so that all are looked at.
 _NAME = "pt_gloo_runloop"
 _THREADS = "/proc/self/task"
@@ -55,13 +58,14 @@ def _forget() -> None:
 def settle() -> None:
     """Leave the GIL to gloo's threads until none of them runs.
 
-    It takes 10 ms, at most 1 s where threads go on running, and nothing where no thread is left. A collective that
-    waits for another rank is not waited for.
+    It takes 10 ms, until threads that go on running have had 1 s of the processor (10 s of the clock at most), and
+    nothing where no thread is left. A collective that waits for another rank is not waited for.
     """
-    begun = time.monotonic()
+    begun, had = time.monotonic(), _had()
     while _any_left():
         time.sleep(_PAUSE)
-        if time.monotonic() - begun > (_LIMIT if "R" in _states() else _SHORT):
+        waited = time.monotonic() - begun
+        if waited > _SHORT and ("R" not in _states() or _had() - had > _LIMIT or waited > _LONGEST):
             return
 
 
@@ -72,8 +76,32 @@ def _any_left() -> bool:
 
 def _states() -> List[str]:
     """The state of each thread that may be gloo's, as Linux tells it (``R`` is running or ready to run)."""
-    threads = [_name_and_state(each) for each in _others()]
-    return [state for name, state in threads if name == _NAME] or [state for _, state in threads if state]
+    return [thread.state for thread in _threads()]
+
+
+def _had() -> float:
+    """Seconds of the processor that these threads have had."""
+    return sum(thread.seconds for thread in _threads())
+
+
+class _Thread(NamedTuple):
+    """What Linux tells of a thread.
+
+    Attributes:
+        name: of the thread; empty if it has ended.
+        state: ``R`` is running or ready to run.
+        seconds: of the processor.
+    """
+
+    name: str
+    state: str
+    seconds: float
+
+
+def _threads() -> List[_Thread]:
+    """The threads that may be gloo's."""
+    threads = [_look(each) for each in _others()]
+    return [each for each in threads if each.name == _NAME] or [each for each in threads if each.state]
 
 
 def _others() -> List[int]:
@@ -83,11 +111,13 @@ def _others() -> List[int]:
     return [int(each) for each in listed if int(each) not in ours]
 
 
-def _name_and_state(thread: int) -> Tuple[str, str]:
+def _look(thread: int) -> _Thread:
     try:
         with open(f"{_THREADS}/{thread}/stat", encoding="utf-8", errors="replace") as file:
             name, _, rest = file.read().partition("(")[2].rpartition(")")
     except OSError:
         # It has ended since.
-        return "", ""
-    return name, rest.split()[0]
+        return _Thread("", "", 0.0)
+    fields = rest.split()
+    # The twelfth and the thirteenth behind the name: in the program, and in the system for it.
+    return _Thread(name, fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))

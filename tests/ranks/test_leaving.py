@@ -91,12 +91,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize(
-    ("ends", "taken"),
-    [({"R": 0, "S": 0}, 0), ({"R": 0, "S": 9}, 0.01), ({"R": 0.1, "S": 9}, 0.1), ({"R": 9, "S": 9}, 1)],
-    ids=["none left", "idle", "running for a while", "running for ever"],
+    ("ends", "share", "taken"),
+    [
+        ({"R": 0, "S": 0}, 1, 0),
+        ({"R": 0, "S": 99}, 1, 0.01),
+        ({"R": 0.1, "S": 99}, 1, 0.1),
+        ({"R": 99, "S": 99}, 0.5, 1),
+        ({"R": 3, "S": 99}, 0.1, 3),
+        ({"R": 99, "S": 99}, 0.01, 10),
+    ],
+    ids=["none left", "idle", "running for a while", "running for ever", "a busy machine", "busy for ever"],
 )
-def test_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, clock: Clock, ends: Dict[str, float], taken: float) -> None:
-    monkeypatch.setattr(leaving, "_states", lambda: [state for state, end in ends.items() if clock.now < end])
+def test_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, ends: Dict[str, float], share: float, taken: float
+) -> None:
+    def threads() -> List[Any]:
+        return [leaving._Thread("", state, share * clock.now) for state, end in ends.items() if clock.now < end]
+
+    monkeypatch.setattr(leaving, "_threads", threads)
     leaving.settle()
     assert clock.now == pytest.approx(taken, abs=2 * leaving._PAUSE)
 
