@@ -96,6 +96,10 @@ class Bulletin:
                 self._ends[number] = End(*json.loads(store.get(f"end/{number + 1}")))
         return [end for end in self._ends if end is not None and end.rank != self._rank]
 
+    def fall_silent(self) -> None:
+        """Give no sign of life any more, and be taken neither for a rank that was killed nor for one that has ended."""
+        put(self._store(), f"life/{self._rank}", "null")
+
     def number_of_ends(self) -> int:
         """How many ranks have said that they ended."""
         return int(self._store().add("ends", 0))

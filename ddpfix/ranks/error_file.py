@@ -30,8 +30,15 @@ def write(error: BaseException) -> bool:
         get_error_handler().record_exception(error)
     except Exception as problem:
         log.debug(f"torch elastic is not told of {error!r}: {problem!r}")
+        _discard(path)
         return False
     return True
+
+
+def _discard(path: str) -> None:
+    """Remove what a full disk has left of a file: torchrun ends with a traceback of its own if it cannot read it."""
+    with contextlib.suppress(OSError):
+        os.remove(path)
 
 
 def next_second() -> None:
@@ -81,10 +88,15 @@ def write_text(message: str, trace: str) -> bool:
     if not is_wanted():
         return False
     about = {"py_callstack": trace, "timestamp": str(int(time.time()))}
+    path = os.environ["TORCHELASTIC_ERROR_FILE"]
+    # As a whole or not at all: the agent may end this process in the midst of it.
+    part = f"{path}.{os.getpid()}"
     try:
-        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as file:
+        with open(part, "w", encoding="utf-8") as file:
             json.dump({"message": {"message": message, "extraInfo": about}}, file)
+        os.replace(part, path)
     except OSError as problem:
         log.debug(f"torch elastic is not told of {message}: {problem!r}")
+        _discard(part)
         return False
     return True

@@ -104,6 +104,8 @@ class Sentinel(threading.Thread):
         with contextlib.suppress(Exception):
             if self._how == "left":
                 self._leave(f"rank {self._rank} left its process group{self._in_step()}")
+            elif self._how == "stopped":
+                self._bulletin.fall_silent()
             elif self._how == "ended" and self._connection.is_open():
                 self._say_why()
         self._connection.close()

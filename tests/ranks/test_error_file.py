@@ -88,3 +88,26 @@ def test_without_elastic_nothing_is_written(tmp_path: Path, monkeypatch: pytest.
     assert not error_file.write(ValueError("alone"))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
     assert not error_file.write(ValueError("no such folder"))
+
+
+FULL = """
+import os, resource, sys
+from ddpfix.ranks import error_file
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    raise ValueError("the cause")
+except ValueError as error:
+    print(getattr(error_file, sys.argv[1])(error))
+print(os.listdir(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])))
+"""
+
+
+@pytest.mark.parametrize("function", ["write", "write_uncaught"])
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, function: str) -> None:
+    """torchrun reads the file of each rank that failed, and cannot go on if it is damaged."""
+    pytest.importorskip("resource")
+    environ = launch.environment({"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")})
+    command = [sys.executable, "-c", FULL, function]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["False", "[]"], done

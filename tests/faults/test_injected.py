@@ -1,0 +1,149 @@
+"""Faults strike runs on real ranks: equal and right replicas, or all ranks ended with the cause."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from tests.faults import judge, programs, results
+from tests.faults.judge import ENDED, HUNG, SURVIVED, Outcome
+from tests.faults.plan import KINDS, draw
+from tests.support import ranks
+
+# Seed -> how its run ends.
+SHORT: Dict[int, str] = {32: ENDED, 13: SURVIVED}
+LONGER: Dict[int, str] = {
+    1: SURVIVED,
+    2: ENDED,
+    6: ENDED,
+    10: SURVIVED,
+    12: ENDED,
+    14: SURVIVED,
+    21: ENDED,
+    31: SURVIVED,
+}
+DISKS: Dict[int, str] = {7: SURVIVED, 8: ENDED, 9: ENDED}
+
+
+def ran(folder: Path, *seeds: int) -> List[Outcome]:
+    """The outcomes of some seeds, by the command, in the order of the seeds."""
+    found = []
+    for seed in seeds:
+        file = folder / f"{seed}.json"
+        words = ["-m", "tests.faults", "--seed", str(seed), "--runs", "1", "--resume", str(file)]
+        code, text = ranks.run([sys.executable, *words], ranks.environment({"TMPDIR": str(folder)}), ranks.ROOT, 240)
+        assert file.exists(), text
+        found += results.read(file)
+        assert code == 0, text
+    return found
+
+
+def check(folder: Path, seed: int, end: str) -> Outcome:
+    (found,) = ran(folder, seed)
+    assert (found.end, found.faults) == (end, []), found
+    return found
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("seed", SHORT)
+def test_a_short_sample(tmp_path: Path, seed: int) -> None:
+    check(tmp_path, seed, SHORT[seed])
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("seed", LONGER)
+def test_a_longer_sample(tmp_path: Path, seed: int) -> None:
+    found = check(tmp_path, seed, LONGER[seed])
+    if found.kind in ("forward", "hook"):
+        assert {"every rank", "torch elastic's summary"} <= set(found.told), found
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("seed", DISKS)
+def test_a_disk_that_is_full(tmp_path: Path, seed: int) -> None:
+    from tests.faults import launch
+
+    if not launch.can_mount():
+        pytest.skip("no small disk can be mounted here")
+    check(tmp_path, seed, DISKS[seed])
+
+
+ONLY_NUMBERS = """
+import dataclasses, sys
+from pathlib import Path
+from tests.faults import judge, programs
+from tests.faults.plan import STEPS, draw
+
+plan = draw(0, "forward")
+folder = Path(sys.argv[1])
+right = programs.reference(plan.program, plan.seed, plan.size, STEPS)
+for rank in range(plan.size):
+    rows = [row.clone() for row in right]
+    if rank == 1 and sys.argv[2] != "right":
+        rows[5][0] += float(sys.argv[2])
+    (folder / f"rank-{rank}.rows").write_bytes(b"".join(row.numpy().tobytes() for row in rows))
+print(*judge.outcome(plan, folder, 0, 1.0).faults, sep=";")
+"""
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+def test_the_judge_sees_a_difference(tmp_path: Path) -> None:
+    """Of one parameter on one rank; a difference that rounding makes is one between replicas all the same."""
+    told = []
+    for words in ("right", "0.001", "1e-14"):
+        command = [sys.executable, "-c", ONLY_NUMBERS, str(tmp_path), words]
+        done = subprocess.run(command, env=ranks.environment(), capture_output=True, text=True, timeout=120)
+        told.append(done.stdout.strip())
+        assert done.returncode == 0, done.stderr
+    assert told == [
+        "",
+        "rank 1 is not right from step 5 on;replicas differ after step 5",
+        "replicas differ after step 5",
+    ]
+
+
+def test_a_damaged_file_and_a_cause_that_is_not_named_are_seen(tmp_path: Path) -> None:
+    plan = draw(0, "forward")
+    (tmp_path / "checkpoint.pt").write_bytes(b"PK")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "error.json").write_text("")
+    faults = " ".join(judge.outcome(plan, tmp_path, 1, 1.0).faults)
+    assert "the checkpoint is damaged" in faults and "an error file is damaged" in faults
+    assert "the cause is not named" in faults and "its summary" in faults
+    assert "it was not over at the limit" in judge.outcome(plan, tmp_path, None, 1.0).faults
+
+
+def test_what_plain_torch_survives_must_be_survived() -> None:
+    """A store that is gone before the model is wrapped is the exception, and docs/limitations.md says so."""
+    found = Outcome(0, "slow store", "0.1", "plain", 2, ENDED, 1.0, [], [])
+    assert judge.needs_plain(found)
+    assert judge.beside(found, found._replace(end=SURVIVED)).faults == ["it survives without ddpfix"]
+    assert judge.beside(found, found).faults == []
+
+
+def test_a_seed_always_draws_the_same_and_every_kind_has_its_turn() -> None:
+    plans = [draw(seed) for seed in range(300)]
+    assert plans == [draw(seed) for seed in range(300)]
+    assert {each.kind for each in plans} == set(KINDS) and {each.size for each in plans} == {2, 3}
+    assert {(each.kind, each.how) for each in plans} == {(kind, how) for kind, hows in KINDS.items() for how in hows}
+
+
+# Runs that were against the rules and have not been explained for certain: docs/faults.md says what was seen.
+OPEN = {7: ["it was not over at the limit"]}
+
+
+def test_the_committed_results_are_of_these_runs_and_those_against_the_rules_are_named() -> None:
+    found = results.read()
+    assert len({each.seed for each in found}) == len(found) > 0
+    for each in found:
+        plan = draw(each.seed)
+        assert (plan.kind, plan.how, plan.program, plan.size) == (each.kind, each.how, each.program, each.size)
+        assert each.faults == OPEN.get(each.seed, []), each
+        assert each.end in (SURVIVED, ENDED) or each.seed in OPEN or each.plain == HUNG, each
+    assert json.loads(results.FILE.read_text())["runs"]
+    assert programs.accumulated("plain") == 1
