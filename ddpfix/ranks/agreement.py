@@ -15,10 +15,11 @@ import json
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from ddpfix import log
-from ddpfix.ranks import roll_call
+from ddpfix.ranks import hosts, roll_call
+from ddpfix.ranks import store as stores
 from ddpfix.ranks.store import count, default_store, enter, has, is_here, keys, look_until, put, remember, remembered
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
@@ -80,11 +81,11 @@ def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit
         limit: seconds to wait for a rank that shows no sign of ddpfix.
 
     Raises:
-        AgreementError: on every rank, if a rank lacks ddpfix or differs.
+        AgreementError: on every rank, if a rank lacks ddpfix or differs; and where the store does not answer.
     """
     store = default_store()
     if len(ranks) > 1 and store is not None:
-        seed = _Meeting(store, ranks, rank, facts, limit).hold(seed)
+        seed = _met(lambda: _Meeting(store, ranks, rank, facts, limit).hold(seed))
     elif len(ranks) > 1:
         log.warning(
             "the process group has no store, so ranks can agree on nothing: LayerDrop stays as shipped. A group that is"
@@ -94,6 +95,21 @@ def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit
     if store is not None:
         remember(store, _seed_of(ranks), seed)
     return seed
+
+
+def _met(hold: Callable[[], int]) -> int:
+    try:
+        return hold()
+    except AgreementError:
+        raise
+    except RuntimeError as error:
+        # Nobody can tell whether the others still reach the store: a rank that went on alone might train otherwise.
+        reason = str(error).split("\n", 1)[0]
+        raise AgreementError(
+            f"the process group's store does not answer ({reason}), and ranks cannot agree on what ddpfix does for this"
+            " model. The process that keeps the store has ended, or cannot be reached: torch elastic's agent, or rank"
+            " 0. With DDPFIX=0 on every rank torch does not ask it here."
+        ) from error
 
 
 def agreed(ranks: List[int]) -> Optional[int]:
@@ -107,7 +123,7 @@ def agreed(ranks: List[int]) -> Optional[int]:
 
 
 def _seed_of(ranks: List[int]) -> str:
-    return f"seed/{','.join(map(str, ranks))}"
+    return f"seed/{_digest(ranks)}"
 
 
 class Word:
@@ -184,6 +200,8 @@ class _Meeting:
         self.ended_ranks = keys(store, _ENDED)
         self.store, self.ranks, self.rank, self.limit = store, ranks, rank, limit
         self.facts = dict(facts)
+        # Ranks that are known to have ddpfix: nobody is asked for again, while rank 0 waits for the last of thousands.
+        self._known: Set[int] = set()
         # The message for the case in which a rank that is waited for has ended; empty: none has.
         self.end_message = ""
 
@@ -200,12 +218,16 @@ class _Meeting:
     def _end_together(self) -> None:
         self.keys.add("seen", 1)
         if self.rank == self.ranks[0]:
-            coming = [rank for rank in self.ranks if not self.ended_ranks.add(str(rank), 0)]
-            expected = len(coming) - len(self._missing(coming))
+            some = bool(self.ended_ranks.add(_ANY, 0))
+            coming = [rank for rank in self.ranks if not (some and self.ended_ranks.add(str(rank), 0))]
+            # Who has come to this meeting has ddpfix.
+            away = set(self._not_here())
+            expected = len(coming) - len(self._missing([rank for rank in coming if rank in away]))
             look_until(lambda: self.keys.add("seen", 0) >= expected, lambda waited: waited > _LINGER, (0.02, 0.02))
 
     def _held(self, seed: int) -> int:
-        put(self.keys, str(self.rank), json.dumps({"facts": self.facts, "seed": seed}))
+        record = {"facts": self.facts, "seed": seed, "place": hosts.place(self.rank)}
+        put(self.keys, str(self.rank), json.dumps(record))
         first = self._wait(self.ranks[0])
         difference = self._difference(first["facts"])
         if difference:
@@ -223,7 +245,8 @@ class _Meeting:
             return None
         parts = (f"{n} is {self.facts.get(n)!r} there and {theirs.get(n)!r} on rank {self.ranks[0]}" for n in names)
         return (
-            f"ddpfix does not do the same on all ranks. Rank {self.rank}: {'; '.join(parts)}. "
+            f"ddpfix does not do the same on all ranks. Rank {self.rank}: {'; '.join(parts)}."
+            f"{self._places([self.rank, self.ranks[0]])} "
             "Give every rank the same environment, or switch ddpfix off everywhere with DDPFIX=0."
         )
 
@@ -252,22 +275,27 @@ class _Meeting:
         return bytes(self.keys.get("verdict")).decode()
 
     def _not_here(self) -> List[int]:
-        return [rank for rank in self.ranks if not has(self.keys, str(rank))]
+        return [int(name) for name in stores.absent(self.keys, [str(rank) for rank in self.ranks])]
 
     def _anybody_missing(self) -> List[int]:
         return self._missing(self._not_here())
 
     def _missing(self, ranks: List[int]) -> List[int]:
         """The members of ``ranks`` that left no mark for this group: they run without ddpfix."""
-        return [rank for rank in ranks if not is_here(self.store, rank)]
+        self._known.update(rank for rank in ranks if rank not in self._known and is_here(self.store, rank))
+        return [rank for rank in ranks if rank not in self._known]
 
     def _absent(self, ranks: List[int]) -> str:
         shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
         return (
-            f"ddpfix is active on rank {self.rank} but not on rank {shown} (waited {self.limit:g} s, DDPFIX_TIMEOUT). "
+            f"ddpfix is active on rank {self.rank} but not on rank {shown} (waited {self.limit:g} s, DDPFIX_TIMEOUT)."
+            f"{self._places(ranks[:8])} "
             "Ranks that patch differently do not train the same model: install ddpfix there and set DDPFIX=1 on every "
             "rank, or DDPFIX=0 on all."
         )
+
+    def _places(self, ranks: List[int]) -> str:
+        return hosts.sentence(self.store, self.keys, ranks)
 
     def _poll(
         self, key: str, missing: Callable[[], List[int]], awaited: Callable[[], List[int]], stretch: float = 1.0

@@ -34,7 +34,7 @@ class Connection:
     def __init__(self, store: Any, name: str, own: bool = True) -> None:
         self._name, self._original = name, weakref.ref(store)
         self._clone: Any = None
-        before = _sockets()
+        before = _sockets() if own else set()
         with contextlib.suppress(Exception):
             self._clone = keys(store, name).clone() if own else None
         new = _sockets() - before if self._clone is not None else set()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ddpfix.ranks.store import default_store, has, keys, look_until, put
+from ddpfix.ranks.store import default_store, has, keys, look_until, pauses, put
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0002, 0.05)
@@ -32,14 +32,14 @@ def all_come(name: str, ranks: Sequence[int], limit: float) -> bool:
     come = own.add("come", 1)
     if come == len(ranks):
         put(own, "answer", "yes")
-    elif not _answered(own, limit):
+    elif not _answered(own, limit, len(ranks)):
         _refuse(own, len(ranks))
     # A rank that was to answer may have ended in between.
-    return _answered(own, _SOON) and bytes(own.get("answer")) == b"yes"
+    return _answered(own, _SOON, len(ranks)) and bytes(own.get("answer")) == b"yes"
 
 
-def _answered(own: Any, limit: float) -> bool:
-    return look_until(lambda: has(own, "answer"), lambda waited: waited > limit, _PAUSE)
+def _answered(own: Any, limit: float, size: int) -> bool:
+    return look_until(lambda: has(own, "answer"), lambda waited: waited > limit, pauses(*_PAUSE, size))
 
 
 def _refuse(own: Any, size: int) -> None:

@@ -10,7 +10,7 @@ import hashlib
 from typing import Any, Sequence
 
 from ddpfix.ranks import limits
-from ddpfix.ranks.store import count, default_store, keys, look_until
+from ddpfix.ranks.store import count, default_store, keys, look_until, pauses
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0002, 0.05)
@@ -51,7 +51,8 @@ class RollCall:
         own, expected = keys(store, f"roll/{self._name}"), self._calls * self._size
         own.add(f"{self._calls}/{word}", 1)
         own.add(_ALL, 1)
-        if not look_until(lambda: own.add(_ALL, 0) >= expected, lambda waited: waited > self._limit, _PAUSE, 10, _LATE):
+        pause = pauses(*_PAUSE, self._size)
+        if not look_until(lambda: own.add(_ALL, 0) >= expected, lambda waited: waited > self._limit, pause, 10, _LATE):
             raise RollCallError(
                 f"ddpfix: this rank alone, or not every rank, does this: {word}. Gradients that only some ranks reduce"
                 f" would be mixed up with those of another step. (Waited {self._limit:g} s for the others.)"

@@ -10,9 +10,14 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
+
+# Keys in one message, where many are looked at.
+_TOGETHER = 64
+# Looks a second that the ranks of a group ask of the server together, at most, while they wait for long.
+_LOOKS = 10_000
 
 
 class _Session:
@@ -114,6 +119,36 @@ def put(store: Any, key: str, value: str) -> None:
 def has(store: Any, key: str) -> bool:
     """Whether a key is there, without waiting for it; before torch 2.1 a counter beside it is read."""
     return bool(store.check([key]) if hasattr(store, "check") else store.add(key + "/set", 0))
+
+
+def absent(store: Any, names: Sequence[str]) -> List[str]:
+    """Those of many keys that are not there. One message asks for 64 of them, and only where one lacks for each."""
+    found: List[str] = []
+    for begin in range(0, len(names), _TOGETHER):
+        part = list(names[begin : begin + _TOGETHER])
+        if not (hasattr(store, "check") and store.check(part)):
+            found += [name for name in part if not has(store, name)]
+    return found
+
+
+def read(store: Any, names: Sequence[str]) -> List[bytes]:
+    """The values of many keys that are there; one message brings 64 of them, as far as torch can."""
+    found: List[bytes] = []
+    for begin in range(0, len(names), _TOGETHER):
+        part = list(names[begin : begin + _TOGETHER])
+        found += store.multi_get(part) if hasattr(store, "multi_get") else [store.get(name) for name in part]
+    return found
+
+
+def pauses(first: float, last: float, size: int) -> Tuple[float, float]:
+    """Seconds between two looks for :func:`look_until`: longer ones where many ranks look.
+
+    Args:
+        first: at first.
+        last: at most, where few ranks look.
+        size: the number of ranks that look.
+    """
+    return first, max(last, size / _LOOKS)
 
 
 def look_until(

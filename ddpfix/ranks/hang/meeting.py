@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from ddpfix.ranks.connection import Connection
 from ddpfix.ranks.hang.position import Position
 from ddpfix.ranks.hang.processes import Who
-from ddpfix.ranks.store import has, put
+from ddpfix.ranks.store import absent, has, put, read
 
 
 class Told(NamedTuple):
@@ -75,6 +75,7 @@ class Meeting:
     def sign(self, alarm: int, position: Position) -> None:
         """Tell where this rank is."""
         put(self._store(), f"sign/{alarm}/{self._rank}", position.dump())
+        self._be_lowest(f"lowest/{alarm}")
         self._store().add(f"signed/{alarm}", 1)
 
     def signed(self, alarm: int) -> int:
@@ -82,17 +83,16 @@ class Meeting:
         return int(self._store().add(f"signed/{alarm}", 0))
 
     def lowest(self, alarm: int) -> bool:
-        """Whether no rank below this one has told where it is."""
-        return not any(has(self._store(), f"sign/{alarm}/{rank}") for rank in range(self._rank))
+        """Whether no rank below this one has told where it is; this one has."""
+        return int(self._store().get(f"lowest/{alarm}")) == self._rank
 
     def positions(self, alarm: int) -> Dict[int, Position]:
         """Where the ranks are."""
-        found: Dict[int, Position] = {}
-        for rank in range(self._size):
-            text = self._get(f"sign/{alarm}/{rank}")
-            if text is not None:
-                found[rank] = Position(*text)
-        return found
+        store = self._store()
+        names = {f"sign/{alarm}/{rank}": rank for rank in range(self._size)}
+        for name in absent(store, list(names)):
+            del names[name]
+        return {rank: Position(*json.loads(text)) for rank, text in zip(names.values(), read(store, list(names)))}
 
     def claims(self, alarm: int) -> bool:
         """Whether this rank is the one that judges."""
@@ -106,6 +106,13 @@ class Meeting:
         """What was found; None as long as nobody has told it."""
         found = self._get(f"told/{alarm}")
         return None if found is None else Told(*found)
+
+    def _be_lowest(self, key: str) -> None:
+        """Have a key hold the number of this rank, unless it holds a lower one's."""
+        store, own = self._store(), str(self._rank)
+        found = bytes(store.compare_set(key, "", own)).decode()
+        while int(found) > self._rank:
+            found = bytes(store.compare_set(key, found, own)).decode()
 
     def _is_first(self, key: str) -> bool:
         own = str(self._rank)

@@ -86,13 +86,14 @@ def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) ->
     Where no backend counts them, whoever does not wait is behind.
     """
     found: Set[int] = set()
+    # The most of each group: with thousands of ranks, not each of them is compared with each other one.
+    most: Dict[str, int] = {}
+    for one in waiting:
+        for name, count in one.counts.items():
+            most[name] = max(count, most.get(name, count))
     uncounted = any(one.what in _POINT_TO_POINT for one in waiting)
     for each in positions.values():
-        if (
-            any(collectives.is_beyond(one.counts, each.counts) for one in waiting)
-            or (uncounted or not each.counts)
-            and not each.may_wait()
-        ):
+        if collectives.is_beyond(most, each.counts) or (uncounted or not each.counts) and not each.may_wait():
             found.add(each.rank)
     return found
 

@@ -123,22 +123,32 @@ class Watch(threading.Thread):
     # In the thread.
 
     def run(self) -> None:
+        if not self._begins():
+            return
+        while not self._over.wait(self._pause()) and self._connection.is_open():
+            self._look()
+        if self._how == "left":
+            with contextlib.suppress(Exception):
+                self._meeting.leave(self._step())
+        self._connection.close()
+
+    def _begins(self) -> bool:
+        """Tell the others of this watch; returns whether the store answers."""
         try:
             self._meeting.enter(processes.here())
             self._number = self._meeting.alarm()
             self._limit()
         except Exception as error:
             log.debug(f"no hang is seen: the store does not answer: {error!r}")
-            return
-        while not self._over.wait(self._pause()) and self._connection.is_open():
-            try:
-                self._round()
-            except Exception as error:
-                log.debug(f"a look at where the ranks are has failed: {error!r}")
-        if self._how == "left":
-            with contextlib.suppress(Exception):
-                self._meeting.leave(self._step())
-        self._connection.close()
+            return False
+        return True
+
+    def _look(self) -> None:
+        """One look, once a pause."""
+        try:
+            self._round()
+        except Exception as error:
+            log.debug(f"a look at where the ranks are has failed: {error!r}")
 
     def _pause(self) -> float:
         """Seconds between two looks."""

@@ -1,0 +1,215 @@
+"""Agreement, the comparison of replicas, and the hang watch, with any number of ranks against one store."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import sys
+import threading
+import time
+from statistics import median
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple
+from unittest import mock
+
+import torch
+from ddpfix.patches.torch import ddp, drift, pace
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.ranks import agreement
+from ddpfix.ranks.hang import stacks
+from ddpfix.ranks.hang import watch as hang
+from tests.scale.counted import Count
+from tests.scale.world import World
+
+FACTS = {"version": "0.1.0", "torch.steps": "applied", "LayerDrop": "the model 0.1"}
+SEED = 2**60
+# Optimizer steps between two comparisons, and steps of the run.
+EVERY, STEPS = 4, 16
+
+
+class Part(NamedTuple):
+    """What one part took.
+
+    Attributes:
+        seconds: of the wall clock, for all ranks in one process.
+        first: what the first rank sent.
+        others: the most that any other rank sent, each number by itself.
+        usual: the median of the messages of all ranks.
+        looks: all questions that were sent again, of all ranks.
+        server: seconds of the server's processor, its memory in MB, its keys.
+        answers: what each rank got.
+    """
+
+    seconds: float
+    first: Count
+    others: Count
+    usual: float
+    looks: int
+    server: Dict[str, float]
+    answers: List[Any]
+
+
+def _measured(world: World, act: Callable[[], List[Any]]) -> Part:
+    before, bore, begun = world.counted(), world.server.bore(), time.monotonic()
+    answers = act()
+    seconds, after, bears = time.monotonic() - begun, world.server.bore(), world.counted()
+    sent = [now - then for now, then in zip(bears, before)]
+    most = Count()
+    for each in sent[1:]:
+        most.messages, most.bytes = max(most.messages, each.messages), max(most.bytes, each.bytes)
+    server = {**after, "seconds": after["seconds"] - bore["seconds"]}
+    usual = median(each.messages for each in sent if each.messages)
+    return Part(seconds, sent[0], most, usual, sum(each.looks for each in sent), server, answers)
+
+
+def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -1) -> Part:
+    """All ranks enter their group and wrap a model.
+
+    Args:
+        world: the ranks.
+        limit: seconds to wait for a rank without ddpfix.
+        without: how many of the last ranks have no ddpfix.
+        differs: a rank that does something else.
+    """
+
+    def rank(number: int) -> Any:
+        agreement.announce()
+        facts = {**FACTS, "LayerDrop": "off"} if number == differs else FACTS
+        return agreement.meet(world.ranks, number, facts, SEED + number, limit)
+
+    return _measured(world, lambda: world.together(rank, world.ranks[: world.size - without]))
+
+
+class _Wrapper:
+    """As much of DDP's wrapper as the comparison of replicas reads."""
+
+    process_group = None
+    require_backward_grad_sync = True
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Linear(4, 4)
+
+    def _build_params_for_reducer(self) -> Any:
+        return list(self.module.parameters()), None
+
+
+class _Replica:
+    def __init__(self, parts: bool) -> None:
+        self._wrapper = _Wrapper()
+        with torch.no_grad():
+            for parameter in self._wrapper.module.parameters():
+                parameter.fill_(2.0 if parts else 1.0)
+        self.model = ddp.Wrapped(self._wrapper)
+        self._watch = drift.Watch(self.model, "warn", EVERY)
+        self._optimizer = torch.optim.SGD(self._wrapper.module.parameters(), lr=0.1)
+
+    def step(self) -> bool:
+        """One step; whether it is known by now that the replicas have parted."""
+        self._watch.step_begins(self._optimizer)
+        self._watch.step_ended()
+        return bool(self.model.parted)
+
+
+def compare(world: World, parts: int = -1) -> Part:
+    """All ranks train for some steps, and compare their replicas meanwhile.
+
+    Args:
+        world: the ranks, which have met.
+        parts: a rank with other parameters.
+    """
+
+    def all_ranks() -> List[Any]:
+        replicas = []
+        for rank in world.ranks:
+            with world.turn(rank):
+                replicas.append(_Replica(rank == parts))
+        for _ in range(STEPS):
+            for rank in world.ranks:
+                with world.turn(rank):
+                    replicas[rank].step()
+        return [each.model.parted for each in replicas]
+
+    # As often as is allowed: the clock of this process, by which they are fewer, is that of all ranks.
+    with mock.patch.object(pace.Pace, "steps", lambda self, done: EVERY):
+        return _measured(world, all_ranks)
+
+
+@contextlib.contextmanager
+def _in_a_collective() -> Iterator[Any]:
+    """A main thread that stands in a collective of torch's, by the file and the name of the function."""
+    waits = "def all_reduce(event):\n    event.wait()\n"
+    known: Dict[str, Any] = {}
+    exec(compile(waits, distributed.distributed_c10d.__file__, "exec"), known)
+    over = threading.Event()
+    thread = threading.Thread(target=known["all_reduce"], args=(over,), daemon=True)
+    thread.start()
+    while "wait" not in _names(thread):
+        time.sleep(0.01)
+    # The processor's time is that of all ranks here; each of them computes nothing where it waits. And a look at the
+    # threads of one rank is not to be a look at those of thousands.
+    idle = mock.patch.object(time, "process_time", lambda: 0.0)
+    frames = {thread.ident: sys._current_frames()[thread.ident or 0]}
+    few = mock.patch.object(sys, "_current_frames", lambda: frames)
+    with idle, few, mock.patch.object(threading, "main_thread", lambda: thread):
+        try:
+            yield thread
+        finally:
+            over.set()
+
+
+def _names(thread: threading.Thread) -> List[str]:
+    frame = sys._current_frames().get(thread.ident or 0)
+    found: List[str] = []
+    while frame is not None:
+        found.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return found
+
+
+def watch(world: World, limit: float, absent: int = 0, folder: str = "", most: float = 600.0) -> Part:
+    """All ranks wait in a collective that does not end, until each of them knows what was found.
+
+    Args:
+        world: the ranks, which have met.
+        limit: seconds of waiting that are too long.
+        absent: how many of the first ranks never watch.
+        folder: for the stacks.
+        most: seconds after which to give up.
+    """
+    answers: List[Any] = []
+
+    def all_ranks() -> List[Any]:
+        watches = [_watch(world, rank, limit, folder) for rank in world.ranks[absent:]]
+        _take_turns(watches, time.monotonic() + most)
+        answers.extend(each._alarm.told if each._alarm else None for each in watches)
+        return answers
+
+    # A rank's stacks are those of all threads here, and written once instead.
+    quiet = mock.patch.object(stacks, "write", lambda *_: os.path.isdir(folder))
+    silent = mock.patch.object(log, "error", lambda *_: None)
+    kept = mock.patch.dict(os.environ, {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    with _in_a_collective(), quiet, silent, kept:
+        return _measured(world, all_ranks)
+
+
+def _take_turns(watches: List[Any], last: float) -> None:
+    """Run what the thread of each watch runs, at its own pauses, in this one: thousands would wait for each other."""
+    assert all(each._begins() for each in watches)
+    due = [(time.monotonic() + each._pause(), number) for number, each in enumerate(watches)]
+    heapq.heapify(due)
+    waiting = set(range(len(watches)))
+    while waiting and time.monotonic() < last:
+        at, number = heapq.heappop(due)
+        time.sleep(max(0.0, at - time.monotonic()))
+        each = watches[number]
+        each._look()
+        if each._alarm and each._alarm.told:
+            waiting.discard(number)
+        heapq.heappush(due, (time.monotonic() + each._pause(), number))
+
+
+def _watch(world: World, rank: int, limit: float, folder: str) -> Any:
+    with world.turn(rank):
+        return hang.Watch(world.stores[rank], rank, world.size, lambda: 3, hang.Limits(limit, None), folder)

@@ -1,0 +1,104 @@
+"""What a rank asks of the store does not grow with the number of ranks: agreement, replicas, hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator, List, Tuple
+
+import pytest
+
+from ddpfix.ranks.agreement import AgreementError
+from ddpfix.ranks.store import absent, read
+from tests.scale import parts
+from tests.scale.server import Server
+from tests.scale.world import World
+
+SMALL, MIDDLE, LARGE = 2, 64, 512
+LONG = pytest.mark.sampled(inside=False, cells=True)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as started:
+        yield started
+
+
+def measured(size: int, act: str, **more: object) -> parts.Part:
+    """One part in a world of its own, whose ranks have met."""
+    with Server() as server:
+        world = World(server, size)
+        with world.up():
+            if act == "agree":
+                return parts.agree(world, **more)  # type: ignore[arg-type]
+            parts.agree(world)
+            part: parts.Part = getattr(parts, act)(world, **more)
+            return part
+
+
+def digits(size: int, messages: int) -> int:
+    """Bytes by which keys and values grow because the numbers of ranks are longer: two of them in a message."""
+    return 2 * messages * (len(str(size - 1)) - 1)
+
+
+@LONG
+@pytest.mark.parametrize("act, messages", [("agree", 9), ("compare", 16)])
+def test_what_a_rank_sends_is_the_same_for_two_and_for_hundreds(act: str, messages: int) -> None:
+    found = {size: measured(size, act) for size in (SMALL, MIDDLE, LARGE)}
+    small = max(found[SMALL].first.bytes, found[SMALL].others.bytes)
+    for size, part in found.items():
+        assert len(set(map(str, part.answers))) == 1 and not isinstance(part.answers[0], Exception)
+        assert part.first.messages <= messages and part.others.messages <= messages, (size, part)
+        most = max(part.first.bytes, part.others.bytes)
+        # Whoever comes last says one thing more.
+        assert most <= 1.15 * small + digits(size, messages), (size, part)
+
+
+@LONG
+def test_a_hang_costs_the_one_that_judges_three_messages_for_64_ranks(tmp_path: Path) -> None:
+    found = {size: measured(size, "watch", limit=2.0, folder=str(tmp_path)) for size in (SMALL, MIDDLE, LARGE)}
+    for size, part in found.items():
+        told = {answer.text for answer in part.answers}
+        assert len(told) == 1 and "no rank is missing" in told.pop(), part.answers[0]
+        # Another alarm may be raised while ranks answer the first one.
+        assert part.others.messages <= 20, (size, part.others.messages)
+        assert part.others.bytes <= 1.5 * found[SMALL].others.bytes + digits(size, 20), (size, part.others.bytes)
+        assert part.first.messages <= 24 + 4 * (size // 64 + 1), (size, part.first.messages)
+
+
+@LONG
+def test_without_the_lowest_ranks_the_others_do_not_ask_for_each(tmp_path: Path) -> None:
+    """They were looked for one by one, by each rank above them."""
+    part = measured(96, "watch", limit=2.0, absent=48, folder=str(tmp_path))
+    told = {answer.text for answer in part.answers}
+    assert len(told) == 1 and "rank 0 does not answer" in told.pop(), part.answers
+    # The lowest one that is there reads what each absent rank has left; each of the rest asked for 48 keys.
+    assert part.usual <= 20 and part.others.messages <= 20 + 8 * 48, part
+
+
+@LONG
+def test_a_rank_without_ddpfix_and_one_that_differs_are_named_among_many() -> None:
+    part = measured(128, "agree", limit=2.0, without=1)
+    assert all(isinstance(answer, AgreementError) and "not on rank 127" in str(answer) for answer in part.answers)
+    # Once each for 64 ranks, and for those of the 64 in which one lacks.
+    assert part.first.messages <= 2 * 64 + 24 and part.others.messages <= 12, part
+    part = measured(128, "agree", differs=100)
+    assert all("Rank 100: LayerDrop is 'off' there" in str(answer) for answer in part.answers)
+
+
+@LONG
+def test_a_replica_that_parts_is_named_on_all_of_many_ranks() -> None:
+    part = measured(64, "compare", parts=40)
+    assert part.answers == [True] * 64
+
+
+def test_many_keys_are_looked_at_together(server: Server) -> None:
+    world = World(server, 1)
+    store, names = world.stores[0], [f"key {number}" for number in range(200)]
+    for name in names[:130] + names[131:]:
+        store.set(name, name)
+    before = world.counted()[0]
+    assert absent(store, names) == ["key 130"]
+    there: List[str] = names[:130] + names[131:]
+    assert [bytes(value).decode() for value in read(store, there)] == there
+    sent: Tuple[int, int] = ((world.counted()[0] - before).messages, 4 + 64 + 4)
+    assert sent[0] <= sent[1]

@@ -1,0 +1,98 @@
+"""Many ranks in one process: each has its own client of one real store, and runs ddpfix's own code.
+
+What torch tells a process of its rank and its store is told by the thread here, or by who has the turn. Ranks whose
+code waits have a thread each; the others take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from datetime import timedelta
+from typing import Any, Callable, Iterator, List
+from unittest import mock
+
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from tests.scale.counted import Count, Counted
+from tests.scale.server import Server, raise_limit
+
+# Files that this process needs besides its connections.
+_OTHER_FILES = 256
+# More take too long where some clients of torch's store take 5 s in their constructor (one in 25 on one machine).
+_CONNECTIONS = 2048
+_STACK = 512 * 1024
+
+
+class World:
+    """Ranks of one job.
+
+    Args:
+        server: of their store.
+        size: how many there are.
+    """
+
+    def __init__(self, server: Server, size: int) -> None:
+        self.server, self.size = server, size
+        self.ranks = list(range(size))
+        # Where there may be fewer files than ranks, some share a connection, as the threads of one rank do.
+        self.connections = min(size, (raise_limit() - _OTHER_FILES) // 2, _CONNECTIONS)
+        clients = [self._client() for _ in range(self.connections)]
+        self.counts = [Count() for _ in self.ranks]
+        self.stores = [Counted(clients[rank % len(clients)], self.counts[rank]) for rank in self.ranks]
+        self._turn = threading.local()
+
+    def _client(self) -> Any:
+        return distributed.TCPStore("127.0.0.1", self.server.port, is_master=False, timeout=timedelta(minutes=5))
+
+    @property
+    def rank(self) -> int:
+        """The rank whose code runs in this thread."""
+        return int(self._turn.rank)
+
+    @contextlib.contextmanager
+    def turn(self, rank: int) -> Iterator[None]:
+        """Be a rank in this thread."""
+        self._turn.rank = rank
+        yield
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[None]:
+        """Have torch's functions tell each thread its own rank and store."""
+        told = {
+            "get_rank": lambda *_: self.rank,
+            "get_world_size": lambda *_: self.size,
+            "get_process_group_ranks": lambda *_: self.ranks,
+        }
+        with contextlib.ExitStack() as stack:
+            for name, tell in told.items():
+                stack.enter_context(mock.patch.object(distributed, name, tell))
+            stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_store", self._store))
+            yield
+
+    def _store(self) -> Any:
+        return self.stores[self.rank]
+
+    def together(self, act: Callable[[int], Any], ranks: List[int]) -> List[Any]:
+        """What each of some ranks gets, or raises, from a function that may wait for the others."""
+        found: List[Any] = [None] * self.size
+        threads = [threading.Thread(target=self._one, args=(act, rank, found), daemon=True) for rank in ranks]
+        before = threading.stack_size(_STACK)
+        for thread in threads:
+            thread.start()
+        threading.stack_size(before)
+        for thread in threads:
+            thread.join()
+        return [found[rank] for rank in ranks]
+
+    def _one(self, act: Callable[[int], Any], rank: int, found: List[Any]) -> None:
+        with self.turn(rank):
+            try:
+                found[rank] = act(rank)
+            except Exception as error:
+                found[rank] = error
+
+    def counted(self) -> List[Count]:
+        """What each rank has sent so far."""
+        return [count.now() for count in self.counts]
