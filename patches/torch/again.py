@@ -53,49 +53,54 @@ class _Use:
         return node is not None and not self.ran and _WILL is not None and bool(_WILL(node))
 
 
-# By what is run: the checkpoints of it whose graphs are alive.
-_USES: Dict[Hashable, weakref.WeakSet[_Use]] = {}
 _MOST_KEYS = 4096
 
 
-def call(owner: Any, reentrant: Callable[..., Any], function: Any, preserve: bool, args: Sequence[Any]) -> Any:
-    """Run a reentrant checkpoint, whose backward leaves DDP's hooks alone if another one of the same follows it.
+class Checkpoints:
+    """The reentrant checkpoints of one activation whose graphs are alive.
 
     Args:
         owner: the class ``CheckpointFunction``.
         reentrant: its own ``apply``.
-        function: what is checkpointed, with the arguments of ``apply``.
-        preserve: as for ``checkpoint(preserve_rng_state)``.
-        args: of the function.
     """
-    target = _target(function, args) if _WILL is not None and torch.is_grad_enabled() and finalizer.ALL else None
-    if target is None:
-        return reentrant(function, preserve, *args)
-    uses = _USES.get(target.key)
-    if uses is None or not any(not use.ran for use in uses):
-        output = reentrant(function, preserve, *args)
-    else:
-        output = super(owner, _again(owner)).apply(Recomputed(function, target, uses), preserve, *args)
-    _note(target.key, output)
-    return output
 
+    def __init__(self, owner: Any, reentrant: Callable[..., Any]) -> None:
+        self._owner, self._reentrant = owner, reentrant
+        # By what is run.
+        self._uses: Dict[Hashable, weakref.WeakSet[_Use]] = {}
 
-def _note(key: Hashable, output: Any) -> None:
-    outputs = output if isinstance(output, tuple) else (output,)
-    node = next((each.grad_fn for each in outputs if isinstance(each, torch.Tensor) and each.grad_fn is not None), None)
-    if node is None:
-        return
-    if len(_USES) >= _MOST_KEYS:
-        forget()
-    use = _Use(node)
-    # The graph alone keeps it alive.
-    node.register_prehook(use.reached)
-    _USES.setdefault(key, weakref.WeakSet()).add(use)
+    def call(self, function: Any, preserve: bool, args: Sequence[Any]) -> Any:
+        """Run one, whose backward leaves DDP's hooks alone if another one of the same follows it.
 
+        Args:
+            function: what is checkpointed, with the arguments of ``apply``.
+            preserve: as for ``checkpoint(preserve_rng_state)``.
+            args: of the function.
+        """
+        target = _target(function, args) if _WILL is not None and torch.is_grad_enabled() and finalizer.ALL else None
+        if target is None:
+            return self._reentrant(function, preserve, *args)
+        uses = self._uses.get(target.key)
+        if uses is None or not any(not use.ran for use in uses):
+            output = self._reentrant(function, preserve, *args)
+        else:
+            again: Any = super(self._owner, _again(self._owner))
+            output = again.apply(Recomputed(function, target, uses), preserve, *args)
+        self._note(target.key, output)
+        return output
 
-def forget() -> None:
-    """Forget all checkpoints (undo)."""
-    _USES.clear()
+    def _note(self, key: Hashable, output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        tensors = [each for each in outputs if isinstance(each, torch.Tensor)]
+        node = next((each.grad_fn for each in tensors if each.grad_fn is not None), None)
+        if node is None:
+            return
+        if len(self._uses) >= _MOST_KEYS:
+            self._uses.clear()
+        use = _Use(node)
+        # The graph alone keeps it alive.
+        node.register_prehook(use.reached)
+        self._uses.setdefault(key, weakref.WeakSet()).add(use)
 
 
 class Recomputed:

@@ -20,18 +20,17 @@ from . import again, engine_view
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``CheckpointFunction``, the reentrant kind; ``checkpoint`` itself stays what torch.compile knows."""
-    reentrant = owner.apply
+    checkpoints = again.Checkpoints(owner, owner.apply)
 
     def apply(_: Any, function: Any, preserve: bool, *args: Any) -> Any:
         engine_view.HIDING[0] += 1
         step = training.current()
         if step is None or not step.replica.flagged:
-            return again.call(owner, reentrant, function, preserve, args)
+            return checkpoints.call(function, preserve, args)
         log.once(_NON_REENTRANT)
         return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
     site.replace(owner, "apply", classmethod(apply))
-    site.at_undo(again.forget)
 
 
 _NON_REENTRANT = (

@@ -44,18 +44,18 @@ class Diagnosis(ddp.Stage):
     place = "diagnosis"
 
     def __init__(self, site: Site) -> None:
-        self._site = site
+        self._site, self._backwards = site, backward.Backwards()
         self._cases: weakref.WeakKeyDictionary[Any, Case] = weakref.WeakKeyDictionary()
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         self.ended(model)
-        case = self._cases[model.wrapper] = Case(model)
+        case = self._cases[model.wrapper] = Case(model, self._backwards)
         if model.finalizer is not None:
             # No reduction is left unfinished, so that no step is worth a look.
             model.attach(self.place, failed=case.forward_failed)
         else:
             model.attach(self.place, case.forward_begins, case.forward_ended, case.forward_failed)
-        backward.look_at(self._site, case, looks=model.finalizer is None)
+        self._backwards.look_at(self._site, case, looks=model.finalizer is None)
 
     def ended(self, model: ddp.Wrapped) -> None:
         wrapper = model.wrapper
@@ -70,16 +70,17 @@ class Case:
 
     Args:
         model: its record.
+        backwards: tells it of them.
     """
 
-    def __init__(self, model: ddp.Wrapped) -> None:
+    def __init__(self, model: ddp.Wrapped, backwards: backward.Backwards) -> None:
         fresh = f"{__package__}.evidence" not in sys.modules
         from .cures import callers
         from .evidence import Evidence
 
         if fresh:
             ddp.untrace()
-        self.model, self.wrapped_by = model, callers()
+        self.model, self.wrapped_by, self._backwards = model, callers(), backwards
         self.evidence = Evidence(model)
         # How many errors were explained: what ranks compare has a name of its own each time.
         self.number = 0
@@ -134,7 +135,7 @@ class Case:
 
     def end(self) -> None:
         """Undo: take all hooks away."""
-        backward.forget(self)
+        self._backwards.forget(self)
         self.evidence.stop()
 
 

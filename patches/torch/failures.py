@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, List, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ddpfix.patching.site import Site
 
@@ -14,9 +15,6 @@ from .world import World
 
 if TYPE_CHECKING:
     from ddpfix.ranks.sentinel import Sentinel
-
-# At most one: of the default group.
-_SENTINEL: List[Sentinel] = []
 
 
 class Steps(ddp.Stage):
@@ -60,63 +58,71 @@ class Counter:
         return 0 if self._reduced and number == 1 else number
 
 
-_STEPS: List[Steps] = []
+class Failing:
+    """What one activation tells the other ranks of a failure with.
+
+    Attributes:
+        steps: counts the training forwards; None where nothing does.
+        world: follows the process group of all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.steps: Optional[Steps] = None
+        self.world = World(self._make, self._end, self._leave)
+        self._sentinel: Optional[Sentinel] = None
+
+    def step(self) -> Optional[int]:
+        """The training forward that was begun last; None where no model is under DDP, or nothing counts them."""
+        return None if self.steps is None else self.steps.number()
+
+    def micro(self) -> int:
+        """Which micro-batch of its step that forward is; 0 where gradients are not accumulated."""
+        last = None if self.steps is None else self.steps.last
+        return 0 if last is None else last.micro()
+
+    def count(self, steps: Optional[Steps]) -> None:
+        """Count with these from here on; with nothing if None."""
+        self.steps = steps
+
+    def _make(self, store: Any, rank: int, size: int) -> None:
+        # Not at the head of this file: a process without a group needs none of it.
+        from ddpfix.ranks import exits
+        from ddpfix.ranks.sentinel import Sentinel
+
+        exits.watch()
+        self._sentinel = Sentinel(store, rank, size, self.step)
+        self._sentinel.start()
+
+    def _leave(self) -> None:
+        if self._sentinel is not None:
+            self._sentinel.leave()
+
+    def _end(self, how: str) -> None:
+        sentinel, self._sentinel = self._sentinel, None
+        if sentinel is not None:
+            sentinel.end(how)
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in that counts steps."""
-    steps = Steps()
+    failing, steps = site.keep(Failing), Steps()
     ddp.put(site, owner, steps)
-    _STEPS[:] = [steps]
-    site.at_undo(_STEPS.clear)
+    failing.count(steps)
+    site.at_undo(functools.partial(failing.count, None))
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Begin when the process group comes up, or at once where it is up already."""
     site.at_undo(_forget)
-    _WORLD.follow(site, module)
+    site.keep(Failing).world.follow(site, module)
 
 
 def group_end(site: Site, module: ModuleType, owner: Any) -> None:
     """A rank that leaves its process group says so, and is not taken for one that was killed."""
-    _WORLD.follow_end(site, module)
-
-
-def _make(store: Any, rank: int, size: int) -> None:
-    # Not at the head of this file: a process without a group needs none of it.
-    from ddpfix.ranks import exits
-    from ddpfix.ranks.sentinel import Sentinel
-
-    exits.watch()
-    _SENTINEL.append(Sentinel(store, rank, size, step))
-    _SENTINEL[0].start()
-
-
-def step() -> Optional[int]:
-    """The training forward that was begun last; None where no model is under DDP, or nothing counts them."""
-    return _STEPS[0].number() if _STEPS else None
-
-
-def micro() -> int:
-    """Which micro-batch of its step that forward is; 0 where gradients are not accumulated."""
-    last = _STEPS[0].last if _STEPS else None
-    return 0 if last is None else last.micro()
-
-
-def _leave() -> None:
-    for sentinel in _SENTINEL:
-        sentinel.leave()
-
-
-def _end(how: str) -> None:
-    while _SENTINEL:
-        _SENTINEL.pop().end(how)
+    site.keep(Failing).world.follow_end(site, module)
 
 
 def _forget() -> None:
     exits: Any = sys.modules.get("ddpfix.ranks.exits")
     if exits is not None:
         exits.forget()
-
-
-_WORLD = World(_make, _end, _leave)

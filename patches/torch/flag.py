@@ -97,7 +97,7 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
     skipping = [entry for entry in cover.active(arguments["module"]) if _trainable(entry[1])]
     idle = wrap_hooks.reasons(arguments["module"])
     if not skipping and not idle and not always:
-        return False
+        return _was_dropped(arguments)
     names = _named(skipping)
     user_value = user_choice(arguments)
     if arguments.get("static_graph"):
@@ -120,6 +120,14 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
         return False
     if not arguments.get(FLAG):
         log.info(f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}")
+    return True
+
+
+def _was_dropped(arguments: Dict[str, Any]) -> bool:
+    """Whether the user has typed True, and the toolkit has lost it before it builds DDP."""
+    if wrap_hooks.user_choice() != (True, True) or arguments.get("static_graph") or arguments.get(FLAG):
+        return False
+    log.info(f"{FLAG}=True: it was given to the toolkit, which does not hand it on")
     return True
 
 

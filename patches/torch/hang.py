@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ddpfix.patching.site import Site
 
@@ -13,25 +14,59 @@ from .world import World
 if TYPE_CHECKING:
     from ddpfix.ranks.hang.watch import Watch
 
-# At most one: of the default group.
-_WATCH: List[Watch] = []
-# The limits, and the folder for stacks.
-_GIVEN: List[Any] = []
+
+class Watching:
+    """The watch of one activation.
+
+    Attributes:
+        world: follows the process group of all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.world = World(self._make, self._end, self._leave)
+        self._watch: Optional[Watch] = None
+        # Makes the watch from the store, this rank and the number of ranks.
+        self._watch_of: Optional[Callable[[Any, int, int], Watch]] = None
+
+    def set(self, site: Site) -> None:
+        """Take the limits, the folder for stacks, and what counts steps."""
+        self._watch_of = functools.partial(_watch, site, site.keep(failures.Failing))
+
+    def _make(self, store: Any, rank: int, size: int) -> None:
+        if self._watch_of is not None:
+            self._watch = self._watch_of(store, rank, size)
+            self._watch.start()
+
+    def _leave(self) -> None:
+        self._end("left")
+
+    def _end(self, how: str) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end(how)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Watch from when the process group comes up, or at once where it is up already."""
     if site.settings["hang"] == "off":
         return
-    _GIVEN[:] = [_seconds(site), _folder(site)]
-    site.at_undo(_GIVEN.clear)
-    _WORLD.follow(site, module)
+    watching = site.keep(Watching)
+    watching.set(site)
+    watching.world.follow(site, module)
 
 
 def group_end(site: Site, module: ModuleType, owner: Any) -> None:
     """A rank that leaves its process group says so."""
     if site.settings["hang"] != "off":
-        _WORLD.follow_end(site, module)
+        site.keep(Watching).world.follow_end(site, module)
+
+
+def _watch(site: Site, failing: failures.Failing, store: Any, rank: int, size: int) -> Watch:
+    # Not at the head of this file: a process without a group needs none of it.
+    from ddpfix.ranks.hang.watch import Limits, Watch
+
+    limits = Limits(*_seconds(site))
+    return Watch(store, rank, size, failing.step, limits, _folder(site), failing.micro)
 
 
 def _seconds(site: Site) -> Any:
@@ -43,24 +78,3 @@ def _folder(site: Site) -> str:
     """The user's own folder for what ddpfix writes, if there is such a setting."""
     found = site.settings.values.get("trace", "off")
     return "" if found == "off" else str(found)
-
-
-def _make(store: Any, rank: int, size: int) -> None:
-    # Not at the head of this file: a process without a group needs none of it.
-    from ddpfix.ranks.hang.watch import Limits, Watch
-
-    seconds, folder = _GIVEN
-    _WATCH.append(Watch(store, rank, size, failures.step, Limits(*seconds), folder, failures.micro))
-    _WATCH[0].start()
-
-
-def _leave() -> None:
-    _end("left")
-
-
-def _end(how: str) -> None:
-    while _WATCH:
-        _WATCH.pop().end(how)
-
-
-_WORLD = World(_make, _end, _leave)

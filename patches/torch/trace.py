@@ -6,7 +6,7 @@ Nothing is communicated, and nothing waits for a GPU. docs/trace.md has the form
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Optional
 
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
@@ -16,23 +16,30 @@ from . import ddp, recorder
 from .recorder import Recorder
 from .traced import Traced
 
-# At most one: of the activation in force.
-_RECORDERS: Dict[int, Recorder] = {}
+
+class Recording:
+    """The recorder of one activation, which all targets of the patch share."""
+
+    def __init__(self) -> None:
+        self._recorder: Optional[Recorder] = None
+
+    def of(self, site: Site) -> Recorder:
+        """The recorder; made when it is first asked for."""
+        if self._recorder is None:
+            self._recorder = Recorder(site)
+            for module in recorder.modules():
+                skip_module(module)
+            site.at_undo(self._end)
+        return self._recorder
+
+    def _end(self) -> None:
+        made, self._recorder = self._recorder, None
+        if made is not None:
+            made.end()
 
 
 def _recorder(site: Site) -> Recorder:
-    """The recorder of a patch, which all of its targets share."""
-    if id(site) not in _RECORDERS:
-        made = _RECORDERS[id(site)] = Recorder(site)
-        for module in recorder.modules():
-            skip_module(module)
-
-        def end() -> None:
-            del _RECORDERS[id(site)]
-            made.end()
-
-        site.at_undo(end)
-    return _RECORDERS[id(site)]
+    return site.keep(Recording).of(site)
 
 
 def models(site: Site, module: ModuleType, owner: Any) -> None:

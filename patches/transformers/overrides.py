@@ -21,15 +21,15 @@ from ddpfix.ranks import wrap_hooks
 
 def rates(site: Site, module: ModuleType, owner: Any) -> None:
     """Apply the rates that were set on configs, when a model is wrapped; then tell where the two still differ."""
-    wrap_hooks.before_wrap(site, _apply)
+    wrap_hooks.before_wrap(site, site.keep(_Rates).apply)
     wrap_hooks.before_wrap(site, _report)
 
 
 def models(site: Site, module: ModuleType, owner: Any) -> None:
     """Know the models that are alive, and notice the rates that are set on their configs from then on."""
-    site.wrap(owner, "__init__", functools.partial(_made, site))
-    site.at_undo(_MODELS.clear)
-    site.at_undo(_WRITTEN.clear)
+    known = site.keep(_Rates)
+    site.wrap(owner, "__init__", functools.partial(known.made, site))
+    site.at_undo(known.forget)
 
 
 class _Written(NamedTuple):
@@ -46,68 +46,74 @@ class _Written(NamedTuple):
     kept: Optional[float]
 
 
-_MODELS: weakref.WeakSet[Any] = weakref.WeakSet()
-_WRITTEN: weakref.WeakKeyDictionary[Any, _Written] = weakref.WeakKeyDictionary()
+class _Rates:
+    """The models that are alive, and the rates that were set on configs above their modules."""
 
+    def __init__(self) -> None:
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._written: weakref.WeakKeyDictionary[Any, _Written] = weakref.WeakKeyDictionary()
 
-def _made(site: Site, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
-    wrapped(*args, **kwargs)
-    _MODELS.add(instance)
-    # From transformers 5 on each class of configs has a method of its own, which has kept the one of its base class.
-    kind = type(vars(instance).get("config"))
-    level = next(level for level in kind.__mro__ if "__setattr__" in vars(level))
-    if level is not object and not any(record.owner is level for record in site.records):
-        try:
-            site.wrap_hot(level, "__setattr__", _noticing)
-        except PatchError as error:
-            log.warning(f"LayerDrop: a rate that is set on a {kind.__name__} later is not noticed: {error}")
+    def made(self, site: Site, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+        """Around the constructor of models."""
+        wrapped(*args, **kwargs)
+        self._models.add(instance)
+        # From transformers 5 on each class of configs has a method of its own, which keeps the one of its base class.
+        kind = type(vars(instance).get("config"))
+        level = next(level for level in kind.__mro__ if "__setattr__" in vars(level))
+        if level is not object and not any(record.owner is level for record in site.records):
+            try:
+                site.wrap_hot(level, "__setattr__", self._noticing)
+            except PatchError as error:
+                log.warning(f"LayerDrop: a rate that is set on a {kind.__name__} later is not noticed: {error}")
 
+    def forget(self) -> None:
+        """Know no model any more (undo)."""
+        self._models.clear()
+        self._written.clear()
 
-def _noticing(original: Callable[..., None]) -> Callable[..., None]:
-    def __setattr__(self: Any, key: Any, value: Any) -> None:
-        original(self, key, value)
-        if "layerdrop" in key and isinstance(value, (int, float)):
-            for holder in _holders(self):
-                _note(holder, key, float(value))
+    def _noticing(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __setattr__(config: Any, key: Any, value: Any) -> None:
+            original(config, key, value)
+            if "layerdrop" in key and isinstance(value, (int, float)):
+                for holder in self._holders(config):
+                    self._note(holder, key, float(value))
 
-    return __setattr__
+        return __setattr__
 
+    def _holders(self, config: Any) -> List[Any]:
+        """The modules that hold a config, in all models that are alive."""
+        modules = (module for model in list(self._models) for module in model.modules())
+        return [module for module in dict.fromkeys(modules) if vars(module).get("config") is config]
 
-def _holders(config: Any) -> List[Any]:
-    """The modules that hold a config, in all models that are alive."""
-    modules = (module for model in list(_MODELS) for module in model.modules())
-    return [module for module in dict.fromkeys(modules) if vars(module).get("config") is config]
+    def _note(self, holder: Any, setting: str, rate: float) -> None:
+        """Note a rate that was set on the config of a module, for each one in it that has another source."""
+        for module in holder.modules():
+            path = _path_in(type(module))
+            if len(path) == 1 and setting in _settings(module):
+                # An object of its own, which shows later whether it was replaced.
+                kept = float(getattr(module, path[0])) + 0.0
+                setattr(module, path[0], kept)
+                self._written[module] = _Written(rate, path[0], kept)
+            elif path == ("config", setting):
+                if module.config is holder.config:
+                    self._written.pop(module, None)
+                else:
+                    self._written[module] = _Written(rate, "", None)
 
-
-def _note(holder: Any, setting: str, rate: float) -> None:
-    """Note a rate that was set on the config of a module, for each one in it that has another source."""
-    for module in holder.modules():
-        path = _path_in(type(module))
-        if len(path) == 1 and setting in _settings(module):
-            # An object of its own, which shows later whether it was replaced.
-            kept = float(getattr(module, path[0])) + 0.0
-            setattr(module, path[0], kept)
-            _WRITTEN[module] = _Written(rate, path[0], kept)
-        elif path == ("config", setting):
-            if module.config is holder.config:
-                _WRITTEN.pop(module, None)
-            else:
-                _WRITTEN[module] = _Written(rate, "", None)
-
-
-def _apply(model: Any) -> None:
-    for name, module in model.named_modules():
-        written = _WRITTEN.pop(module, None)
-        if written is None:
-            continue
-        owner, attribute = (
-            (module, written.attribute) if written.attribute else (module.config, _path_in(type(module))[1])
-        )
-        before = getattr(owner, attribute)
-        if before != written.rate and (not written.attribute or before is written.kept):
-            setattr(owner, attribute, written.rate)
-            log.setting(f"{name or 'the model'}: LayerDrop", written.rate, written.rate, "set on the config")
-            log.info(f"LayerDrop: {name or 'the model'} takes the rate {written.rate:g} that was set on the config")
+    def apply(self, model: Any) -> None:
+        """Set the rates on the modules of a model that is about to be wrapped."""
+        for name, module in model.named_modules():
+            written = self._written.pop(module, None)
+            if written is None:
+                continue
+            owner, attribute = (
+                (module, written.attribute) if written.attribute else (module.config, _path_in(type(module))[1])
+            )
+            before = getattr(owner, attribute)
+            if before != written.rate and (not written.attribute or before is written.kept):
+                setattr(owner, attribute, written.rate)
+                log.setting(f"{name or 'the model'}: LayerDrop", written.rate, written.rate, "set on the config")
+                log.info(f"LayerDrop: {name or 'the model'} takes the rate {written.rate:g} that was set on the config")
 
 
 def _path_in(owner: type) -> Tuple[str, ...]:

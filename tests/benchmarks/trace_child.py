@@ -62,7 +62,7 @@ def main() -> None:
     assert active is not None
     from ddpfix.patches.torch import trace
 
-    recorder = trace._RECORDERS[id(active.sites["torch.trace"])]
+    recorder = trace._recorder(active.sites["torch.trace"])
 
     def step() -> None:
         output = wrapped(**next(batches))

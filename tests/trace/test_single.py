@@ -42,7 +42,7 @@ def recorder() -> Any:
 
     active = engine.current()
     assert active is not None
-    return trace._RECORDERS[id(active.sites["torch.trace"])]
+    return trace._recorder(active.sites["torch.trace"])
 
 
 def test_a_process_that_trains_nothing_leaves_nothing(end: End, tmp_path: Path) -> None:
