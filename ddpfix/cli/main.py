@@ -15,6 +15,9 @@ from ddpfix.cli.top import command as top
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 
+# What ddpfix requires beside torch, by import name: an installation without dependencies may lack some.
+_REQUIRED = {"rich": "rich", "yaml": "PyYAML", "wrapt": "wrapt", "packaging": "packaging"}
+
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command; returns the exit code. ``run`` does not return: it becomes the program that it starts."""
@@ -29,6 +32,14 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return code
     except (SettingsError, MatrixError) as error:
         _env.say(str(error))
+        return 2
+    except ModuleNotFoundError as error:
+        package = _REQUIRED.get((error.name or "").partition(".")[0])
+        if package is None:
+            raise
+        _env.say(
+            f"this command needs {package}, which is not installed here: {sys.executable} -m pip install {package}"
+        )
         return 2
 
 

@@ -21,6 +21,8 @@ _SOURCES = ("torch", "random", "np", "numpy")
 _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
 # Names of rates in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
 RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
+# What a toolkit calls its rates beside these, as whole names: a patch registers them.
+RATE_NAMES: Registry[str] = Registry("each forward that skips layers")
 # The name of the rate, or rates, in a list of modules that skips some of them; elsewhere it may be anything.
 _RATE_OF_LIST = "p"
 # Names under which a module may hold a numpy generator of its own.
@@ -104,6 +106,10 @@ def innermost(function: Any) -> Any:
     return inspect.unwrap(function)
 
 
+def _is_rate(name: str) -> bool:
+    return any(rate in name for rate in RATES) or name in RATE_NAMES
+
+
 def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
     """Where a forward reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
     paths: List[Tuple[str, ...]] = []
@@ -111,7 +117,7 @@ def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
     for instruction in _instructions(innermost(function).__code__):
         name = instruction.argval
         if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if any(rate in name for rate in RATES) or (name == _RATE_OF_LIST and iterates(function)):
+            if _is_rate(name) or (name == _RATE_OF_LIST and iterates(function)):
                 paths.append(("config", name) if before == "config" else (name,))
             before = name
         else:
@@ -132,12 +138,18 @@ def iterates(function: Any) -> bool:
 
 def draws_layers(function: Any) -> bool:
     """Whether this forward names a LayerDrop rate and a scalar random draw: it decides itself which layers run."""
-    code = getattr(innermost(function), "__code__", None)
-    if code is None or not _DRAWS.intersection(code.co_names):
+    if not draws(function):
         return False
-    if not any(rate in name for name in code.co_names for rate in (*RATES, _RATE_OF_LIST)):
+    code = innermost(function).__code__
+    if not any(_is_rate(name) or _RATE_OF_LIST in name for name in code.co_names):
         return False
     return bool(rate_paths(function))
+
+
+def draws(function: Any) -> bool:
+    """Whether a function names a random draw itself; one that it calls is not looked at."""
+    code = getattr(innermost(function), "__code__", None)
+    return code is not None and bool(_DRAWS.intersection(code.co_names))
 
 
 def rename(site: Site, function: FunctionType, traits: Traits) -> CodeType:

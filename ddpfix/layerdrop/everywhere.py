@@ -35,9 +35,20 @@ def put(site: Site, owner: type, change: Change) -> None:
         PatchError: it does not draw.
     """
     if cover.drawing_method(owner) is None:
-        raise PatchError(f"{owner.__qualname__} no longer draws for its layers")
+        raise PatchError(f"{owner.__qualname__} {_why_not(owner)}")
     if owner not in cover.COVERED:
         change(site, owner)
+
+
+def _why_not(owner: type) -> str:
+    """Why no method of a class counts as one that draws: what is missing, for a message."""
+    rates = ", ".join((*(f"*{rate}*" for rate in code_copy.RATES), *code_copy.RATE_NAMES))
+    methods = [name for name in cover.METHODS if name in vars(owner)]
+    if not methods:
+        return f"draws for no layers: it has none of {', '.join(cover.METHODS)}"
+    if not any(code_copy.draws(vars(owner)[name]) for name in methods):
+        return f"draws for no layers: {', '.join(methods)} draws no random number"
+    return f"draws, and reads no rate with a known name ({rates}): site.register(code_copy.RATE_NAMES, name)"
 
 
 def in_module(site: Site, module: ModuleType, change: Change) -> None:

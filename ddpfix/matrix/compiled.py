@@ -50,11 +50,19 @@ def dump(matrix: Matrix, yaml: bytes) -> str:
 def load(path: Path, yaml: Path) -> Optional[Matrix]:
     """The matrix, or None where the file is not there or was not made from this YAML."""
     try:
-        own, _, text = path.read_bytes().partition(b"\n")
+        return of(path.read_bytes(), yaml.read_bytes())
+    except OSError:
+        return None
+
+
+def of(compiled: bytes, yaml: bytes) -> Optional[Matrix]:
+    """The matrix from the contents of both files; None where the first was not made from the second."""
+    try:
+        own, _, text = compiled.partition(b"\n")
         if own.decode("ascii") != _digest(text):
             return None
         whole = json.loads(text)
-        if whole["digest"] != _digest(yaml.read_bytes()):
+        if whole["digest"] != _digest(yaml):
             return None
         rows = Rows({patch["id"]: patch.pop("rows") for patch in whole["patches"]})
         patches = [Patch(**{**_tuples(patch), "examined": _tuples(patch["examined"])}) for patch in whole["patches"]]
@@ -62,7 +70,7 @@ def load(path: Path, yaml: Path) -> Optional[Matrix]:
         order = tuple(whole["order"])
         places = tuple(Target(**_tuples(target)) for target in whole["gate"]["places"])
         gate = Gate(places, whole["gate"]["passed"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     by_id = {patch.id: patch for patch in patches}
     return Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order, gate)

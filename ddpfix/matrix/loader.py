@@ -23,6 +23,9 @@ def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
     Raises:
         MatrixError: the file is missing, is not YAML, or does not follow the schema.
     """
+    packed = _packed() if path is None else None
+    if packed is not None:
+        return packed
     file = path or default_path()
     try:
         stamp = file.stat().st_mtime
@@ -35,6 +38,13 @@ def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
     if path is None and not thorough and places.patches().is_dir():
         matrix = compiled.load(file.with_name(compiled.NAME), file)
     return _from_yaml(str(file), stamp, thorough) if matrix is None else matrix
+
+
+@lru_cache(maxsize=1)
+def _packed() -> Optional[Matrix]:
+    """The compiled matrix of a package in an archive, in which there is no file that could be edited."""
+    own, yaml = places.packed(compiled.NAME), places.packed("compat_matrix.yaml")
+    return None if own is None or yaml is None else compiled.of(own, yaml)
 
 
 @lru_cache(maxsize=4)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any, Optional
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -11,6 +13,17 @@ def default_path() -> Path:
     """The matrix of the installed package, or the one of the checkout."""
     installed = _PACKAGE / "compat_matrix.yaml"
     return installed if installed.exists() else _PACKAGE.parent / "compat_matrix.yaml"
+
+
+def packed(name: str) -> Optional[bytes]:
+    """The contents of a file of the package that is imported from an archive (zipapp); None where it has a folder."""
+    loader: Any = getattr(sys.modules[__name__.partition(".")[0]].__spec__, "loader", None)
+    if _PACKAGE.is_dir() or not hasattr(loader, "get_data"):
+        return None
+    try:
+        return bytes(loader.get_data(str(_PACKAGE / name)))
+    except OSError:
+        return None
 
 
 def patches() -> Path:

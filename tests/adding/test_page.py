@@ -30,7 +30,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in COPIED:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, here / name)  # type: ignore[operator]
-    for name in ("__init__.py", "support", "ranks", "results"):
+    for name in ("__init__.py", "faults", "ranks", "results", "support", "unit", "upstream"):
         copy = shutil.copytree if (ROOT / "tests" / name).is_dir() else shutil.copy
         (here / "tests").mkdir(exist_ok=True)
         copy(ROOT / "tests" / name, here / "tests" / name)  # type: ignore[operator]
@@ -86,14 +86,17 @@ def run(checkout: Path, words: List[str]) -> str:
 
 
 def test_the_page_leads_to_a_toolkit_that_works(checkout: Path) -> None:
-    tested, plan, explained, generated = [run(checkout, words) for words in commands()]
+    tested, plan, explained, generated, _ = [run(checkout, words) for words in commands()]
     noted = json.loads((checkout / "tests" / "results" / "toykit-1.0.json").read_text(encoding="utf-8"))
-    assert noted["patches"] == ["toykit.layerdrop", "toykit.options"] and (noted["passed"], noted["failed"]) == (2, 0)
+    assert noted["patches"] == ["toykit.layerdrop", "toykit.options"] and (noted["passed"], noted["failed"]) == (3, 0)
     (line,) = [line for line in plan.splitlines() if "toykit 1.0" in line]
     assert "apply" in line and "toykit.layerdrop, toykit.options" in line
     assert "ranks skip different layers" in explained
-    assert "2 passed" in tested
-    assert "| toykit | 1.0 | 2 |" in (checkout / "README.md").read_text(encoding="utf-8"), generated
+    assert "3 passed" in tested
+    table = (checkout / "README.md").read_text(encoding="utf-8")
+    assert "| [toykit](docs/toykit.md) | 1.0 | 2 | LayerDrop in step on all ranks" in table, generated
+    decided = json.loads((checkout / "tests" / "unit" / "fixtures" / "decisions.json").read_text(encoding="utf-8"))
+    assert "1.0" in decided["versions"]["toykit"] and "toykit.options" in decided["patches"]
 
 
 @pytest.mark.sampled(inside=False)

@@ -14,6 +14,7 @@ from typing import List
 
 import pytest
 
+from ddpfix import __version__
 from tests.activation import support
 from tests.activation.support import ROOT, Place
 from tests.activation.ways import PROBE
@@ -41,7 +42,7 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
     }
     assert {"ddpfix.pth", *(f"ddpfix/{name}" for name in wanted)} <= set(found)
     assert not {"ddpfix/patches.py", "ddpfix/ddpfix.pth", "compat_matrix.yaml"} & set(found)
-    assert {name.partition("/")[0] for name in found} == {"ddpfix", "ddpfix.pth", "ddpfix-0.1.0.dist-info"}
+    assert {name.partition("/")[0] for name in found} == {"ddpfix", "ddpfix.pth", f"ddpfix-{__version__}.dist-info"}
     assert not [name for name in found if "__pycache__" in name or name.endswith(".pyc")]
 
 
@@ -55,8 +56,8 @@ def test_the_wheel_holds_the_files_of_the_tree(wheel: Path) -> None:
 
 def test_the_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        metadata = Parser().parsestr(archive.read("ddpfix-0.1.0.dist-info/METADATA").decode())
-        entry_points = archive.read("ddpfix-0.1.0.dist-info/entry_points.txt").decode()
+        metadata = Parser().parsestr(archive.read(f"ddpfix-{__version__}.dist-info/METADATA").decode())
+        entry_points = archive.read(f"ddpfix-{__version__}.dist-info/entry_points.txt").decode()
     lines = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert {line.split(";")[0].rstrip(" 0123456789.>=").lower() for line in lines} == {
         "torch",
@@ -74,7 +75,7 @@ def test_the_metadata(wheel: Path) -> None:
 def test_the_sdist_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(support.build("sdist", ROOT, tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path)
-    source = tmp_path / "ddpfix-0.1.0"
+    source = tmp_path / f"ddpfix-{__version__}"
     for name in ("compat_matrix.yaml", "patches", "tests", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"):
         assert (source / name).exists(), name
     again = support.build("wheel", source, tmp_path / "again")
@@ -153,7 +154,7 @@ def use(place: Place, folder: Path) -> None:
     assert plan["toolkits"]["torch"] == "0.1.0"
     # One of them waits for a setting of its own.
     assert {entry["action"] for entry in plan["patches"] if entry["toolkit"] == "torch"} == {"skip", "off"}
-    assert "ddpfix 0.1.0" in support.succeed([place.python, "-m", "ddpfix", "plan"], place.env(), folder)
+    assert f"ddpfix {__version__}" in support.succeed([place.python, "-m", "ddpfix", "plan"], place.env(), folder)
     for words in ([str(program)], ["sh", "-c", "python program.py"]):
         assert json.loads(support.succeed([place.python, "-m", "ddpfix", "run", *words], place.env(), folder))["active"]
     assert json.loads(support.succeed([place.bin / "ddpfix", "run", program], place.env(), folder))["active"]
