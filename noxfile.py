@@ -54,6 +54,14 @@ def whole(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "pytest", "--whole", "-m", "sampled", *session.posargs, external=True)
 
 
+@nox.session
+def release(session: nox.Session) -> None:
+    """What is published, built twice and checked, and its bill of materials: in dist/, or the folder that is named."""
+    needed = nox.project.load_toml("pyproject.toml")["dependency-groups"]["release"]
+    session.install("-q", "-c", "tests/constraints.txt", *needed)
+    session.run("python", "-m", "tests.packaging.release", *session.posargs)
+
+
 def _run(session: nox.Session, cell: table.Cell, only: tuple[str, ...] = ()) -> None:
     session.log(f"{cell.name}: Python {cell.fit.python}, {' '.join(cell.packages())}")
     try:

@@ -27,6 +27,7 @@ TIERS: Dict[str, str] = {
     "report": "fast",
     "drift": "fast",
     "hostile": "fast",
+    "scale": "fast",
     "adding": "ranks",
     "demo": "ranks",
     "late": "ranks",
@@ -35,6 +36,7 @@ TIERS: Dict[str, str] = {
     "sharded": "ranks",
     "upstream": "ranks",
     "gpu": "ranks",
+    "launchers": "ranks",
     "wenet": "ranks",
     "funasr": "cells",
     "speechbrain": "cells",
@@ -44,6 +46,7 @@ TIERS: Dict[str, str] = {
 FILES: Dict[str, str] = {
     "activation/test_real_torch": "ranks",
     "demo/test_verdict": "fast",
+    "faults/test_injected": "ranks",
     "late/test_bucket_cost": "fast",
     "late/test_undo": "fast",
     "sharded/test_shards": "fast",
@@ -65,6 +68,7 @@ LONG = (
     "demo",
     "adding",
     "activation",
+    "launchers",
     "wenet",
     "gpu",
 )
@@ -131,11 +135,10 @@ LEFT = pytest.StashKey[Dict[str, int]]()
 
 def _left_out(item: pytest.Item) -> bool:
     """Whether a test belongs to a sweep, and not to its sample."""
-    mark = item.get_closest_marker("sampled")
-    if mark is None or mark.kwargs["inside"]:
-        return False
-    # A cell runs these as well: results of patches stand on them.
-    return not (mark.kwargs.get("cells") and item.config.getoption("--record", None))
+    # A cell runs those marked for it as well: results of patches stand on them.
+    records = bool(item.config.getoption("--record", None))
+    marks = [mark.kwargs for mark in item.iter_markers("sampled")]
+    return any(not mark["inside"] and not (records and mark.get("cells")) for mark in marks)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpfix import __version__
 from ddpfix.cli.demo import story, verdict
 from tests.demo import support
 
@@ -32,7 +33,7 @@ def test_the_unpatched_toolkit_fails_and_ddpfix_trains(model: str, loop: str, tm
     assert f"RuntimeError: {verdict.UNFINISHED}" in unpatched
     assert re.search(r"Failed in step \d+, rank [01]:", unpatched)
     assert verdict.UNFINISHED not in patched
-    assert "\nddpfix 0.1.0: " in patched and "find_unused_parameters=True" in patched
+    assert f"\nddpfix {__version__}: " in patched and "find_unused_parameters=True" in patched
     assert len(re.findall(r"^│ +\d+ │.*│ same +│", patched, re.MULTILINE)) == 20
     assert "DIFFERENT" not in patched
     assert "in the last five" in patched and "identical on all ranks" in patched

@@ -13,6 +13,7 @@ from typing import Dict, List, Tuple
 import pytest
 import torch
 
+from ddpfix import __version__
 from tests.funasr import launch, recipes
 from tests.funasr.launch import Scenario
 from tests.support import ranks
@@ -113,7 +114,7 @@ def test_every_way_trains_what_the_flag_by_hand_trains(
     command, environ = WAYS[way](tmp_path, entry)
     code, output = run(command, environ, tmp_path, config)
     assert code == 0, output[-6000:]
-    assert output.count("ddpfix 0.1.0: ") == 1, output[-6000:]
+    assert output.count(f"ddpfix {__version__}: ") == 1, output[-6000:]
     (checkpoint,) = sorted((tmp_path / "exp").glob("model.pt.ep*"))[-1:]
     weights = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
     expected = torch.load(reference[entry], map_location="cpu")

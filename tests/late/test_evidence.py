@@ -47,6 +47,12 @@ def case_of(wrapper: Any) -> diagnosis.Case:
     return found
 
 
+def backwards() -> backward.Backwards:
+    stage: Any = next(stage for stage in ddp._STAGES if stage.place == "diagnosis")
+    found: backward.Backwards = stage._backwards
+    return found
+
+
 def hooks() -> int:
     return len(modules._global_forward_pre_hooks)
 
@@ -58,9 +64,11 @@ def test_torchs_own_backward_comes_back() -> None:
     model = DistributedDataParallel(Heads())
     assert torch.autograd.backward is not original
     model(torch.ones(1, 2))[0].sum().backward()
+    told = backwards()
+    assert told.known and told.looking
     assert ddpfix.deactivate() == []
     assert torch.autograd.backward is original and hooks() == 0
-    assert not backward._KNOWN and not backward._LOOKING
+    assert not told.known and not told.looking
 
 
 def test_modules_are_noted_in_the_first_forwards_only() -> None:
@@ -92,7 +100,7 @@ def test_a_model_whose_reductions_are_finalized_gathers_nothing() -> None:
     model(torch.ones(1, 2))[0].sum().backward()
     evidence = case_of(model).evidence
     assert (evidence.steps, evidence.missing, list(evidence._outputs)) == (0, [], [])
-    assert not backward._LOOKING
+    assert not backwards().looking
 
 
 @pytest.mark.skipif(not CAN_ASK, reason="the reducer cannot be asked before torch 2.1")

@@ -24,10 +24,15 @@ class Net(nn.Module):
         # Here, since this module is loaded ahead of ddpfix where it is switched on late.
         from ddpfix.patches.torch import failures
 
+        from ddpfix import engine
+        from ddpfix.patching.site import Kept
         from ddpfix.ranks.hang.position import Tracker
 
         if self.training and os.environ.get("RANK", "0") == "0":
-            at = Tracker(0, lambda: None, failures.micro).position()
+            # Without ranks nothing is switched on.
+            activation = engine.current()
+            kept = Kept() if activation is None else activation.kept
+            at = Tracker(0, lambda: None, kept.of(failures.Failing).micro).position()
             print("AT", json.dumps(at._asdict()), flush=True)
         output = self.last(x)
         return {"loss": output.square().mean(), "logits": output}

@@ -13,6 +13,9 @@ import pytest
 from torch import distributed
 
 from ddpfix.ranks import agreement
+from ddpfix.ranks.bulletin import Bulletin
+from ddpfix.ranks.connection import Connection
+from ddpfix.ranks.sentinel import Sentinel
 from tests.support.ports import free_port
 from tests.support.ranks import environment
 
@@ -88,3 +91,44 @@ def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPa
     """A meeting of two ranks in one process; each rank has a store object of its own."""
     monkeypatch.setattr(distributed, "get_rank", lambda *_: rank)
     return agreement._Meeting(distributed.PrefixStore("", store), [0, 1], rank, {}, 60.0)
+
+
+SERVER = """
+import time
+from torch import distributed
+
+store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        store = distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        server.kill()
+        server.wait(20)
+    monkeypatch.setattr(agreement, "default_store", lambda: store)
+    monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
+    with pytest.raises(agreement.AgreementError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
+        agreement.meet([0, 1], 0, {}, 7, 5.0)
+
+
+def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = distributed.HashStore()
+    monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
+    others = Bulletin(Connection(store, "failed", own=False), 1)
+    watching = Sentinel(store, 0, 2, lambda: 3)
+    watching.start()
+    try:
+        begun = time.monotonic()
+        while others.life(0) is None and time.monotonic() - begun < 20:
+            time.sleep(0.01)
+        assert others.life(0) is not None
+    finally:
+        watching.end("stopped")
+        watching.join(20)
+    assert others.life(0) is None and others.number_of_ends() == 0

@@ -97,6 +97,7 @@ def test_unpatched_the_others_name_the_connection_and_the_summary_has_nothing(tm
     assert "Connection" in found.ranks[0] and "no such utterance" not in found.ranks[0] + found.summary, found
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("torch.failures")
 def test_switched_off_it_is_as_in_plain_torch(tmp_path: Path) -> None:
     found = job(tmp_path, "raises", DDPFIX="1", DDPFIX_TORCH_FAILURES="0")

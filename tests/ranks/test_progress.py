@@ -26,7 +26,7 @@ def positions(name: str, folder: Path) -> List[Dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("plain", "accelerate") else _REST) for name in progressing.JOBS]
+    "name", [pytest.param(name, marks=() if name == "plain" else _REST) for name in progressing.JOBS]
 )
 def test_epoch_and_batch(name: str, tmp_path: Path) -> None:
     if name == "lightning":

@@ -13,6 +13,7 @@ import torch
 import transformers
 from packaging.version import Version
 
+from ddpfix import __version__
 from tests.ranks.launch import Outcome, ranks, served
 from tests.support import zoo
 
@@ -287,7 +288,7 @@ def test_ranks_that_differ_are_named_with_the_difference() -> None:
 def test_one_summary_line_per_process_group() -> None:
     output = called(*LOOPS).output
     assert output.count("applied") == 1, output
-    assert "ddpfix 0.1.0: " in output
+    assert f"ddpfix {__version__}: " in output
 
 
 def test_unpatched_a_rate_set_on_the_config_is_ignored() -> None:

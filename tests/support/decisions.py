@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ddpfix.matrix import loader, resolve, settings
@@ -32,9 +33,21 @@ def snapshot(whole: Matrix, versions: Mapping[str, Sequence[str]]) -> Dict[str, 
 
     Args:
         whole: a matrix.
-        versions: the versions of each toolkit, for all of which there is a decision.
+        versions: the versions of each toolkit, for all of which there is a decision; see :func:`with_new`.
     """
-    return {name: _patch(whole, whole.patches[name], versions) for name in sorted(whole.patches)}
+    known = with_new(whole, versions)
+    return {name: _patch(whole, whole.patches[name], known) for name in sorted(whole.patches)}
+
+
+def with_new(whole: Matrix, versions: Mapping[str, Sequence[str]]) -> Dict[str, List[str]]:
+    """These versions, and for a toolkit that has none yet those around each end of its ranges, and the tested ones."""
+    found = {toolkit: list(texts) for toolkit, texts in versions.items()}
+    for toolkit in sorted({patch.toolkit for patch in whole.patches.values()} - set(found)):
+        rows = [row for row in whole.rows if whole.patches[row.patch].toolkit == toolkit]
+        ends = {clause.version for row in rows for clause in SpecifierSet(str(row.versions))}
+        texts = {text for end in ends for text in variants(end)} | {str(v) for row in rows for v in row.tested}
+        found[toolkit] = sorted(texts, key=lambda text: (Version(text), text))
+    return found
 
 
 def _patch(whole: Matrix, patch: Patch, versions: Mapping[str, Sequence[str]]) -> Dict[str, Any]:
@@ -98,5 +111,6 @@ def dumped(versions: Mapping[str, Sequence[str]], patches: Mapping[str, Any]) ->
 
 
 if __name__ == "__main__":
-    kept = json.loads(FILE.read_text(encoding="utf-8"))["versions"]
-    FILE.write_text(dumped(kept, snapshot(loader.load(), kept)), encoding="utf-8")
+    matrix = loader.load()
+    kept = with_new(matrix, json.loads(FILE.read_text(encoding="utf-8"))["versions"])
+    FILE.write_text(dumped(kept, snapshot(matrix, kept)), encoding="utf-8")

@@ -14,6 +14,7 @@ from cogapp import Cog
 from ddpfix.matrix import loader, settings
 from ddpfix.matrix.model import Patch
 from ddpfix.trace import schema
+from tests.upstream import toolkit
 
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
 DOCS = README.parent / "docs"
@@ -100,12 +101,35 @@ def values() -> str:
     return "\n".join(lines)
 
 
+def faults() -> str:
+    """One line a kind of fault, from the committed results of ``python -m tests.faults``."""
+    # Not at the head of this file: torch is imported with it.
+    from tests.faults import results
+
+    return results.table(results.read())
+
+
 def columns() -> str:
     """One line a column of a trace."""
     lines = ["| column | type | unit | what it is |", "|---|---|---|---|"]
     kinds = {"int": "integer", "float": "number", "ints": "list of integers"}
     for each in schema.COLUMNS:
         lines.append(f"| `{each.name}` | {kinds[each.kind]} | {each.unit} | {each.meaning} |")
+    return "\n".join(lines)
+
+
+def upstream() -> str:
+    """One line a suite of a toolkit: what its tests ended with, stock and under ddpfix."""
+    lines = [
+        "| toolkit | tests of | torch | files | passed, failed, skipped | under ddpfix | worse | other | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for found in toolkit.results():
+        counts = [", ".join(map(str, toolkit.totals(found, mode))) for mode in found["seconds"]]
+        files = f"{len(found['files'])} of {len(found['files']) + len(found['not_run'])}"
+        seconds = ", ".join(map(str, found["seconds"].values()))
+        cells = [f"{found['toolkit']} {found['version']}", found["checkout"], found["torch"], files, *counts]
+        lines.append(f"| {' | '.join(cells)} | {len(found['worse'])} | {len(found['other'])} | {seconds} |")
     return "\n".join(lines)
 
 

@@ -583,6 +583,8 @@ def test_a_target_is_in_the_installed_release(target: model.Target) -> None:
     pattern = waiting.pattern(target.module)
     module = importlib.import_module(target.module)
     assert pattern.match(module.__name__)
+    if target.attribute == "*":
+        return
     assert site.locate(module, target.attribute, target.expects) is not None
     # The name is where the definition is: a re-export would be patched without its home. A class may have inherited it.
     owner, found = module, module  # type: Any, Any

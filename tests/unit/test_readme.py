@@ -32,6 +32,7 @@ def test_every_page_has_its_generated_part() -> None:
     named = {page.name: page.read_text(encoding="utf-8") for page in readme.generated()}
     calls = {"README.md": "toolkits()", "usage.md": "values()", "architecture.md": "picture()"}
     calls["versions.md"], calls["trace.md"] = "versions()", "columns()"
+    calls["faults.md"], calls["upstream.md"] = "faults()", "upstream()"
     calls.update((f"{name}.md", f'fixes("{name}")') for name in readme.pages() if (readme.DOCS / f"{name}.md").exists())
     assert {page: text.count(calls[page]) for page, text in named.items()} == dict.fromkeys(calls, 1)
 

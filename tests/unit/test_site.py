@@ -674,6 +674,7 @@ print(type(found).__name__, "ddpfix" in sys.modules)
 """
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 def test_patched_classes_pickle_and_are_read_without_us(tmp_path: Path) -> None:
     def run(code: str) -> str:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}

@@ -121,7 +121,10 @@ def test_a_recipe_with_one_process_a_gpu(tree: Path, tmp_path: Path) -> None:
         assert REFUSED in log, log
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    ["variable", *(pytest.param(way, marks=pytest.mark.sampled(inside=False, cells=True)) for way in ("run", "auto"))],
+)
 @pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("v2.0.0",)))
 def test_data_loader_workers(tree: Path, way: str, tmp_path: Path) -> None:
     """A forked worker inherits the patches, a spawned one gets them by the environment."""

@@ -1,0 +1,124 @@
+"""A toolkit's own tests from a checkout, run on the release that is installed, stock and under ddpfix."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Dict, List, Sequence, Set
+from xml.etree import ElementTree
+
+from packaging.version import Version
+
+from tests.support import ranks
+from tests.upstream.outcomes import Outcome
+from tests.upstream.sources import LEFT_OUT, Source
+
+PLUGIN = Path(__file__).resolve().parent / "plugin"
+# Seconds for the files of one pattern.
+LIMIT = 1800.0
+OPTIONS = ("-q", "-n", "1", "-p", "no:cacheprovider", "-p", "upstream_applied", "-o", "junit_family=xunit1")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class SourceError(Exception):
+    """The checkout is not one of the release that is installed."""
+
+
+class SourceSuite:
+    """The tests of one toolkit.
+
+    Attributes:
+        folder: a copy of the checkout's tests, without the toolkit itself.
+        installed: the release that they are run on.
+        written: the version that the checkout says.
+        applied: patches of ddpfix that were applied in some process of the tests.
+        seconds: how long each mode took.
+    """
+
+    def __init__(self, source: Source, checkout: Path, folder: Path) -> None:
+        self.source, self.folder = source, folder
+        self.installed = metadata.version(source.package)
+        self.written = version_of(checkout / source.version)
+        written = (
+            source.wrong.get(self.written, self.written) if self.installed in source.wrong.values() else self.written
+        )
+        if Version(written).base_version != Version(self.installed).base_version:
+            told = f"{source.package} {self.installed} is installed; check out {source.tag}"
+            raise SourceError(f"{checkout} is {self.written}, and {told}")
+        for part in source.parts:
+            copy(checkout / part, folder / part)
+        self.applied: Set[str] = set()
+        self.seconds: Dict[str, float] = {}
+
+    def groups(self, parts: Sequence[str] = ()) -> List[List[str]]:
+        """The test files, those of a pattern together, but for those that are left out.
+
+        Args:
+            parts: of these texts, a file has one in its path; all files by default.
+        """
+        left_out = LEFT_OUT[self.source.package]
+        found = []
+        for pattern in self.source.files:
+            names = sorted(path.relative_to(self.folder).as_posix() for path in self.folder.glob(pattern))
+            kept = [name for name in names if not any(part in name for part in left_out)]
+            found.append([name for name in kept if not parts or any(part in name for part in parts)])
+        return [names for names in found if names]
+
+    def run(self, names: Sequence[str], more: Dict[str, str], limit: float = LIMIT) -> Dict[str, Outcome]:
+        """The outcome of each test of these files, or of single tests (FILE::CLASS::TEST), in one pytest.
+
+        A worker that dies costs the test that it ran (pytest-xdist); past the limit, all that was not told is *hung*.
+        """
+        left_out = " and ".join(f"not {part}" for part in LEFT_OUT[self.source.package])
+        with tempfile.TemporaryDirectory(prefix="ddpfix-upstream-") as place:
+            report, applied = Path(place) / "report.xml", Path(place) / "applied"
+            applied.mkdir()
+            words = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", *names]
+            words += ["-k", left_out] if left_out else []
+            own = {"UPSTREAM_APPLIED": str(applied), "PYTHONPATH": str(PLUGIN)}
+            code, output = ranks.run(words, ranks.environment({**OFFLINE, **own, **more}), self.folder, limit)
+            for path in applied.iterdir():
+                self.applied.update(path.read_text(encoding="utf-8").split())
+            if report.exists():
+                return read(report)
+            word = "hung" if code == ranks.OVERDUE else "failed"
+            return {name: Outcome(word, limit, output[-3000:]) for name in names}
+
+
+def version_of(path: Path) -> str:
+    """The version that a file has: the file itself, or what it gives ``__version__``."""
+    text = path.read_text(encoding="utf-8")
+    lines = [line.split("=")[1] for line in text.splitlines() if line.startswith("__version__ =")]
+    return (lines[0] if lines else text).strip().strip("\"'")
+
+
+def copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(str(source), str(target), symlinks=True)
+    elif source.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(str(source), str(target))
+
+
+def read(report: Path) -> Dict[str, Outcome]:
+    """The outcomes in a report of pytest (JUnit's XML), by FILE::CLASS::TEST."""
+    found = {}
+    for case in ElementTree.parse(str(report)).iter("testcase"):
+        module = case.get("classname", "")
+        file = case.get("file") or module.replace(".", "/") + ".py"
+        # The class stands behind the module's name.
+        classes = module[len(file[: -len(".py")]) :].strip(".")
+        found["::".join(filter(None, [file, classes.replace(".", "::"), case.get("name")]))] = _outcome(case)
+    return found
+
+
+def _outcome(case: ElementTree.Element) -> Outcome:
+    seconds = round(float(case.get("time", "0")), 2)
+    for tag, word in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        told = case.find(tag)
+        if told is not None:
+            return Outcome(word, seconds, (told.get("message") or told.text or "")[-3000:])
+    return Outcome("passed", seconds)
