@@ -70,10 +70,10 @@ def of(compiled: bytes, yaml: bytes) -> Optional[Matrix]:
         order = tuple(whole["order"])
         places = tuple(Target(**_tuples(target)) for target in whole["gate"]["places"])
         gate = Gate(places, whole["gate"]["passed"])
-    except (ValueError, KeyError, TypeError):
+        by_id = {patch.id: patch for patch in patches}
+        return Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order, gate)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    by_id = {patch.id: patch for patch in patches}
-    return Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order, gate)
 
 
 class Rows(Sequence[Row]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type
@@ -189,7 +190,7 @@ def import_pyarrow(file: Path) -> Any:
 
 def damaged(pyarrow: Any) -> Tuple[Type[BaseException], ...]:
     """What pyarrow may raise for a stream that is none."""
-    return (pyarrow.ArrowException, OSError, ValueError, EOFError, OverflowError, MemoryError)
+    return (pyarrow.ArrowException, OSError, ValueError, EOFError, OverflowError, MemoryError, struct.error)
 
 
 def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
@@ -222,9 +223,7 @@ def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
                 if found is None:
                     found = read_schema(pyarrow, message)
                     continue
-                batch = pyarrow.ipc.read_record_batch(message, found)
-                batch.validate(full=True)
-                rows = columns(pyarrow, batch)
+                rows = columns(pyarrow, read_batch(pyarrow, message, found))
             except damaged(pyarrow) as error:
                 raise TraceError(f"{file}, batch {number}: {error}") from None
             number += 1
@@ -236,6 +235,40 @@ def read_schema(pyarrow: Any, message: Any) -> Any:
     if message.type != "schema":
         raise ValueError(f"a schema is expected, not a message of the kind {message.type}")
     return pyarrow.ipc.read_schema(message)
+
+
+def read_batch(pyarrow: Any, message: Any, found: Any) -> Any:
+    """The record batch in a message, with the schema that was found.
+
+    Raises:
+        ValueError: its buffers are compressed, which no writer of ours does: some bytes may stand for any number.
+    """
+    if message.type == "record batch" and _is_compressed(bytes(message.metadata)):
+        raise ValueError("its buffers are compressed")
+    batch = pyarrow.ipc.read_record_batch(message, found)
+    batch.validate(full=True)
+    return batch
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether a record batch's metadata (a flatbuffer, Message of Arrow's format) names a compression."""
+    (root,) = struct.unpack_from("<I", metadata)
+    # In Message, the header is the third field; in RecordBatch, the compression is the fourth.
+    header = _field(metadata, root, 2)
+    return header is not None and _field(metadata, header + _offset(metadata, header), 3) is not None
+
+
+def _field(buffer: bytes, table: int, number: int) -> Optional[int]:
+    """Where a field of a flatbuffer's table is; None if the table lacks it."""
+    fields = table - struct.unpack_from("<i", buffer, table)[0]
+    (length,) = struct.unpack_from("<H", buffer, fields)
+    entry = 4 + 2 * number
+    (offset,) = struct.unpack_from("<H", buffer, fields + entry) if entry < length else (0,)
+    return table + offset if offset else None
+
+
+def _offset(buffer: bytes, place: int) -> int:
+    return int(struct.unpack_from("<I", buffer, place)[0])
 
 
 def columns(pyarrow: Any, batch: Any) -> Dict[str, Sequence[Any]]:

@@ -212,9 +212,7 @@ def _batch(pyarrow: Any, schema_: Any, content: bytes, place: int) -> Optional[T
     source = pyarrow.BufferReader(pyarrow.py_buffer(content)[place:])
     try:
         message = pyarrow.ipc.read_message(source)
-        batch = pyarrow.ipc.read_record_batch(message, schema_)
-        batch.validate(full=True)
-        columns = dict(reader.columns(pyarrow, batch))
+        columns = dict(reader.columns(pyarrow, reader.read_batch(pyarrow, message, schema_)))
     except reader.damaged(pyarrow):
         return None
     return columns, place + int(source.tell())

@@ -183,6 +183,22 @@ def test_rows_that_take_no_bytes(tmp_path: Path) -> None:
     assert time.perf_counter() - begun < 10
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_buffers_that_are_compressed(tmp_path: Path, codec: str) -> None:
+    """A few kilobytes of them are as many gigabytes as one likes. None that is written here is compressed."""
+    rows = 2**20
+    zeros = pyarrow.RecordBatch.from_arrays([pyarrow.array([0] * rows)], names=["step"])
+    options = pyarrow.ipc.IpcWriteOptions(compression=codec)
+    content = arrow(tmp_path / "t", [zeros], options=options)
+    assert len(content) < rows
+    with pytest.raises(reader.TraceError, match="its buffers are compressed"):
+        reader.read(tmp_path / "t")
+    shown, _ = look(tmp_path / "t")
+    assert re.search(r"│ 0 +│ +- │", shown), "rank 0 has no step"
+    arrow(tmp_path / "t", [zeros])
+    assert reader.read(tmp_path / "t").runs[0].steps["step"] == [0] * rows
+
+
 @pytest.mark.parametrize(
     "column",
     [

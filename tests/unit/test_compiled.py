@@ -26,6 +26,25 @@ def both(tmp_path: Path) -> Any:
     return whole, path, yaml
 
 
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"3", b'{"digest": 1}', b"[" * 100_000])
+def test_content_of_another_kind_is_left(content: bytes) -> None:
+    sealed = hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+    assert compiled.of(sealed, b"") is None
+
+
+@pytest.mark.parametrize("name", ["version_files", "toolkits", "patches", "order", "gate", "marks"])
+def test_a_part_that_is_missing_or_of_another_kind_is_left(both: Any, name: str) -> None:
+    _, path, yaml = both
+    for other in ({}, {name: 3}, {name: [3]}, {name: {"x": 3}}):
+        whole = json.loads(path.read_bytes().partition(b"\n")[2])
+        del whole[name]
+        content = json.dumps({**whole, **other}).encode()
+        found = compiled.of(compiled._digest(content).encode() + b"\n" + content, yaml.read_bytes())
+        assert found is None or isinstance(found, Matrix)
+    content = json.dumps({key: value for key, value in whole.items() if key != name}).encode()
+    assert compiled.of(compiled._digest(content).encode() + b"\n" + content, yaml.read_bytes()) is None
+
+
 def test_nothing_is_lost(both: Any) -> None:
     whole, path, yaml = both
     found = compiled.load(path, yaml)
