@@ -86,6 +86,7 @@ def test_every_rank_of_a_launcher(real: Place, tmp_path: Path, launch: str) -> N
     check(start([real.bin / words[0], *words[1:]], env, tmp_path), tmp_path, module)
 
 
+@pytest.mark.sampled(inside=False)
 def test_every_rank_from_the_checkout(tmp_path: Path, real: Place) -> None:
     """Nothing is installed: the running interpreter, the checkout on the path, and the module of torchrun."""
     words = f"-m ddpfix run -m torch.distributed.run --standalone --nproc_per_node=2 {RANKS} a".split()

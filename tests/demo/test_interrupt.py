@@ -24,6 +24,7 @@ def until(true: Callable[[], bool], seconds: float) -> bool:
     return true()
 
 
+@pytest.mark.sampled(inside=False)
 @pytest.mark.parametrize(
     ("number", "awaited", "code"),
     [

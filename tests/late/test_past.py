@@ -12,6 +12,7 @@ from tests.late.past_calls import ROUTED, STAYING
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
+pytestmark = pytest.mark.sampled(inside=False, cells=True)
 ROUTE = {"past_wrapper": "route"}
 PAST = "past its DistributedDataParallel wrapper"
 

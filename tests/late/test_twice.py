@@ -14,6 +14,7 @@ from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 from tests.late.twice import LOOPS, OTHERS, RIGHT
 
+pytestmark = pytest.mark.sampled(inside=False, cells=True)
 TWICE = "Expected to mark a variable ready only once"
 SAID = "a module is in several reentrant checkpoints of one step"
 

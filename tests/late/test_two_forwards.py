@@ -19,6 +19,7 @@ from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
 pytestmark = pytest.mark.patches("torch.buffers")
+REST = pytest.mark.sampled(inside=False, cells=True)
 # From here on torch hides what its broadcast writes by itself.
 MENDED = Version(torch.__version__) >= Version("2.13")
 REFUSED = "has been modified by an inplace operation"
@@ -48,6 +49,7 @@ def trained(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("name", EXACT)
+@REST
 def test_plain_torch_refuses_unless_it_is_mended(outcomes: Dict[str, Ranks], name: str) -> None:
     if MENDED:
         trained(outcomes[f"plain-{name}"])
@@ -56,11 +58,13 @@ def test_plain_torch_refuses_unless_it_is_mended(outcomes: Dict[str, Ranks], nam
 
 
 @pytest.mark.parametrize("name", [*EXACT, "find"])
+@REST
 def test_what_no_gradient_depends_on_is_hidden(outcomes: Dict[str, Ranks], name: str) -> None:
     trained(outcomes[name])
 
 
 @pytest.mark.parametrize("name", CHANGED)
+@REST
 def test_what_a_gradient_depends_on_ends_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     if MENDED:
         assert [REFUSED in end for end in ends(outcomes[name])] == [
@@ -74,6 +78,7 @@ def test_what_a_gradient_depends_on_ends_as_in_plain_torch(outcomes: Dict[str, R
     assert [record["weights"] for _, record in outcomes[name] if record is not None] == [[], []]
 
 
+@REST
 def test_switched_off_it_is_plain_torch(outcomes: Dict[str, Ranks]) -> None:
     assert [REFUSED in end for end in ends(outcomes["off"])] == [not MENDED, not MENDED]
 

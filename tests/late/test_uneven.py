@@ -12,7 +12,7 @@ from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 from tests.late.uneven_loops import LENGTHS
 
-pytestmark = pytest.mark.patches("torch.uneven")
+pytestmark = [pytest.mark.patches("torch.uneven"), pytest.mark.sampled(inside=False, cells=True)]
 POLICIES = ("stop", "pad")
 
 

@@ -45,7 +45,13 @@ def check(place: Place, folder: Path) -> None:
     use(place, folder)
 
 
-@pytest.mark.parametrize("command", [support.with_uv, support.with_pip], ids=["uv", "pip"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(support.with_uv, marks=pytest.mark.sampled(inside=False), id="uv"),
+        pytest.param(support.with_pip, id="pip"),
+    ],
+)
 def test_install_use_and_uninstall(command: Command, place: Place, tmp_path: Path) -> None:
     install = command(place, "install")
     before = place.files()

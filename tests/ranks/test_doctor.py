@@ -103,6 +103,7 @@ def test_what_libraries_print_is_not_in_the_report(tmp_path: Path) -> None:
     assert "[Gloo] Rank 0 is connected" in first.errors and "[Gloo]" in second.errors
 
 
+@rest
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     begun = time.monotonic()
     (first,) = start([0], tmp_path, "--json", "--limit", "1")

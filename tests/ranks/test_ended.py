@@ -51,7 +51,8 @@ def outcome(failing: int, size: int = 3) -> List[str]:
             started.kill()
 
 
-@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.sampled(inside=False, cells=True))])
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("failing", [0, 1])
 def test_it_is_named_and_nobody_waits(failing: int) -> None:
     begun = time.monotonic()
     printed = outcome(failing)

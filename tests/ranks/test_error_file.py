@@ -53,7 +53,8 @@ def summary(path: Path, failing: int, how: str = "ddpfix") -> str:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.sampled(inside=False, cells=True))])
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("failing", [0, 1])
 def test_the_summary_has_the_traceback_of_the_first_failure(tmp_path: Path, failing: int) -> None:
     text = summary(tmp_path, failing)
     cause = text[text.index("Root Cause") :]

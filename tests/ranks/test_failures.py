@@ -116,6 +116,7 @@ def test_every_rank_has_the_cause_as_its_last_words(tmp_path: Path, how: str) ->
     assert "failing.py" in cause, found
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("torch.failures")
 def test_a_rank_that_leaves_its_loop_early_is_named(tmp_path: Path) -> None:
     found = job(tmp_path, "early", DDPFIX="1")
@@ -128,6 +129,7 @@ def test_a_rank_that_leaves_its_loop_early_is_named(tmp_path: Path) -> None:
     assert "error_file: <N/A>" not in found.summary and "Connection" in found.summary, found
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("torch.failures")
 def test_a_rank_that_is_killed_is_told_by_its_process(tmp_path: Path) -> None:
     found = background(tmp_path, "killed", DDPFIX="1")

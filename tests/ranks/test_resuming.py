@@ -81,6 +81,7 @@ def test_what_a_job_restores_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.patches("torch.steps")
+@pytest.mark.sampled(inside=False, cells=True)
 def test_a_checkpoint_goes_with_and_without_ddpfix(tmp_path: Path) -> None:
     """A state that was saved under ddpfix is the same to torch without it, and the other way round."""
     whole, environ = uninterrupted(tmp_path, "loop", "1")

@@ -66,9 +66,8 @@ def test_half_an_hour_is_not_lost_as_the_default() -> None:
 
 
 @ours
-@pytest.mark.parametrize(
-    "name", ["positional", pytest.param("second_accelerator", marks=pytest.mark.sampled(inside=False, cells=True))]
-)
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("name", ["positional", "second_accelerator"])
 def test_a_group_that_is_up_gets_the_limit_or_the_line_is_named(name: str) -> None:
     check_group_that_is_up(name, 1800)
 

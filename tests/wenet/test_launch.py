@@ -97,7 +97,13 @@ def test_every_way_to_switch_it_on(tree: Path, way: str, tmp_path: Path) -> None
     assert REFUSED in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("before", [[], ["-m", "ddpfix", "run"]], ids=["variable", "run"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([], id="variable"),
+        pytest.param(["-m", "ddpfix", "run"], id="run", marks=pytest.mark.sampled(inside=False, cells=True)),
+    ],
+)
 @pytest.mark.parametrize("tree", trees.every(("v3",), ("v3.0.0",)))
 def test_torchrun(tree: Path, before: List[str], tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--tee", "3"]
@@ -121,10 +127,8 @@ def test_a_recipe_with_one_process_a_gpu(tree: Path, tmp_path: Path) -> None:
         assert REFUSED in log, log
 
 
-@pytest.mark.parametrize(
-    "way",
-    ["variable", *(pytest.param(way, marks=pytest.mark.sampled(inside=False, cells=True)) for way in ("run", "auto"))],
-)
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("v2.0.0",)))
 def test_data_loader_workers(tree: Path, way: str, tmp_path: Path) -> None:
     """A forked worker inherits the patches, a spawned one gets them by the environment."""
