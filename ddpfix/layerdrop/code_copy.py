@@ -162,8 +162,7 @@ def rename(site: Site, function: FunctionType, traits: Traits) -> CodeType:
         if name in loaded and isinstance(function.__globals__.get(name), ModuleType) and _used(name, code)
     }
     own = [name for name in _GENERATORS if name in code.co_names and name not in loaded]
-    if not names and not own:
-        raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
+    _refuse_other_sources(function, [*names, *own])
     names.update({name: _HIDDEN + name for name in traits.checks if name in loaded and name in function.__globals__})
     _refuse_ambiguous(function, names)
     names.update({name: _HIDDEN + name for name in own})
@@ -197,6 +196,43 @@ def _used(name: str, code: CodeType) -> bool:
 
 def _globals_of(code: CodeType) -> FrozenSet[str]:
     return frozenset(i.argval for i in _instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+def _refuse_other_sources(function: FunctionType, sources: List[str]) -> None:
+    """Raise unless each draw comes from a module or generator that a look-alike stands for: no other one is noticed."""
+    drawn = _draws_by_source(function.__code__)
+    others = {way for source, way in drawn if source not in (*sources, "")}
+    if others:
+        raise PatchError(
+            f"{function.__qualname__} draws by {', '.join(sorted(others))}; only draws of the modules torch, random and"
+            " numpy, imported as such (import random), and of a generator of the module's own (self.rng) can be shared"
+        )
+    if not sources or not drawn:
+        raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
+
+
+def _draws_by_source(code: CodeType) -> List[Tuple[str, str]]:
+    """The draws of a function: the name by which each begins, or the generator of the module's own, and the whole.
+
+    What fills a tensor has none (""): ``torch.empty(3).uniform_()``, and noise in a tensor of any origin.
+    """
+    found: List[Tuple[str, str]] = []
+    chain: List[str] = []
+    for instruction in _instructions(code):
+        name, operation = instruction.argval, instruction.opname
+        if operation in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF"):
+            chain = [name]
+            if name in _DRAWS and operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+                found.append((name, name))
+        elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain.append(name)
+            if name in _DRAWS:
+                own = [each for each in chain[:-1] if each in _GENERATORS]
+                source = own[-1] if own else chain[0]
+                found.append(("" if name == "uniform_" else source, ".".join(chain)))
+        elif operation != "EXTENDED_ARG":
+            chain = []
+    return found
 
 
 def _refuse_ambiguous(function: FunctionType, names: Dict[str, str]) -> None:

@@ -51,7 +51,10 @@ def with_tested(untested: Matrix, node: Node, thorough: bool) -> Matrix:
     )
     for row in rows if thorough else ():
         if row.status == CURED and not row.tested:
-            message = f"no version of this row of {row.patch} was tested; a result is needed, and {HOW}"
+            message = (
+                f"no version of this row of {row.patch} was tested; python -m tests.support.tested --here"
+                f" {_toolkit_of(untested, row)} runs its tests on what is installed here, and notes that"
+            )
             raise MatrixError(f"{node.path}:{row.line}: {message}")
     return untested._replace(rows=rows)
 

@@ -316,7 +316,8 @@ class _Meeting:
             return waited > _LONG and self._has_ended(awaited)
 
         line = "still waiting for the other ranks, which have ddpfix but are not here yet"
-        return look_until(lambda: has(self.keys, key), give_up, _PAUSE, limit, line)
+        pauses = stores.pauses(*_PAUSE, len(self.ranks))
+        return look_until(lambda: has(self.keys, key), give_up, pauses, limit, line)
 
     def _has_ended(self, awaited: Callable[[], List[int]]) -> bool:
         """Whether a rank that is waited for has ended with an error; one look at the store as long as none has."""
