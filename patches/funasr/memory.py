@@ -31,7 +31,6 @@ _USED = ("rank", "num_replicas", "dataset", "batch_size", "is_training", "shuffl
 def samplers(site: Site, module: ModuleType, owner: Any) -> None:
     """Limits and order for one class of samplers (upstream 1828, 1716)."""
     _check(owner)
-    _keep_limit(site, owner)
     attention = site.settings.number("attention")
     known = site.keep(epochs.Samplers)
 
@@ -97,15 +96,14 @@ def _weighs_text(sampler: Any, kind: str) -> bool:
     return kind == "EspnetStyleBatchSampler" and sampler.batch_type == "token" and hasattr(sampler, "start_step")
 
 
-def _keep_limit(site: Site, owner: Any) -> None:
+def keep_limit(site: Site, module: ModuleType, owner: Any) -> None:
     """In 1.0.18 and 1.0.19 one class is given ``max_token_length`` and forgets it."""
 
     def built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         wrapped(*args, **kwargs)
         instance.max_token_length = kwargs.get("max_token_length")
 
-    if "self.max_token_length =" not in inspect.getsource(owner.__init__):
-        site.wrap(owner, "__init__", built)
+    site.wrap(owner, "__init__", built)
 
 
 def _own_list(original: Any, sampler: Any, kind: str, limits: Limits, counts: Counts) -> List[Batch]:

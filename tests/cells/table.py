@@ -24,17 +24,19 @@ RELEASES = TESTS / "unit" / "fixtures" / "decisions.json"
 # Toolkits of which each minor release is a cell.
 EACH_MINOR = ("torch",)
 TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "importlib-metadata", "setuptools", "hypothesis")
-# Arguments of pytest, one tuple a run. Of transformers: every family against upstream, recomputation, outputs, and two
-# real ranks; DDP without the flag on an old torch, and FSDP.
+# Arguments of pytest, one tuple a run. Of transformers: every family against upstream, recomputation, outputs, what
+# happens where a model is wrapped, and two real ranks; DDP without the flag on an old torch, and FSDP.
 FAMILIES = (
     "tests/layerdrop/test_families.py",
     "tests/layerdrop/test_recompute.py",
     "tests/layerdrop/test_outputs.py",
+    "tests/layerdrop/test_wrapping.py",
 )
 RANKS = (
     "tests/ranks",
     "-k",
-    "stock_plain or plain_loops or longer or checkpointed_layers or who_else or explicit or time_limits",
+    "unpatched_plain or plain_loops or longer or checkpointed_layers or who_else or told_ddp or explicit or time_limits"
+    " or rate_set_on or layerdrop_off",
 )
 LATE, SHARDED = ("tests/late",), ("tests/sharded",)
 # Of torch besides: the flag, and how ranks begin, end and fail together.

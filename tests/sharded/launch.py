@@ -51,7 +51,7 @@ class Scenario(scenario.Scenario):
     settings: Optional[Dict[str, str]] = None
     environ: Dict[str, str] = field(default_factory=dict)
     size: int = 2
-    timeout: float = 90
+    timeout: float = 300
 
 
 def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[pool.Record]]:

@@ -52,7 +52,7 @@ def output_of(name: str, tree: Path, before: List[str], **environ: str) -> Any:
 
 
 @pytest.mark.patches("wenet.typing_names")
-@pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("main",)))
+@pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("v2.2.1", "v3.0.0", "v3.1.0", "main")))
 def test_names_of_typing(tree: Path) -> None:
     if not missing("torch.nn.modules.conv", "Union"):
         pytest.skip("this torch still has them")
