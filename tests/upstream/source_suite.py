@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Dict, List, Sequence, Set
+from typing import Dict, List, Sequence, Set, Tuple
 from xml.etree import ElementTree
 
 from packaging.version import Version
 
+from ddpfix.matrix import detect, loader
 from tests.support import ranks
 from tests.upstream.outcomes import Outcome
 from tests.upstream.sources import LEFT_OUT, Source
@@ -32,6 +34,7 @@ class SourceSuite:
 
     Attributes:
         folder: a copy of the checkout's tests, without the toolkit itself.
+        paths: folders that the tests import from, before what is installed.
         installed: the release that they are run on.
         written: the version that the checkout says.
         applied: patches of ddpfix that were applied in some process of the tests.
@@ -40,16 +43,13 @@ class SourceSuite:
 
     def __init__(self, source: Source, checkout: Path, folder: Path) -> None:
         self.source, self.folder = source, folder
-        self.installed = metadata.version(source.package)
-        self.written = version_of(checkout / source.version)
-        written = (
-            source.wrong.get(self.written, self.written) if self.installed in source.wrong.values() else self.written
-        )
-        if Version(written).base_version != Version(self.installed).base_version:
-            told = f"{source.package} {self.installed} is installed; check out {source.tag}"
-            raise SourceError(f"{checkout} is {self.written}, and {told}")
+        self.paths = [PLUGIN] if source.version else [PLUGIN, checkout]
+        self.installed, self.written = versions(source, checkout)
         for part in source.parts:
             copy(checkout / part, folder / part)
+        if source.place:
+            (folder / source.place).parent.mkdir(parents=True, exist_ok=True)
+            (folder / source.place).symlink_to(installed_folder(source.package))
         self.applied: Set[str] = set()
         self.seconds: Dict[str, float] = {}
 
@@ -78,7 +78,7 @@ class SourceSuite:
             applied.mkdir()
             words = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", *names]
             words += ["-k", left_out] if left_out else []
-            own = {"UPSTREAM_APPLIED": str(applied), "PYTHONPATH": str(PLUGIN)}
+            own = {"UPSTREAM_APPLIED": str(applied), "PYTHONPATH": os.pathsep.join(map(str, self.paths))}
             code, output = ranks.run(words, ranks.environment({**OFFLINE, **own, **more}), self.folder, limit)
             for path in applied.iterdir():
                 self.applied.update(path.read_text(encoding="utf-8").split())
@@ -86,6 +86,40 @@ class SourceSuite:
                 return read(report)
             word = "hung" if code == ranks.OVERDUE else "failed"
             return {name: Outcome(word, limit, output[-3000:]) for name in names}
+
+
+def versions(source: Source, checkout: Path) -> Tuple[str, str]:
+    """The release that is tested, and what the checkout says of itself.
+
+    Raises:
+        SourceError: they are not the same release.
+    """
+    if not source.version:
+        found = version_of_tree(source.package, checkout)
+        return found, found
+    installed, written = metadata.version(source.package), version_of(checkout / source.version)
+    meant = source.wrong.get(written, written) if installed in source.wrong.values() else written
+    if Version(meant).base_version != Version(installed).base_version:
+        told = f"{source.package} {installed} is installed; check out {source.tag}"
+        raise SourceError(f"{checkout} is {written}, and {told}")
+    return installed, written
+
+
+def version_of_tree(package: str, checkout: Path) -> str:
+    """The version of a package in a checkout, by the marks of the matrix."""
+    sys.path.insert(0, str(checkout))
+    try:
+        found = detect.recognise(package, loader.load().marks[package])
+    finally:
+        sys.path.remove(str(checkout))
+    if found in (None, detect.UNRECOGNISED):
+        raise SourceError(f"{checkout} has no {package} of a release that the matrix knows")
+    return str(found)
+
+
+def installed_folder(package: str) -> Path:
+    """Where a package is installed, which is not imported for it."""
+    return next(detect.folders(package))
 
 
 def version_of(path: Path) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import wrapt
 
 from tests.upstream import source_suite, sources, toolkit
-from tests.upstream.outcomes import STOCK
+from tests.upstream.outcomes import MODES, STOCK
 from tests.upstream.source_suite import SourceError, SourceSuite
+from tests.wenet import trees
 
 pytest.importorskip("xdist", reason="NOT RUN: suites run under pytest-xdist, which the extra `test` brings")
 # Stands for a toolkit: what is installed, and where its tests are.
@@ -29,6 +32,11 @@ def test_each(value): assert value == "a" or "DDPFIX" in os.environ
 def test_left_out(): os._exit(1)
 class TestMore(unittest.TestCase):
     def test_skipped(self): self.skipTest("because")
+"""
+TREE = """
+import wenet
+
+def test_where_it_is_from(): assert list(wenet.__path__)[0].endswith("tree/wenet")
 """
 
 
@@ -64,13 +72,45 @@ def test_a_file_that_cannot_run_says_nothing() -> None:
     """Every test fails in both where a library is missing; that is no proof of anything."""
     files = {"broken": {STOCK: {"failed": 2, "skipped": 1}}, "skipped": {STOCK: {"skipped": 1}}}
     files["good"] = {STOCK: {"failed": 2, "passed": 1}}
-    assert toolkit.saying_nothing({"files": files}) == ["broken"]
+    files["mended"] = {STOCK: {"failed": 1}, "auto": {"passed": 1}}
+    found = {"files": files, "other": {"broken::test": {}, "mended::test": {}}, "not_run": ["late"]}
+    assert toolkit.saying_nothing(found) == ["broken"]
+    kept = toolkit.without(found, ["broken"])
+    assert set(kept["files"]) == {"skipped", "good", "mended"} and set(kept["other"]) == {"mended::test"}
+    assert kept["not_run"] == ["broken", "late"]
 
 
 def test_a_checkout_of_another_release_is_refused(checkout: Path, tmp_path: Path) -> None:
     (checkout / "version.txt").write_text("0.0.1", encoding="utf-8")
     with pytest.raises(SourceError, match=r"is 0\.0\.1, and wrapt .* is installed; check out the tag VERSION"):
         SourceSuite(SOURCE, checkout, tmp_path / "copy")
+
+
+def test_a_toolkit_on_no_registry_is_tested_in_its_tree(tmp_path: Path) -> None:
+    """Its tests import the package of the checkout, of which the marks tell the version."""
+    tree = tmp_path / "tree"
+    (tree / "test").mkdir(parents=True)
+    shutil.copytree(str(trees.STAND_INS / "v3" / "wenet"), str(tree / "wenet"))
+    (tree / "test" / "test_it.py").write_text(TREE, encoding="utf-8")
+    source = sources.Source("wenet", "", ("test",), ("test/test_*.py",), "a tag")
+    suite = SourceSuite(source, tree, tmp_path / "copy")
+    assert suite.installed == suite.written == trees.LIKE["v3"]
+    for mode in MODES["auto"], MODES[STOCK]:
+        assert [one.word for one in suite.run(["test/test_it.py"], mode).values()] == ["passed"], mode
+    (tree / "wenet" / "utils" / "executor.py").unlink()
+    with pytest.raises(SourceError, match="no wenet of a release that the matrix knows"):
+        SourceSuite(source, tree, tmp_path / "another")
+
+
+def test_a_checkout_that_says_the_version_of_another_release(tmp_path: Path) -> None:
+    """As a toolkit's tag does whose version nobody raised; the release that is installed decides which one is meant."""
+    installed = metadata.version("wrapt")
+    (tmp_path / "version.txt").write_text("0.0.1.dev0", encoding="utf-8")
+    source = sources.Source("wrapt", "version.txt", (), (), "a commit", {"0.0.1.dev0": installed}, "src/wrapt")
+    assert source_suite.versions(source, tmp_path) == (installed, "0.0.1.dev0")
+    # Where its tests look for its files in the checkout, they find those that are installed.
+    SourceSuite(source, tmp_path, tmp_path / "copy")
+    assert (tmp_path / "copy" / "src" / "wrapt").resolve() == Path(wrapt.__file__).parent
 
 
 def test_a_version_as_python_and_as_text(tmp_path: Path) -> None:

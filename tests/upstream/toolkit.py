@@ -67,9 +67,20 @@ def result(suite: SourceSuite, outcomes: Outcomes, mode: str, left: Sequence[str
 
 
 def saying_nothing(found: Dict[str, Any]) -> List[str]:
-    """Files of which tests fail and none passes in stock: the environment lacks something, and nothing is compared."""
-    counts = {name: file[STOCK] for name, file in found["files"].items()}
-    return [name for name, one in counts.items() if not one.get("passed") and (one.get("failed") or one.get("hung"))]
+    """Files of which tests fail and none passes in any mode: the environment lacks something, nothing is compared."""
+    counts = {name: list(file.values()) for name, file in found["files"].items()}
+    return [
+        name
+        for name, modes in counts.items()
+        if not any(one.get("passed") for one in modes) and (modes[0].get("failed") or modes[0].get("hung"))
+    ]
+
+
+def without(found: Dict[str, Any], silent: Sequence[str]) -> Dict[str, Any]:
+    """The same result in which these files count as not run."""
+    kept = {name: counts for name, counts in found["files"].items() if name not in silent}
+    other = {test: words for test, words in found["other"].items() if test.partition("::")[0] not in silent}
+    return {**found, "files": kept, "other": other, "not_run": sorted({*found["not_run"], *silent})}
 
 
 def write(found: Dict[str, Any]) -> Path:
@@ -114,14 +125,13 @@ def main(words: Sequence[str]) -> int:
             run = {test.partition("::")[0] for test in outcomes}
             left = [name for every in suite.groups() for name in every if name not in run]
             found = result(suite, outcomes, given.mode, left)
-            if not saying_nothing(found):
-                print(write(found))
+            print(write(without(found, saying_nothing(found))))
     print(table(outcomes, [STOCK, given.mode]))
     print("applied: " + (", ".join(sorted(suite.applied)) or "nothing"))
     if not suite.applied:
         print("no patch was applied: this says nothing")
     for name in saying_nothing(found):
-        print(f"no test passes in stock, so nothing is compared and no result is written: {name}")
+        print(f"no test passes in either mode, so the file counts as not run: {name}")
     return int(bool(found["worse"] or saying_nothing(found)) or not suite.applied)
 
 
