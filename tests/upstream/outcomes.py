@@ -21,7 +21,7 @@ class Outcome:
     """One test in one mode.
 
     Attributes:
-        word: passed, failed, skipped or hung.
+        word: passed, failed, skipped, hung, or missing (not run in this mode, as its file cannot be imported there).
         seconds: how long it took.
         text: the error, or why it was skipped.
     """
@@ -39,7 +39,7 @@ def verdict(test: str, mode: str, stock: Outcome, found: Outcome) -> str:
     """What a mode has changed: "" (nothing), "expected", "better" or "WORSE"."""
     if found.word == stock.word:
         return ""
-    if stock.word == "failed" and found.word == "passed":
+    if stock.word in ("failed", "missing") and found.word == "passed":
         return "better"
     expected = EXPECTED.get(test)
     if expected is not None and found.word == "failed" and any(text in found.text for text in expected.says):
