@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.support import ranks
+
 CODE = """
+import sys
 import torch.utils.data.dataloader
-import speechbrain.dataio.dataloader
 from ddpfix import engine
 ours = engine.current()
+if sys.argv[1] == "patched first":
+    ours.gate.open()
+import speechbrain.dataio.dataloader
+ours.gate.open()
 print(len(ours.places["torch.samples"]), len(ours.places["torch.uneven"]), ours.verify())
 """
 
@@ -20,7 +25,11 @@ print(len(ours.places["torch.samples"]), len(ours.places["torch.uneven"]), ours.
 @pytest.mark.patches("torch.samples", "torch.uneven")
 def test_no_patch_is_replaced() -> None:
     # As under a launcher: speechbrain looks at the rank when it is imported.
-    environ = {**os.environ, "DDPFIX": "1", "DDPFIX_UNEVEN": "stop", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], env=environ, capture_output=True, text=True)
-    places, more, problems = run.stdout.strip().split(" ", 2)
-    assert int(places) >= 4 and int(more) >= 3 and problems == "[]", run.stderr
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    environ = ranks.with_release({"DDPFIX": "1", "DDPFIX_UNEVEN": "stop", **launched})
+    for order in ("patched first", "imported first"):
+        command = [sys.executable, "-W", "ignore", "-c", CODE, order]
+        run = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        places, more, problems = run.stdout.strip().split(" ", 2)
+        assert int(places) >= 4 and int(more) >= 3 and problems == "[]", f"{order}\n{run.stderr}"
