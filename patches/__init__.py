@@ -1,4 +1,4 @@
-"""The cures, one module a toolkit. They are imported as ``ddpfix.patches``, and under no other name."""
+"""The fixes, one folder a toolkit. They are imported as ``ddpfix.patches``, and under no other name."""
 
 if __name__ == "patches":
     raise ImportError("this folder belongs to ddpfix: import it as ddpfix.patches")

@@ -134,7 +134,7 @@ def _funasr(machine: Dict[str, Any]) -> List[Cell]:
     release = _numbers(machine["funasr"])
     entries = ["train"] + (["train_ds"] if release >= (1, 0, 28) else [])
     kinds = ["cache", "bf16"] + (["fp16", "fp16, the scale backs off"] if release >= (1, 0, 11) else [])
-    return [Cell("funasr", "nccl1", "funasr_cures", "", entry, kind) for entry in entries for kind in kinds]
+    return [Cell("funasr", "nccl1", "funasr_fixes", "", entry, kind) for entry in entries for kind in kinds]
 
 
 def _numbers(version: Any) -> Tuple[int, ...]:

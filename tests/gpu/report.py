@@ -176,7 +176,7 @@ def _fsdp(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
 
 
 def _funasr(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    head = ["group", "cure", "trainer", "found", "check"]
+    head = ["group", "fix", "trainer", "found", "check"]
     return head, _rows(own, 1, lambda each: [each.found[0]["said"]])
 
 
