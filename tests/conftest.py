@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,9 @@ import pytest
 from tests.support import alone, pool
 
 HERE = Path(__file__).parent
+# Hundreds of processes import the same modules: where this is set, each of them would compile all of ddpfix anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # fast: no ranks. ranks: two real ones or more. cells: another environment, which `nox -s cells` makes.
 TIERS: Dict[str, str] = {
     "unit": "fast",
