@@ -69,6 +69,7 @@ def test_a_resumed_job_goes_on(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.patches("torch.steps")
+@pytest.mark.sampled(inside=False, cells=True)
 def test_what_a_job_restores_decides(tmp_path: Path) -> None:
     """Only on the first rank; a job that restores nothing draws as it does from its own seed; a user's new seed."""
     whole, environ = uninterrupted(tmp_path, "loop", "1")

@@ -89,6 +89,7 @@ def check_group_that_is_up(name: str, before: float) -> None:
 
 
 @ours
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.skipif(not LIVE, reason="gloo keeps the limit with which the group was made")
 def test_collectives_wait_for_as_long_as_the_user_said() -> None:
     assert "error" in str(ended("waits", False)[0])
