@@ -61,7 +61,12 @@ FILES: Dict[str, str] = {
     "trace/test_writer": "fast",
 }
 # A folder of tests -> the package that it needs.
-NEEDS: Dict[str, str] = {"funasr": "funasr", "speechbrain": "speechbrain", "fastnlp": "fastNLP"}
+NEEDS: Dict[str, str] = {
+    "funasr": "funasr",
+    "speechbrain": "speechbrain",
+    "fastnlp": "fastNLP",
+    "deepspeed": "deepspeed",
+}
 # Folders with files that take long come first: a worker that begins the last of them late leaves the others idle.
 LONG = (
     "late",

@@ -15,6 +15,9 @@ AT = "torch.nn.parallel.distributed:DistributedDataParallel.__init__"
 # Called with the model before DDP or FSDP wraps it, on every rank, in the order of the matrix.
 _BEFORE: Registry[Callable[[Any], object]] = Registry(AT)
 
+# The same, after those, only where something waits for the gradient of each parameter: DDP and FSDP do.
+_BEFORE_WAITING: Registry[Callable[[Any], object]] = Registry(AT)
+
 # Called with a model that cannot train with reentrant activation checkpointing as it is wrapped.
 _NOT_REENTRANT: Registry[Callable[[Any], object]] = Registry(AT)
 
@@ -28,18 +31,28 @@ _REASONS: Registry[Callable[[Any], str]] = Registry(AT)
 _USER_CHOICE: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_user_choice", default=(False, None))
 
 
-def before_wrap(site: Site, action: Callable[[Any], object]) -> None:
-    """Have ``action(model)`` called before a model is wrapped, until the patch is undone."""
-    site.register(_BEFORE, action)
+def before_wrap(site: Site, action: Callable[[Any], object], waiting: bool = False) -> None:
+    """Have ``action(model)`` called before a model is wrapped, until the patch is undone.
+
+    Args:
+        site: of the patch that asks.
+        action: what is called.
+        waiting: whether it is of use only where something waits for the gradient of each parameter.
+    """
+    site.register(_BEFORE_WAITING if waiting else _BEFORE, action)
 
 
-def run_before_wrap(model: Any) -> Optional[Exception]:
+def run_before_wrap(model: Any, waiting: bool = True) -> Optional[Exception]:
     """Call everything that registered with :func:`before_wrap`; returns what one of them raised.
 
     The other ranks have to learn of it before anything is raised, or they would wait for this one.
+
+    Args:
+        model: the module that is about to be wrapped.
+        waiting: whether something will wait for the gradient of each parameter.
     """
     try:
-        for action in list(_BEFORE):
+        for action in [*_BEFORE, *(_BEFORE_WAITING if waiting else ())]:
             action(model)
     except Exception as error:
         log.warning(f"the model could not be looked at ({error!r}); report this, and set DDPFIX=0 to go on without us")

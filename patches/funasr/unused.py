@@ -135,7 +135,7 @@ def freeze_unused(site: Site, module: ModuleType, owner: Any) -> None:
     """Freeze what is never used where that is certain, and say where DDP has to look."""
     if site.settings["unused"] == "auto":
         frozen: weakref.WeakSet[Any] = weakref.WeakSet()
-        wrap_hooks.before_wrap(site, lambda model: freeze(site, model, frozen))
+        wrap_hooks.before_wrap(site, lambda model: freeze(site, model, frozen), waiting=True)
         site.at_undo(lambda: _thaw(frozen))
     wrap_hooks.needs_flag(site, why)
 

@@ -25,7 +25,7 @@ def needs_flag(site: Site) -> None:
 
 def frozen(site: Site, module: ModuleType, owner: Any) -> None:
     """Freeze it before DDP wraps the model, where the model's own code leaves it out: for training without the flag."""
-    wrap_hooks.before_wrap(site, _freeze)
+    wrap_hooks.before_wrap(site, _freeze, waiting=True)
 
 
 def _unused(model: Any) -> Iterator[Tuple[str, Any]]:

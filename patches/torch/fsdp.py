@@ -11,43 +11,11 @@ import inspect
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-import torch
-
-from ddpfix.layerdrop import cover, recompute, training
+from ddpfix.layerdrop import training
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
-from . import agreement, resume, sharding
-
-
-class First:
-    """The first training forward of a sharded model, and what its stages have determined."""
-
-    def __init__(self, site: Site, root: Any, ranks: List[int]) -> None:
-        self.site, self.root, self.ranks = site, root, ranks
-        self.failure: Optional[Exception] = None
-        self.seed: Optional[int] = None
-
-
-def _look(first: First) -> None:
-    first.failure = wrap_hooks.run_before_wrap(first.root)
-
-
-def _agree(first: First) -> None:
-    first.seed = agreement.agree_on(first.site, first.root, first.ranks, first.failure)
-
-
-def _checkpoints(first: First) -> None:
-    if cover.active(first.root):
-        wrap_hooks.forbid_reentrant(first.root)
-
-
-ORDER: Tuple[Callable[[First], None], ...] = (
-    _look,  # These hooks may change which layers a model skips, and ranks compare that next.
-    _agree,  # All ranks have to be present before anything else happens.
-    _checkpoints,  # Depends on whether the model skips layers.
-)
+from . import agreement, root_step, sharding
 
 
 def steps(site: Site, module: ModuleType, owner: Any) -> None:
@@ -65,9 +33,9 @@ def fully_shard(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _forward(site: Site, original: Any) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if _inner(self) or getattr(self, "_is_root", None) is False:
+        if root_step.is_inner(self) or getattr(self, "_is_root", None) is False:
             return original(self, *inputs, **kwargs)
-        replica = _replica(site, self, lambda: sharding.of_fsdp1(self))
+        replica = root_step.replica_of(site, self, self, lambda: sharding.of_fsdp1(self))
         if replica is None:
             return original(self, *inputs, **kwargs)
         # All micro-batches of an accumulation window skip the same layers: a unit that ran under no_sync and not in the
@@ -84,28 +52,6 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
         return output
 
     return forward
-
-
-def _inner(module: Any) -> bool:
-    """Whether this call begins no step: it is an evaluation, a part of a step, or a recomputation."""
-    if not module.training or not torch.is_grad_enabled():
-        return True
-    return training.current() is not None or recompute.in_backward()
-
-
-def _replica(site: Site, root: Any, holders: Callable[[], Optional[List[int]]]) -> Optional[training.Replica]:
-    replica = training.replica_of(root)
-    ranks = holders() if replica is None else None
-    if ranks is not None:
-        first = First(site, root, ranks)
-        for stage in ORDER:
-            stage(first)
-        if first.seed is not None:
-            start = resume.Start(site, root, ranks, first.seed)
-            replica = training.register(root, root, first.seed, start)
-            # All ranks are here.
-            replica.begin()
-    return replica
 
 
 def _fully_sharded(site: Site, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -130,8 +76,8 @@ class _Steps:
         self.module.register_forward_hook(self.end, always_call=True)
 
     def begin(self, module: Any, args: Any) -> None:
-        inner = not self.site.active or _inner(module)
-        replica = None if inner else _replica(self.site, module, lambda: self.ranks)
+        inner = not self.site.active or root_step.is_inner(module)
+        replica = None if inner else root_step.replica_of(self.site, module, module, lambda: self.ranks)
         self.tokens.append(None if replica is None else training.enter(replica))
 
     def end(self, module: Any, args: Any, output: Any) -> None:

@@ -21,7 +21,7 @@ from ddpfix.patching.site import PatchError, Site
 
 from .layerdrop import TRAITS
 
-(_CHECK,) = TRAITS.checks
+_CHECK, _ = TRAITS.checks
 
 
 def skip(site: Site, module: ModuleType, owner: Any) -> None:

@@ -38,10 +38,13 @@ def made(cell: Cell, folder: Path) -> Path:
     python = home / "bin" / "python"
     if not (home / "complete").exists():
         _uv("venv", "--clear", "--python", interpreter(cell.fit.python), str(home))
-        _install(python, *cell.packages())
-        if cell.toolkit == "wenet":
-            _take_deepspeed(python)
-        elif cell.requirements is not None:
+        later = [package for package in cell.packages() if package.startswith("deepspeed==")]
+        _install(python, *(package for package in cell.packages() if package not in later))
+        if later:
+            # It is built against the torch that is there, without any of its kernels. WeNet from 3.0 on imports it.
+            os.environ["DS_BUILD_OPS"] = "0"
+            _install(python, "--no-build-isolation", *later)
+        if cell.toolkit == "deepspeed" or (cell.requirements is not None and cell.toolkit != "wenet"):
             # The newest release whose reader is Python and soundfile.
             _install(python, "--no-deps", "torchaudio==2.8.0")
         _take_audio(python)
@@ -61,6 +64,9 @@ def variables(cell: Cell, folder: Path) -> Dict[str, str]:
             if not link.exists():
                 link.symlink_to(trees.available()[tag])
         found[trees.VARIABLE] = str(only)
+    elif cell.toolkit == "deepspeed":
+        newest = trees.available().get("main")
+        found.update({"PYTHONPATH": str(newest)} if newest is not None else {})
     elif cell.requirements is not None:
         found["PYTHONPATH"] = str(_unpacked(cell, home))
     return found
@@ -102,12 +108,6 @@ def discard(cell: Cell, folder: Path) -> int:
 def tags(cell: Cell) -> List[str]:
     """The tags of WeNet that stand for the cell's version, as far as their trees are there."""
     return [tag for tag in trees.available() if trees.VERSIONS[tag] == cell.version]
-
-
-def _take_deepspeed(python: Path) -> None:
-    # WeNet from 3.0 on imports it. It is built against the torch that is there, without any of its kernels.
-    os.environ["DS_BUILD_OPS"] = "0"
-    _install(python, "--no-build-isolation", "deepspeed==0.19.8")
 
 
 def _take_audio(python: Path) -> None:

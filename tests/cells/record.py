@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any, Dict, Set
 
 # What decides about a patch, and so is named in a result: distributions, as their metadata spells them.
-NAMED = ("torch", "transformers", "accelerate", "funasr", "hydra-core", "speechbrain", "fastNLP", "lightning", "numpy")
+NAMED = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "funasr",
+    "hydra-core",
+    "speechbrain",
+    "fastNLP",
+    "lightning",
+    "deepspeed",
+    "numpy",
+)
 
 
 class Record:

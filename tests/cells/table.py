@@ -88,6 +88,17 @@ def _transformers(versions: str, *others: str) -> Fit:
 
 # The oldest stack: what CPython 3.8 still runs.
 _OLD = ("transformers==4.21.3", "numpy<2", "accelerate==0.20.3")
+# What DeepSpeed is built against, and what models of three toolkits are made with.
+_IN_ENGINES = (
+    "transformers==5.23.0",
+    "accelerate==1.15.0",
+    "funasr==1.4.16",
+    "openai-whisper==20250625",
+    "langid==1.1.6",
+    "soundfile==0.14.0",
+    "librosa==0.11.0",
+    "wheel==0.48.0",
+)
 # The first one that a version meets is taken.
 FITS: Dict[str, Tuple[Fit, ...]] = {
     "torch": (
@@ -113,8 +124,10 @@ FITS: Dict[str, Tuple[Fit, ...]] = {
         for versions, transformers in (("<0.5.16", "4.30.2"), ("<1.0.1", "4.35.2"), ("<1.1", "4.46.3"), ("", "4.57.6"))
     ),
     "fastNLP": (Fit("", tests=(("tests/fastnlp",),), pinned=True),),
+    # With the toolkits whose models are trained in its engine; WeNet's are where TEST_WENET names its main tree.
+    "deepspeed": (Fit("", _IN_ENGINES, tests=(("tests/deepspeed",),)),),
     # On no registry: the tree of the tag comes from TEST_WENET.
-    "wenet": (Fit("", tests=(("tests/wenet",),), pinned=True),),
+    "wenet": (Fit("", ("deepspeed==0.19.8",), tests=(("tests/wenet",),), pinned=True),),
 }
 # Stacks beside the first one of a release, and releases that the matrix leaves as they are.
 MORE: Dict[str, Tuple[Fit, ...]] = {

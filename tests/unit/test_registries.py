@@ -54,6 +54,7 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.ranks.failure_watch._TOLD_ELSEWHERE": _BY_RUN,
     "ddpfix.ranks.failure_watch._WATCHES": _BY_RUN,
     "ddpfix.ranks.wrap_hooks._BEFORE": _REGISTERED,
+    "ddpfix.ranks.wrap_hooks._BEFORE_WAITING": _REGISTERED,
     "ddpfix.ranks.wrap_hooks._EXCLUDED": _REGISTERED,
     "ddpfix.ranks.wrap_hooks._NOT_REENTRANT": _REGISTERED,
     "ddpfix.ranks.wrap_hooks._REASONS": _REGISTERED,

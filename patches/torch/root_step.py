@@ -1,0 +1,91 @@
+"""Steps of models that are not under DDP: ranks agree when such a model first trains, and each forward is one step.
+
+FSDP has no moment at which the root is known before it runs, and DeepSpeed's engine may be made for an evaluation only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Tuple
+
+import torch
+
+from ddpfix.layerdrop import cover, recompute, training
+from ddpfix.patching.site import Site
+from ddpfix.ranks import wrap_hooks
+
+from . import agreement, resume
+
+
+class First:
+    """The first training forward of a model, and what its stages have determined.
+
+    Args:
+        site: of the patch that it belongs to.
+        model: the module that ranks compare.
+        ranks: the global ranks that train it together.
+        waits: whether something waits for the gradient of each parameter, as FSDP does.
+    """
+
+    def __init__(self, site: Site, model: Any, ranks: List[int], waits: bool) -> None:
+        self.site, self.model, self.ranks, self.waits = site, model, ranks, waits
+        self.failure: Optional[Exception] = None
+        self.seed: Optional[int] = None
+
+
+def _look(first: First) -> None:
+    first.failure = wrap_hooks.run_before_wrap(first.model, first.waits)
+
+
+def _agree(first: First) -> None:
+    first.seed = agreement.agree_on(first.site, first.model, first.ranks, first.failure)
+
+
+def _checkpoints(first: First) -> None:
+    if first.waits and cover.active(first.model):
+        wrap_hooks.forbid_reentrant(first.model)
+
+
+ORDER: Tuple[Callable[[First], None], ...] = (
+    _look,  # These hooks may change which layers a model skips, and ranks compare that next.
+    _agree,  # All ranks have to be present before anything else happens.
+    _checkpoints,  # Depends on whether the model skips layers.
+)
+
+
+def is_inner(model: Any) -> bool:
+    """Whether a call begins no step: it is an evaluation, a part of a step, or a recomputation.
+
+    Args:
+        model: the module whose mode tells whether it trains.
+    """
+    if not model.training or not torch.is_grad_enabled():
+        return True
+    return training.current() is not None or recompute.in_backward()
+
+
+def replica_of(
+    site: Site, root: Any, model: Any, holders: Callable[[], Optional[List[int]]], waits: bool = True
+) -> Optional[training.Replica]:
+    """The state of a model on this rank, which agrees with the others where there is none yet.
+
+    None where ranks cannot agree, or where it is not known which ranks train it.
+
+    Args:
+        site: of the patch that asks.
+        root: what is called in each step.
+        model: the module in it, or the root itself.
+        holders: gives the global ranks that train it together.
+        waits: see :class:`First`.
+    """
+    replica = training.replica_of(root)
+    ranks = holders() if replica is None else None
+    if ranks is not None:
+        first = First(site, model, ranks, waits)
+        for stage in ORDER:
+            stage(first)
+        if first.seed is not None:
+            start = resume.Start(site, model, ranks, first.seed)
+            replica = training.register(root, model, first.seed, start)
+            # All ranks are here.
+            replica.begin()
+    return replica
