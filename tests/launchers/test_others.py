@@ -81,6 +81,21 @@ def test_lightning_starts_its_ranks(tmp_path: Path, environ: Mapping[str, str]) 
         assert any("were not used in producing the loss" in error for error in errors), job.output
 
 
+@BOTH
+@pytest.mark.parametrize("how", ("plain", "prepared"))
+def test_ray_train(tmp_path: Path, environ: Mapping[str, str], how: str) -> None:
+    """Ray ends all workers as soon as one has ended with an error."""
+    pytest.importorskip("ray", reason="pip install 'ray[train]', then python -m pytest --rest tests/launchers")
+    program = str(PROGRAM.with_name("by_ray.py"))
+    own = {"RAY_AUTH_MODE": "disabled", "RAY_TRAIN_V2_ENABLED": os.environ.get("RAY_TRAIN_V2_ENABLED", "1")}
+    job = launch.run([sys.executable, program, str(tmp_path), how], tmp_path, {**environ, **own}, limit=400)
+    if environ is ON:
+        judge(job, environ, compared=how == "plain")
+    else:
+        assert any(launch.REDUCTION in one.get("error", "") for one in job.records.get(0, [])), job.output[-4000:]
+        assert not any(one["active"] for one in job.records[0])
+
+
 def slurm(pair: Pair, folder: Path, environs: Sequence[Mapping[str, str]], *rest: str) -> Job:
     """One process on each host, with the variables that srun sets for ``--nodes 2 --ntasks-per-node 1``."""
     common = {
