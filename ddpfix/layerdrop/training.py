@@ -50,6 +50,8 @@ class Replica:
         self.flagged = False
         # Whether the last forward was a micro-batch that is not communicated (``no_sync``): more of its window follow.
         self.open = False
+        # Whether this rank tells the others where the decisions begin, in its first forward.
+        self.tells = False
         self._module = weakref.ref(module)
         self._keys: weakref.WeakKeyDictionary[Any, Tuple[str, int]] = weakref.WeakKeyDictionary()
 

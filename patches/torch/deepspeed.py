@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, Tuple
 
 from ddpfix import log
 from ddpfix.layerdrop import cover, training
@@ -34,16 +34,32 @@ def steps(site: Site, module: ModuleType, owner: Any) -> None:
     site.at_undo(training.forget)
 
 
+def made(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on the constructor of the engine, in which all ranks meet, as they need not in a forward."""
+    site.wrap(owner, "__init__", functools.partial(_made, site))
+
+
+def _made(site: Site, wrapped: Any, engine: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    wrapped(*args, **kwargs)
+    if getattr(engine, "mpu", None) is None:
+        root_step.agreed(site, engine, engine.module, sharding.ranks_of(None), waits=False)
+    elif cover.active(engine.module):
+        log.warning(
+            "DeepSpeed was given an mpu (model or sequence parallel groups): which ranks train one model is not known,"
+            " and LayerDrop stays as shipped, so ranks may skip different layers. DDPFIX_LAYERDROP=off trains without"
+        )
+
+
 def _forward(site: Site, original: Any) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        replica = training.replica_of(self)
         # The engine passes train() and eval() on and keeps its own mode.
-        if root_step.is_inner(self.module):
-            return original(self, *inputs, **kwargs)
-        replica = root_step.replica_of(site, self, self.module, lambda: _ranks(self), waits=False)
-        if replica is None:
+        if replica is None or root_step.is_inner(self.module):
             return original(self, *inputs, **kwargs)
         token = training.enter(replica)
         try:
+            if replica.tells and not replica.iteration:
+                replica.begin()
             output = original(self, *inputs, **kwargs)
         finally:
             training.leave(token)
@@ -52,18 +68,6 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
         return output
 
     return forward
-
-
-def _ranks(engine: Any) -> Optional[List[int]]:
-    """The ranks that train the engine's model: all; None where the program has told DeepSpeed of other groups."""
-    if getattr(engine, "mpu", None) is None:
-        return sharding.ranks_of(None)
-    if log.first_time("deepspeed.mpu") and cover.active(engine.module):
-        log.warning(
-            "DeepSpeed was given an mpu (model or sequence parallel groups): which ranks train one model is not known,"
-            " and LayerDrop stays as shipped, so ranks may skip different layers. DDPFIX_LAYERDROP=off trains without"
-        )
-    return None
 
 
 def _refuse_skips(engine: Any, step: training.Step) -> None:

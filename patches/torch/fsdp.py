@@ -35,7 +35,7 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if root_step.is_inner(self) or getattr(self, "_is_root", None) is False:
             return original(self, *inputs, **kwargs)
-        replica = root_step.replica_of(site, self, self, lambda: sharding.of_fsdp1(self))
+        replica = _replica(site, self, lambda: sharding.of_fsdp1(self))
         if replica is None:
             return original(self, *inputs, **kwargs)
         # All micro-batches of an accumulation window skip the same layers: a unit that ran under no_sync and not in the
@@ -52,6 +52,17 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
         return output
 
     return forward
+
+
+def _replica(site: Site, root: Any, holders: Callable[[], Optional[List[int]]]) -> Optional[training.Replica]:
+    replica = training.replica_of(root)
+    ranks = holders() if replica is None else None
+    if ranks is not None:
+        replica = root_step.agreed(site, root, root, ranks)
+        if replica is not None:
+            # All ranks are here.
+            replica.begin()
+    return replica
 
 
 def _fully_sharded(site: Site, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -77,7 +88,7 @@ class _Steps:
 
     def begin(self, module: Any, args: Any) -> None:
         inner = not self.site.active or root_step.is_inner(module)
-        replica = None if inner else root_step.replica_of(self.site, module, module, lambda: self.ranks)
+        replica = None if inner else _replica(self.site, module, lambda: self.ranks)
         self.tokens.append(None if replica is None else training.enter(replica))
 
     def end(self, module: Any, args: Any, output: Any) -> None:

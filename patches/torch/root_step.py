@@ -1,7 +1,4 @@
-"""Steps of models that are not under DDP: ranks agree when such a model first trains, and each forward is one step.
-
-FSDP has no moment at which the root is known before it runs, and DeepSpeed's engine may be made for an evaluation only.
-"""
+"""Steps of models that are not under DDP: ranks agree once, and from then on each training forward is one step."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from . import agreement, resume
 
 
 class First:
-    """The first training forward of a model, and what its stages have determined.
+    """The moment at which ranks agree on a model, and what its stages have determined.
 
     Args:
         site: of the patch that it belongs to.
@@ -63,29 +60,22 @@ def is_inner(model: Any) -> bool:
     return training.current() is not None or recompute.in_backward()
 
 
-def replica_of(
-    site: Site, root: Any, model: Any, holders: Callable[[], Optional[List[int]]], waits: bool = True
-) -> Optional[training.Replica]:
-    """The state of a model on this rank, which agrees with the others where there is none yet.
-
-    None where ranks cannot agree, or where it is not known which ranks train it.
+def agreed(site: Site, root: Any, model: Any, ranks: List[int], waits: bool = True) -> Optional[training.Replica]:
+    """Agree with the other ranks on a model; its state on this rank, or None where ranks cannot agree.
 
     Args:
         site: of the patch that asks.
         root: what is called in each step.
         model: the module in it, or the root itself.
-        holders: gives the global ranks that train it together.
+        ranks: the global ranks that train it together; all of them have to come.
         waits: see :class:`First`.
     """
-    replica = training.replica_of(root)
-    ranks = holders() if replica is None else None
-    if ranks is not None:
-        first = First(site, model, ranks, waits)
-        for stage in ORDER:
-            stage(first)
-        if first.seed is not None:
-            start = resume.Start(site, model, ranks, first.seed)
-            replica = training.register(root, model, first.seed, start)
-            # All ranks are here.
-            replica.begin()
+    first = First(site, model, ranks, waits)
+    for stage in ORDER:
+        stage(first)
+    if first.seed is None:
+        return None
+    start = resume.Start(site, model, ranks, first.seed)
+    replica = training.register(root, model, first.seed, start)
+    replica.tells = start.is_first
     return replica

@@ -25,6 +25,7 @@ class Scenario(scenario.Scenario):
         accum: micro-batches a step.
         checkpointing: "" or "layers" or "layers-reentrant" (the toolkit's own).
         evaluated: whether the model is evaluated before each step, on one rank once more than on the other.
+        looks: whether the first rank runs one forward alone before all train.
         loop: "plain", or "trainer" (of transformers).
         grouped: whether DeepSpeed is told of groups (an ``mpu``).
         told: whether transformers knows of ZeRO 3, as its Trainer tells it.
@@ -41,6 +42,7 @@ class Scenario(scenario.Scenario):
     accum: int = 1
     checkpointing: str = ""
     evaluated: bool = False
+    looks: bool = False
     loop: str = "plain"
     grouped: bool = False
     told: bool = False

@@ -65,5 +65,5 @@ def test_a_host_without_ddpfix(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_a_host_without_ddpfix_and_an_engine(pair: Pair, tmp_path: Path) -> None:
-    """Ranks agree in the first training forward."""
+    """Ranks agree when the engine is made."""
     names_the_host(on_two(pair, tmp_path, [ABSENT, UNPATCHED], "engine"), "node-b")

@@ -28,6 +28,8 @@ def run(scenario: Dict[str, Any]) -> None:
         return
     deepspeed.init_distributed("gloo", timeout=datetime.timedelta(seconds=20))
     training = Run(scenario, scenario["found"])
+    if scenario["looks"]:
+        training.look()
     for step in range(scenario["steps"]):
         training.step(step)
     training.record["decided"] = decided(training.engine)
@@ -78,6 +80,12 @@ class Run:
             "zero_optimization": {"stage": self.plan["stage"], "stage3_param_persistence_threshold": 0},
             **self.plan["more"],
         }
+
+    def look(self) -> None:
+        """A forward of the first rank, for which the others wait in a collective of the program's own."""
+        if distributed.get_rank() == 0:
+            self.engine(**self.entry.batch(0))
+        distributed.barrier()
 
     def step(self, number: int) -> None:
         self.optimizer.zero_grad()

@@ -304,6 +304,18 @@ def test_a_rate_set_on_the_config_takes_effect() -> None:
         assert record["weights"][0] == record["weights"][1]
 
 
+@pytest.mark.patches("transformers.layerdrop")
+def test_a_model_whose_draws_nothing_can_stand_for() -> None:
+    """It trains bit for bit as in plain torch, and one line says that ranks may disagree."""
+    job = called("own_source")
+    plain, ours = unpatched("own_source").records("own_source"), job.records("own_source")
+    for record, as_shipped in zip(ours, plain):
+        assert record["weights"] == as_shipped["weights"] and record["skipped"] == as_shipped["skipped"]
+        assert all(record["equal"])
+    assert ours[0]["skipped"] != ours[1]["skipped"]
+    assert job.output.count("OwnSource skips layers, and ranks may disagree") == 1, job.output
+
+
 def test_a_first_rank_that_begins_later_is_not_waited_for() -> None:
     """As in plain torch: other ranks may begin with a model while the first one waits for them."""
     for job in (unpatched("first_rank_later"), called("first_rank_later")):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import traceback
 from contextlib import nullcontext
@@ -28,6 +29,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.ranks import own
 from tests.support import zoo
 
 SCENARIOS: Dict[str, Callable[[], Any]] = {}
@@ -407,6 +409,30 @@ def flag() -> Dict[str, Any]:
     for rate in (0.5, 0.0):
         flags.append(DistributedDataParallel(zoo.tiny_model("bart").build(rate=rate)).find_unused_parameters)
     return {"told": flags}
+
+
+@scenario
+def own_source() -> Dict[str, Any]:
+    """Each rank skips layers of its own, and DDP looks for what was left out."""
+    torch.manual_seed(3)
+    model = own.OwnSource()
+    random.seed(50 + rank())
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-1)
+    record: Dict[str, Any] = {"skipped": [], "equal": []}
+    called: List[int] = []
+    for index, layer in enumerate(model.layers):
+        layer.register_forward_hook(lambda *_, index=index: called.append(index))
+    for step in range(5):
+        optimizer.zero_grad()
+        called.clear()
+        inputs = torch.linspace(-1, 1, 8).view(2, 4) * (1 + rank() + step)
+        (wrapped(inputs).pow(2).sum() + 0 * inputs.sum()).backward()
+        optimizer.step()
+        record["skipped"].append([index for index in range(6) if index not in called])
+        record["equal"].append(same_everywhere(flat(model)))
+    record["weights"] = flat(model).tolist()
+    return record
 
 
 @scenario

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Callable, Iterator, List
 from unittest import mock
@@ -20,8 +21,9 @@ from tests.scale.server import Server, raise_limit
 
 # Files that this process needs besides its connections.
 _OTHER_FILES = 256
-# More take too long where some clients of torch's store take 5 s in their constructor (one in 25 on one machine).
-_CONNECTIONS = 2048
+_CONNECTIONS = 4096
+# Clients that are made at the same time.
+_AT_ONCE = 64
 _STACK = 512 * 1024
 
 
@@ -38,7 +40,8 @@ class World:
         self.ranks = list(range(size))
         # Where there may be fewer files than ranks, some share a connection, as the threads of one rank do.
         self.connections = min(size, (raise_limit() - _OTHER_FILES) // 2, _CONNECTIONS)
-        clients = [self._client() for _ in range(self.connections)]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            clients = list(pool.map(lambda _: self._client(), range(self.connections)))
         self.counts = [Count() for _ in self.ranks]
         self.stores = [Counted(clients[rank % len(clients)], self.counts[rank]) for rank in self.ranks]
         self._turn = threading.local()
