@@ -111,9 +111,10 @@ FITS: Dict[str, Tuple[Fit, ...]] = {
         Fit("<4.30", _OLD[1:], torch="2.0.1", python="3.8", tests=(FAMILIES, RANKS)),
         # One fault of that release alone.
         Fit("==4.36.0", ("numpy<2", "accelerate==0.27.2"), tests=(SAVES,)),
-        _transformers("<4.46", "numpy<2", "accelerate==0.27.2"),
+        _transformers("<4.41", "numpy<2", "accelerate==0.27.2"),
+        _transformers("<4.46", "numpy<2", "accelerate==1.2.1"),
         # Encoders ask for FSDP from here on.
-        Fit("<4.57", ("accelerate==1.2.1",), tests=(FAMILIES, RANKS, SHARDED)),
+        Fit("<4.51", ("accelerate==1.2.1",), tests=(FAMILIES, RANKS, SHARDED)),
         Fit("<5", ("accelerate==1.10.1",), tests=(FAMILIES, RANKS, SHARDED)),
         Fit("<5.9", ("accelerate==1.12.0",), tests=(FAMILIES, RANKS, SHARDED)),
         Fit(">=5.9", ("accelerate==1.15.0",), tests=(FAMILIES, RANKS, SHARDED)),

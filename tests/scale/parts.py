@@ -18,6 +18,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.ranks import agreement
+from ddpfix.ranks import store as stores
 from ddpfix.ranks.hang import stacks
 from ddpfix.ranks.hang import watch as hang
 from tests.scale.counted import Count
@@ -25,6 +26,8 @@ from tests.scale.world import World
 
 FACTS = {"version": "0.1.0", "torch.steps": "applied", "LayerDrop": "the model 0.1"}
 SEED = 2**60
+# Looks a second of all ranks that wait; a tenth of those of ranks with a process each.
+LOOKS = 1000
 # Optimizer steps between two comparisons, and steps of the run.
 EVERY, STEPS = 4, 16
 
@@ -79,7 +82,9 @@ def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -
         facts = {**FACTS, "LayerDrop": "off"} if number == differs else FACTS
         return agreement.meet(world.ranks, number, facts, SEED + number, limit)
 
-    return _measured(world, lambda: world.together(rank, world.ranks[: world.size - without]))
+    # The threads of thousands of ranks share one interpreter here, and would do nothing but look.
+    with mock.patch.object(stores, "_LOOKS", LOOKS):
+        return _measured(world, lambda: world.together(rank, world.ranks[: world.size - without]))
 
 
 class _Wrapper:

@@ -26,7 +26,7 @@ PATCHERS = (
     Patcher("newrelic", "newrelic"),
     Patcher("wandb", "wandb"),
     Patcher("apex", "apex", "apex.parallel.DistributedDataParallel is a wrapper of its own, which ddpfix leaves alone"),
-    Patcher("deepspeed", "deepspeed", "its engine averages gradients by itself: fixes of DDP do nothing there"),
+    Patcher("deepspeed", "deepspeed", "its engine averages gradients by itself: only LayerDrop is fixed there"),
     Patcher("horovod", "horovod", "its optimizer averages gradients by itself: fixes of DDP do nothing there"),
     Patcher("liger-kernel", "liger_kernel", "replaces forwards of transformers' models"),
     Patcher("unsloth", "unsloth", "replaces forwards of transformers' models"),
