@@ -778,6 +778,9 @@ ZOO: Tuple[TinyModel, ...] = (
         _with(SEQ2SEQ, num_mel_bins=4, max_source_positions=10, max_target_positions=16),
         {"input_features": floats(2, 4, 20), "decoder_input_ids": ids(2, 5)},
         ("WhisperEncoder", "WhisperDecoder"),
+        # A decoder layer in front of which one was skipped is not in the cache of 4.44.2; 4.42.4 and 4.46.3 are well.
+        dies_from="4.43",
+        lives_from="4.46",
     ),
     TinyModel(
         "speech_to_text",
