@@ -308,6 +308,7 @@ def test_a_rate_set_on_the_config_takes_effect() -> None:
         assert record["weights"][0] == record["weights"][1]
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.layerdrop")
 def test_a_model_whose_draws_nothing_can_stand_for() -> None:
     """It trains bit for bit as in plain torch, and one line says that ranks may disagree."""
