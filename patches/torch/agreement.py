@@ -75,7 +75,8 @@ class Agreement(ddp.Stage):
             replica = training.register(wrapper, wrapper.module, seed, start)
             replica.flagged = flagged
             if flagged or accumulation.may_skip(wrapper.module):
-                steps = Steps(model, replica, start is not None and start.is_first)
+                replica.tells = start is not None and start.is_first
+                steps = Steps(model, replica)
                 model.attach(self.place, steps.begin, steps.end, steps.failed)
 
     def _start(self, wrapper: Any, seed: int) -> resume.Start:
@@ -88,11 +89,10 @@ class Steps:
     Args:
         model: the model under DDP.
         replica: its state on this rank.
-        tells: whether this rank tells the others where the decisions begin.
     """
 
-    def __init__(self, model: ddp.Wrapped, replica: training.Replica, tells: bool = False) -> None:
-        self.model, self.replica, self.tells = model, replica, tells
+    def __init__(self, model: ddp.Wrapped, replica: training.Replica) -> None:
+        self.model, self.replica = model, replica
         self.tokens: List[Optional[Tuple[training.Step, Any]]] = []
 
     def begin(self) -> None:
@@ -105,7 +105,7 @@ class Steps:
             replica.iteration -= 1
         replica.open = not wrapper.require_backward_grad_sync
         self.tokens.append(training.enter(replica))
-        if self.tells and not replica.iteration:
+        if replica.tells and not replica.iteration:
             replica.begin()
 
     def end(self, output: Any) -> None:

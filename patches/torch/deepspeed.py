@@ -16,9 +16,10 @@ import functools
 from types import ModuleType
 from typing import Any, Callable, Dict, Tuple
 
+from torch import distributed
+
 from ddpfix import log
 from ddpfix.layerdrop import cover, training
-from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
 
 from . import agreement, root_step, sharding
@@ -29,9 +30,7 @@ _PARTS = 3
 
 def steps(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on the forward of the engine."""
-    site.wrap_hot(owner, "forward", functools.partial(_forward, site))
-    skip_frames(vars(owner)["forward"])
-    site.at_undo(training.forget)
+    root_step.put(site, owner, functools.partial(_forward, site))
 
 
 def made(site: Site, module: ModuleType, owner: Any) -> None:
@@ -41,6 +40,9 @@ def made(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _made(site: Site, wrapped: Any, engine: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
     wrapped(*args, **kwargs)
+    if not distributed.is_initialized():
+        # DeepSpeed has backends of its own, and what ranks tell each other goes through torch's store.
+        return
     if getattr(engine, "mpu", None) is None:
         root_step.agreed(site, engine, engine.module, sharding.ranks_of(None), waits=False)
     elif cover.active(engine.module):

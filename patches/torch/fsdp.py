@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpfix.layerdrop import training
-from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
 
 from . import agreement, root_step, sharding
@@ -20,9 +19,7 @@ from . import agreement, root_step, sharding
 
 def steps(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on the forward of FSDP."""
-    site.wrap_hot(owner, "forward", functools.partial(_forward, site))
-    skip_frames(vars(owner)["forward"])
-    site.at_undo(training.forget)
+    root_step.put(site, owner, functools.partial(_forward, site))
 
 
 def fully_shard(site: Site, module: ModuleType, owner: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Optional, Tuple
 import torch
 
 from ddpfix.layerdrop import cover, recompute, training
+from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
 
@@ -47,6 +48,19 @@ ORDER: Tuple[Callable[[First], None], ...] = (
     _agree,  # All ranks have to be present before anything else happens.
     _checkpoints,  # Depends on whether the model skips layers.
 )
+
+
+def put(site: Site, owner: type, factory: Callable[[Any], Callable[..., Any]]) -> None:
+    """Make the forward of a class the step of its models.
+
+    Args:
+        site: of the patch that asks.
+        owner: the class.
+        factory: ``factory(original)`` returns the forward that is called in its place.
+    """
+    site.wrap_hot(owner, "forward", factory)
+    skip_frames(vars(owner)["forward"])
+    site.at_undo(training.forget)
 
 
 def is_inner(model: Any) -> bool:

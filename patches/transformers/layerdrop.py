@@ -12,9 +12,10 @@ from typing import Any
 from ddpfix.layerdrop import code_copy, everywhere
 from ddpfix.patching.site import Site
 
-# From 4.46 on all layers of a sharded model run, because ranks might disagree; under ZeRO 3 they always have. Up to
-# 4.36 a skipped layer leaves ``(None, None)``, and WavLM with ``output_attentions`` asks for a third entry.
-TRAITS = code_copy.Traits(checks=("is_fsdp_managed_module", "is_deepspeed_zero3_enabled"), skipped_output=(None, None))
+# From 4.46 on all layers of a model under FSDP run, because ranks might disagree; under ZeRO 3 they always have.
+FSDP_CHECK, ZERO3_CHECK = "is_fsdp_managed_module", "is_deepspeed_zero3_enabled"
+# Up to 4.36 a skipped layer leaves ``(None, None)``, and WavLM with ``output_attentions`` asks for a third entry.
+TRAITS = code_copy.Traits(checks=(FSDP_CHECK, ZERO3_CHECK), skipped_output=(None, None))
 _share, _silence = everywhere.sharing(TRAITS), everywhere.never_skipping(TRAITS)
 
 

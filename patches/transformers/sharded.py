@@ -19,9 +19,7 @@ from typing import Any
 from ddpfix.layerdrop import code_copy
 from ddpfix.patching.site import PatchError, Site
 
-from .layerdrop import TRAITS
-
-_CHECK, _ = TRAITS.checks
+from .layerdrop import FSDP_CHECK
 
 
 def skip(site: Site, module: ModuleType, owner: Any) -> None:
@@ -30,6 +28,6 @@ def skip(site: Site, module: ModuleType, owner: Any) -> None:
     Raises:
         PatchError: transformers no longer has the function that they call.
     """
-    if not callable(getattr(module, _CHECK, None)):
-        raise PatchError(f"{module.__name__} has no {_CHECK}")
-    site.register(code_copy.SKIPPABLE_CHECKS, _CHECK)
+    if not callable(getattr(module, FSDP_CHECK, None)):
+        raise PatchError(f"{module.__name__} has no {FSDP_CHECK}")
+    site.register(code_copy.SKIPPABLE_CHECKS, FSDP_CHECK)
