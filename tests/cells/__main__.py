@@ -4,7 +4,8 @@
     python -m tests.cells torch --missing --discard     # run those of torch; gigabytes come and go, one cell at a time
 
 What was interrupted goes on where it stopped when the last command is called again. With ``--only FILE`` some files of
-tests are run, and no result is written.
+tests are run, and no result is written. With ``--sample N`` one in N tests of each file and patch is run, others in
+each release; the result says so.
 """
 
 from __future__ import annotations
@@ -48,8 +49,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--missing", action="store_true", help="only those that have no result of this matrix")
     parser.add_argument("--failed", action="store_true", help="only the tests that failed, and add that to the results")
     parser.add_argument("--discard", action="store_true", help="remove environment and downloads of each one after it")
+    parser.add_argument("--sample", type=_size, default=1, metavar="N", help="one in N tests of each file and patch")
     parser.add_argument("--only", action="append", default=[], metavar="FILE", help="a file of tests to run, not all")
     return parser
+
+
+def _size(word: str) -> int:
+    if not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of 1 or more")
+    return int(word)
 
 
 def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cell]) -> bool:
@@ -57,7 +65,7 @@ def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cel
     begun, taken = time.monotonic(), 0
     try:
         with environment.downloads(FOLDER if options.discard else None):
-            code = run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only)
+            code = run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only, options.sample)
     except environment.NothingToRunError as error:
         print(f"not run: {error}")
         return True

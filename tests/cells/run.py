@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Sequence, Tuple
 
+from packaging.version import Version
+
 from tests.cells import environment, results
 from tests.cells.table import Cell
 
@@ -17,13 +19,14 @@ from tests.cells.table import Cell
 _NONE = 5
 
 
-def run(cell: Cell, folder: Path, only: Sequence[str] = ()) -> int:
+def run(cell: Cell, folder: Path, only: Sequence[str] = (), size: int = 1) -> int:
     """Run the tests of a cell in its environment; returns the worst exit code of pytest.
 
     Args:
         cell: the cell.
         folder: where environments are made.
         only: files of tests to run and not all; such a run leaves no result, because it says nothing of the rest.
+        size: one in so many tests of each file and patch is run; neighbouring releases run different ones.
 
     Raises:
         NothingToRunError: the release cannot be had here.
@@ -31,13 +34,13 @@ def run(cell: Cell, folder: Path, only: Sequence[str] = ()) -> int:
     python = environment.made(cell, folder.resolve())
     codes, records, begun = [], [], time.monotonic()
     for tests in [tuple(only)] if only else cell.fit.tests:
-        code, record = _pytest(cell, folder.resolve(), python, (*tests, *_alone(cell)))
+        code, record = _pytest(cell, folder.resolve(), python, (*tests, *_alone(cell), *_sample(cell, size)))
         codes.append(code)
         if code not in (0, 1, _NONE):
             return code
         records.append(record)
     if not only:
-        results.write(results.merged(cell, records, time.monotonic() - begun))
+        results.write(results.merged(cell, records, time.monotonic() - begun, size))
     return max(codes)
 
 
@@ -70,6 +73,10 @@ def _pytest(cell: Cell, folder: Path, python: Path, tests: Sequence[str]) -> Tup
         file = Path(place) / "record.json"
         code = subprocess.call([*command, "--record", str(file), *tests], cwd=environment.ROOT, env=environ)
         return code, json.loads(file.read_text()) if code in (0, 1, _NONE) else {}
+
+
+def _sample(cell: Cell, size: int) -> Sequence[str]:
+    return ("--sample", str(size), "--turn", str(Version(cell.version).minor)) if size > 1 else ()
 
 
 def _alone(cell: Cell) -> Sequence[str]:

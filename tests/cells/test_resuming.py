@@ -79,7 +79,7 @@ class Runs:
         self.names: List[str] = []
         self.homes: List[List[str]] = []
 
-    def __call__(self, cell: table.Cell, folder: Path, only: Sequence[str]) -> int:
+    def __call__(self, cell: table.Cell, folder: Path, only: Sequence[str], size: int) -> int:
         if cell.version == self.stopped_at:
             raise KeyboardInterrupt
         if cell.version == "2.1.2":

@@ -114,6 +114,44 @@ def test_tests_are_recorded_with_what_they_stand_for(tmp_path: Path) -> None:
     assert "pytest" not in found["packages"] and found["packages"]["torch"]
 
 
+SWEEP = """
+import pytest
+
+@pytest.mark.patches("one")
+@pytest.mark.parametrize("number", range(7))
+def test_of_one(number): pass
+
+@pytest.mark.patches("two")
+def test_of_two(): pass
+
+def test_of_none(): pass
+"""
+
+
+def test_samples_of_neighbouring_releases_have_all_tests_together(tmp_path: Path) -> None:
+    """Each has a test of every patch, and says how many it left out."""
+    import subprocess
+    import sys
+
+    (tmp_path / "test_program.py").write_text(SWEEP)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.cells.record", "--record", str(tmp_path / "found")]
+    ran, left = [], []
+    for turn in range(3):
+        done = subprocess.run(
+            [*command, "--sample", "3", "--turn", str(turn), "-c", "pyproject.toml", str(tmp_path)],
+            cwd=table.TESTS.parent,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        found = json.loads((tmp_path / "found").read_text())
+        assert found["patches"] == ["one", "two"]
+        left.append(found["left"])
+        ran += re.findall(r"::(\S+) PASSED", done.stdout)
+    assert left == [4, 5, 5] and len(ran) == 27 - sum(left)
+    assert {name for name in ran if "[" in name} == {f"test_of_one[{number}]" for number in range(7)}
+
+
 def test_every_patch_has_tests_that_stand_for_it() -> None:
     """Told by a marker; without one no cell could name the patch as tested."""
     marked = set()

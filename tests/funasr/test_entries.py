@@ -87,7 +87,13 @@ def run(command: List[str], environ: Dict[str, str], folder: Path, config: Path)
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recipes.write(tmp_path_factory.mktemp("data"), MODEL)
+    folder = tmp_path_factory.mktemp("data")
+    if RELEASE >= (1, 0, 6):
+        return recipes.write(folder, MODEL)
+    # Another name of the default sampler, and that of the validation is built on the training set.
+    config = recipes.write(folder, MODEL, dataset_conf={"batch_sampler": "DynamicBatchLocalShuffleSampler"})
+    recipes.corpus(folder, (1.0, 1.2, 1.4, 1.6) * 4, "val")
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +118,16 @@ def test_every_way_trains_what_the_flag_by_hand_trains(
     way: str, entry: str, config: Path, reference: Dict[str, Path], tmp_path: Path
 ) -> None:
     command, environ = WAYS[way](tmp_path, entry)
+    if RELEASE < (1, 0, 18):
+        # There each rank gets batches of its own, and the reference has the release's.
+        environ = {**environ, "DDPFIX_FUNASR_SAMPLERS": "0", "DDPFIX_FUNASR_UNEVEN": "0"}
     code, output = run(command, environ, tmp_path, config)
     assert code == 0, output[-6000:]
     assert output.count(f"ddpfix {__version__}: ") == 1, output[-6000:]
     (checkpoint,) = sorted((tmp_path / "exp").glob("model.pt.ep*"))[-1:]
     weights = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
+    # Early releases save the wrapper's names.
+    weights = {name[len("module.") :] if name.startswith("module.") else name: w for name, w in weights.items()}
     expected = torch.load(reference[entry], map_location="cpu")
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)

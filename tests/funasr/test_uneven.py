@@ -56,7 +56,9 @@ def _config(folder: Path) -> Path:
         conf["batch_sampler"] = "CustomDistributedBatchSampler"
     # 1.0.24 deletes the only model that it keeps, and then wants to average it.
     keep = {"keep_nbest_models": 10}
-    return recipes.write(folder, "Conformer", _corpus(), dataset_conf=conf, train_conf=keep)
+    # Before 1.0.6 no conformer can be built.
+    model = "Paraformer" if Version("1.0.6") > HERE else "Conformer"
+    return recipes.write(folder, model, _corpus(), dataset_conf=conf, train_conf=keep)
 
 
 def _expected() -> Set[str]:
@@ -159,7 +161,10 @@ def test_workers_and_validation_in_the_midst_of_an_epoch(patched: Dict[str, List
     assert [len(rank.training) for rank in ranks] == [8 * epochs] * 2
     assert ranks[0].steps == ranks[1].steps and len(ranks[0].steps) == 8 * epochs
     validated = [place for place, batch in enumerate(ranks[0].batches) if not batch["training"]]
-    assert validated and validated[0] < 8, "in the first epoch, before its end"
+    if Version("1.0.6") > HERE:
+        assert validated[0] == 8, "no interval for it there: after an epoch"
+    else:
+        assert validated and validated[0] < 8, "in the first epoch, before its end"
 
 
 @pytest.mark.skipif(SAME, reason="no sampler of these leaves one rank without data")

@@ -238,7 +238,7 @@ def test_a_parameter_with_a_second_name_is_used(site: Site) -> None:
 
 
 def test_what_nobody_has_examined_gets_the_flag() -> None:
-    made = Site("test", {"unused": "auto"}, examined={**EXAMINED, "SeacoParaformer": ["000000000000"]})
+    made = Site("test", {"unused": "auto"}, examined={name: ["000000000000"] for name in EXAMINED})
     unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     try:
         model = subject()

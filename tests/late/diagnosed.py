@@ -136,6 +136,8 @@ def wav2vec2(record: Record) -> None:
         num_attention_heads=2,
         intermediate_size=16,
         conv_dim=(16,),
+        # As in compared.py.
+        feat_extract_activation="relu",
         conv_stride=(5,),
         conv_kernel=(10,),
         num_conv_pos_embeddings=4,

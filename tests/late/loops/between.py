@@ -139,7 +139,7 @@ ACTS = {
     all_reduce: (),
     all_reduce_later: (),
     # Before, gloo has none.
-    all_gather: ("2.1",),
+    all_gather: ("2.2",),
     send_and_receive: (),
     functional: ("2.1",),
     barrier: (),
