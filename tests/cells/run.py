@@ -10,10 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Sequence, Tuple
 
-from packaging.version import Version
-
 from tests.cells import environment, results
-from tests.cells.table import Cell
+from tests.cells.table import Cell, turn
 
 # pytest: nothing was collected, or deselected all.
 _NONE = 5
@@ -76,7 +74,7 @@ def _pytest(cell: Cell, folder: Path, python: Path, tests: Sequence[str]) -> Tup
 
 
 def _sample(cell: Cell, size: int) -> Sequence[str]:
-    return ("--sample", str(size), "--turn", str(Version(cell.version).minor)) if size > 1 else ()
+    return ("--sample", str(size), "--turn", str(turn(cell))) if size > 1 else ()
 
 
 def _alone(cell: Cell) -> Sequence[str]:

@@ -152,6 +152,12 @@ def test_samples_of_neighbouring_releases_have_all_tests_together(tmp_path: Path
     assert {name for name in ran if "[" in name} == {f"test_of_one[{number}]" for number in range(7)}
 
 
+def test_neighbouring_releases_have_other_turns() -> None:
+    cells = table.chosen(["torch-2.4.1", "torch-2.5.1", "torch-2.6.0"])
+    first = table.turn(cells[0])
+    assert [table.turn(cell) for cell in cells] == [first, first + 1, first + 2]
+
+
 def test_every_patch_has_tests_that_stand_for_it() -> None:
     """Told by a marker; without one no cell could name the patch as tested."""
     marked = set()
