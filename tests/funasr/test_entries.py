@@ -89,7 +89,8 @@ def run(command: List[str], environ: Dict[str, str], folder: Path, config: Path)
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     if RELEASE >= (1, 0, 6):
-        return recipes.write(folder, MODEL)
+        # 1.0.24 deletes the only model that it keeps.
+        return recipes.write(folder, MODEL, train_conf={"keep_nbest_models": 10})
     # Another name of the default sampler, and that of the validation is built on the training set.
     config = recipes.write(folder, MODEL, dataset_conf={"batch_sampler": "DynamicBatchLocalShuffleSampler"})
     recipes.corpus(folder, (1.0, 1.2, 1.4, 1.6) * 4, "val")

@@ -27,7 +27,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.skipif(trained.release() < (1, 0, 18), reason="training needs edits")
 @pytest.mark.parametrize("entry", trained.entries())
 def test_epoch_and_batch_of_an_entry(entry: str, tmp_path: Path) -> None:
-    config = recipes.write(tmp_path, "Conformer", train_conf={"max_epoch": 2})
+    config = recipes.write(tmp_path, "Conformer", train_conf={"max_epoch": 2, "keep_nbest_models": 10})
     script = tmp_path / "told.py"
     script.write_text(SCRIPT)
     arguments = [f"--config-path={config.parent}", f"--config-name={config.name}", f"hydra.run.dir={tmp_path}"]

@@ -54,8 +54,8 @@ def _config(folder: Path) -> Path:
     elif OLD:
         conf.update(batch_type="example", batch_size=1, max_token_length=200)
         conf["batch_sampler"] = "CustomDistributedBatchSampler"
-    # 1.0.24 deletes the only model that it keeps, and then wants to average it.
-    keep = {"keep_nbest_models": 10}
+    # 1.0.24 deletes the only model that it keeps, or keeps none of its best step, and then wants to average it.
+    keep = {"keep_nbest_models": 10, "avg_nbest_model": 10}
     # Before 1.0.6 no conformer can be built.
     model = "Paraformer" if Version("1.0.6") > HERE else "Conformer"
     return recipes.write(folder, model, _corpus(), dataset_conf=conf, train_conf=keep)

@@ -48,7 +48,9 @@ class Scenario(scenario.Scenario):
         if not self.bare:
             options += ["--device=cpu", "--distributed_backend=gloo"]
             if recipes.release() < Version("0.5.16"):
-                options += ["--distributed_launch", "--local_rank=RANK"]
+                # 0.5.4 asks for the word; with it ddpfix takes either.
+                word = "=True" if recipes.release() < Version("0.5.5") else ""
+                options += [f"--distributed_launch{word}", "--local_rank=RANK"]
         plan = {name: getattr(self, name) for name in names}
         return {**plan, "script": str(self.script), "arguments": [str(self.yaml), *options]}
 

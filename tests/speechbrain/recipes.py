@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version as installed
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -72,6 +73,11 @@ def wrapper(kind: str) -> str:
     if release() < Version("1.1.0"):
         return f"speechbrain.lobes.models.huggingface_transformers.{kind}.{_CLASSES[kind]}"
     return f"speechbrain.integrations.huggingface.{kind}.{_CLASSES[kind]}"
+
+
+def has_wrapper() -> bool:
+    """Whether the release has an interface to wav2vec 2.0 at all; the first ones do not."""
+    return find_spec(wrapper(family()).rpartition(".")[0]) is not None
 
 
 def seeding() -> str:

@@ -35,6 +35,8 @@ def test_encoders(tmp_path: Path) -> None:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """A recipe as its user has it."""
+    if not recipes.has_wrapper():
+        pytest.skip("this release knows no wav2vec 2.0")
     recipes.write(tmp_path, encoder=recipes.pretrained(tmp_path, {"layerdrop": 0.5}), number_of_epochs="3")
     shutil.copy(recipes.TRAIN, tmp_path)
     return tmp_path
