@@ -13,7 +13,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import deepspeed
 import torch
@@ -21,6 +21,16 @@ import torch
 from tests.deepspeed import models, training
 
 RANK = int(os.environ["RANK"])
+
+
+def followed(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+    """Both, one after the other; what the second returns."""
+
+    def call(*args: Any) -> Any:
+        first(*args)
+        return second(*args)
+
+    return call
 
 
 class Beside:
@@ -50,9 +60,8 @@ class Beside:
         self.engine, self.scripts = engine, scripts
         self.record["layers"] = [name for name, _ in self.entry.layers(given["model"].encoder)]
         engine.register_forward_pre_hook(self.forward, with_kwargs=True)
-        backward, step = engine.backward, engine.step
-        engine.backward = lambda loss: (self.backward(), backward(loss))[1]
-        engine.step = lambda: (step(), self.step())[0]
+        engine.backward = followed(self.backward, engine.backward)
+        engine.step = followed(engine.step, self.step)
         # What one rank draws by itself is not what the other draws.
         torch.manual_seed(50 + RANK)
         return (engine, *others)
@@ -61,15 +70,15 @@ class Beside:
         self.called.clear()
         self.batch = (args, kwargs)
 
-    def backward(self) -> None:
+    def backward(self, loss: Any) -> None:
+        """Of the copy, on the same batch."""
         self.record["ran"].append(list(self.called))
         self.scheduler.last_epoch = self.scripts.last_epoch
         self.alone.train(self.engine.module.training)
         args, kwargs = self.batch
         with self.entry.only(self.alone.encoder, self.called):
             output = self.alone(*args, **kwargs)
-        loss = output["loss"] if isinstance(output, dict) else output[0]
-        loss.backward()
+        (output["loss"] if isinstance(output, dict) else output[0]).backward()
 
     def step(self) -> None:
         training.average(self.alone)
