@@ -41,7 +41,7 @@ def settings(folder: Path, stage: int, **more: Any) -> Path:
     return file
 
 
-def of_funasr(folder: Path, stage: int) -> Tuple[List[str], Dict[str, str]]:
+def of_funasr(folder: Path, stage: int, count: int) -> Tuple[List[str], Dict[str, str]]:
     from tests.funasr import launch, recipes
 
     (folder / "data").mkdir()
@@ -52,20 +52,22 @@ def of_funasr(folder: Path, stage: int) -> Tuple[List[str], Dict[str, str]]:
     return [*words, "++backend=gloo", "++device=cpu"], ranks.environment()
 
 
-def of_wenet(folder: Path, stage: int) -> Tuple[List[str], Dict[str, str]]:
+def of_wenet(folder: Path, stage: int, count: int) -> Tuple[List[str], Dict[str, str]]:
     from tests.wenet import recipe
 
     tree = trees.available()["main"]
     encoder = {"num_blocks": 4, "stochastic_depth_rate": 0.5}
-    recipe.write(folder, 16, encoder="branchformer", encoder_conf=encoder, optim_conf=ADAM, grad_clip=0.0)
+    recipe.write(folder, count, encoder="branchformer", encoder_conf=encoder, optim_conf=ADAM, grad_clip=0.0)
     more = ["--train_engine", "deepspeed", "--deepspeed_config", str(settings(folder, stage))]
     more += ["--deepspeed.save_states", "model+optimizer"]
     return recipe.command(tree, folder, *more)[1:], recipe.environ(tree)
 
 
-def run(toolkit: str, folder: Path, stage: int, **environ: str) -> Tuple[int, str, List[Dict[str, Any]]]:
-    """Exit code, what was printed, and the records of the ranks."""
-    words, whole = {"funasr": of_funasr, "wenet": of_wenet}[toolkit](folder, stage)
+def run(
+    toolkit: str, folder: Path, stage: int, count: int = 16, **environ: str
+) -> Tuple[int, str, List[Dict[str, Any]]]:
+    """Exit code, what was printed, and the records of the ranks. ``count`` are WeNet's utterances, four a step."""
+    words, whole = {"funasr": of_funasr, "wenet": of_wenet}[toolkit](folder, stage, count)
     whole = {**whole, **ENVIRON, "HYDRA_FULL_ERROR": "1", **environ}
     command = [*ranks.elastic(2), "-m", "tests.deepspeed.beside", str(folder), toolkit, *words]
     code, printed = ranks.run(command, whole, folder, 200)
@@ -96,3 +98,15 @@ def test_a_step_without_a_layer_is_an_error_under_the_third_stage(tmp_path: Path
         pytest.skip("wenet is not here: python -m tests.cells deepspeed")
     code, printed, _ = run("wenet", tmp_path, 3, DDPFIX="1")
     assert code not in (0, ranks.OVERDUE) and "ZeRO 3" in printed, printed[-6000:]
+
+
+@pytest.mark.patches("wenet.uneven")
+def test_ranks_of_wenet_stop_together(tmp_path: Path) -> None:
+    """One has four batches and the other three."""
+    if not HERE["wenet"]:
+        pytest.skip("wenet is not here: python -m tests.cells deepspeed")
+    code, printed, records = run("wenet", tmp_path, 2, 13, DDPFIX="1")
+    assert code == 0, printed[-6000:]
+    assert [len(record["ran"]) for record in records] == [3, 3] and records[0]["ran"] == records[1]["ran"]
+    assert all(max(record["apart"]) == 0.0 for record in records)
+    assert "ranks stopped after 3 steps, when the first one had no more batches; 1 batches of 1 ranks" in printed
