@@ -20,7 +20,7 @@ OFF = {"unused": "off"}
 @pytest.mark.parametrize("entry", trained.entries())
 def test_the_line_is_an_override_and_cures(tmp_path: Path, entry: str) -> None:
     model = {"stochastic_depth_rate": 0.5}
-    config = recipes.write(tmp_path, "Conformer", encoder_conf=model)
+    config = recipes.write(tmp_path, "Conformer", encoder_conf=model, train_conf={"keep_nbest_models": 10})
     failing = [Scenario("off", config, entry, settings=OFF)]
     results = launch.train(failing, tmp_path / "off", ddpfix=True)["off"]
     errors = [result.error for result in results if FAILURE in str(result.error)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Iterator
 
 import torch
 
-from tests.funasr import recipes
+from tests.funasr import launch, recipes
 
 
 def build(name: str, seed: int = 0, **changes: Any) -> Any:
@@ -69,11 +70,23 @@ def idle(model: Any, batches: int = 6) -> Dict[str, int]:
     counts: Dict[str, int] = {}
     parameters = inspect.signature(model.forward).parameters
     everything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    for seed in range(batches):
+    seeds = itertools.count()
+    for _ in range(batches):
         model.zero_grad(set_to_none=True)
-        given = {name: value for name, value in batch(seed).items() if everything or name in parameters}
-        model(**given)[0].backward()
+        _loss(model, seeds, lambda name: everything or name in parameters).backward()
         for name, parameter in model.named_parameters():
             if parameter.grad is None:
                 counts[name] = counts.get(name, 0) + 1
     return counts
+
+
+def _loss(model: Any, seeds: Iterator[int], wanted: Callable[[str], bool]) -> Any:
+    """Of the next batch. In 1.0.28 CIF fires one token too few for some, of which the model dies."""
+    for seed in itertools.islice(seeds, 20):
+        given = {name: value for name, value in batch(seed).items() if wanted(name)}
+        try:
+            return model(**given)[0]
+        except RuntimeError as error:
+            if launch.version() != "1.0.28" or "must match the size" not in str(error):
+                raise
+    raise AssertionError("no batch that this release can train")

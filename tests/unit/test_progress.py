@@ -106,6 +106,26 @@ def test_what_a_program_holds_of_its_variables_stays_as_it_is() -> None:
     assert held(7) == (7, {"epoch": 7}, {"epoch": 7})
 
 
+def test_a_method_of_a_builtins_name_gives_out_nothing() -> None:
+    """``model.eval()`` stands in many loops."""
+
+    class Model:
+        def eval(self) -> None:
+            pass
+
+    def train(epoch: int) -> Progress:
+        model, batch_idx = Model(), 4
+        model.eval()
+        return of(here()) if batch_idx else Progress()
+
+    assert train(2) == Progress(2, "batch_idx 4")
+
+    def evaluated(epoch: int) -> Progress:
+        return of(here()) if eval("epoch") else Progress()
+
+    assert (evaluated(2).epoch is None) == (sys.version_info < (3, 13))
+
+
 def test_a_function_that_a_debugger_traces_is_left_alone() -> None:
     def train(epoch: int) -> Progress:
         return of(here())

@@ -7,9 +7,10 @@ They are read from the stack when a job seems to hang; nothing is noted before, 
 from __future__ import annotations
 
 import contextlib
+import dis
 import sys
 from inspect import CO_OPTIMIZED
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from ddpfix.ranks.hang import places
@@ -19,7 +20,11 @@ _BATCHES = ("batch_idx", "batch_index", "batch_id", "batch_num", "step", "step_i
 # An attribute that holds the progress of a loop as an object, with the number of turns that have been made.
 _LOOP = "epoch_progress"
 # A function that uses one of these may hold the mapping that its frame gives out, and would see it change.
-_HOLDERS = frozenset(("locals", "vars", "dir", "eval", "exec"))
+_HOLDERS = frozenset(("locals", "vars", "dir", "eval", "exec", "builtins", "__builtins__"))
+# Of these, what methods of modules and cursors are called as well.
+_METHODS = frozenset(("eval", "exec"))
+# How a function gets at a builtin, and not at an attribute of that name.
+_BY_NAME = frozenset(("LOAD_GLOBAL", "LOAD_NAME"))
 # The frame, the variable here, and the argument of the function that counts.
 _REFERENCES = 3
 
@@ -66,7 +71,7 @@ def _of_frame(frame: FrameType) -> Progress:
 def _some(frame: FrameType, names: Sequence[str]) -> Dict[str, Any]:
     """Some variables of a function, of which nothing is kept alive."""
     is_copy = bool(frame.f_code.co_flags & CO_OPTIMIZED) and sys.version_info < (3, 13)
-    if is_copy and _HOLDERS.intersection(frame.f_code.co_names):
+    if is_copy and _may_hold(frame.f_code):
         return {}
     known = frame.f_locals
     found = {name: known[name] for name in names if name in known}
@@ -74,6 +79,14 @@ def _some(frame: FrameType, names: Sequence[str]) -> Dict[str, Any]:
         # The frame would hold this copy of its variables until it ends: a loss with its graph, say.
         known.clear()
     return found
+
+
+def _may_hold(code: CodeType) -> bool:
+    """Whether a function may have called a builtin that gives out its variables; ``model.eval()`` is none of them."""
+    if not _HOLDERS.intersection(code.co_names) - _METHODS:
+        loads = (each for each in dis.get_instructions(code) if each.opname in _BY_NAME)
+        return any(each.argval in _METHODS for each in loads)
+    return True
 
 
 def _attributes(owner: Any) -> Dict[str, Any]:
