@@ -11,7 +11,7 @@ import functools
 import inspect
 import random
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
 
 from ddpfix.layerdrop import draw
 from ddpfix.patching.site import PatchError, Registry, Site
@@ -19,6 +19,8 @@ from ddpfix.patching.temporary import LookAlike
 
 _SOURCES = ("torch", "random", "np", "numpy")
 _DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
+# The types of what modules and generators draw with; numpy's functions have the last one.
+_METHODS = ("builtin_function_or_method", "method", "cython_function_or_method")
 # Names of rates in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
 RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
 # What a toolkit calls its rates beside these, as whole names: a patch registers them.
@@ -148,8 +150,17 @@ def draws_layers(function: Any) -> bool:
 
 def draws(function: Any) -> bool:
     """Whether a function names a random draw itself; one that it calls is not looked at."""
-    code = getattr(innermost(function), "__code__", None)
-    return code is not None and bool(_DRAWS.intersection(code.co_names))
+    inner = innermost(function)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return False
+    home = getattr(inner, "__globals__", {})
+    return any(name in _DRAWS or _is_draw(home.get(name)) for name in code.co_names)
+
+
+def _is_draw(value: Any) -> bool:
+    """Whether a global is a draw under any name, as after ``from random import random as draw``."""
+    return type(value).__name__ in _METHODS and value.__name__ in _DRAWS
 
 
 def rename(site: Site, function: FunctionType, traits: Traits) -> CodeType:
@@ -200,7 +211,7 @@ def _globals_of(code: CodeType) -> FrozenSet[str]:
 
 def _refuse_other_sources(function: FunctionType, sources: List[str]) -> None:
     """Raise unless each draw comes from a module or generator that a look-alike stands for: no other one is noticed."""
-    drawn = _draws_by_source(function.__code__)
+    drawn = _draws_by_source(function.__code__, function.__globals__)
     others = {way for source, way in drawn if source not in (*sources, "")}
     if others:
         raise PatchError(
@@ -211,7 +222,7 @@ def _refuse_other_sources(function: FunctionType, sources: List[str]) -> None:
         raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
 
 
-def _draws_by_source(code: CodeType) -> List[Tuple[str, str]]:
+def _draws_by_source(code: CodeType, home: Mapping[str, Any]) -> List[Tuple[str, str]]:
     """The draws of a function: the name by which each begins, or the generator of the module's own, and the whole.
 
     What fills a tensor has none (""): ``torch.empty(3).uniform_()``, and noise in a tensor of any origin.
@@ -222,7 +233,7 @@ def _draws_by_source(code: CodeType) -> List[Tuple[str, str]]:
         name, operation = instruction.argval, instruction.opname
         if operation in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF"):
             chain = [name]
-            if name in _DRAWS and operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if operation in ("LOAD_GLOBAL", "LOAD_NAME") and (name in _DRAWS or _is_draw(home.get(name))):
                 found.append((name, name))
         elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
             chain.append(name)

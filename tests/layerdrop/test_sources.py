@@ -60,6 +60,10 @@ def test_what_can_be_shared(imports: str, draw: str) -> None:
     ("imports", "draw", "named"),
     [
         ("from random import random", "random()", "random"),
+        ("from random import random as draw", "draw()", "draw"),
+        ("from random import Random\ndraw = Random(3).uniform", "draw(0, 1)", "draw"),
+        ("from torch import rand as draw", "draw([])", "draw"),
+        ("from numpy.random import rand as draw", "draw()", "draw"),
         ("from torch import rand", "rand([])", "rand"),
         ("from random import uniform", "uniform(0, 1)", "uniform"),
         ("import random as chance", "chance.random()", "chance.random"),
