@@ -45,13 +45,9 @@ def check(place: Place, folder: Path) -> None:
     use(place, folder)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(support.with_uv, marks=pytest.mark.sampled(inside=False), id="uv"),
-        pytest.param(support.with_pip, id="pip"),
-    ],
-)
+# README's test command begins with one.
+@pytest.mark.sampled(inside=False)
+@pytest.mark.parametrize("command", [support.with_uv, support.with_pip], ids=["uv", "pip"])
 def test_install_use_and_uninstall(command: Command, place: Place, tmp_path: Path) -> None:
     install = command(place, "install")
     before = place.files()

@@ -39,6 +39,7 @@ def test_two_builds_in_other_places_at_other_times_are_equal(tmp_path: Path) -> 
     assert [path.name for path in files] == [f"ddpfix-{__version__}-py3-none-any.whl", f"ddpfix-{__version__}.tar.gz"]
 
 
+@pytest.mark.sampled(inside=False)
 @needs_git
 def test_builds_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that lets something in: here, a line of the README that has the folder in it."""
