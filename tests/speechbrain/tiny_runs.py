@@ -24,12 +24,12 @@ def since(first: str, before: str = "99") -> bool:
 
 
 def run(folder: Path, name: str, options: Sequence[str] = (), **changes: Any) -> launch.Scenario:
-    """One run; ``changes`` are values of the yaml, or of the scenario (settings, timeout, before)."""
+    """One run; ``changes`` are values of the yaml, or of the scenario (settings, timeout, before, environ)."""
     file = folder / "tiny.yaml"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         file.write_text(tiny_recipe.YAML)
-    known = {key: changes.pop(key) for key in ("settings", "timeout", "before") if key in changes}
+    known = {key: changes.pop(key) for key in ("settings", "timeout", "before", "environ") if key in changes}
     known.setdefault("timeout", 30)
     typed = [f"--{key}={value}" for key, value in changes.items()]
     return launch.Scenario(name, file, options=[*typed, *options], script=tiny_recipe.SCRIPT, **known)
