@@ -160,7 +160,7 @@ def draws(function: Any) -> bool:
 
 def _is_draw(value: Any) -> bool:
     """Whether a global is a draw under any name, as after ``from random import random as draw``."""
-    return type(value).__name__ in _METHODS and value.__name__ in _DRAWS
+    return type(value).__name__ in _METHODS and getattr(value, "__name__", "") in _DRAWS
 
 
 def rename(site: Site, function: FunctionType, traits: Traits) -> CodeType:
