@@ -52,7 +52,7 @@ HYBRID = tuple(f"{kind}_hybrid" for kind in KINDS)
 PATCHED = [
     *(Plan(f"{kind}-{name}", kind, **plan) for kind in KINDS for name, plan in PLANS.items()),
     *(Plan(kind, kind) for kind in OTHERS),
-    Plan("evaluated", KINDS[-1], evaluated=True),
+    *([Plan("evaluated", evaluated=True)] if EVENTS else []),
     Plan("fsdp1-speecht5", "fsdp1", model="speecht5"),
     Plan("families", KINDS[-1], model="", steps=2),
 ]
@@ -222,6 +222,7 @@ def test_replicas_of_shards_agree(ran: Found, kind: str) -> None:
         equal(record, rounding=1e-6)
 
 
+@NO_EVENTS
 def test_evaluation_is_as_unpatched(ran: Found) -> None:
     """Between training steps, all layers run."""
     for record in ran["patched-evaluated"]:
