@@ -93,7 +93,7 @@ def test_unpatched_ranks_send_what_does_not_belong_together(toolkit: str, tmp_pa
 
 
 def test_a_step_without_a_layer_is_an_error_under_the_third_stage(tmp_path: Path) -> None:
-    """Of FunASR's script as well, but there CTC fails before, and unpatched, too: ZeRO 3 has wrapped its output."""
+    """Of FunASR's script as well, but its CTC fails before: ZeRO 3 wraps its output, also unpatched at a rate of 0."""
     if not HERE["wenet"]:
         pytest.skip("wenet is not here: python -m tests.cells deepspeed")
     code, printed, _ = run("wenet", tmp_path, 3, DDPFIX="1")
