@@ -27,9 +27,6 @@ pytestmark = [
 # Where FSDP2 divides gradients by itself over gloo.
 AVERAGES = Version(torch.__version__).release >= (2, 13)
 SYNC = {"layerdrop": "sync"}
-# A rounding of 1e-7 in a gradient becomes 1e-6 in a step of AdamW where gradients are small. With some patterns of
-# skipped layers they are, so the pattern that is compared is a fixed one.
-SEEDED = {**SYNC, "seed": "4"}
 OFF = {"DDPFIX_TRANSFORMERS_SHARDED": "0"}
 # FSDP2 asks that of streams.
 EVENTS = hasattr(torch.cpu.Stream, "record_event")
@@ -73,7 +70,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
         Scenario("patched", PATCHED, SYNC),
         Scenario("stays", plain, {"layerdrop": "stock"}),
         Scenario("off", plain, SYNC, environ=OFF),
-        Scenario("hybrid", [Plan(kind, kind, accum=2) for kind in HYBRID], SEEDED, size=4),
+        Scenario("hybrid", [Plan(kind, kind, accum=2) for kind in HYBRID], SYNC, size=4),
     ]
     trained = train(scenarios, Path(tmp_path_factory.mktemp("sharded")))
     for name, ranks in trained.items():
@@ -91,10 +88,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def equal(record: Dict[str, Any], rounding: float = 0.0) -> None:
     """Losses, gradients and parameters equal the reference's."""
     for loss, expected in zip(record["loss"], record["expected"]):
-        # A loss is a sum in which large numbers cancel.
-        assert math.isclose(loss, expected, rel_tol=20 * rounding, abs_tol=20 * rounding)
+        assert math.isclose(loss, expected, rel_tol=rounding)
     assert max(record["apart"]) <= rounding
-    assert max(record["gradients"]) <= 20 * rounding
+    assert max(record["gradients"]) <= rounding
 
 
 def skipped(record: Dict[str, Any]) -> List[int]:
