@@ -50,11 +50,6 @@ class _Past:
         self.repeated = False
 
 
-def in_backward() -> bool:
-    """Whether autograd is running a backward pass on this thread (always False on a torch that cannot tell)."""
-    return _task is not None and _task() != -1
-
-
 def remember(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], base: int, step: training.Step) -> None:
     """Keep the decisions of a call until the backward of its step has begun and another forward follows."""
     kept = _PAST.get(module)

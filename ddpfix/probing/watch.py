@@ -13,6 +13,7 @@ from torch.nn.modules import module as modules
 from ddpfix import log
 from ddpfix.probing.phases import Phases
 from ddpfix.probing.subject import Subject
+from ddpfix.ranks import recomputed
 
 # owner(module, around) -> the model that a module belongs to; None: to none that trains. ``around``: calls it is in.
 Owner = Callable[[Any, List[Any]], Optional[Subject]]
@@ -21,7 +22,6 @@ Past = Callable[[Subject, Any, FrameType], None]
 
 _compiler: Any = getattr(torch, "compiler", None)
 _compiling: Any = getattr(_compiler, "is_compiling", None)
-_TASK: Any = getattr(torch._C, "_current_graph_task_id", None)
 # torch's own, which torch.compile follows: what it compiles is not looked at.
 _is_compiling: Callable[[], bool] = _compiling if _compiling is not None else torch.jit.is_scripting
 
@@ -82,7 +82,7 @@ class Watch:
             self._failed(error)
 
     def _entered(self, module: Any, frame: FrameType) -> None:
-        again = recomputes(frame)
+        again = recomputed.in_backward()
         around = self._around()
         if again or self._threads.again:
             # A checkpoint ends the forward that it runs again by an exception, as soon as it has what it needs.
@@ -136,7 +136,7 @@ class Watch:
         subject = self._subjects.get(module)
         if subject is None or any(self._subjects.get(each) is subject for each in around):
             return
-        if torch.is_grad_enabled() and module.training and not recomputes(sys._getframe(2)):
+        if torch.is_grad_enabled() and module.training and not recomputed.in_backward():
             subject.returned(output)
             if self._phases is not None:
                 self._phases.enter("backward")
@@ -157,18 +157,3 @@ def _running(around: List[Any], frame: Optional[FrameType]) -> List[Any]:
             found.add(id(frame.f_locals.get("self")))
         frame = frame.f_back
     return [module for module in around if id(module) in found]
-
-
-def recomputes(frame: Optional[FrameType]) -> bool:
-    """Whether a checkpoint runs a forward again in backward."""
-    if _TASK is not None:
-        return bool(_TASK() >= 0)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint" and frame.f_code.co_name in (
-            "backward",
-            "unpack",
-            "unpack_hook",
-        ):
-            return True
-        frame = frame.f_back
-    return False

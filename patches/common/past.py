@@ -21,7 +21,7 @@ import torch
 
 from ddpfix import log
 from ddpfix.patching.site import Site
-from ddpfix.ranks import consent, roll_call
+from ddpfix.ranks import consent, recomputed, roll_call
 
 # Seconds for which a rank waits at the first call from a place.
 _LIMIT = 30.0
@@ -29,7 +29,6 @@ _LIMIT = 30.0
 _PLACES = 64
 _DDP = "torch.nn.parallel."
 _ENABLED = torch.is_grad_enabled
-_TASK = getattr(torch._C, "_current_graph_task_id", None)
 _BY_INSTANCE = hasattr(torch.nn.Module, "_compiled_call_impl")
 # Where a call comes from: the code and the instruction of each frame.
 Place = Tuple[Tuple[int, int], ...]
@@ -180,7 +179,7 @@ def is_ddp(frame: FrameType) -> bool:
 
 def elsewhere() -> bool:
     """Whether this is no forward of a training step: a checkpoint recomputes in backward, or a tracer looks on."""
-    return (_TASK is not None and _TASK() >= 0) or bool(torch.jit.is_tracing())
+    return recomputed.in_backward() or bool(torch.jit.is_tracing())
 
 
 def _frames(frame: Optional[FrameType]) -> List[FrameType]:

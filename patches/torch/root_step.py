@@ -6,10 +6,10 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
-from ddpfix.layerdrop import cover, recompute, training
+from ddpfix.layerdrop import cover, training
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
+from ddpfix.ranks import recomputed, wrap_hooks
 
 from . import agreement, resume
 
@@ -71,7 +71,7 @@ def is_inner(model: Any) -> bool:
     """
     if not model.training or not torch.is_grad_enabled():
         return True
-    return training.current() is not None or recompute.in_backward()
+    return training.current() is not None or recomputed.in_backward()
 
 
 def agreed(site: Site, root: Any, model: Any, ranks: List[int], waits: bool = True) -> Optional[training.Replica]:

@@ -25,8 +25,7 @@ def main() -> None:
     serving.fork_ranks(Path(sys.argv[1]))
     import fastNLP  # noqa: F401
 
-    # DDP imports this when it is built; two seconds for each child otherwise.
-    import torch._dynamo  # noqa: F401
+    serving.dynamo()
 
     from tests.fastnlp import releases, stand_in
 

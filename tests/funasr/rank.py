@@ -89,8 +89,7 @@ def main() -> None:
     # FunASR's own import comes first, as in its scripts; what replaces torch functions must not be there yet.
     import funasr  # noqa: F401
 
-    # DDP imports this when it is built; two seconds for each child otherwise.
-    import torch._dynamo  # noqa: F401
+    serving.dynamo()
 
     from tests.funasr import stand_in
 

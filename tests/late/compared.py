@@ -133,7 +133,7 @@ def checkpointed(model: Any, kind: str) -> None:
     where, _, kind = kind.partition("-")
     keywords: Dict[str, Any] = {} if kind == "default" else {"use_reentrant": kind == "reentrant"}
     if where == "layers":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords)
+        model.gradient_checkpointing_enable(**({"gradient_checkpointing_kwargs": keywords} if keywords else {}))
     elif where == "encoder":
         encoder = model.get_encoder() if hasattr(model, "get_encoder") else model.encoder
         original = encoder.forward

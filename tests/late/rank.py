@@ -37,13 +37,13 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
 
 def main() -> None:
-    import torch._dynamo
     import torch.distributed.optim  # noqa: F401
     import transformers
 
     # Names of transformers are imported on access: before the fork, once for all.
     assert transformers.Wav2Vec2Model and transformers.BartForConditionalGeneration
 
+    serving.dynamo()
     serving.serve(Path(sys.argv[1]), run)
 
 

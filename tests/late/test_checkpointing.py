@@ -12,12 +12,13 @@ from packaging.version import Version
 from tests.late import launch
 from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
+from tests.support.rows import needs
 
 pytestmark = [pytest.mark.patches("torch.reentrant", "torch.late"), pytest.mark.sampled(inside=False, cells=True)]
 # Gradients of wav2vec2's small convolutions are noise on the CPU before torch 2.1, in one process, too.
 MODEL = "wav2vec2" if Version(torch.__version__) >= Version("2.1") else "bart_encoder"
-# Before transformers 4.35 its layers cannot choose the kind.
-LAYERS = ["reentrant", "other"] if Version(transformers.__version__) >= Version("4.35") else []
+# Before transformers 4.35 its layers cannot choose the kind: it is the reentrant one.
+LAYERS = ["reentrant", "other"] if Version(transformers.__version__) >= Version("4.35") else ["default"]
 # BART's encoder and decoder share their embeddings: the reentrant kind around one of them has them ready twice in DDP.
 AROUND = ["default", "reentrant", "other"] if MODEL == "wav2vec2" else ["other"]
 KINDS = [f"layers-{kind}" for kind in LAYERS] + [f"encoder-{kind}" for kind in AROUND]
@@ -45,7 +46,7 @@ def test_plain_torch_cannot_train_with_the_flag(outcomes: Dict[str, Ranks], kind
     assert any(READY_TWICE in ((record or {}).get("error") or "") for _, record in outcomes[f"plain-{kind}"])
 
 
-@pytest.mark.parametrize("mode", [*MODES, "flag"])
+@pytest.mark.parametrize("mode", ["auto", "find", pytest.param("late", marks=needs("torch.late")), "flag"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_those_without_checkpointing(outcomes: Dict[str, Ranks], kind: str, mode: str) -> None:
     expected, records = both(outcomes, "find-"), both(outcomes, f"{mode}-{kind}")
@@ -53,6 +54,7 @@ def test_parameters_are_those_without_checkpointing(outcomes: Dict[str, Ranks], 
         assert one["steps"] == other["steps"] and one["none"] == other["none"]
 
 
+@needs("torch.late")
 @pytest.mark.parametrize("kind", KINDS)
 def test_late_keeps_the_kind(outcomes: Dict[str, Ranks], kind: str) -> None:
     for record in both(outcomes, f"late-{kind}"):

@@ -11,6 +11,7 @@ from tests.late.launch import Scenario
 from tests.late.past_calls import ROUTED, STAYING
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
+from tests.support.rows import needs
 
 pytestmark = pytest.mark.sampled(inside=False, cells=True)
 ROUTE = {"past_wrapper": "route"}
@@ -75,6 +76,7 @@ def test_three_ranks(outcomes: Dict[str, Ranks]) -> None:
     assert first == second == third
 
 
+@needs("torch.drift")
 @pytest.mark.patches("torch.drift")
 def test_by_default_it_is_named_once_replicas_differ(outcomes: Dict[str, Ranks]) -> None:
     assert steps(outcomes["auto"]) == steps(outcomes["plain-simple"])

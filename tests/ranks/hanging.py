@@ -305,10 +305,10 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
 def main() -> None:
     # What DDP and ddpfix import when they are first used takes seconds: once for all, before the fork.
-    import torch._dynamo
     import torch.distributed.fsdp
 
-    assert torch._dynamo and torch.distributed.fsdp
+    assert torch.distributed.fsdp
+    serving.dynamo()
     serving.serve(Path(sys.argv[1]), run)
 
 

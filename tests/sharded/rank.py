@@ -29,7 +29,6 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
 
 def main() -> None:
-    import torch._dynamo
     import torch.distributed.fsdp
     import torch.utils.checkpoint
     import transformers
@@ -41,6 +40,7 @@ def main() -> None:
     assert transformers.Wav2Vec2Model and torch.distributed.fsdp and training
     assert zoo.tiny_model("wav2vec2").build() is not None
 
+    serving.dynamo()
     serving.serve(Path(sys.argv[1]), run)
 
 

@@ -38,9 +38,9 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 def main() -> None:
     # This toolkit looks at the rank when it is imported.
     serving.fork_ranks(Path(sys.argv[1]))
-    # DDP imports this when it is built; two seconds for each child otherwise.
     import speechbrain  # noqa: F401
-    import torch._dynamo  # noqa: F401
+
+    serving.dynamo()
 
     from tests.speechbrain import recipes, stand_in
 

@@ -40,7 +40,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
 
 def main() -> None:
-    import torch._dynamo  # noqa: F401
+    serving.dynamo()
 
     sys.path.insert(0, os.environ["TREE"])
     from tests.wenet import epochs

@@ -69,12 +69,12 @@ def wait_for_others(scenario: Dict[str, Any], folder: Path) -> None:
 
 
 def main() -> None:
-    import torch._dynamo
     import torch.distributed.optim  # noqa: F401
 
     from tests.late.loops import kinds
     from tests.late.loops.loop import SETTINGS
 
+    serving.dynamo()
     kinds.load()
     if os.environ.get("LOOPS_MODE"):
         import ddpfix
