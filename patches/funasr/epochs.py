@@ -126,9 +126,9 @@ def _report(epoch: Epoch, left_out: jsonl.LeftOut) -> None:
     rows = epoch.ranks or [[epoch.batches, *epoch.counts.numbers()]]
     totals = Counts.summed(row[1:] for row in rows)
     read = left_out.of(getattr(epoch.loader, "dataset", None))
-    line = (
-        f"{epoch.name}: {epoch.batches} batches on each of {len(rows)} ranks{_changes(epoch, totals)}{_reasons(read)}"
-    )
+    where = f" on each of {len(rows)} ranks" if len(rows) > 1 else ""
+    noun = "batch" if epoch.batches == 1 else "batches"
+    line = f"{epoch.name}: {epoch.batches} {noun}{where}{_changes(epoch, totals)}{_reasons(read)}"
     if not (totals.any() or read):
         log.debug(line)
     elif epoch.training:

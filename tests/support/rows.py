@@ -11,8 +11,8 @@ from packaging.version import Version
 from ddpfix.matrix import loader
 
 
-def needs(patch: str) -> Any:
-    """A mark that skips a test where a row says that torch's release is not cured by a patch, and why.
+def lacks(patch: str) -> str:
+    """Why a patch does not cure the torch that is installed, by the row of the matrix that says so; "" where it does.
 
     Raises:
         KeyError: the matrix has no such patch.
@@ -21,4 +21,10 @@ def needs(patch: str) -> Any:
     if patch not in whole.patches:
         raise KeyError(patch)
     rows = [row for row in whole.rows_of(patch) if row.status == "not-cured" and row.versions.holds(version)]
-    return pytest.mark.skipif(bool(rows), reason=f"{patch}, {version}: {rows[0].why if rows else ''}")
+    return f"{patch}, {version}: {rows[0].why}" if rows else ""
+
+
+def needs(patch: str) -> Any:
+    """A mark that skips a test where torch's release is not cured by a patch; raises as :func:`lacks` does."""
+    why = lacks(patch)
+    return pytest.mark.skipif(bool(why), reason=why)
