@@ -15,7 +15,7 @@ def group_is_up() -> bool:
 
 
 def shortest(group: Any = None) -> Optional[float]:
-    """The shortest limit of a group's backends; None where none of them tells its own (mpi, torch before 2.0).
+    """The shortest limit of a group's backends; None where none of them tells its own (mpi).
 
     Args:
         group: a process group; None is the default one.
@@ -53,7 +53,9 @@ def _backends(group: Any = None) -> List[Any]:
     for device in ("cpu", "cuda"):
         # The names differ between releases, and a group has no backend for some devices.
         with contextlib.suppress(Exception):
-            backend: Any = (group or distributed_c10d._get_default_group())._get_backend(torch.device(device))
+            whole: Any = group or distributed_c10d._get_default_group()
+            # A group of torch 1.13 has one backend for all devices, which it is.
+            backend = whole._get_backend(torch.device(device)) if hasattr(whole, "_get_backend") else whole
             _limit(backend)
             found.append(backend)
     return found
