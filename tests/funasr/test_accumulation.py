@@ -86,7 +86,7 @@ def by_hand(entry: str) -> str:
 
 def scenario(name: str, config: Path, entry: str, accum_grad: int, before: str = "") -> launch.Scenario:
     overrides = [f"++train_conf.accum_grad={accum_grad}"]
-    return launch.Scenario(name, config, entry, overrides, before=before, keep=True, timeout=60)
+    return launch.Scenario(name, config, entry, overrides, before=launch.starts() + before, keep=True, timeout=60)
 
 
 @pytest.fixture(scope="module")

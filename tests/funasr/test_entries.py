@@ -106,7 +106,7 @@ def reference(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[st
         "original = DDP.__init__\n"
         "DDP.__init__ = lambda self, *a, **k: original(self, *a, **{**k, 'find_unused_parameters': True})\n"
     )
-    scenarios = [Scenario(entry, config, entry, before=by_hand, keep=True) for entry in ENTRIES]
+    scenarios = [Scenario(entry, config, entry, before=launch.starts() + by_hand, keep=True) for entry in ENTRIES]
     outcomes = launch.train(scenarios, tmp_path_factory.mktemp("reference"), ddpfix=False)
     for results in outcomes.values():
         assert all(result.error is None for result in results), results[0].log[-3000:]
@@ -139,5 +139,7 @@ def test_unpatched_fails_before_its_first_step_on_a_cpu(config: Path, tmp_path: 
     command, environ = WAYS["shell"](tmp_path, ENTRIES[-1])
     code, output = run(command, {**environ, "DDPFIX": "0"}, tmp_path, config)
     assert code != 0
+    if VERSION == "1.1.9" and "unexpected keyword argument 'find_unused_parameters'" in output:
+        return
     assert "Torch not compiled with CUDA enabled" in output or "_cuda_setDevice" in output or "NVIDIA driver" in output
     assert "ddpfix" not in output.replace(str(tmp_path), "")

@@ -74,12 +74,10 @@ for module in ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds"):
 """
 # The maintainers' edit of 1.1.17: the configuration is handed to the function that builds DDP.
 EDITED = """
-import sys, torch.distributed
+import sys
 trainer = sys.modules["funasr.train_utils.trainer_ds"].Trainer
 warp = trainer.warp_model
 trainer.warp_model = lambda self, model, **kwargs: warp(self, model, train_conf={"find_unused_parameters": True})
-group = torch.distributed.init_process_group
-torch.distributed.init_process_group = lambda backend, init_method, **kwargs: group(backend, init_method)
 """
 DEEPSPEED = """
 import sys, torch.distributed, types
@@ -217,7 +215,7 @@ def scenarios(folder: Path) -> List[Scenario]:
 
 
 def of_flag(whole: Path) -> List[Scenario]:
-    edited = Scenario("unpatched-by-hand", whole, "train_ds", [f"++{FLAG}=true"], before=TRAIN + EDITED)
+    edited = Scenario("unpatched-by-hand", whole, "train_ds", [f"++{FLAG}=true"], before=TRAIN + EDITED + launch.DROP)
     return [
         *([edited] if DS else []),
         *both("top", whole, "++find_unused_parameters=true"),

@@ -351,17 +351,19 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.
     """All runs in one launch: those without settings are unpatched."""
     folder = tmp_path_factory.mktemp("unused")
     wanted: List[launch.Scenario] = []
+    starts = launch.starts()
     for short, (name, conf) in NEEDED.items():
         config = _config(folder / short, name, conf)
         for entry in trained.entries() if short == CHIEF else ["train"]:
             wanted += [
-                launch.Scenario(f"unpatched {short} {entry}", config, entry, before=STAND_IN),
+                launch.Scenario(f"unpatched {short} {entry}", config, entry, before=starts + STAND_IN),
                 launch.Scenario(f"auto {short} {entry}", config, entry, settings=settings()),
             ]
             if short == CHIEF:
-                wanted += [launch.Scenario(f"by hand {short} {entry}", config, entry, before=STAND_IN + BY_HAND)]
+                edited = starts + STAND_IN + BY_HAND
                 wanted += [
-                    launch.Scenario(f"unclipped {short} {entry}", config, entry, UNCLIPPED, before=STAND_IN + BY_HAND),
+                    launch.Scenario(f"by hand {short} {entry}", config, entry, before=edited),
+                    launch.Scenario(f"unclipped {short} {entry}", config, entry, UNCLIPPED, before=edited),
                     launch.Scenario(f"late {short} {entry}", config, entry, UNCLIPPED, settings=LATE),
                 ]
     config = folder / CHIEF / "config.yaml"
