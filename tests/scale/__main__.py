@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
 from tests.scale import parts
 from tests.scale.server import Server
@@ -28,16 +28,19 @@ _HEAD = (
 )
 
 
-def measure(size: int) -> List[Dict[str, Any]]:
-    """All parts with one number of ranks, one after the other in one world."""
-    found: List[Dict[str, Any]] = []
+def measure(size: int, patience: float = 600.0) -> Iterator[Dict[str, Any]]:
+    """All parts with one number of ranks, one after the other in one world; each is given as soon as it has ended.
+
+    Args:
+        size: the number of ranks.
+        patience: seconds after which a part is given up.
+    """
     with Server() as server, tempfile.TemporaryDirectory() as folder:
         world = World(server, size)
         with world.up():
-            found.append(_row("agreement", world, parts.agree(world)))
-            found.append(_row("drift, 16 steps", world, parts.compare(world)))
-            found.append(_row("hang watch", world, parts.watch(world, HANG, folder=folder)))
-    return found
+            yield _row("agreement", world, parts.agree(world, patience))
+            yield _row("drift, 16 steps", world, parts.compare(world))
+            yield _row("hang watch", world, parts.watch(world, HANG, folder=folder, most=patience))
 
 
 def _row(name: str, world: World, part: parts.Part) -> Dict[str, Any]:
@@ -71,12 +74,14 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scale", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of ranks")
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds after which a part is given up (600)")
     parser.add_argument("--write", action="store_true", help="put the table into docs/scale.md")
     given = parser.parse_args()
     rows: List[Dict[str, Any]] = []
     for size in given.sizes:
-        rows += measure(size)
-        print(json.dumps(rows[-3:]), file=sys.stderr, flush=True)
+        for row in measure(size, given.patience):
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr, flush=True)
     print(table(rows))
     if given.write:
         text = PAGE.read_text(encoding="utf-8")
