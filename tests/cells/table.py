@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -27,6 +27,8 @@ TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "importlib-m
 # Arguments of pytest, one tuple a run. Of transformers: every family against upstream, recomputation, outputs, what
 # happens where a model is wrapped, and two real ranks; DDP without the flag on an old torch, and FSDP.
 FAMILIES = (
+    # A family that is new in a release and has no model here fails there.
+    "tests/unit/test_zoo.py",
     "tests/layerdrop/test_families.py",
     "tests/layerdrop/test_recompute.py",
     "tests/layerdrop/test_outputs.py",
@@ -65,6 +67,15 @@ CLAIMED = tuple(
     )
 )
 SAVES = ("tests/ranks/test_trainer_saves.py",)
+# Its launcher, its loop, its batches of different numbers, and where it is when it stands still.
+LIGHTNING = (
+    "tests/launchers/test_others.py",
+    "tests/ranks/test_ranks.py",
+    "tests/ranks/test_progress.py",
+    "tests/late/test_uneven_loops.py",
+    "-k",
+    "lightning or lightened",
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,10 @@ _IN_ENGINES = (
     "librosa==0.11.0",
     "wheel==0.48.0",
 )
+# Interpreters of minor releases; among all cells are those that this package is said to run on.
+PYTHONS: Dict[str, Dict[Tuple[int, ...], str]] = {
+    "torch": {(2, 2): "3.9", (2, 7): "3.12", (2, 9): "3.13", (2, 11): "3.10"},
+}
 # The first one that a version meets is taken.
 FITS: Dict[str, Tuple[Fit, ...]] = {
     "torch": (
@@ -144,6 +159,16 @@ FITS: Dict[str, Tuple[Fit, ...]] = {
 }
 # Stacks beside the first one of a release, and releases that the matrix leaves as they are.
 MORE: Dict[str, Tuple[Fit, ...]] = {
+    "torch": tuple(
+        Fit(
+            "==2.13.0",
+            # Early releases import pkg_resources.
+            ("transformers==5.23.0", "accelerate==1.15.0", f"lightning=={version}", "setuptools<81"),
+            tests=(LIGHTNING,),
+            stack=f"lightning{version}",
+        )
+        for version in ("2.0.9.post0", "2.3.3", "2.6.6")
+    ),
     "funasr": (
         # What the users of the reports have.
         Fit(
@@ -204,7 +229,9 @@ class Cell:
 
 def fitting(toolkit: str, version: str) -> Fit:
     """What goes with a release; for one that nobody has tested yet as well."""
-    return next(fit for fit in FITS[toolkit] if SpecifierSet(fit.versions).contains(version, prereleases=True))
+    found = next(fit for fit in FITS[toolkit] if SpecifierSet(fit.versions).contains(version, prereleases=True))
+    python = PYTHONS.get(toolkit, {}).get(Version(version).release[:2])
+    return found if python is None else replace(found, python=python)
 
 
 @lru_cache(maxsize=None)

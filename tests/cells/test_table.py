@@ -53,6 +53,19 @@ def test_releases_with_the_same_dependencies_share_an_environment() -> None:
     assert homes["speechbrain-1.0.3"] != homes["speechbrain-1.1.2"] != homes["speechbrain-1.1.2-transformers5"]
 
 
+def test_every_python_that_the_package_is_said_to_run_on_has_a_cell() -> None:
+    text = (table.TESTS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    said = re.findall(r"Programming Language :: Python :: (3\.\d+)", text)
+    assert said == [f"3.{minor}" for minor in range(8, 14)]
+    assert set(said) == {cell.fit.python for cell in table.cells()}
+
+
+def test_lightning_is_tried_at_three_releases() -> None:
+    stacks = [cell for cell in table.chosen(["torch"]) if cell.fit.stack.startswith("lightning")]
+    assert [cell.fit.others[2] for cell in stacks] == [f"lightning=={cell.fit.stack[9:]}" for cell in stacks]
+    assert len(stacks) == 3 and all(f"lightning=={cell.fit.stack[9:]}" in cell.packages() for cell in stacks)
+
+
 @pytest.mark.parametrize("name", share.SHARE)
 def test_the_files_of_cis_share_are_there(name: str) -> None:
     assert table.chosen([name])

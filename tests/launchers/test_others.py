@@ -13,6 +13,7 @@ import pytest
 from tests.launchers import launch
 from tests.launchers.launch import ON, PROGRAM, UNPATCHED, Job, check, check_unpatched
 from tests.support import hosts
+from tests.support.installed import needed
 from tests.support.ports import free_port
 
 pytestmark = [
@@ -21,6 +22,7 @@ pytestmark = [
 ]
 Pair = Tuple[hosts.Host, hosts.Host]
 BOTH = pytest.mark.parametrize("environ", (UNPATCHED, ON), ids=("unpatched", "on"))
+THEN = "then python -m pytest --rest tests/launchers"
 ABSENT = {**ON, "DDPFIX_TIMEOUT": "3", "TEST_STOCK": "1"}
 
 
@@ -70,7 +72,7 @@ def test_accelerate_on_two_hosts(pair: Pair, tmp_path: Path, second: Mapping[str
 
 @BOTH
 def test_lightning_starts_its_ranks(tmp_path: Path, environ: Mapping[str, str]) -> None:
-    pytest.importorskip("lightning", reason="pip install lightning, then python -m pytest --rest tests/launchers")
+    needed("lightning", f"pip install lightning, {THEN}")
     words = [sys.executable, str(PROGRAM), str(tmp_path), "lightning", "lightning"]
     job = launch.run(words, tmp_path, environ)
     if environ is ON:
@@ -85,7 +87,7 @@ def test_lightning_starts_its_ranks(tmp_path: Path, environ: Mapping[str, str]) 
 @pytest.mark.parametrize("how", ("plain", "prepared"))
 def test_ray_train(tmp_path: Path, environ: Mapping[str, str], how: str) -> None:
     """Ray ends all workers as soon as one has ended with an error."""
-    pytest.importorskip("ray", reason="pip install 'ray[train]', then python -m pytest --rest tests/launchers")
+    needed("ray", f"pip install 'ray[train]', {THEN}")
     program = str(PROGRAM.with_name("by_ray.py"))
     own = {"RAY_AUTH_MODE": "disabled", "RAY_TRAIN_V2_ENABLED": os.environ.get("RAY_TRAIN_V2_ENABLED", "1")}
     job = launch.run([sys.executable, program, str(tmp_path), how], tmp_path, {**environ, **own}, limit=400)
@@ -130,7 +132,7 @@ def test_slurm_with_a_host_without_ddpfix(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_slurm_under_lightning(pair: Pair, tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="pip install lightning, then python -m pytest --rest tests/launchers")
+    needed("lightning", f"pip install lightning, {THEN}")
     job = slurm(pair, tmp_path, [ON, ON], "lightning")
     judge(job, ON)
     assert [one["host"] for one in job.of(2)] == list(hosts.NAMES)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.ranks import progressing
 from tests.support import ranks
+from tests.support.installed import needed
 
 SCRIPT = Path(progressing.__file__)
 # The others run under nox -s rest.
@@ -30,7 +31,7 @@ def positions(name: str, folder: Path) -> List[Dict[str, Any]]:
 )
 def test_epoch_and_batch(name: str, tmp_path: Path) -> None:
     if name == "lightning":
-        pytest.importorskip("lightning")
+        needed("lightning", "pip install lightning")
     found = positions(name, tmp_path)
     batches = progressing.EPOCHS * progressing.BATCHES
     assert [each["epoch"] for each in found] == [number // progressing.BATCHES for number in range(batches)]

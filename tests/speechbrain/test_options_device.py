@@ -12,6 +12,8 @@ from tests.speechbrain import parsing
 from tests.speechbrain.parsing import RELEASE, patched, unpatched
 
 NEW, BY_ENVIRONMENT = (1, 1, 0), (0, 5, 16)
+# Before it, Brain takes the last letter of the device for a number.
+NUMBERLESS = (0, 5, 11)
 BASE = "seed: 1\nlr: 0.5\n"
 
 
@@ -66,11 +68,22 @@ def test_the_cpu_stays(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_launcher_the_device_stays(train: Path) -> None:
     assert patched(train, "--device=cuda:3").get("device") == "cuda:3"
     assert unpatched(train, "--device=cuda").get("device") == "cuda"
-    # Brain takes the last letter for a number before 0.5.11.
-    assert patched(train, "--device=cuda").get("device") == ("cuda:0" if RELEASE < (0, 5, 11) else "cuda")
+    assert patched(train, "--device=cuda").get("device") == ("cuda:0" if RELEASE < NUMBERLESS else "cuda")
 
 
-@pytest.mark.patches("speechbrain.cuda", "speechbrain.device")
+@pytest.mark.patches("speechbrain.cuda")
+@pytest.mark.skipif(RELEASE >= NUMBERLESS, reason="Brain knows a device without a number")
+def test_brain_is_given_the_number_of_the_device(train: Path) -> None:
+    from speechbrain import Brain
+
+    with pytest.raises(ValueError, match=r"invalid literal for int\(\) with base 10: 'a'"):
+        Brain(run_opts={"device": unpatched(train, "--device=cuda").get("device")})
+    assert patched(train, "--device=cuda").get("device") == "cuda:0"
+    assert patched(train, "--device=cuda:1").get("device") == "cuda:1"
+    assert patched(train, "--device=cpu").get("device") == "cpu"
+
+
+@pytest.mark.patches("speechbrain.device")
 def test_a_gpu_of_ones_own(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from cogapp import Cog
 
 from ddpfix.matrix import loader, settings
 from ddpfix.matrix.model import Patch
 from ddpfix.trace import schema
+from tests.support import tested
 from tests.upstream import toolkit
 from tests.upstream.outcomes import STOCK
 
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
+CONTRIBUTING = README.parent / "CONTRIBUTING.md"
 DOCS = README.parent / "docs"
 # What a generated part begins with, and what its code may use.
 MARK = "[[[cog"
@@ -119,6 +121,24 @@ def columns() -> str:
     return "\n".join(lines)
 
 
+def durations() -> str:
+    """One line a toolkit: its cells that have run, what was tested in them, and how long it took; the sum below."""
+    head = "| cells of | run | whole | tests passed | skipped | minutes a cell | hours |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    found = [result for result in tested.read() if result["recorded"] is not None]
+    names = dict.fromkeys(result["toolkit"] for result in found)
+    lines += [_took(name, [result for result in found if result["toolkit"] == name]) for name in names]
+    return "\n".join([*lines, _took("all", found)])
+
+
+def _took(name: str, found: Sequence[Dict[str, Any]]) -> str:
+    passed, skipped, seconds = (sum(result[word] for result in found) for word in ("passed", "skipped", "seconds"))
+    whole = sum("sample" not in result for result in found)
+    minutes = sorted(round(result["seconds"] / 60) for result in found)
+    span = f"{minutes[0]} to {minutes[-1]}" if minutes[0] < minutes[-1] else str(minutes[0])
+    return f"| {name} | {len(found)} | {whole} | {passed} | {skipped} | {span} | {seconds / 3600:.1f} |"
+
+
 def upstream() -> str:
     """One line a suite of a toolkit: what its tests ended with, stock and under ddpfix."""
     lines = [
@@ -149,8 +169,8 @@ def cog(*options: str, pages: Sequence[Path] = ()) -> int:
 
 
 def generated() -> List[Path]:
-    """README and docs, as far as they have parts that cog makes."""
-    pages = [README, *sorted(DOCS.glob("*.md"))]
+    """README, CONTRIBUTING and docs, as far as they have parts that cog makes."""
+    pages = [README, CONTRIBUTING, *sorted(DOCS.glob("*.md"))]
     return [page for page in pages if MARK in page.read_text(encoding="utf-8")]
 
 

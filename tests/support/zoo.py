@@ -935,6 +935,14 @@ ZOO: Tuple[TinyModel, ...] = (
         ("NemotronAsrStreamingEncoder",),
     ),
     TinyModel(
+        "omniasr",
+        "OmniASRAudioModel",
+        "OmniASRAudioConfig",
+        SPEECH,
+        {"input_values": floats(2, 1, 400)},
+        ("OmniASRAudioModel",),
+    ),
+    TinyModel(
         "audioflamingo3",
         "AudioFlamingo3Encoder",
         "AudioFlamingo3EncoderConfig",

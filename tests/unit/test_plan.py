@@ -114,7 +114,7 @@ def test_groups_say_why_a_release_is_skipped(versions: Dict[str, Any], capsys: p
     plan.show({})
     output = " ".join(capsys.readouterr().out.split())
     assert (
-        "transformers.layerdrop" in output and "transformers 6.0.0: untested" in output and "nearest 5.23.0" in output
+        "transformers.layerdrop" in output and "transformers 6.0.0: untested" in output and "nearest 5.24.0" in output
     )
 
 
@@ -138,7 +138,7 @@ def test_a_skipped_patch_says_how_to_force_it(versions: Dict[str, Any], capsys: 
     plan_read = {entry["id"]: entry for entry in json.loads(capsys.readouterr().out)["patches"]}
     entry = plan_read["transformers.intent"]
     assert entry["action"] == "skip" and entry["targets"] == []
-    assert "nearest 5.23.0" in entry["reason"] and "DDPFIX_TRANSFORMERS_INTENT=force" in entry["reason"]
+    assert "nearest 5.24.0" in entry["reason"] and "DDPFIX_TRANSFORMERS_INTENT=force" in entry["reason"]
 
 
 def test_no_style_is_missing() -> None:

@@ -92,7 +92,7 @@ def test_an_untested_version_outside_is_skipped_with_the_way_to_force_it() -> No
     ("version", "nearest"), [("2.0", "1.9.3"), ("3.5.7", "1.9.3"), ("10.0", "1.9.3"), ("2.0.0rc1", "1.9.3")]
 )
 def test_the_nearest_tested_version_is_the_neighbour(version: str, nearest: str) -> None:
-    """6.0 follows 5.23, although its minor number is that of 5.0."""
+    """6.0 follows 5.24, although its minor number is that of 5.0."""
     assert f"nearest {nearest};" in decide(FIX, version).reason
 
 
@@ -347,7 +347,7 @@ def test_a_release_that_nobody_knows_is_left_alone() -> None:
         assert decision.action in ((State.SKIP, State.OFF) if decision.toolkit in installed else (State.ABSENT,))
         if decision.patch == "transformers.intent":
             # The neighbour of 6.0 is the last release of 5, not 5.0 with the nearest number.
-            assert "nearest 5.23.0" in decision.reason
+            assert "nearest 5.24.0" in decision.reason
 
 
 def test_a_patch_that_is_off_by_default_waits_for_its_switch() -> None:

@@ -130,6 +130,12 @@ LEFT_OUT: Dict[str, Dict[str, str]] = {
         "test_paraformer_tokenizer": "its list of words (4 MiB) is in no checkout from which large files are left out",
     },
     "transformers": {
-        "IntegrationTest": "it loads weights from a hub",
+        "test_trainer_seq2seq": _DOWNLOADS,
+        "test_trainer_tpu": "it needs a TPU",
+        # Of models, not those of Trainer, which make their own.
+        **dict.fromkeys(
+            ("ModelIntegrationTest", "EnroIntegrationTest", "CC25IntegrationTest", "FastIntegrationTest"),
+            "it loads weights from a hub",
+        ),
     },
 }

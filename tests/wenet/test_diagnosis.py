@@ -51,7 +51,7 @@ REENTRANT = {**OFF, "DDPFIX_TORCH_REENTRANT": "0"}
 EDIT = ("find_unused_parameters=not grad_ckpt", "find_unused_parameters=True")
 CASES = {
     "a part that is not used": Case(
-        ("v3.0.0", "v3.1.0", "main"),
+        trees.since("v3.0.0"),
         {"encoder_conf": CHECKPOINTED, "model_conf": {"ctc_weight": 1.0}},
         OFF,
         UNFINISHED,
@@ -59,7 +59,7 @@ CASES = {
         "decoder did not run in this step, the first one",
     ),
     "layers that are skipped": Case(
-        ("v3.1.0", "main"),
+        trees.since("v3.1.0"),
         {"encoder": "branchformer", "encoder_conf": {**CHECKPOINTED, "num_blocks": 4, "stochastic_depth_rate": 0.5}},
         OFF,
         UNFINISHED,
@@ -67,7 +67,7 @@ CASES = {
         "skips layers at random",
     ),
     "checkpoints and the flag": Case(
-        ("v3.0.0",),
+        ("v3.0.0", "v3.0.1"),
         {"encoder_conf": CHECKPOINTED},
         REENTRANT,
         TWICE,

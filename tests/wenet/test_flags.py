@@ -15,7 +15,7 @@ WORDS = ["True", "true", "1", "yes", "False", "false", "0", "no", "OFF", "", "ma
 INTENDED = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word != "maybe"}
 
 
-@pytest.fixture(scope="module", params=trees.every(("v3",), ("v3.1.0", "main")))
+@pytest.fixture(scope="module", params=trees.every(("v3",), trees.since("v3.1.0")))
 def results(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
     tree: Path = request.param
     scenarios = [

@@ -21,7 +21,7 @@ on_cpu.main()
 """
 
 
-@pytest.mark.parametrize("tree", trees.real(("v2.2.1", "v3.0.0", "v3.1.0", "main")))
+@pytest.mark.parametrize("tree", trees.real(trees.since("v2.2.1")))
 def test_epoch_and_batch_of_the_script(tree: Path, tmp_path: Path) -> None:
     recipe.write(tmp_path, 8, max_epoch=2)
     script = tmp_path / "told.py"

@@ -20,7 +20,7 @@ PATCH = pytest.mark.patches("torch.probe")
 pytestmark = pytest.mark.sampled(inside=False, cells=True)
 
 
-@pytest.mark.parametrize("tree", trees.every(("v2", "v30", "v3"), ("v2.2.1", "v3.0.0", "v3.1.0", "main")))
+@pytest.mark.parametrize("tree", trees.every(("v2", "v30", "v3"), trees.since("v2.2.1")))
 def test_branchformers(tree: Any, tmp_path: Path) -> None:
     plans = [launch.scenario(name, "probed", steps=STEPS, timeout=90, **KINDS[name]) for name in kinds(tree)]
     results = launch.run(tree, plans, tmp_path)
@@ -45,7 +45,7 @@ def probed_script(tree: Path, folder: Path, *typed: str) -> Dict[str, Any]:
 
 
 @PATCH
-@pytest.mark.parametrize("tree", trees.real(("v2.2.1", "v3.0.0", "v3.1.0", "main")))
+@pytest.mark.parametrize("tree", trees.real(trees.since("v2.2.1")))
 def test_the_script_with_stochastic_depth(tree: Path, tmp_path: Path) -> None:
     depth = {"num_blocks": 4, "stochastic_depth_rate": 0.5}
     recipe.write(tmp_path, 24, encoder="branchformer", encoder_conf=depth)
@@ -65,7 +65,7 @@ def test_the_script_with_stochastic_depth(tree: Path, tmp_path: Path) -> None:
 
 
 @PATCH
-@pytest.mark.parametrize("tree", trees.real(("v3.0.0", "v3.1.0", "main")))
+@pytest.mark.parametrize("tree", trees.real(trees.since("v3.0.0")))
 def test_the_script_with_checkpointing_and_a_part_that_is_not_used(tree: Path, tmp_path: Path) -> None:
     recipe.write(tmp_path, encoder_conf={"gradient_checkpointing": True}, model_conf={"ctc_weight": 1.0})
     found = probed_script(tree, tmp_path)

@@ -73,7 +73,7 @@ from ddpfix import engine
 print(sorted(engine.current().unseen), engine.current().toolkits["wenet"])
 """
 # Without a top-level __init__.py, and with one.
-SOME = trees.every(("v2",), ("v2.0.0", "v2.2.1"))
+SOME = trees.every(("v2",), ("v2.0.0", "v2.1.0", "v2.2.0", "v2.2.1"))
 
 
 @pytest.mark.parametrize("tree", SOME)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
 from tests.support import ranks
 
 VARIABLE = "TEST_WENET"
-TAGS = ("v1.0.0", "v2.0.0", "v2.2.1", "v3.0.0", "v3.1.0", "main")
 # What the marks in the matrix say of each tag.
 VERSIONS = {
     "v1.0.0": "1.0.1",
@@ -29,6 +28,7 @@ VERSIONS = {
     "v3.1.0": "3.1.0",
     "main": "3.2.0.dev0",
 }
+TAGS = tuple(VERSIONS)
 # Packages of our own with the names, signatures and faults of these versions, as far as they are tested.
 STAND_INS = Path(__file__).parent / "stand_ins"
 LIKE = {"v1": "1.0.1", "v2": "2.2.1", "v30": "3.0.0", "v3": "3.2.0.dev0"}
@@ -46,6 +46,11 @@ def available() -> Dict[str, Path]:
     folders = {entry.name: entry.resolve() for entry in sorted(Path(folder).iterdir()) if (entry / "wenet").is_dir()}
     known = [tag for tag in VERSIONS if tag in folders]
     return {tag: folders[tag] for tag in known}
+
+
+def since(first: str) -> Tuple[str, ...]:
+    """The tags from this one on."""
+    return TAGS[TAGS.index(first) :]
 
 
 def real(tags: Sequence[str] = TAGS) -> List[Any]:
