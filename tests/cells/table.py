@@ -169,6 +169,11 @@ MORE: Dict[str, Tuple[Fit, ...]] = {
         )
         for version in ("2.0.9.post0", "2.3.3", "2.6.6")
     ),
+    # Where a row of accelerate ends and the next one begins.
+    "transformers": tuple(
+        Fit("==4.42.4", ("numpy<2", f"accelerate=={version}"), tests=(RANKS,), stack=f"accelerate{version}")
+        for version in ("0.30.1", "0.31.0")
+    ),
     "funasr": (
         # What the users of the reports have.
         Fit(

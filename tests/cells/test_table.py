@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict
 
 import pytest
+from packaging.version import Version
 
 from ddpfix.matrix import loader
 from tests.cells import results, share, table
@@ -58,6 +59,16 @@ def test_every_python_that_the_package_is_said_to_run_on_has_a_cell() -> None:
     said = re.findall(r"Programming Language :: Python :: (3\.\d+)", text)
     assert said == [f"3.{minor}" for minor in range(8, 14)]
     assert set(said) == {cell.fit.python for cell in table.cells()}
+
+
+def test_accelerate_is_tried_at_both_ends_of_each_row() -> None:
+    known = map(Version, json.loads(table.RELEASES.read_text(encoding="utf-8"))["versions"]["accelerate"])
+    plain = sorted(version for version in known if not version.is_prerelease)
+    others = {word for cell in table.cells() for word in cell.fit.others}
+    tried = {Version(word.partition("==")[2]).release[:2] for word in others if word.startswith("accelerate==")}
+    for row in (row for row in WHOLE.rows if WHOLE.patches[row.patch].toolkit == "accelerate"):
+        inside = [version for version in plain if row.versions.holds(version)]
+        assert {inside[0].release[:2], inside[-1].release[:2]} <= tried, row
 
 
 def test_lightning_is_tried_at_three_releases() -> None:

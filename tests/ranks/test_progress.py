@@ -34,6 +34,8 @@ def test_epoch_and_batch(name: str, tmp_path: Path) -> None:
         needed("lightning", "pip install lightning")
     found = positions(name, tmp_path)
     batches = progressing.EPOCHS * progressing.BATCHES
+    # Also where forward and backward are in the closure of the optimizer's step, as Lightning has it.
+    assert {each["phase"] for each in found} == {"forward"}
     assert [each["epoch"] for each in found] == [number // progressing.BATCHES for number in range(batches)]
     # Trainers count from 0 or from 1, within the epoch or over all of them.
     counts = [int(each["counter"].split()[-1]) for each in found[: progressing.BATCHES]]

@@ -55,6 +55,9 @@ STACKS: List[Tuple[List[Spot], Optional[bool], str, str]] = [
     ([MAIN._replace(name="evaluate"), in_torch("_tensor.py", "backward"), ENGINE], None, places.BACKWARD, "backward"),
     ([MAIN, MAIN._replace(name="save_checkpoint")], None, places.CHECKPOINT, "save_checkpoint"),
     ([MAIN, in_torch("optim/adamw.py", "step")], None, places.STEP, "the optimizer's step"),
+    # Lightning has forward and backward in the closure.
+    ([MAIN, in_torch("optim/sgd.py", "step"), MAIN._replace(name="closure"), CALL], True, places.FORWARD, "forward"),
+    ([MAIN, in_torch("optim/sgd.py", "step"), in_torch("optim/sgd.py", "sgd")], None, places.STEP, "the optimizer's"),
     # Activation checkpointing is no save, and the program around @record no collective.
     ([MAIN, in_torch("utils/checkpoint.py", "checkpoint"), CALL], True, places.FORWARD, "forward"),
     ([in_torch("distributed/elastic/multiprocessing/errors/__init__.py", "wrapper"), MAIN], None, places.OTHER, "main"),

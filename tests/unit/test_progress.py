@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from types import FrameType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
 
@@ -38,6 +38,34 @@ def test_the_innermost_function_that_knows_is_asked() -> None:
         return inner(17)
 
     assert outer(3) == Progress(4, "batch_idx 17")
+
+
+def test_a_number_that_was_handed_on_yields_to_the_one_that_is_counted() -> None:
+    """Lightning 2.0 hands on batch_idx 0 where training_step takes none."""
+
+    class Kept:
+        batch_idx = 0
+
+    def optimizer_step(epoch: int, batch_idx: int) -> Progress:
+        Kept.batch_idx = batch_idx + epoch
+        return of(here())
+
+    def advance(epoch: int) -> Progress:
+        batch_idx = 17
+        return optimizer_step(epoch, 0 * batch_idx)
+
+    def goes_on(batch_idx: int) -> Progress:
+        # An argument that is counted up.
+        batch_idx += 1
+        return of(here())
+
+    def outer(of_inner: Callable[[int], Progress]) -> Progress:
+        batch_idx = 90
+        return of_inner(batch_idx - 85)
+
+    assert advance(2) == Progress(2, "batch_idx 17")
+    assert outer(goes_on) == Progress(None, "batch_idx 6")
+    assert outer(advance) == Progress(5, "batch_idx 17")
 
 
 def test_attributes_of_a_trainer() -> None:

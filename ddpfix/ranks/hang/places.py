@@ -119,7 +119,7 @@ def _phase(
         (CHECKPOINT, _function(stack, _SAVES)),
         (WRAPPER, _wrapper(last)),
         (BACKWARD, "backward" if any(spot.is_in(*_BACKWARD) for spot in stack) else ""),
-        (STEP, "the optimizer's step" if _names(stack, "torch/optim/", "step") else ""),
+        (STEP, "the optimizer's step" if _steps(stack) else ""),
         # Names tell less than what is seen above: train_and_evaluate() may be anywhere around a backward.
         (EVALUATION, _evaluation(stack, training)),
         (CHECKPOINT, _named(stack, _SAVING)),
@@ -183,6 +183,16 @@ def _evaluation(stack: Sequence[Spot], training: Optional[bool]) -> str:
 def _loader(stack: Sequence[Spot]) -> str:
     inside = _names(stack, "torch/utils/data/dataloader.py", "")
     return f"DataLoader.{inside}" if inside else ""
+
+
+def _steps(stack: Sequence[Spot]) -> bool:
+    """Whether an optimizer steps; within the closure that it was given, Lightning has forward and backward."""
+    inner = next((number for number in range(len(stack) - 1, -1, -1) if _is_step(stack[number])), None)
+    return inner is not None and all(is_library(spot) for spot in stack[inner + 1 :])
+
+
+def _is_step(spot: Spot) -> bool:
+    return spot.name == "step" and spot.is_in("torch/optim/")
 
 
 def _wrapper(last: Spot) -> str:

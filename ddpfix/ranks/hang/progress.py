@@ -11,7 +11,7 @@ import dis
 import sys
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.ranks.hang import places
 
@@ -25,6 +25,8 @@ _HOLDERS = frozenset(("locals", "vars", "dir", "eval", "exec", "builtins", "__bu
 _METHODS = frozenset(("eval", "exec"))
 # How a function gets at a builtin, and not at an attribute of that name.
 _BY_NAME = frozenset(("LOAD_GLOBAL", "LOAD_NAME"))
+# How a function sets a variable of its own.
+_STORES = ("STORE_FAST", "STORE_DEREF")
 # The frame, the variable here, and the argument of the function that counts.
 _REFERENCES = 3
 
@@ -41,31 +43,50 @@ class Progress(NamedTuple):
     batch: str = ""
 
 
+class _Count(NamedTuple):
+    """A number under a name; ``own`` is False for what a function was given and has not changed."""
+
+    name: str
+    number: int
+    own: bool
+
+
 def of(frames: Sequence[FrameType]) -> Progress:
     """What the functions of a stack know.
 
     Args:
         frames: the outermost one first. Those of torch, Python and ddpfix are left out.
     """
-    found = Progress()
+    epoch: Optional[_Count] = None
+    batch: Optional[_Count] = None
     for frame in reversed(frames):
-        inner = Progress()
         with contextlib.suppress(Exception):
-            inner = _of_frame(frame)
-        found = Progress(inner.epoch if found.epoch is None else found.epoch, found.batch or inner.batch)
-    return found
+            its_epoch, its_batch = _of_frame(frame)
+            epoch, batch = _outward(epoch, its_epoch), _outward(batch, its_batch)
+    return Progress(None if epoch is None else epoch.number, "" if batch is None else f"{batch.name} {batch.number}")
 
 
-def _of_frame(frame: FrameType) -> Progress:
+def _outward(found: Optional[_Count], outer: Optional[_Count]) -> Optional[_Count]:
+    """What is known with one function more.
+
+    Lightning 2.0 hands on ``batch_idx`` 0 in each batch to a module whose training_step does not take it: a number that
+    a function was given yields to the one of the same name in the function that counts.
+    """
+    counts = found is not None and outer is not None and outer.name == found.name and outer.own and not found.own
+    return outer if found is None or counts else found
+
+
+def _of_frame(frame: FrameType) -> Tuple[Optional[_Count], Optional[_Count]]:
+    """The epoch and the batch that a function knows."""
     code = frame.f_code
     # Reading the variables of a function that a debugger traces might set them.
     if frame.f_trace is not None or places.is_library(places.Spot(code.co_filename, frame.f_lineno, code.co_name)):
-        return Progress()
+        return None, None
     known = _some(frame, (*_EPOCHS, *_BATCHES, "self"))
     own = _attributes(known.pop("self", None))
-    epoch, batch = _first(_EPOCHS, known, own), _first(_BATCHES, known, own)
+    epoch, batch = _first(_EPOCHS, code, known, own), _first(_BATCHES, code, known, own)
     turns = _number(_attributes(_attributes(own.get(_LOOP)).get("current")).get("processed"))
-    return Progress(turns if epoch is None else epoch[1], "" if batch is None else f"{batch[0]} {batch[1]}")
+    return (_Count(_LOOP, turns, True) if epoch is None and turns is not None else epoch), batch
 
 
 def _some(frame: FrameType, names: Sequence[str]) -> Dict[str, Any]:
@@ -98,14 +119,25 @@ def _attributes(owner: Any) -> Dict[str, Any]:
     return found if type(found) is dict else {}
 
 
-def _first(names: Sequence[str], *places_of: Mapping[str, Any]) -> Any:
+def _first(
+    names: Sequence[str], code: CodeType, variables: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> Optional[_Count]:
     """The first name that has a number, with it; variables count more than attributes."""
-    for known in places_of:
+    for known in (variables, attributes):
         for name in names:
             number = _number(known.get(name))
             if number is not None:
-                return name, number
+                return _Count(name, number, known is attributes or not _is_given(code, name))
     return None
+
+
+def _is_given(code: CodeType, name: str) -> bool:
+    """Whether a variable is an argument that the function never sets."""
+    if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        return False
+    # From 3.13 on one instruction may set two variables.
+    stores = (each.argval for each in dis.get_instructions(code) if each.opname.startswith(_STORES))
+    return not any(name == set_ or (isinstance(set_, tuple) and name in set_) for set_ in stores)
 
 
 def _number(value: Any) -> Optional[int]:
