@@ -2,7 +2,7 @@
 
 DDP broadcasts the buffers of rank 0 into those of all ranks before each forward. Where an earlier forward still waits
 for its backward (a GAN, a contrastive loss), autograd then refuses: "one of the variables needed for gradient
-computation has been modified by an inplace operation", although nothing that the backward reads has changed. torch 2.13
+computation has been modified by an inplace operation", although nothing that the backward reads has changed. torch 2.12
 hides all of these writes from autograd. Here a write is hidden only where that is exact: the buffer has the value that
 it had, or it is a running statistic of a normalization in training mode, which no backward reads. Any other write ends
 in torch's error.

@@ -44,7 +44,7 @@ STAGES = [
 ]
 if Version(torch.__version__) < Version("2.4"):
     STAGES.append("torch.accumulation")
-if Version(torch.__version__) < Version("2.13"):
+if Version(torch.__version__) < Version("2.12"):
     STAGES.append("torch.buffers")
 
 

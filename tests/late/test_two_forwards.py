@@ -21,7 +21,7 @@ from tests.late.test_scenarios import ends
 pytestmark = pytest.mark.patches("torch.buffers")
 REST = pytest.mark.sampled(inside=False, cells=True)
 # From here on torch hides what its broadcast writes by itself.
-MENDED = Version(torch.__version__) >= Version("2.13")
+MENDED = Version(torch.__version__) >= Version("2.12")
 REFUSED = "has been modified by an inplace operation"
 EXACT = ("statistics", "instances", "table", "evaluated")
 # The backward reads what has changed since: torch's error stays.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple
 
@@ -24,6 +25,7 @@ Pair = Tuple[hosts.Host, hosts.Host]
 BOTH = pytest.mark.parametrize("environ", (UNPATCHED, ON), ids=("unpatched", "on"))
 LIGHTNINGS = ("were not used in producing the loss", launch.REDUCTION)
 THEN = "then python -m pytest --rest tests/launchers"
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_TRAIN_V2_ENABLED": os.environ.get("RAY_TRAIN_V2_ENABLED", "1")}
 ABSENT = {**ON, "DDPFIX_TIMEOUT": "3", "TEST_STOCK": "1"}
 
 
@@ -90,13 +92,42 @@ def test_ray_train(tmp_path: Path, environ: Mapping[str, str], how: str) -> None
     """Ray ends all workers as soon as one has ended with an error."""
     needed("ray", f"pip install 'ray[train]', {THEN}")
     program = str(PROGRAM.with_name("by_ray.py"))
-    own = {"RAY_AUTH_MODE": "disabled", "RAY_TRAIN_V2_ENABLED": os.environ.get("RAY_TRAIN_V2_ENABLED", "1")}
-    job = launch.run([sys.executable, program, str(tmp_path), how], tmp_path, {**environ, **own}, limit=400)
+    job = launch.run([sys.executable, program, str(tmp_path), how], tmp_path, {**environ, **RAY}, limit=400)
     if environ is ON:
         judge(job, environ, compared=how == "plain")
     else:
         assert any(launch.REDUCTION in one.get("error", "") for one in job.records.get(0, [])), job.output[-4000:]
         assert not any(one["active"] for one in job.records[0])
+
+
+def ray_on_both(pair: Pair, folder: Path, environs: Sequence[Mapping[str, str]]) -> Job:
+    """A cluster of two hosts, with a worker on each."""
+    needed("ray", f"pip install 'ray[train]', {THEN}")
+    program = [sys.executable, str(PROGRAM.with_name("by_ray.py")), str(folder)]
+    head, other = (host.address for host in pair)
+    words = ([*program, "plain", head], [*program, "join", head, other])
+    # Where its sockets have short paths, and no other program takes this cluster for its own.
+    with tempfile.TemporaryDirectory(prefix="ray-") as place:
+        own = {**RAY, "RAY_TMPDIR": place}
+        commands = [(host, each, {**environ, **own}) for host, each, environ in zip(pair, words, environs)]
+        return launch.run_on_both(commands, folder, limit=400)
+
+
+@BOTH
+def test_ray_on_two_hosts(pair: Pair, tmp_path: Path, environ: Mapping[str, str]) -> None:
+    job = ray_on_both(pair, tmp_path, [environ, environ])
+    if environ is ON:
+        judge(job, environ)
+        assert sorted(one["host"] for one in job.of(2)) == list(hosts.NAMES)
+    else:
+        assert any(launch.REDUCTION in one.get("error", "") for one in job.records.get(0, [])), job.output[-4000:]
+
+
+def test_ray_with_a_host_without_ddpfix(pair: Pair, tmp_path: Path) -> None:
+    """Which of the two has rank 0 is Ray's choice."""
+    job = ray_on_both(pair, tmp_path, [ABSENT, UNPATCHED])
+    (error,) = (one["error"] for one in job.records.get(0, []) if one["active"])
+    assert "ddpfix" in error and "is on host node-b." in error, error
 
 
 def slurm(pair: Pair, folder: Path, environs: Sequence[Mapping[str, str]], *rest: str) -> Job:

@@ -44,8 +44,11 @@ def test_with_it_the_job_ends_well(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def handlers(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
-    """The handlers at the exit of this process, as far as they are registered while a test runs."""
+def handlers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[Any]:
+    """The handlers at the exit of this process, as far as they are registered while a test runs.
+
+    The first ``tmp_path`` of a run registers one of pytest's, so it is made ahead.
+    """
     found: List[Any] = []
     monkeypatch.setattr(atexit, "register", found.append)
     monkeypatch.setattr(atexit, "unregister", lambda handler: found.remove(handler) if handler in found else None)

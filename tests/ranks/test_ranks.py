@@ -297,6 +297,7 @@ def test_one_summary_line_per_process_group() -> None:
 
 def test_unpatched_a_rate_set_on_the_config_is_ignored() -> None:
     for record in unpatched("rate_set_on_the_config").records("rate_set_on_the_config"):
+        assert "error" not in record, record["error"]
         assert any(record["skipped"][:4]) and not any(record["skipped"][4:])
         assert record["weights"][0] != record["weights"][1]
 

@@ -312,6 +312,8 @@ def resumed() -> Dict[str, Any]:
 def rate_set_on_the_config() -> Dict[str, Any]:
     """A user switches LayerDrop off as all advice has it, after the model was built; beside a model built without."""
     entry = zoo.tiny_model("bart")
+    # Up to 4.30 Python's generator draws. Where it skips the whole decoder, plain DDP fails for another reason.
+    random.seed(4)
     record: Dict[str, Any] = {"skipped": []}
     for built, then in ((0.5, 0.0), (0.0, 0.0)):
         model = entry.build(rate=built, seed=3)

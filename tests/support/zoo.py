@@ -1044,7 +1044,16 @@ ZOO: Tuple[TinyModel, ...] = (
         PAST_AND_FUTURE,
         ("AutoformerEncoder", "AutoformerDecoder"),
     ),
-    TinyModel("detr", "DetrModel", "DetrConfig", DETECTION, IMAGE, ("DetrEncoder", "DetrDecoder")),
+    TinyModel(
+        "detr",
+        # The first releases take no backbone but timm's; without it, a dummy is in the place of this class.
+        "transformers.models.detr.modeling_detr:DetrModel",
+        "DetrConfig",
+        DETECTION,
+        IMAGE,
+        ("DetrEncoder", "DetrDecoder"),
+        works_from="4.30",
+    ),
     # The encoder draws up to 5.0 only. Up to 4.30 the position embeddings have 256 channels whatever
     # the configuration says.
     TinyModel(
