@@ -6,8 +6,7 @@
 
 A result is a file in ``tests/results``, one a cell: which versions were there, and the patches whose tests ran and
 passed. A patch counts as tested on the version that its own toolkit has in the cell. A file that no run has written is
-refused, but for those that ``carried_over.txt`` names: they say what was tested before results were kept. The names
-go when their cells have run; none is added.
+refused.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from ddpfix.matrix.reader import Reader
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "results"
-CARRIED_OVER = ROOT / "tests" / "support" / "carried_over.txt"
 HEADING = "tested: # written by python -m tests.support.tested, from tests/results"
 COUNTS = ("passed", "failed", "skipped", "seconds")
 Result = Dict[str, Any]
@@ -46,25 +44,16 @@ def read(folder: Path = RESULTS) -> List[Result]:
         ValueError: a result is none of a run whose tests all passed.
     """
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    carried = set(CARRIED_OVER.read_text(encoding="utf-8").split())
     for result in found:
-        _check(result, carried)
+        _check(result)
     return found
 
 
-def _check(result: Result, carried: Set[str]) -> None:
-    if result["recorded"] is None and result["cell"] in carried:
-        return
+def _check(result: Result) -> None:
     if result["recorded"] is None or not all(type(result[word]) is int for word in COUNTS):
         raise ValueError(f"no run has written the result of {result['cell']}: nox -s cell -- {result['cell']}")
     if result["failed"] or not result["passed"]:
         raise ValueError(f"tests of {result['cell']}: {result['passed']} passed, {result['failed']} failed")
-
-
-def still_carried(results: Sequence[Result], text: str) -> str:
-    """The list of results that were carried over, without those whose cells have run since."""
-    kept = {result["cell"] for result in results if result["recorded"] is None} & set(text.split())
-    return "".join(f"{name}\n" for name in sorted(kept))
 
 
 def by_version(results: Sequence[Result], whole: Matrix) -> Dict[str, Dict[Version, Set[str]]]:
@@ -187,15 +176,13 @@ def main() -> int:
 
 def _write(results: Sequence[Result], check: bool) -> int:
     path = loader.default_path()
-    text, carried = path.read_text(encoding="utf-8"), CARRIED_OVER.read_text(encoding="utf-8")
-    made = {path: written(text, block(results, Reader(path).untested())), CARRIED_OVER: still_carried(results, carried)}
-    old = [file for file in made if made[file] != file.read_text(encoding="utf-8")]
-    if check and old:
-        names = " and ".join(file.name for file in old)
-        sys.stderr.write(f"{names}: not what tests/results says; run python -m tests.support.tested\n")
+    text = path.read_text(encoding="utf-8")
+    made = written(text, block(results, Reader(path).untested()))
+    if check and made != text:
+        sys.stderr.write(f"{path.name}: not what tests/results says; run python -m tests.support.tested\n")
         return 1
-    for file in old:
-        file.write_text(made[file], encoding="utf-8")
+    if made != text:
+        path.write_text(made, encoding="utf-8")
     return 0
 
 

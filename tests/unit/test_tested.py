@@ -60,19 +60,9 @@ def test_a_result_that_is_of_no_good_run_is_refused(numbers: Dict[str, Any], mes
         tested.read(made)
 
 
-def test_a_result_of_a_run_is_taken_and_so_is_one_of_those_carried_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = tmp_path / "carried.txt"
-    names.write_text("funasr-1.0.19\nfunasr-1.0.5\n")
-    monkeypatch.setattr(tested, "CARRIED_OVER", names)
-    (tmp_path / "results").mkdir()
-    folder_with(result(**BY_HAND), tmp_path / "results")
-    folder_with(result(cell="funasr-1.0.5", version="1.0.5", **RUN), tmp_path / "results")
-    found = tested.read(tmp_path / "results")
-    assert [each["version"] for each in found] == ["1.0.19", "1.0.5"]
-    # The second one has run.
-    assert tested.still_carried(found, names.read_text()) == "funasr-1.0.19\n"
+def test_a_result_of_a_run_is_taken(tmp_path: Path) -> None:
+    made = folder_with(result(cell="funasr-1.0.5", version="1.0.5", **RUN), tmp_path)
+    assert [each["version"] for each in tested.read(made)] == ["1.0.5"]
 
 
 @pytest.mark.parametrize("typed", [True, False])
