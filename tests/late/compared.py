@@ -134,6 +134,9 @@ def checkpointed(model: Any, kind: str) -> None:
     keywords: Dict[str, Any] = {} if kind == "default" else {"use_reentrant": kind == "reentrant"}
     if where == "layers":
         model.gradient_checkpointing_enable(**({"gradient_checkpointing_kwargs": keywords} if keywords else {}))
+        if getattr(model, "get_decoder", None) is not None:
+            # Of what decoder layers give back to the encoder, plain torch adds up the parts in another order then.
+            model.get_decoder().gradient_checkpointing = False
     elif where == "encoder":
         encoder = model.get_encoder() if hasattr(model, "get_encoder") else model.encoder
         original = encoder.forward
