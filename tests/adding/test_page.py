@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-toolkit.md"
-COPIED = ("ddpfix", "patches", "docs", "compat_matrix.yaml", "README.md", "pyproject.toml")
+COPIED = ("ddpfix", "patches", "docs", "compat_matrix.yaml", "README.md", "CONTRIBUTING.md", "pyproject.toml")
 METADATA = "Metadata-Version: 2.1\nName: toykit\nVersion: 1.0\n"
 # A file's name in front of a block of code.
 FILE = re.compile(r"^`([\w./]+)`[^\n]*:\n\n```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
