@@ -83,7 +83,10 @@ STAGED: Dict[str, Said] = {
     "barrier": Said("rank 0 (waits in barrier|has begun 1 collective more)", HERE, "on some ranks only"),
     "sizes": Said("rank 0 waits in all_reduce of 2 float32", HERE, "The sizes of one collective differ"),
     "evaluation": Said("rank 0 (is|has been) in evaluation, evaluate", HERE, "Evaluation on some ranks only"),
-    "saving": Said("rank 0 is in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"),
+    # Before Python 3.11 a function that is called again has the same frame: that it moves may not be seen.
+    "saving": Said(
+        "rank 0 (is|has been) in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"
+    ),
     "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
     "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\), batch_idx 1 of epoch 1;", HERE, "stack tells"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
