@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,8 @@ class Said(NamedTuple):
     cause: str
 
 
+# Before Python 3.11 a function that is called again may have the same frame: whether it moves is not always seen.
+MOVES = "is" if sys.version_info >= (3, 11) else "(is|has been)"
 HERE = r"hanging\.py:\d+"
 STAGED: Dict[str, Said] = {
     "uneven": Said("rank 1 waits in barrier", HERE, "Rank 1 came out of the loop over the data first. Uneven data"),
@@ -83,10 +86,7 @@ STAGED: Dict[str, Said] = {
     "barrier": Said("rank 0 (waits in barrier|has begun 1 collective more)", HERE, "on some ranks only"),
     "sizes": Said("rank 0 waits in all_reduce of 2 float32", HERE, "The sizes of one collective differ"),
     "evaluation": Said("rank 0 (is|has been) in evaluation, evaluate", HERE, "Evaluation on some ranks only"),
-    # Before Python 3.11 a function that is called again has the same frame: that it moves may not be seen.
-    "saving": Said(
-        "rank 0 (is|has been) in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"
-    ),
+    "saving": Said(f"rank 0 {MOVES} in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"),
     "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
     "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\), batch_idx 1 of epoch 1;", HERE, "stack tells"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),

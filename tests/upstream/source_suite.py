@@ -19,8 +19,8 @@ from tests.upstream.outcomes import Outcome
 from tests.upstream.sources import LEFT_OUT, Source
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
-# Seconds for the files of one pattern, on a machine that does other work as well.
-LIMIT = 3600.0
+# Seconds for the files of one pattern.
+LIMIT = 1800.0
 OPTIONS = ("-q", "-n", "1", "-p", "no:cacheprovider", "-p", "upstream_applied", "-o", "junit_family=xunit1")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
