@@ -276,8 +276,11 @@ class Finalizer:
     def _reduced(self, by_us: bool) -> None:
         self.state, self._by_us = FINALIZED, by_us
         self._reductions += 1
-        for index in self._restored():
+        restored = self._restored()
+        for index in restored:
             self.parameters[index].grad = self.left_out[index]
+        is_first = by_us and bool(self.left_out) and not self._finalized
+        zeros = is_first and any(grad is None for n, grad in self.left_out.items() if n not in restored)
         # Keep no reference to gradients that the loop may drop.
         self.left_out = dict.fromkeys(self.left_out)
         self.backwards.reduced(self.left_out)
@@ -286,8 +289,8 @@ class Finalizer:
         if not by_us:
             return
         self._first.reduced()
-        if self.left_out and not self._finalized:
-            self._log_first_time()
+        if is_first:
+            self._log_first_time(zeros)
         self._finalized += bool(self.left_out)
         self._keep_arrival_hooks()
 
@@ -296,13 +299,15 @@ class Finalizer:
         unused = self._model.window.unused if self._model.window is not None else frozenset()
         return [n for n in self.left_out if n in unused or not self.parameters[n].requires_grad]
 
-    def _log_first_time(self) -> None:
+    def _log_first_time(self, zeros: bool) -> None:
+        """Say which parameters; ``zeros``: some had no gradient, and under the flag would have kept None."""
         names = [self._model.names[number] for number in sorted(self.left_out)]
+        how = ", with zeros, which momentum and weight decay act on" if zeros else ""
         log.info(
             f"{len(names)} parameters of {type(self._wrapper().module).__name__} got no gradient"  # type: ignore
             f" ({diagnosis.in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
-            " DDP's reduction is finalized after each backward (DDPFIX_UNUSED=find sets the flag instead, off does"
-            " neither)"
+            f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
+            " does neither)"
         )
 
     def end(self) -> None:

@@ -101,6 +101,8 @@ def test_parameters_are_bit_for_bit_those_of_the_flag(outcomes: Dict[str, Ranks]
         assert one["none"] == other["none"]
     if plan != "zeros":
         assert len(set(expected[0]["none"])) > 3
+    # What all ranks know to be unused keeps None.
+    assert all("with zeros" not in log for log, _ in outcomes[f"{plan}-{mode}"])
 
 
 @needs("torch.unsent")
