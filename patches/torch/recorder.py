@@ -211,6 +211,9 @@ class Recorder:
         self._local, hook = None, None
         self._forwards.clear()
         try:
+            if not self.row.backwards:
+                for model in self._models:
+                    model.backward_begins()
             hook = self._look_at(tensors if isinstance(tensors, torch.Tensor) else None)
         except Exception as error:
             self._fail(error)

@@ -41,6 +41,8 @@ class Traced:
         self._is_alone = optimizers.is_alone(model)
         # Forwards since the last step, and those of them whose gradients are reduced.
         self._forwards = self._reduced = 0
+        # Whether gradients of an earlier step were there when the first backward of this one began.
+        self._kept = False
         # What the hook on the buckets has counted up to the last step.
         self._counted = 0, 0
         self._seen: Optional[training.Step] = None
@@ -101,6 +103,16 @@ class Traced:
                 self._seen = step
                 self._skipped(step, recorder.row)
 
+    def backward_begins(self) -> None:
+        """Called before the first backward of a step.
+
+        Under the flag DDP leaves ``grad`` as it was where no rank has a gradient: it tells who got none only where it
+        was None before, and not after ``zero_grad(set_to_none=False)``.
+        """
+        wrapper = self._model.wrapper
+        if self._model.finalizer is None and wrapper is not None and wrapper.find_unused_parameters:
+            self._kept = any(each.grad is not None for each in self._model.parameters)
+
     def failed(self, error: BaseException) -> None:
         self._recorder.forward_ended()
 
@@ -136,7 +148,7 @@ class Traced:
         if model.finalizer is not None:
             return sorted(model.finalizer.left_out)
         wrapper = model.wrapper
-        if wrapper is not None and wrapper.find_unused_parameters:
+        if wrapper is not None and wrapper.find_unused_parameters and not self._kept:
             return [index for index, each in enumerate(model.parameters) if each.requires_grad and each.grad is None]
         return None
 

@@ -29,7 +29,7 @@ def wav2vec2(rate: float) -> Any:
         num_attention_heads=2,
         intermediate_size=32,
         conv_dim=(8, 8),
-        # Torch 2.1 on a CPU writes what is in memory where the gradient of a GELU is transposed.
+        # Torch 2.0 and 2.1 on a CPU write what is in memory where the gradient of a GELU is transposed.
         feat_extract_activation="relu",
         conv_stride=(4, 4),
         conv_kernel=(4, 4),

@@ -134,9 +134,10 @@ ALL = {**QUICK, **MORE}
 
 
 def failing(names: Dict[str, Expected]) -> List[Scenario]:
-    plans = [Scenario(f"plain-{name}", function=f"diagnosed:{name}", timeout=20) for name in names]
+    plans = [Scenario(f"plain-{name}", function=f"diagnosed:{name}", timeout=20, stays=8) for name in names]
     return plans + [
-        Scenario(name, function=f"diagnosed:{name}", settings=each.settings, timeout=20) for name, each in names.items()
+        Scenario(name, function=f"diagnosed:{name}", settings=each.settings, timeout=20, stays=8)
+        for name, each in names.items()
     ]
 
 
@@ -200,19 +201,19 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     outcomes = run(MORE, tmp_path_factory.mktemp("more"))
-    plans = [Scenario(name, function=f"diagnosed:{name}", settings=OFF, timeout=20) for name in DISAGREE]
+    plans = [Scenario(name, function=f"diagnosed:{name}", settings=OFF, timeout=20, stays=8) for name in DISAGREE]
     environ = {"TEST_LINES": json.dumps([FIND])}
     plans += [
-        Scenario(f"{name}-0", function=f"diagnosed:{name}", settings=OFF, environ=environ, timeout=20)
+        Scenario(f"{name}-0", function=f"diagnosed:{name}", settings=OFF, environ=environ, timeout=20, stays=8)
         for name in DISAGREE
     ]
     plans += [
-        Scenario(f"late-{name}", function=f"diagnosed:{name}", settings={"unused": "late"}, timeout=20)
+        Scenario(f"late-{name}", function=f"diagnosed:{name}", settings={"unused": "late"}, timeout=20, stays=8)
         for name, each in ALL.items()
         if each.error == UNFINISHED and each.lines != [NOT_STATIC]
     ]
     plans += [
-        Scenario(key, function=f"diagnosed:{name}", settings=settings, timeout=20)
+        Scenario(key, function=f"diagnosed:{name}", settings=settings, timeout=20, stays=8)
         for key, (name, settings) in OTHERS.items()
     ]
     outcomes.update(launch.train(plans, tmp_path_factory.mktemp("disagree")))

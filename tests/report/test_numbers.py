@@ -233,6 +233,20 @@ def test_chance_makes_no_straggler(tmp_path: Path, slow: float, said: str) -> No
     assert said in found
 
 
+def test_only_rows_that_tell_are_told_of(tmp_path: Path) -> None:
+    """What got no gradient is not known of each step."""
+
+    def some_tell(rank: int, step: int, row: Row) -> None:
+        row["unused"] = []
+        if step % 2 == 0:
+            del row["unused"]
+
+    found = sentences(traces.write(tmp_path / "run", 2, 40, change=some_tell))
+    assert "Every parameter had a gradient in the 40 of 80 rows that tell." in found
+    found = sentences(traces.write(tmp_path / "all", 2, 40, change=lambda rank, step, row: row.update(unused=[])))
+    assert "Every parameter had a gradient in every step." in found
+
+
 def test_findings_tell_how_ranks_ended(tmp_path: Path) -> None:
     folder = traces.write(tmp_path / "ends", 4, 5)
     (folder / "rank-00002.jsonl").unlink()

@@ -179,8 +179,21 @@ def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Run) -> No
         record = folder / f"{scenario['name']}.{RANK}.json"
         record.with_suffix(".part").write_text(json.dumps(found))
         record.with_suffix(".part").rename(record)
+        if found["error"]:
+            _stay(scenario, folder)
     finally:
         os._exit(0)
+
+
+def _stay(scenario: Dict[str, Any], folder: Path) -> None:
+    """Wait for the records of all ranks, for as long as the scenario says (``stays``, in seconds).
+
+    A rank that is slower would end with the lost connection to this one, not with the error that it has as well.
+    """
+    records = [folder / f"{scenario['name']}.{rank}.json" for rank in range(scenario.get("size", 0))]
+    end = time.monotonic() + scenario.get("stays", 0.0)
+    while time.monotonic() < end and not all(record.exists() for record in records):
+        time.sleep(0.02)
 
 
 def _agreed_port(folder: Path, number: int) -> str:

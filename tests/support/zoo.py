@@ -578,7 +578,7 @@ STACK = {
 }
 SPEECH = _with(
     STACK,
-    # Torch 2.1 on a CPU writes what is in memory where the gradient of a GELU is transposed.
+    # Torch 2.0 and 2.1 on a CPU write what is in memory where the gradient of a GELU is transposed.
     feat_extract_activation="relu",
     conv_dim=(8, 8),
     conv_kernel=(10, 3),

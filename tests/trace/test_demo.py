@@ -76,11 +76,18 @@ def test_what_was_skipped_and_lost_is_what_the_script_records(
             assert steps["loss"] == pytest.approx([line["loss"] for line in lines], rel=1e-6)
         assert all(0 < each < 1 for each in steps["padding"]) and all(len(each) >= 2 for each in steps["shape"])
         for skipped, unused in zip(steps["skipped"], steps["unused"] or []):
+            if unused is None:
+                # Older releases of accelerate keep gradients, as zeros: who got none is only seen in the first step.
+                assert loop == "accelerate" and steps["unused"][0] is not None
+                continue
             layers = {described["layers"][index] for index in skipped}
             own = {described["parameters"][index] for index in unused}
-            # All parameters of a skipped layer that are its own, and none of a layer that ran.
+            # All parameters of a skipped layer that are its own, and none of a layer that ran and had an effect: an
+            # encoder has none without the decoder's layers, which look at it.
             assert all(any(name.startswith(layer + ".") for name in own) for layer in layers)
             ran = set(described["layers"]) - layers
+            if model == "bart" and not any(".decoder." in layer for layer in ran):
+                ran = set()
             assert not [name for name in own if any(name.startswith(layer + ".") for layer in ran)]
         assert run.end is not None and run.end["how"] == "ended"
         assert schema.arrow_file(run.file).exists() is (pyarrow and _has_pyarrow())

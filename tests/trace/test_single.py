@@ -221,3 +221,40 @@ def test_sums_of_values_that_come_later() -> None:
     come.append(4.0)
     assert total() == 7.0
     assert later.total([]) is None and later.total([1.0, 0.5]) == 1.5
+
+
+class Halves(nn.Module):
+    """Two layers, of which a forward uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+    def forward(self, values: torch.Tensor, which: int) -> Any:
+        return self.halves[which](values).sum()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_who_got_no_gradient_is_not_known_where_gradients_are_kept(end: End, tmp_path: Path, to_none: bool) -> None:
+    """Under the flag DDP leaves what is there where no rank has a gradient."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(Halves(), find_unused_parameters=True)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        for step in range(4):
+            loss = wrapped(torch.ones(1, 2), step % 2)
+            # After the forward: as good as before it.
+            optimizer.zero_grad(set_to_none=to_none)
+            loss.backward()
+            optimizer.step()
+        run = end()
+    finally:
+        distributed.destroy_process_group()
+    (model,) = run.models
+    names = [found and [model["parameters"][index] for index in found] for found in run.steps["unused"]]
+    others = [[f"halves.{1 - step % 2}.{name}" for name in ("weight", "bias")] for step in range(4)]
+    # Before the first step there were no gradients.
+    assert names == (others if to_none else [others[0], None, None, None])

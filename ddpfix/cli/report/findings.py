@@ -137,7 +137,10 @@ def _unused(data: Data) -> List[Finding]:
     if not unused["known"]:
         return []
     if not unused["groups"]:
-        return [Finding("unused", GOOD, "Every parameter had a gradient in every step.")]
+        if unused["told"] == data["rows"]:
+            return [Finding("unused", GOOD, "Every parameter had a gradient in every step.")]
+        text = f"Every parameter had a gradient in the {unused['told']:,} of {data['rows']:,} rows that tell."
+        return [Finding("unused", PLAIN, text)]
     whole = f"{unused['parameters']:,} parameters" if unused["parameters"] else "the parameters"
     found = []
     always = [each["name"] for each in unused["groups"] if each["always"]]

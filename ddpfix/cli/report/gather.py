@@ -97,6 +97,8 @@ class Gathered:
         self.layer_known: List[Grid] = []
         self.unused: Dict[int, Grid] = {}
         self.unused_known = Grid(self.timeline)
+        # Rows that tell what was unused.
+        self.unused_told = 0
         # Losses that are not a number: how many, and the first as (step, rank).
         self.lost, self.first_lost = 0, None  # type: int, Optional[Tuple[int, int]]
         self.last_step, self.rows, self.thinned = 0, 0, 1
@@ -237,6 +239,7 @@ class Gathered:
     def _unused(self, pieces: Sequence[Piece], weights: Optional[List[int]], unused: List[Optional[List[int]]]) -> None:
         if not any(each is not None for each in unused):
             return
+        self.unused_told += sum(each is not None for each in unused)
         self.series["unused"].put(pieces, _lengths(unused), weights)
         self.unused_known.put(0, pieces, _as_ones(unused), weights)
         for column, start, end in pieces:

@@ -249,6 +249,7 @@ def _unused(gathered: Gathered) -> Dict[str, Any]:
     entries.sort(key=lambda entry: -float(entry["share"]))
     return {
         "known": whole > 0,
+        "told": gathered.unused_told,
         "parameters": len(gathered.parameters),
         "always": sum(entry["count"] for entry in entries if entry["always"]),
         "sometimes": sum(entry["count"] for entry in entries if not entry["always"]),

@@ -44,6 +44,8 @@ def wavlm() -> Any:
         classifier_proj_size=32,
         num_labels=2,
         layerdrop=0.4,
+        # Torch 2.0 and 2.1 on a CPU write what is in memory where the gradient of a GELU is transposed.
+        feat_extract_activation="relu" if torch.__version__.startswith(("2.0.", "2.1.")) else "gelu",
     )
     return transformers.WavLMForSequenceClassification(config)
 
@@ -187,6 +189,9 @@ def accelerate(model: Any, data: Tones, rate: float, folder: Path) -> None:
 def trainer(model: Any, data: Tones, rate: float, folder: Path) -> None:
     """With gradient checkpointing, without which Trainer sets find_unused_parameters by itself."""
     known = inspect.signature(transformers.TrainingArguments).parameters
+    if "ddp_backend" not in known:
+        # Older releases refuse gloo, and take a group that is there.
+        distributed.init_process_group("gloo")
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=BATCH,
@@ -194,13 +199,13 @@ def trainer(model: Any, data: Tones, rate: float, folder: Path) -> None:
         learning_rate=rate,
         lr_scheduler_type="constant",
         gradient_checkpointing=True,
-        ddp_backend="gloo",
         save_strategy="no",
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=False,
         **{"use_cpu" if "use_cpu" in known else "no_cuda": True},
+        **({"ddp_backend": "gloo"} if "ddp_backend" in known else {}),
     )
     transformers.Trainer(model=model, args=arguments, train_dataset=data, data_collator=data.collate).train()
 
