@@ -5,13 +5,15 @@ part of that are Python objects (since torch 2.11 the context of the backward th
 memory of a tensor that numpy lent), for which the thread needs the GIL. If the interpreter has begun to end by then,
 CPython ends the thread, which C++ takes for a fault: "terminate called without an active exception", SIGABRT, and torch
 elastic reports a job as failed whose work is done. Whether it happens depends on fractions of a millisecond, which any
-change of the process moves, ddpfix too.
+change of the process moves, ddpfix too. From CPython 3.14 on such a thread stands still until the process has gone
+(https://github.com/python/cpython/issues/87135), and nothing is done here.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from types import ModuleType
@@ -29,6 +31,8 @@ _LONGEST = 10.0
 # The name of the threads that run gloo's work; releases as late as 2.4 give them none, so that all are looked at.
 _NAME = "pt_gloo_runloop"
 _THREADS = "/proc/self/task"
+# Whether the interpreter ends a thread that asks for the GIL too late.
+ENDS_THREADS = sys.version_info < (3, 14)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
@@ -48,7 +52,8 @@ def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 def _remember() -> None:
     """Register the wait; once, however many groups come."""
     _forget()
-    atexit.register(settle)
+    if ENDS_THREADS:
+        atexit.register(settle)
 
 
 def _forget() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -17,6 +18,8 @@ from tests.support import ranks
 
 pytestmark = pytest.mark.patches("torch.leaving")
 SCRIPT = Path(__file__).with_name("last_work.py")
+# Handlers of a process with a group: from CPython 3.14 on there is nothing to wait for.
+EXPECTED = int(sys.version_info < (3, 14))
 
 
 def ends(folder: Path, **environ: str) -> Tuple[int, str]:
@@ -33,6 +36,9 @@ def ends(folder: Path, **environ: str) -> Tuple[int, str]:
 )
 def test_without_the_patch_the_job_fails_when_its_work_is_done(tmp_path: Path, environ: Any) -> None:
     code, screen = ends(tmp_path, **environ)
+    if not leaving.ENDS_THREADS:
+        assert code == 0 and screen.count("done") == 2, screen
+        return
     # Mostly SIGABRT ("terminate called without an active exception"); what CPython has freed by then may break first.
     assert code != 0 and screen.count("done") == 2 and "exitcode  : -" in screen, screen
 
@@ -58,7 +64,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[Any]:
 def test_the_handler_is_there_once_a_group_is_and_until_undo(handlers: List[Any], tmp_path: Path) -> None:
     ddpfix.activate(log="off")
     for store in "ab":
-        assert handlers.count(leaving.settle) == (0 if store == "a" else 1)
+        assert handlers.count(leaving.settle) == (0 if store == "a" else EXPECTED)
         distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/{store}", rank=0, world_size=1)
         distributed.destroy_process_group()
     ddpfix.deactivate()
@@ -68,7 +74,7 @@ def test_the_handler_is_there_once_a_group_is_and_until_undo(handlers: List[Any]
 def test_a_group_that_is_up_already_counts(handlers: List[Any], tmp_path: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     ddpfix.activate(log="off")
-    assert handlers.count(leaving.settle) == 1
+    assert handlers.count(leaving.settle) == EXPECTED
     ddpfix.deactivate()
     distributed.destroy_process_group()
 
