@@ -72,8 +72,9 @@ class Said(NamedTuple):
     cause: str
 
 
-# Before Python 3.11 a function that is called again may have the same frame: whether it moves is not always seen.
-MOVES = "is" if sys.version_info >= (3, 11) else "(is|has been)"
+# Before Python 3.11, and from 3.14 on, a function that is called again may have the same frame: whether it moves is not
+# always seen.
+MOVES = "is" if (3, 11) <= sys.version_info < (3, 14) else "(is|has been)"
 HERE = r"hanging\.py:\d+"
 STAGED: Dict[str, Said] = {
     "uneven": Said("rank 1 waits in barrier", HERE, "Rank 1 came out of the loop over the data first. Uneven data"),
