@@ -6,7 +6,7 @@ Importing this package does nothing and costs nothing: each name below is import
 
 from __future__ import annotations
 
-__version__ = "1.0.0rc1"
+__version__ = "1.0.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
