@@ -19,6 +19,7 @@ _OPENING = (
     yaml.FlowSequenceStartToken,
 )
 _CLOSING = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+_TOO_DEEP = "nested too deeply; the schema needs eight levels"
 
 
 class Node:
@@ -102,7 +103,10 @@ def root(path: Path, thorough: bool = True) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
-        raise MatrixError(f"{path}:{line}: not valid YAML: {error.problem or error.context}") from None
+        problem = error.problem or error.context or ""
+        # The scanner of PyYAML 6.0.4 refuses by itself what is still deeper than we accept.
+        said = _TOO_DEEP if "nesting depth" in problem else f"not valid YAML: {problem}"
+        raise MatrixError(f"{path}:{line}: {said}") from None
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         if isinstance(error, MatrixError):
             raise
@@ -122,4 +126,4 @@ def _refuse_hostile(text: str, path: Path) -> None:
         if isinstance(token, (yaml.AliasToken, yaml.AnchorToken, yaml.TagToken)):
             raise MatrixError(f"{path}:{line}: anchors, aliases and tags are not accepted here")
         if depth > 20:
-            raise MatrixError(f"{path}:{line}: nested too deeply; the schema needs eight levels")
+            raise MatrixError(f"{path}:{line}: {_TOO_DEEP}")

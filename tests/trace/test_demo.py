@@ -87,7 +87,8 @@ def test_what_was_skipped_and_lost_is_what_the_script_records(
             assert all(any(name.startswith(layer + ".") for name in own) for layer in layers)
             ran = set(described["layers"]) - layers
             if model == "bart" and not any(".decoder." in layer for layer in ran):
-                ran = set()
+                assert all(any(name.startswith(layer + ".") for name in own) for layer in ran)
+                continue
             assert not [name for name in own if any(name.startswith(layer + ".") for layer in ran)]
         assert run.end is not None and run.end["how"] == "ended"
         assert schema.arrow_file(run.file).exists() is (pyarrow and _has_pyarrow())
