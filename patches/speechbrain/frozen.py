@@ -16,12 +16,15 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 
 
+# The parts of each frozen extractor that its constructor left in eval mode.
+Frozen = MutableMapping[Any, List[Any]]
+
+
 def keep_eval_mode(site: Site, module: ModuleType, owner: Any) -> None:
-    """Look for frozen extractors when a Brain wraps its modules; nothing of them is changed but their mode."""
-    # The hook of each extractor.
-    hooked: MutableMapping[Any, Any] = WeakKeyDictionary()
-    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, hooked))
-    site.at_undo(functools.partial(_let_go, hooked))
+    """Find frozen extractors when a Brain wraps its modules; nothing of them is changed but their mode."""
+    frozen: Frozen = WeakKeyDictionary()
+    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, site, frozen))
+    site.at_undo(frozen.clear)
 
 
 def parameters(site: Site, module: ModuleType, owner: Any) -> None:
@@ -35,12 +38,22 @@ def _frozen_first(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return wrapped(*args, **kwargs)
 
 
-def _wrapped(hooked: MutableMapping[Any, Any], wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+def _wrapped(site: Site, frozen: Frozen, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     for name, extractor in _extractors(instance.modules):
         parts = [part for part in extractor.children() if _left_in_eval(part)]
-        if parts and extractor not in hooked:
-            hooked[extractor] = extractor.register_forward_pre_hook(_Eval(parts))
+        if parts and extractor not in frozen:
+            # A hook on the extractor would be saved with it, so its class calls back.
+            if not any(record.owner is type(extractor) for record in site.records):
+                site.wrap(type(extractor), "forward", functools.partial(_in_eval_mode, frozen))
+            frozen[extractor] = parts
             log.info(f"{name} is frozen and stays in eval mode (no LayerDrop, no dropout), as its constructor sets it")
+    return wrapped(*args, **kwargs)
+
+
+def _in_eval_mode(frozen: Frozen, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    for part in frozen.get(instance, ()):
+        if part.training:
+            part.eval()
     return wrapped(*args, **kwargs)
 
 
@@ -56,21 +69,3 @@ def _left_in_eval(part: Any) -> bool:
     """Whether the constructor put it into eval mode; what has trainable parameters (an adapter) is not frozen."""
     parameters = list(part.parameters())
     return bool(parameters) and not part.training and not any(p.requires_grad for p in parameters)
-
-
-class _Eval:
-    """Puts the parts of a frozen wrapper back into eval mode before it runs. A class, so that it can be pickled."""
-
-    def __init__(self, parts: List[Any]) -> None:
-        self.parts = parts
-
-    def __call__(self, module: Any, args: Any) -> None:
-        for part in self.parts:
-            if part.training:
-                part.eval()
-
-
-def _let_go(hooked: MutableMapping[Any, Any]) -> None:
-    for handle in list(hooked.values()):
-        handle.remove()
-    hooked.clear()
