@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 from ddpfix import log
 from ddpfix.patching.site import Site
 
-
 # The parts of each frozen extractor that its constructor left in eval mode.
 Frozen = MutableMapping[Any, List[Any]]
 

@@ -80,8 +80,9 @@ class _Steps:
         self.tokens: List[Optional[Tuple[training.Step, Any]]] = []
 
     def attach(self) -> None:
-        self.module.register_forward_pre_hook(self.begin, prepend=True)
-        self.module.register_forward_hook(self.end, always_call=True)
+        # Nobody can save or copy such a module whole, in plain torch neither, so the hooks are in no file.
+        self.site.at_undo(self.module.register_forward_pre_hook(self.begin, prepend=True).remove)
+        self.site.at_undo(self.module.register_forward_hook(self.end, always_call=True).remove)
 
     def begin(self, module: Any, args: Any) -> None:
         inner = not self.site.active or root_step.is_inner(module)
