@@ -1,0 +1,281 @@
+"""What is saved, copied and sent: models, wrappers, optimizers and classes, in any step."""
+
+import copy
+import functools
+import io
+import pickle
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.harm.made import Net, batches, fit, net, state
+from tests.harm.program import program, script
+
+
+def saved(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.getvalue()
+
+
+def loaded(data, **how):
+    return torch.load(io.BytesIO(data), **how)
+
+
+@program(sample=True)
+def model_in_each_step(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    optimizer, files = torch.optim.SGD(wrapped.parameters(), 0.1), []
+    for x, y in batches(rank, 55):
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        files.append(saved(wrapped.module))
+    return files
+
+
+@program()
+def bytes_of_all_that_is_saved(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    optimizer = torch.optim.Adam(wrapped.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for x, y in batches(rank, 4):
+        (wrapped(x) - y).pow(2).mean().backward()
+        optimizer.step()
+        schedule.step()
+    things = {"net": wrapped.module, "adam": optimizer, "schedule": schedule.state_dict(), "rng": torch.get_rng_state()}
+    return {name: saved(each) for name, each in things.items()}
+
+
+@program()
+def ema_by_deepcopy(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    optimizer, average, best = torch.optim.SGD(wrapped.parameters(), 0.1), None, []
+    for step, (x, y) in enumerate(batches(rank, 60)):
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 45:
+            average = copy.deepcopy(wrapped.module)
+        if average is not None:
+            with torch.no_grad():
+                for mine, theirs in zip(average.parameters(), wrapped.module.parameters()):
+                    mine.lerp_(theirs, 0.1)
+    best.append(saved(average))
+    return best, state(loaded(best[0], weights_only=False)), sorted(vars(average)), len(average._forward_hooks)
+
+
+@program(sample=True)
+def replicas_that_differ_on_purpose(rank, size):
+    """Langevin noise of each rank's own; saved in every step."""
+    wrapped, noise, files = DDP(net()), torch.Generator().manual_seed(rank), []
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for x, y in batches(rank, 8):
+        optimizer.zero_grad()
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for each in wrapped.parameters():
+                each.add_(torch.randn(each.shape, generator=noise), alpha=1e-3)
+        files.append(saved(wrapped.module))
+    return files
+
+
+@program()
+def whole_wrapper_by_pickle(rank, size):
+    """DDP pickles without its group; whoever loads it has the default one."""
+    wrapped = DDP(net(), find_unused_parameters=True)
+    fit(wrapped, rank, other=True)
+    again = pickle.loads(pickle.dumps(wrapped))
+    fit(again, rank, other=True)
+    return type(again).__name__, state(again), len(pickle.dumps(wrapped))
+
+
+@program()
+def wrapper_by_deepcopy(rank, size):
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    again = copy.deepcopy(wrapped)
+    fit(again, rank, steps=3, other=True)
+    return state(wrapped), state(again)
+
+
+@program()
+def partial_of_a_class(rank, size):
+    makers = {"ddp": functools.partial(DDP, bucket_cap_mb=1), "adam": functools.partial(torch.optim.Adam, lr=0.01)}
+    data = pickle.dumps(makers)
+    again = pickle.loads(data)
+    wrapped = again["ddp"](net())
+    fit(wrapped, rank, optimizer=again["adam"](wrapped.parameters()), other=True)
+    return state(wrapped), data
+
+
+@program()
+def classes_by_reference(rank, size):
+    from torch.utils.checkpoint import CheckpointFunction, checkpoint
+
+    things = [DDP, nn.Module, torch.optim.SGD, torch.utils.data.DataLoader, dist.all_reduce, checkpoint]
+    things += [CheckpointFunction, dist.init_process_group, dist.destroy_process_group, torch.save, dist.barrier]
+    return [pickle.dumps(each) for each in things], [pickle.loads(pickle.dumps(each)) is each for each in things]
+
+
+@program()
+def weights_only(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.AdamW(wrapped.parameters())
+    fit(wrapped, rank, optimizer=optimizer, other=True)
+    data = saved({"net": wrapped.state_dict(), "adam": optimizer.state_dict(), "rng": torch.get_rng_state()})
+    return loaded(data, weights_only=True), data
+
+
+@program()
+def save_within_a_forward_hook(rank, size):
+    model, files = net(), []
+    model.head.register_forward_hook(lambda part, given, out: files.append(saved(part)) if len(files) < 50 else None)
+    wrapped = DDP(model, find_unused_parameters=True)
+    hooks = model.head._forward_hooks.copy()
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    model.head._forward_hooks.clear()
+    for x, y in batches(rank, 45):
+        optimizer.zero_grad()
+        (wrapped(x) - y).pow(2).mean().backward()
+        optimizer.step()
+        files.append(saved(model.body))
+    return files, list(hooks)
+
+
+@program()
+def save_within_a_backward_hook(rank, size):
+    wrapped, files = DDP(net(), find_unused_parameters=True), []
+    wrapped.module.head.weight.register_hook(lambda grad: files.append(saved(wrapped.module.body)))
+    fit(wrapped, rank, steps=50, other=True)
+    return files
+
+
+@program()
+def tensors_keep_no_attributes(rank, size):
+    wrapped = DDP(net())
+    out, losses = [], []
+    for x, y in batches(rank, 5):
+        hidden = wrapped(x)
+        loss = (hidden - y).pow(2).mean() + 0 * sum(each.sum() for each in wrapped.parameters())
+        loss.backward()
+        out.append(sorted(vars(hidden)) + sorted(vars(x)) + sorted(vars(loss)))
+        losses.append(saved([hidden.detach(), loss.detach(), x, list(wrapped.parameters())]))
+    return out, losses, [sorted(vars(each)) for each in wrapped.parameters()]
+
+
+@program()
+def hooks_of_everything_are_the_programs(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
+    counts = []
+    for _ in range(9):
+        fit(wrapped, rank, steps=5, optimizer=optimizer)
+        tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        tables += ("_state_dict_hooks", "_load_state_dict_pre_hooks")
+        counts.append([len(getattr(part, name)) for part in wrapped.module.modules() for name in tables])
+        counts.append([each._backward_hooks is None for each in wrapped.parameters()])
+        counts.append(len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks))
+    return counts, [sorted(vars(part)) for part in wrapped.module.modules()], sorted(vars(optimizer))
+
+
+@program()
+def jit_traced_model(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    fit(wrapped, rank, steps=45, other=True)
+    traced, file = torch.jit.trace(wrapped.module.eval(), torch.ones(1, 4)), io.BytesIO()
+    torch.jit.save(traced, file)
+    return torch.jit.load(io.BytesIO(file.getvalue()))(torch.ones(2, 4)), str(traced.graph).count("\n")
+
+
+@program()
+def jit_scripted_model(rank, size):
+    wrapped = DDP(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), find_unused_parameters=True)
+    fit(wrapped, rank, steps=45)
+    scripted = torch.jit.script(wrapped.module)
+    return scripted(torch.ones(2, 4)), scripted.code
+
+
+@program()
+def exported_model(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    fit(wrapped, rank, steps=45, other=True)
+    exported = torch.export.export(wrapped.module.eval(), (torch.ones(1, 4),))
+    return exported.module()(torch.ones(1, 4)), len(list(exported.graph.nodes))
+
+
+@program()
+def under_fully_shard(rank, size):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    fit(model, rank, other=True)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    kept = sorted(name for name in vars(model) if not name.startswith("_"))
+    return saved(whole), kept, pickle.dumps(type(net())), [len(each._forward_hooks) for each in model.modules()]
+
+
+@program()
+def optimizer_by_deepcopy_in_meta_learning(rank, size):
+    wrapped = DDP(net())
+    outer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
+    fit(wrapped, rank, optimizer=outer, other=True)
+    inner_model = copy.deepcopy(wrapped.module)
+    inner = torch.optim.SGD(inner_model.parameters(), 0.1, momentum=0.9)
+    inner.load_state_dict(copy.deepcopy(outer.state_dict()))
+    fit(inner_model, rank, optimizer=inner)
+    return state(inner_model), saved(copy.deepcopy(outer)), saved(inner)
+
+
+@program()
+def zero_consolidated(rank, size):
+    wrapped = DDP(net())
+    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01)
+    fit(wrapped, rank, optimizer=optimizer, other=True)
+    optimizer.consolidate_state_dict(0)
+    return saved(optimizer.state_dict()) if rank == 0 else None, state(wrapped)
+
+
+@program()
+def model_sent_by_broadcast_object(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    fit(wrapped, rank, steps=45, other=True)
+    box = [wrapped.module if rank == 0 else None]
+    dist.broadcast_object_list(box)
+    everyone = [None] * size
+    dist.all_gather_object(everyone, {"rank": rank, "model": wrapped.module})
+    return state(box[0]), [state(each["model"]) for each in everyone]
+
+
+@program()
+def swa_model(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    average = torch.optim.swa_utils.AveragedModel(wrapped.module)
+    for _ in range(10):
+        fit(wrapped, rank, other=True)
+        average.update_parameters(wrapped.module)
+    return saved(average), state(average)
+
+
+@program()
+def model_in_a_subprocess_queue(rank, size):
+    wrapped = DDP(Net(), find_unused_parameters=True)
+    fit(wrapped, rank, steps=42, other=True)
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=lambda: queue.put(pickle.dumps(wrapped.module)))
+    child.start()
+    data = queue.get()
+    child.join()
+    return data, child.exitcode
+
+
+script("saved", "main_class_pickled")
+script("saved", "read_where_only_torch_is", fresh=True)

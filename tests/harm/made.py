@@ -1,0 +1,63 @@
+"""The small model, data and loop that many programs share."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """Two layers, and a head beside them that one call may leave out."""
+
+    def __init__(self, wide: int = 8) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, wide), nn.Tanh(), nn.Dropout(0.1))
+        self.head = nn.Linear(wide, 2)
+        self.other = nn.Linear(wide, 2)
+
+    def forward(self, x: torch.Tensor, other: bool = False) -> torch.Tensor:
+        hidden = self.body(x)
+        out: torch.Tensor = self.head(hidden)
+        return out + self.other(hidden) if other else out
+
+
+def net(seed: int = 0) -> Net:
+    """Return a model with the same weights on all ranks; the streams stay as they are."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Net()
+
+
+def batches(rank: int, steps: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches of this rank's own."""
+    draws = torch.Generator().manual_seed(100 + rank)
+    for _ in range(steps):
+        x = torch.randn(3, 4, generator=draws)
+        yield x, x[:, :2].sin()
+
+
+def fit(model: Any, rank: int, steps: int = 5, optimizer: Optional[Any] = None, **how: Any) -> float:
+    """Train a model and return the last loss.
+
+    Args:
+        model: the model, wrapped or not.
+        rank: whose batches.
+        steps: how many.
+        optimizer: SGD by default.
+        how: more arguments of the forward.
+    """
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+    loss = torch.zeros(())
+    for x, y in batches(rank, steps):
+        optimizer.zero_grad()
+        loss = (model(x, **how) - y).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def state(model: Any) -> Dict[str, torch.Tensor]:
+    """Return a copy of a model's parameters and buffers."""
+    return {name: each.detach().clone() for name, each in model.state_dict().items()}

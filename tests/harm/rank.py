@@ -1,0 +1,137 @@
+"""One rank: it runs a program, and records what the program returns and what is left of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, Iterator, Tuple
+
+from tests.harm import program as programs
+
+# Seconds in which threads of torch's, which end by themselves, are waited for.
+SETTLE = 2.0
+_SEED = 1234
+
+
+def main(name: str, record: str) -> None:
+    """Run a program of :mod:`tests.harm.kinds`.
+
+    Args:
+        name: the program's.
+        record: the file for the record.
+    """
+    program = programs.one(name)
+    if program.run is None:
+        _run_script(program)
+    else:
+        _run_function(program, Path(record))
+
+
+def _run_script(program: programs.Program) -> None:
+    """Make a script the main module, as the interpreter does."""
+    path = programs.SCRIPTS / program.script
+    module = type(sys)("__main__")
+    module.__file__ = str(path)
+    sys.modules["__main__"] = module
+    sys.argv[:] = [str(path), *program.arguments]
+    sys.path.insert(0, str(path.parent))
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+
+
+def _run_function(program: programs.Program, record: Path) -> None:
+    import numpy
+    import torch
+    import torch.distributed as dist
+
+    random.seed(_SEED)
+    numpy.random.seed(_SEED)
+    torch.manual_seed(_SEED)
+    if program.group:
+        dist.init_process_group("gloo")
+    value = program.run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    found: Dict[str, Any] = {"value": dict(leaves(value))}
+    found["streams"] = {
+        "torch": _hash(torch.get_rng_state().numpy().tobytes()),
+        "numpy": _hash(repr(numpy.random.get_state(legacy=False)).encode()),
+        "random": _hash(repr(random.getstate()).encode()),
+    }
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    found.update(_left())
+    record.write_text(json.dumps(found))
+
+
+def leaves(value: Any, path: str = "") -> Iterator[Tuple[str, str]]:
+    """Yield the parts of what a program returned, each with its place and its text, tensors by their bytes.
+
+    Args:
+        value: tensors, arrays, numbers, text and bytes in lists, tuples, sets and dicts.
+        path: the place.
+    """
+    import numpy
+    import torch
+
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from leaves(each, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        yield path, f"{type(value).__name__} of {len(value)}"
+        for index, each in enumerate(value):
+            yield from leaves(each, f"{path}[{index}]")
+    elif isinstance(value, torch.Tensor):
+        plain = value.detach().cpu().contiguous()
+        data = plain.float() if plain.dtype == torch.bfloat16 else plain
+        first = [format(each, ".9g") for each in data.flatten()[:3].tolist()]
+        yield path, f"{type(value).__name__} {plain.dtype} {tuple(plain.shape)} {first} {_hash(data.numpy().tobytes())}"
+    elif isinstance(value, numpy.ndarray):
+        yield path, f"array {value.dtype} {value.shape} {_hash(value.tobytes())}"
+    elif isinstance(value, bytes):
+        yield path, f"{len(value)} bytes {_hash(value)}"
+    else:
+        yield path, repr(value)
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _left() -> Dict[str, Any]:
+    """The threads and descriptors that are left once the group is destroyed."""
+    deadline, before = time.monotonic() + SETTLE, -1
+    while time.monotonic() < deadline:
+        now = _tasks()
+        if now == before and now <= 1:
+            break
+        before = now
+        time.sleep(0.1)
+    names = sorted(re.sub(r"\d+", "N", each.name) for each in threading.enumerate())
+    return {"threads": names, "tasks": _tasks(), "files": dict(_descriptors())}
+
+
+def _tasks() -> int:
+    folder = Path("/proc/self/task")
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+def _descriptors() -> Counter[str]:
+    """How many open descriptors of each kind this process has."""
+    found: Counter[str] = Counter()
+    for each in Path("/proc/self/fd").glob("*"):
+        try:
+            target = os.readlink(each)
+        except OSError:
+            continue
+        found[target.partition(":")[0] if ":" in target else "file"] += 1
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
