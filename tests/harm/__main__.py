@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from typing import List, Tuple
 
 from tests.harm import compare, launch
@@ -40,7 +39,7 @@ def judged(program: Program, twice: bool = False) -> Tuple[List[str], launch.Pai
 
 def main() -> int:
     args = arguments()
-    some = [each for each in chosen(args.programs, args.kind) if not each.needs or find_spec(each.needs)]
+    some = [each for each in chosen(args.programs, args.kind) if each.available]
     some = [each for each in some if not (args.quick and each.slow) and (each.slow or not args.slow)]
     if args.list:
         print("\n".join(each.name for each in some))

@@ -5,6 +5,7 @@ To import torch takes longer than to run most programs. A fork has run nothing y
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -17,14 +18,21 @@ from typing import Any, Dict
 from tests.harm import rank
 
 
-def preload() -> None:
-    """Import what DDP's constructor imports, for seconds."""
+def preload(package: str) -> None:
+    """Import what DDP's constructor imports, for seconds.
+
+    Args:
+        package: a package more; "" for none.
+    """
     import numpy  # noqa: F401
     import torch._dynamo
     import torch.distributed.optim
     import torch.utils.checkpoint
-    import torch.utils.data
+    import torch.utils.data  # noqa: F401
     from torch.nn.parallel import DistributedDataParallel  # noqa: F401
+
+    if package:
+        importlib.import_module(package)
 
 
 def serve() -> Dict[str, Any]:
@@ -75,7 +83,7 @@ def become(job: Dict[str, Any]) -> None:
 
 
 def main() -> None:
-    preload()
+    preload(sys.argv[1])
     job = serve()
     become(job)
     rank.main(job["name"], job["record"])

@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Dict, List, Optional
+from typing import IO, Any, Dict, List, Optional, Tuple
 
 from tests.harm.program import SCRIPTS, TORCHRUN, Program
 from tests.support import ports, ranks
@@ -36,10 +36,15 @@ class Run:
 
 
 class Server:
-    """A fork server of one mode, which starts when it is first asked for a rank."""
+    """A fork server, which starts when it is first asked for a rank.
 
-    def __init__(self, more: Dict[str, str]) -> None:
-        self.more, self._lock = more, threading.Lock()
+    Args:
+        more: variables of its environment.
+        package: what it imports beside torch.
+    """
+
+    def __init__(self, more: Dict[str, str], package: str) -> None:
+        self.more, self.package, self._lock = more, package, threading.Lock()
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._jobs: Dict[str, int] = {}
         self.ended: Dict[int, Dict[str, Any]] = {}
@@ -48,7 +53,7 @@ class Server:
         """Fork a rank; return the number of its process."""
         with self._lock:
             if self._process is None:
-                words = [sys.executable, "-m", "tests.harm.fork_server"]
+                words = [sys.executable, "-m", "tests.harm.fork_server", self.package]
                 environ = ranks.environment(self.more)
                 pipe = subprocess.PIPE
                 self._process = subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, cwd=str(ranks.ROOT))
@@ -77,13 +82,18 @@ class Server:
             self._process.wait()
 
 
-SERVERS = {"plain": Server({}), "ddpfix": Server({"DDPFIX": "1"})}
+_SERVERS: Dict[Tuple[str, str], Server] = {}
+
+
+def _server(mode: str, package: str) -> Server:
+    more = {"DDPFIX": "1"} if mode == "ddpfix" else {}
+    return _SERVERS.setdefault((mode, package), Server(more, package))
 
 
 def close() -> None:
     """End the fork servers."""
-    for server in SERVERS.values():
-        server.close()
+    while _SERVERS:
+        _SERVERS.popitem()[1].close()
 
 
 class Job:
@@ -119,7 +129,7 @@ class Job:
         if not (program.fresh or program.launcher == TORCHRUN or program.settings):
             job = {"job": record, "name": program.name, "record": record, "out": out, "err": err}
             job.update(environ=environ, folder=str(self.folder / "work"))
-            return SERVERS[self.mode].start(job)
+            return _server(self.mode, program.needs).start(job)
         words = [sys.executable, "-m", "tests.harm.rank", program.name, record]
         if program.script:
             before = ranks.elastic(program.ranks) if program.launcher == TORCHRUN else [sys.executable]
@@ -141,7 +151,7 @@ class Job:
             if run.code != HANGS:
                 continue
             if isinstance(process, int):
-                ended = SERVERS[self.mode].ended.get(process)
+                ended = _server(self.mode, self.program.needs).ended.get(process)
                 if ended is not None:
                     run.code, run.seconds = ended["code"], ended["seconds"]
             elif process.poll() is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
@@ -31,7 +32,7 @@ class Program:
         due: patterns of lines of ddpfix's, each of which some rank has to print.
         may: patterns of lines that it may print.
         settings: more variables of the environment under ddpfix.
-        needs: the package without which it cannot be run.
+        needs: a module that is imported before it, of a package without which it cannot be run.
         codes: the exit code of each rank; zeros by default.
     """
 
@@ -50,6 +51,11 @@ class Program:
     settings: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
     codes: Tuple[int, ...] = ()
+
+    @property
+    def available(self) -> bool:
+        """Whether the package that it needs is installed."""
+        return not self.needs or find_spec(self.needs.partition(".")[0]) is not None
 
     @property
     def kind(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -29,6 +30,8 @@ def main(name: str, record: str) -> None:
         record: the file for the record.
     """
     program = programs.one(name)
+    if program.needs:
+        importlib.import_module(program.needs)
     if program.run is None:
         _run_script(program)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Iterator
 
 import pytest
@@ -15,7 +14,7 @@ from tests.harm.program import Program, load
 def _parameters() -> Iterator[object]:
     for name, each in load().items():
         marks = [pytest.mark.sampled(inside=each.sample)]
-        if each.needs and not find_spec(each.needs):
+        if not each.available:
             marks.append(pytest.mark.skip(reason=f"{each.needs} is not installed here"))
         yield pytest.param(each, marks=marks, id=name)
 

@@ -11,7 +11,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DDP(torch.nn.Linear(3, 3), find_unused_parameters=True)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(45):
+for _ in range(45):
     model(torch.ones(2, 3) * dist.get_rank()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()

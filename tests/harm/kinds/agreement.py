@@ -1,0 +1,270 @@
+"""Stores, constructors and groups: nothing of another's stands in them, and nobody waits for nobody."""
+
+import contextlib
+import copy
+import os
+import tempfile
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.harm.made import fit, net, state
+from tests.harm.program import program, script
+
+
+@program(sample=True)
+def constructor_fails_on_one_rank(rank, size):
+    if rank == 0:
+        frozen = net().requires_grad_(False)
+        with contextlib.suppress(RuntimeError):
+            DDP(frozen)
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    return state(wrapped)
+
+
+@program()
+def constructor_fails_for_wrong_devices(rank, size):
+    if rank == 1:
+        for devices in ([0, 1], ["cuda:7"]):
+            with contextlib.suppress(ValueError, RuntimeError):
+                DDP(net(), device_ids=devices)
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    return state(wrapped)
+
+
+@program()
+def constructor_fails_on_all_ranks(rank, size):
+    failures = []
+    for make in (lambda: DDP(nn.ReLU()), lambda: DDP(net(), dim="x", device_ids=[9])):
+        try:
+            make()
+        except Exception as failure:
+            failures.append(type(failure).__name__)
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    return failures, state(wrapped)
+
+
+@program()
+def own_module_raises_while_it_is_wrapped(rank, size):
+    class Choosy(DDP):
+        def __init__(self, module, ready):
+            if not ready:
+                raise ValueError("not ready")
+            super().__init__(module)
+
+    tries = 0
+    wrapped = None
+    while wrapped is None:
+        try:
+            wrapped = Choosy(net(), ready=tries >= rank)
+        except ValueError:
+            tries += 1
+    fit(wrapped, rank, other=True)
+    return tries, state(wrapped)
+
+
+@program(sample=True)
+def copy_that_one_rank_alone_tries(rank, size):
+    """Rank 0 looks at a copy; then all train another with a backward a head."""
+    wrapped = DDP(net())
+    if rank == 0:
+        trial = copy.deepcopy(wrapped)
+        trial.eval()(torch.ones(1, 4))
+    second = copy.deepcopy(wrapped)
+    optimizer = torch.optim.SGD(second.parameters(), 0.1)
+    fit(second, rank, optimizer=optimizer, other=True)
+    return state(second)
+
+
+class Minimal(dist.Store):
+    """A store in Python, over files: what torch asks for and no more."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.asked = folder, []
+        self.limit = timedelta(seconds=60)
+
+    def _path(self, key):
+        return os.path.join(self.folder, key.replace("/", "_"))
+
+    def set(self, key, value):
+        self.asked.append(key)
+        data = value if isinstance(value, bytes) else str(value).encode()
+        with open(self._path(key) + ".part", "wb") as file:
+            file.write(data)
+        os.replace(self._path(key) + ".part", self._path(key))
+
+    def get(self, key):
+        self.wait([key])
+        with open(self._path(key), "rb") as file:
+            return file.read()
+
+    def add(self, key, amount):
+        import fcntl
+
+        self.asked.append(key)
+        with open(self._path(key) + ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            now = amount
+            if os.path.exists(self._path(key)):
+                with open(self._path(key), "rb") as file:
+                    now += int(file.read())
+            with open(self._path(key), "wb") as file:
+                file.write(str(now).encode())
+        return now
+
+    def wait(self, keys, limit=None):
+        import time
+
+        end = time.monotonic() + (limit or self.limit).total_seconds()
+        while not all(os.path.exists(self._path(key)) for key in keys):
+            if time.monotonic() > end:
+                raise RuntimeError(f"no {keys}")
+            time.sleep(0.02)
+
+    def set_timeout(self, limit):
+        self.limit = limit
+
+
+@program(group=False, sample=True)
+def store_of_ones_own(rank, size):
+    folder = os.path.join(tempfile.gettempdir(), "store")
+    os.makedirs(folder, exist_ok=True)
+    dist.init_process_group("gloo", store=Minimal(folder), rank=rank, world_size=size)
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    found = state(wrapped)
+    dist.barrier()
+    if rank == 0:
+        for each in os.listdir(folder):
+            os.remove(os.path.join(folder, each))
+    return found
+
+
+@program(group=False)
+def fake_backend(rank, size):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    box = torch.ones(2)
+    dist.all_reduce(box)
+    return dist.get_world_size(), box
+
+
+@program(group=False)
+def fake_backend_with_fully_shard(rank, size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    model = net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (8,)))
+    return [tuple(each.to_local().shape) for each in model.parameters()]
+
+
+@program(group=False, sample=True)
+def keys_of_a_store_are_counted(rank, size):
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    dist.barrier()
+    count = store.num_keys()
+    dist.barrier()
+    return count
+
+
+@program(group=False)
+def keys_of_a_hash_store(rank, size):
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    fit(DDP(net()), rank, other=True)
+    return store.num_keys()
+
+
+@program(group=False)
+def files_of_a_file_store(rank, size):
+    path = os.path.join(tempfile.gettempdir(), "meet")
+    store = dist.FileStore(path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    fit(DDP(net()), rank, other=True)
+    dist.barrier()
+    count = store.num_keys()
+    dist.barrier()
+    return count
+
+
+@program()
+def prefix_that_the_program_waits_on(rank, size):
+    store = dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
+    before = store.add("counter", 1)
+    fit(DDP(net()), rank, other=True)
+    dist.barrier()
+    return before > 0, store.add("counter", 0), store.check(["ddp"]), store.check(["counter"])
+
+
+@program(ranks=3)
+def models_on_sub_groups(rank, size):
+    groups = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])]
+    models = [DDP(net(seed), process_group=group) for seed, group in enumerate(groups) if dist.get_rank(group) >= 0]
+    for each in models:
+        fit(each, rank, other=True)
+    return [state(each) for each in models]
+
+
+@program(ranks=3)
+def one_rank_wraps_nothing(rank, size):
+    pair = dist.new_group([0, 1])
+    if rank == 2:
+        return fit(net(), rank)
+    wrapped = DDP(net(), process_group=pair)
+    fit(wrapped, rank, other=True)
+    return state(wrapped)
+
+
+@program()
+def models_in_another_order(rank, size):
+    """Each rank wraps two models on groups of one in an order of its own, then a common one."""
+    alone = [dist.new_group([each]) for each in range(size)]
+    for seed in (0, 1) if rank else (1, 0, 2):
+        fit(DDP(net(seed), process_group=alone[rank]), rank, other=True)
+    wrapped = DDP(net(9))
+    fit(wrapped, rank, other=True)
+    return state(wrapped)
+
+
+@program()
+def group_made_anew(rank, size):
+    found = []
+    for turn in range(3):
+        wrapped = DDP(net(turn))
+        fit(wrapped, rank, other=True)
+        found.append(state(wrapped))
+        dist.barrier()
+        dist.destroy_process_group()
+        if turn < 2:
+            path = os.path.join(tempfile.gettempdir(), f"again{turn}")
+            dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
+    return found
+
+
+@program()
+def different_environment_on_each_rank(rank, size):
+    os.environ["MY_SETTING"] = str(rank)
+    import logging
+
+    logging.basicConfig(level=logging.ERROR if rank else logging.INFO)
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    return state(wrapped)
+
+
+script("agreement", "spawned_ranks", ranks=1)

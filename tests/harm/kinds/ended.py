@@ -1,0 +1,271 @@
+"""Jobs that plain torch runs to their end: one rank waits for long, and nobody is missing."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.harm.made import fit, net, state
+from tests.harm.program import program, script
+
+LATE = 27
+
+
+def one(value):
+    return torch.full((4,), float(value))
+
+
+@program(ranks=3, slow=True)
+def master_receives_from_workers(rank, size):
+    if rank:
+        time.sleep(LATE if rank == 2 else 0)
+        dist.send(one(rank), 0)
+        return rank
+    boxes = [one(0), one(0)]
+    for source in (1, 2):
+        dist.recv(boxes[source - 1], source)
+    return boxes
+
+
+@program(ranks=3, slow=True)
+def pipeline_whose_first_stage_is_done(rank, size):
+    box = one(rank)
+    for step in range(4):
+        if rank:
+            dist.recv(box, rank - 1)
+        if rank == 1 and step == 3:
+            time.sleep(LATE)
+        if rank < size - 1:
+            dist.send(box + 1, rank + 1)
+    return box
+
+
+@program(slow=True)
+def point_to_point_after_training(rank, size):
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    box = one(0)
+    if rank:
+        dist.send(one(1), 0)
+        time.sleep(LATE)
+        dist.send(one(2), 0)
+    else:
+        dist.recv(box, 1)
+        dist.recv(box, 1)
+    return box, state(wrapped)
+
+
+@program(ranks=3, slow=True)
+def batched_point_to_point(rank, size):
+    box = [one(0) for _ in range(size)]
+    if rank == 2:
+        time.sleep(LATE)
+    if rank == 0:
+        todo = [dist.P2POp(dist.irecv, box[each], each) for each in (1, 2)]
+    else:
+        todo = [dist.P2POp(dist.isend, one(rank), 0)]
+    for work in dist.batch_isend_irecv(todo):
+        work.wait()
+    return box if rank == 0 else None
+
+
+@program(ranks=3, slow=True)
+def objects_gathered_point_to_point(rank, size):
+    if rank:
+        time.sleep(LATE if rank == 1 else 0)
+        dist.send_object_list([{"rank": rank}], dst=0)
+        return None
+    found = []
+    for source in (2, 1):
+        box = [None]
+        dist.recv_object_list(box, src=source)
+        found.append(box)
+    return found
+
+
+@program(ranks=3, slow=True)
+def receive_from_any(rank, size):
+    if rank:
+        time.sleep(LATE if rank == 2 else 0)
+        dist.send(one(rank), 0)
+        return None
+    box = one(0)
+    return [(dist.recv(box), box.tolist()) for _ in range(2)]
+
+
+@program(ranks=3, slow=True)
+def group_of_two_while_the_third_is_done(rank, size):
+    """An async broadcast that is never waited for, then a late peer in a group of two."""
+    pair = dist.new_group([0, 2])
+    box = one(rank)
+    if rank == 0:
+        dist.broadcast(one(7), src=0, async_op=True)
+    if rank == 1:
+        return box
+    if rank == 2:
+        time.sleep(LATE)
+    dist.all_reduce(box, group=pair)
+    return box
+
+
+@program(ranks=3, slow=True)
+def rank_that_leaves_and_works_on(rank, size):
+    box = one(rank)
+    dist.all_reduce(box)
+    if rank == 2:
+        dist.destroy_process_group()
+        time.sleep(LATE + 2)
+        return box
+    if rank == 1:
+        time.sleep(LATE)
+        dist.send(box, 0)
+    else:
+        dist.recv(box, 1)
+    return box
+
+
+@program(slow=True)
+def monitored_barrier_with_patience(rank, size):
+    if rank:
+        time.sleep(LATE)
+    dist.monitored_barrier(timeout=timedelta(seconds=60))
+    return rank
+
+
+@program(ranks=3, slow=True)
+def queue_in_the_store(rank, size):
+    """Two workers take numbers from a queue until it is empty; the master waits for what they say."""
+    store = dist.distributed_c10d._get_default_store()
+    mine = dist.PrefixStore("queue", store)
+    if rank == 0:
+        mine.wait(["done1", "done2"], timedelta(seconds=60))
+        return sorted([mine.get("done1"), mine.get("done2")])
+    taken = []
+    while (number := mine.add("next", 1)) <= 6:
+        taken.append(number)
+        time.sleep(5 if rank == 1 else 6)
+    mine.set(f"done{rank}", "yes")
+    return None
+
+
+@program(ranks=3, slow=True)
+def long_evaluation_on_one_rank(rank, size):
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    if rank == 0:
+        time.sleep(LATE)
+    dist.barrier()
+    return state(wrapped)
+
+
+@program(slow=True)
+def thread_pool_on_the_first_rank(rank, size):
+    def receive():
+        box = one(0)
+        dist.recv(box, 1)
+        return box
+
+    if rank:
+        time.sleep(LATE)
+        dist.send(one(3), 0)
+        return None
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(receive).result()
+
+
+@program(slow=True)
+def gather_with_a_slow_reader(rank, size):
+    parts = [one(0) for _ in range(size)] if rank == 0 else None
+    if rank == 1:
+        time.sleep(LATE)
+    dist.gather(one(rank), parts, dst=0)
+    return parts
+
+
+class Kept(contextlib.AbstractContextManager):
+    """Remembers an error, and lets the program go on."""
+
+    def __init__(self):
+        self.failure = None
+
+    def __exit__(self, kind, value, trace):
+        self.failure = kind
+        return kind is not None and issubclass(kind, RuntimeError)
+
+
+def peer_ends_early(rank):
+    """Rank 1's program is over, a thread uploads; rank 0's collective fails once rank 1's process has ended."""
+    if rank == 1:
+        threading.Thread(target=time.sleep, args=(LATE + 4,)).start()
+        raise SystemExit(0)
+
+
+@program(slow=True, may=("rank 1 .*",))
+def context_manager_of_its_own(rank, size):
+    peer_ends_early(rank)
+    kept = Kept()
+    with kept:
+        dist.all_reduce(one(rank))
+    return str(kept.failure), fit(net(), rank)
+
+
+@program(slow=True, may=("rank 1 .*",))
+def exit_stack(rank, size):
+    peer_ends_early(rank)
+    with contextlib.ExitStack() as stack:
+        stack.push(lambda kind, value, trace: kind is not None)
+        dist.all_reduce(one(rank))
+    return fit(net(), rank)
+
+
+@program(slow=True, may=("rank 1 .*",))
+def try_two_frames_up(rank, size):
+    def inner():
+        dist.all_reduce(one(rank))
+
+    def middle():
+        inner()
+
+    peer_ends_early(rank)
+    try:
+        middle()
+    except RuntimeError:
+        return fit(net(), rank)
+    return "not reached"
+
+
+@program(slow=True, may=("rank 1 .*",))
+def asyncio_gather_returns_exceptions(rank, size):
+    async def reduced():
+        dist.all_reduce(one(rank))
+
+    async def both():
+        return await asyncio.gather(reduced(), asyncio.sleep(0.1, "slept"), return_exceptions=True)
+
+    peer_ends_early(rank)
+    first, second = asyncio.run(both())
+    return isinstance(first, RuntimeError), second
+
+
+@program(slow=True, may=("rank 1 .*",))
+def future_that_fails(rank, size):
+    peer_ends_early(rank)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        failure = pool.submit(dist.all_reduce, one(rank)).exception()
+    return isinstance(failure, RuntimeError)
+
+
+for each in ("excepthook_saves", "atexit_saves"):
+    script("ended", each, slow=True, codes=(1, 0), may=("rank 1 .*",))
+for each in ("watchdog_saves", "unittest_goes_on", "console_goes_on"):
+    script("ended", each, slow=True, may=("rank 1 .*",))
+script("ended", "thread_trains_after_main", slow=True)
+script("ended", "upload_before_the_barrier", slow=True)
+script("ended", "signal_handler_waits", slow=True)
+script("ended", "workers_of_torchrun", slow=True, launcher="torchrun", ranks=3)

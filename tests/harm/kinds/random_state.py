@@ -1,0 +1,193 @@
+"""Random states: what torch, numpy and Python give is what they give in plain torch."""
+
+import random
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from tests.harm.kinds.draws import PACKAGE, SKIPS, Percent
+from tests.harm.made import batches, fit, net, state
+from tests.harm.program import program
+
+
+def skipping(rate=1e-9):
+    return DDP(Percent(rate), find_unused_parameters=True)
+
+
+def step(wrapped, x):
+    wrapped(x).pow(2).mean().backward()
+
+
+@program(needs=PACKAGE, may=(SKIPS,), sample=True)
+def state_is_the_one_that_was_set(rank, size):
+    wrapped = skipping()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        with torch.random.fork_rng():
+            step(wrapped, torch.randn(2, 4))
+        assert torch.equal(before, torch.get_rng_state())
+        torch.set_rng_state(before)
+        assert torch.equal(before, torch.get_rng_state())
+    return before
+
+
+@program(needs=PACKAGE, may=(SKIPS,))
+def states_saved_in_each_step(rank, size):
+    wrapped, out = skipping(), []
+    for x, _ in batches(rank, 6):
+        step(wrapped, x)
+        out.append([torch.get_rng_state(), torch.default_generator.get_state(), torch.initial_seed()])
+        out.append([repr(random.getstate()), repr(numpy.random.get_state(legacy=True)[1].tobytes())])
+    return out
+
+
+@program(needs=PACKAGE, may=(SKIPS,))
+def resumed_in_the_middle(rank, size):
+    wrapped = skipping()
+    optimizer = torch.optim.Adam(wrapped.parameters())
+    for epoch in range(2):
+        for x, _ in batches(rank, 4):
+            step(wrapped, x + 0.1 * torch.randn(3, 4))
+            optimizer.step()
+            optimizer.zero_grad()
+        if epoch == 0:
+            kept = (state(wrapped.module), optimizer.state_dict(), torch.get_rng_state(), random.getstate())
+    torch.set_rng_state(kept[2])
+    random.setstate(kept[3])
+    return state(wrapped), kept[2], torch.get_rng_state()
+
+
+@program(sample=True)
+def four_epochs_with_all_streams(rank, size):
+    """Dropout, a loader that shuffles, numpy and random in the loop."""
+    data = TensorDataset(torch.arange(96.0).reshape(24, 4).sin())
+    wrapped, drawn = DDP(net()), []
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for _ in range(4):
+        for (x,) in DataLoader(data, batch_size=4, shuffle=True):
+            x = x * random.uniform(0.9, 1.1) + 0.01 * torch.from_numpy(numpy.random.randn(*x.shape)).float()
+            optimizer.zero_grad()
+            wrapped(x, other=True).pow(2).mean().backward()
+            optimizer.step()
+            drawn += [random.random(), numpy.random.rand()]
+    return drawn, state(wrapped), torch.rand(3)
+
+
+@program(sample=True)
+def loader_with_workers(rank, size):
+    data = TensorDataset(torch.arange(96.0).reshape(24, 4).cos())
+    sampler = DistributedSampler(data, size, rank)
+    wrapped, seen = DDP(net()), []
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for (x,) in DataLoader(data, batch_size=4, sampler=sampler, num_workers=1):
+            optimizer.zero_grad()
+            wrapped(x, other=True).pow(2).mean().backward()
+            optimizer.step()
+            seen.append(x)
+    return seen, state(wrapped)
+
+
+@program()
+def loader_with_a_generator(rank, size):
+    data = TensorDataset(torch.arange(48.0))
+    draws = torch.Generator().manual_seed(5 + rank)
+    seen = [x for _ in range(3) for (x,) in DataLoader(data, batch_size=6, shuffle=True, generator=draws)]
+    return seen, draws.get_state()
+
+
+@program()
+def sampler_of_random_numbers(rank, size):
+    class Shuffled(torch.utils.data.Sampler):
+        def __iter__(self):
+            order = list(range(20))
+            random.shuffle(order)
+            return iter(order)
+
+        def __len__(self):
+            return 20
+
+    wrapped, seen = DDP(net()), []
+    data = TensorDataset(torch.arange(80.0).reshape(20, 4))
+    for _ in range(3):
+        for (x,) in DataLoader(data, batch_size=5, sampler=Shuffled()):
+            wrapped(x, other=True).mean().backward()
+            seen.append(x)
+    return seen
+
+
+@program()
+def numpy_alone_seeded(rank, size):
+    numpy.random.seed(3)
+    fit(DDP(net()), rank, other=True)
+    return numpy.random.rand(5), numpy.random.default_rng(4).random(3)
+
+
+@program()
+def fork_rng_around_a_checkpoint(rank, size):
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    wrapped, out = DDP(layer), []
+    for x, _ in batches(rank, 4):
+        with torch.random.fork_rng():
+            torch.manual_seed(rank)
+            checkpoint(wrapped, x, use_reentrant=False).sum().backward()
+            out.append(torch.get_rng_state())
+        out.append(torch.rand(2))
+    return out
+
+
+@program()
+def streams_after_every_kind_of_call(rank, size):
+    """Construction, forward, backward, a barrier, evaluation: how far each stream has moved."""
+    out = []
+
+    def note():
+        out.append([torch.get_rng_state()[:64], repr(random.getstate())[:400], numpy.random.get_state()[2]])
+
+    note()
+    wrapped = DDP(net(), find_unused_parameters=True)
+    note()
+    for x, y in batches(rank, 3):
+        (wrapped(x) - y).pow(2).mean().backward()
+        note()
+    dist.barrier()
+    note()
+    wrapped.eval()(torch.ones(1, 4))
+    note()
+    return out
+
+
+@program(needs=PACKAGE, may=(SKIPS,))
+def evaluation_between_steps_of_layerdrop(rank, size):
+    wrapped, out = skipping(), []
+    for x, _ in batches(rank, 5):
+        step(wrapped, x)
+        wrapped.eval()
+        with torch.no_grad():
+            out.append(wrapped.module(x))
+        wrapped.train()
+        out.append(torch.rand(1))
+    return out
+
+
+@program(needs=PACKAGE, may=(SKIPS,))
+def state_shared_by_broadcast(rank, size):
+    """Augmentation in step on all ranks: rank 0's state goes to the others and is compared there."""
+    wrapped = skipping()
+    for x, _ in batches(rank, 4):
+        box = torch.get_rng_state() if rank == 0 else torch.zeros_like(torch.get_rng_state())
+        dist.broadcast(box, 0)
+        torch.set_rng_state(box)
+        assert torch.equal(torch.get_rng_state(), box)
+        step(wrapped, x)
+        everyone = [torch.zeros_like(box) for _ in range(size)]
+        dist.all_gather(everyone, torch.get_rng_state())
+        assert all(torch.equal(each, everyone[0]) for each in everyone)
+    return box
