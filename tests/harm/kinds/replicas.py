@@ -1,0 +1,303 @@
+"""Ranks that differ on purpose, or step otherwise, and replicas that stay equal all the same."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.harm.made import batches, fit, net, state
+from tests.harm.program import program
+
+STEPS = 260
+
+
+def long(wrapped, rank, optimizer, steps=STEPS):
+    fit(wrapped, rank, steps=steps, optimizer=optimizer, other=True)
+    return state(wrapped)
+
+
+@program(sample=True)
+def one_step_more_without_gradients(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    if rank == 0:
+        optimizer.step()
+    return long(wrapped, rank, optimizer)
+
+
+@program()
+def warm_start_of_adam_on_one_rank(rank, size):
+    """So that its state is there before the first checkpoint is read."""
+    wrapped = DDP(net())
+    optimizer = torch.optim.Adam(wrapped.parameters(), 0.01)
+    if rank == 1:
+        for _ in range(2):
+            optimizer.zero_grad()
+            optimizer.step()
+    return long(wrapped, rank, optimizer)
+
+
+@program(sample=True)
+def rate_of_its_own_table(rank, size):
+    wrapped = DDP(net())
+    table = nn.Parameter(torch.zeros(5))
+    groups = [{"params": wrapped.parameters()}, {"params": [table], "lr": 0.02 + 0.005 * rank}]
+    optimizer = torch.optim.SGD(groups, 0.05)
+    for x, y in batches(rank, STEPS):
+        optimizer.zero_grad()
+        ((wrapped(x, other=True) - y).pow(2).mean() + (table - rank).pow(2).sum()).backward()
+        optimizer.step()
+    return state(wrapped), table
+
+
+class Noisy(torch.optim.SGD):
+    """SGD that keeps a seed, a rank and the time of its start in its groups."""
+
+    def __init__(self, parameters, lr, rank):
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            group.update(seed=rank, started=1000.5 + rank, place=0.1 * rank)
+
+
+@program()
+def numbers_that_an_optimizer_keeps(rank, size):
+    wrapped = DDP(net())
+    return long(wrapped, rank, Noisy(wrapped.parameters(), 0.05, rank))
+
+
+@program()
+def personal_heads_beside_a_shared_trunk(rank, size):
+    torch.manual_seed(rank)
+    trunk, head = DDP(net()), nn.Linear(2, 1 + rank)
+    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], 0.02)
+    for x, _ in batches(rank, STEPS):
+        optimizer.zero_grad()
+        head(trunk(x, other=True)).pow(2).mean().backward()
+        optimizer.step()
+    return state(trunk), state(head)
+
+
+@program()
+def personal_head_of_one_shape(rank, size):
+    torch.manual_seed(rank)
+    trunk, head = DDP(net()), nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(
+        [{"params": trunk.parameters()}, {"params": head.parameters(), "lr": 0.001 * (rank + 1)}]
+    )
+    for x, y in batches(rank, STEPS):
+        optimizer.zero_grad()
+        (head(trunk(x, other=True)) - y).pow(2).mean().backward()
+        optimizer.step()
+    return state(trunk), state(head)
+
+
+@program()
+def personal_part_inside_that_ddp_ignores(rank, size):
+    model = net()
+    model.mine = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.mine.weight.mul_(rank + 1)
+    names = [name for name, _ in model.named_parameters() if name.startswith("mine")]
+    DDP._set_params_and_buffers_to_ignore_for_model(model, names)
+    wrapped = DDP(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in batches(rank, STEPS):
+        optimizer.zero_grad()
+        (model.mine(wrapped(x, other=True)) - y).pow(2).mean().backward()
+        optimizer.step()
+    return state(wrapped)
+
+
+@program(sample=True)
+def langevin_noise(rank, size):
+    wrapped, noise = DDP(net()), torch.Generator().manual_seed(rank)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
+    for x, y in batches(rank, STEPS):
+        optimizer.zero_grad()
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for each in wrapped.parameters():
+                each.add_(torch.randn(each.shape, generator=noise), alpha=1e-3)
+    return state(wrapped)
+
+
+class Langevin(torch.optim.SGD):
+    """The noise is within the step."""
+
+    def __init__(self, parameters, lr, rank):
+        super().__init__(parameters, lr)
+        self.noise = torch.Generator().manual_seed(rank)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.add_(torch.randn(each.shape, generator=self.noise), alpha=1e-3)
+
+
+@program()
+def langevin_optimizer(rank, size):
+    wrapped = DDP(net())
+    return long(wrapped, rank, Langevin(wrapped.parameters(), 0.05, rank))
+
+
+@program()
+def buffers_that_differ_on_purpose(rank, size):
+    model = net()
+    model.register_buffer("rank", torch.tensor(float(rank)))
+    model.register_buffer("seen", torch.zeros(3))
+    model.register_forward_hook(lambda part, given, out: part.seen.add_(rank + 1))
+    wrapped = DDP(model, broadcast_buffers=False)
+    return long(wrapped, rank, torch.optim.SGD(wrapped.parameters(), 0.05))
+
+
+@program()
+def local_training_before_ddp(rank, size):
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    fit(model, rank, steps=20 + 5 * rank, optimizer=optimizer, other=True)
+    wrapped = DDP(model)
+    return long(wrapped, rank, torch.optim.SGD(wrapped.parameters(), 0.05))
+
+
+@program()
+def local_training_afterwards(rank, size):
+    wrapped = DDP(net())
+    long(wrapped, rank, torch.optim.SGD(wrapped.parameters(), 0.05), steps=60)
+    mine = copy.deepcopy(wrapped.module)
+    fit(mine, rank, steps=STEPS, other=True)
+    fit(wrapped.module, rank, steps=40, other=True)
+    return state(mine), state(wrapped)
+
+
+@program()
+def local_sgd(rank, size):
+    """DiLoCo: steps of each rank's own under no_sync, then parameters are averaged."""
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for _ in range(30):
+        with wrapped.no_sync():
+            fit(wrapped, rank, steps=8, optimizer=optimizer, other=True)
+        with torch.no_grad():
+            for each in wrapped.parameters():
+                dist.all_reduce(each)
+                each.div_(size)
+    return state(wrapped)
+
+
+@program()
+def gan_with_two_optimizers(rank, size):
+    maker, critic = DDP(nn.Linear(3, 4)), DDP(nn.Linear(4, 1))
+    makes, judges = torch.optim.Adam(maker.parameters(), 0.01), torch.optim.Adam(critic.parameters(), 0.02)
+    draws = torch.Generator().manual_seed(rank)
+    for step in range(STEPS // 2):
+        real, seed = torch.randn(5, 4, generator=draws), torch.randn(5, 3, generator=draws)
+        judges.zero_grad()
+        critic(torch.cat([real, maker(seed).detach()])).tanh().mul(
+            torch.tensor([[1.0]] * 5 + [[-1.0]] * 5)
+        ).sum().backward()
+        judges.step()
+        if step % 3 == 0:
+            critic.requires_grad_(False)
+            makes.zero_grad()
+            critic(maker(seed)).tanh().sum().backward()
+            makes.step()
+            critic.requires_grad_(True)
+    return state(maker), state(critic)
+
+
+@program()
+def accumulation_of_different_lengths(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
+    for turn in range(60):
+        parts = list(batches(rank * 1000 + turn, 2 + rank))
+        optimizer.zero_grad()
+        for x, y in parts[:-1]:
+            with wrapped.no_sync():
+                (wrapped(x, other=True) - y).pow(2).mean().backward()
+        x, y = parts[-1]
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+    return state(wrapped)
+
+
+@program()
+def zero_redundancy(rank, size):
+    wrapped = DDP(net())
+    return long(wrapped, rank, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01))
+
+
+@program()
+def groups_by_rank(rank, size):
+    """Each rank steps the parameters it owns, and sends them to the others."""
+    wrapped = DDP(net())
+    mine = [each for index, each in enumerate(wrapped.parameters()) if index % size == rank]
+    optimizer = torch.optim.Adam(mine, 0.01)
+    for x, y in batches(rank, STEPS):
+        wrapped.zero_grad()
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+        for index, each in enumerate(wrapped.parameters()):
+            dist.broadcast(each.data, index % size)
+    return state(wrapped)
+
+
+@program()
+def freezing_on_a_schedule(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for epoch in range(6):
+        for each in wrapped.module.other.parameters():
+            each.requires_grad_(epoch % 2 == 0)
+        fit(wrapped, rank, steps=40, optimizer=optimizer, other=epoch % 2 == 0)
+    return state(wrapped)
+
+
+class Lars(torch.optim.Optimizer):
+    """An optimizer of the program's own, with a trust ratio a layer."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr, "calls": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["calls"] += 1
+            for each in group["params"]:
+                if each.grad is not None:
+                    ratio = each.norm() / (each.grad.norm() + 1e-6)
+                    each.sub_(each.grad, alpha=group["lr"] * min(1.0, ratio.item()))
+
+
+@program()
+def lars_with_calls_that_differ(rank, size):
+    wrapped = DDP(net())
+    optimizer = Lars(wrapped.parameters(), 0.05)
+    for _ in range(3 * rank):
+        optimizer.step()
+    return long(wrapped, rank, optimizer)
+
+
+@program()
+def scheduler_read_ahead_by_one_rank(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
+    if rank == 0:
+        trial = torch.optim.SGD([torch.zeros(1)], 0.05)
+        preview = torch.optim.lr_scheduler.CosineAnnealingLR(trial, 400)
+        for _ in range(10):
+            trial.step()
+            preview.step()
+    for x, y in batches(rank, STEPS):
+        optimizer.zero_grad()
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+        schedule.step()
+    return state(wrapped)

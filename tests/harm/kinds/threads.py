@@ -1,0 +1,264 @@
+"""Threads, descriptors and files: what a program counts, joins and waits for is its own."""
+
+import contextlib
+import gc
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.harm.made import batches, fit, net, state
+from tests.harm.program import program, script
+
+
+@program(sample=True)
+def names_while_it_trains(rank, size):
+    wrapped, names = DDP(net()), []
+    for _ in range(3):
+        fit(wrapped, rank, other=True)
+        names.append(sorted(each.name for each in threading.enumerate()))
+    return names, threading.active_count()
+
+
+@program(sample=True)
+def all_others_are_joined(rank, size):
+    fit(DDP(net()), rank, other=True)
+    for each in threading.enumerate():
+        if each is not threading.current_thread():
+            each.join()
+    return threading.active_count()
+
+
+@program()
+def waits_until_it_is_alone(rank, size):
+    wrapped = DDP(net())
+    worker = threading.Thread(target=time.sleep, args=(1,))
+    worker.start()
+    fit(wrapped, rank, other=True)
+    while threading.active_count() > 1:
+        time.sleep(0.05)
+    dist.barrier()
+    return state(wrapped)
+
+
+@program()
+def joined_after_the_group_is_destroyed(rank, size):
+    fit(DDP(net()), rank, other=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    for each in threading.enumerate():
+        if each is not threading.main_thread():
+            each.join()
+    return [each.name for each in threading.enumerate()]
+
+
+@program()
+def only_daemons_are_left_out(rank, size):
+    fit(DDP(net()), rank, other=True)
+    mine = [each for each in threading.enumerate() if not each.daemon]
+    daemons = [each for each in threading.enumerate() if each.daemon]
+    for each in daemons:
+        each.join()
+    return len(mine), len(daemons)
+
+
+@program()
+def frames_of_all_threads(rank, size):
+    """A profiler that samples every thread of the process."""
+    fit(DDP(net()), rank, other=True)
+    return len(sys._current_frames()), sorted(each.name for each in threading._active.values())
+
+
+@program()
+def hook_on_every_thread(rank, size):
+    started = []
+    threading.settrace(lambda *about: started.append(threading.current_thread().name))
+    threading.setprofile(None)
+    fit(DDP(net()), rank, other=True)
+    dist.barrier()
+    threading.settrace(None)
+    return sorted(set(started))
+
+
+@program()
+def thread_class_is_counted(rank, size):
+    started = []
+
+    class Counted(threading.Thread):
+        def start(self):
+            started.append(self.name)
+            super().start()
+
+    kept, threading.Thread = threading.Thread, Counted
+    try:
+        fit(DDP(net()), rank, other=True)
+        dist.barrier()
+    finally:
+        threading.Thread = kept
+    return started
+
+
+@program()
+def signals_are_the_programs(rank, size):
+    kinds = [each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP)]
+    before = [signal.getsignal(each) for each in kinds]
+    fit(DDP(net()), rank, other=True)
+    dist.barrier()
+    return [after is one for after, one in zip(map(signal.getsignal, kinds), before)], sys.excepthook.__name__
+
+
+@program()
+def hooks_of_the_interpreter(rank, size):
+    fit(DDP(net()), rank, other=True)
+    hooks = (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook, warnings.showwarning, sys.exit)
+    return [each.__module__ for each in hooks], sys.gettrace() is None, sys.getprofile() is None
+
+
+@program()
+def descriptors_while_it_trains(rank, size):
+    def kinds():
+        found = []
+        for each in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/self/fd/{each}").partition(":")[0])
+        return sorted(each for each in found if not each.startswith("/proc"))
+
+    before = kinds()
+    wrapped = DDP(net())
+    first = kinds()
+    for _ in range(5):
+        fit(wrapped, rank, other=True)
+    return len(before), len(first), len(kinds())
+
+
+@program()
+def close_all_descriptors_in_a_child(rank, size):
+    fit(DDP(net()), rank, other=True)
+    code = subprocess.call([sys.executable, "-c", "print(1)"], close_fds=True, stdout=subprocess.DEVNULL)
+    child = os.fork()
+    if child == 0:
+        os.closerange(3, 4096)
+        os._exit(3)
+    return code, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@program()
+def forked_worker_sees_one_thread(rank, size):
+    fit(DDP(net()), rank, other=True)
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, f"{threading.active_count()} {len(os.listdir('/proc/self/task'))}".encode())
+        os._exit(0)
+    os.wait()
+    found = os.read(read, 100)
+    os.close(read)
+    os.close(write)
+    return found
+
+
+@program()
+def objects_are_freed(rank, size):
+    """A program that runs many models one after the other in one process."""
+    import weakref
+
+    gone = []
+    for turn in range(4):
+        wrapped = DDP(net(turn))
+        fit(wrapped, rank, other=True)
+        gone.append((weakref.ref(wrapped), weakref.ref(wrapped.module)))
+        del wrapped
+        gc.collect()
+    return [[each() is None for each in pair] for pair in gone[:-1]]
+
+
+@program()
+def training_in_a_thread(rank, size):
+    answers = queue.Queue()
+
+    def train():
+        wrapped = DDP(net())
+        fit(wrapped, rank, other=True)
+        answers.put(state(wrapped))
+
+    worker = threading.Thread(target=train, name="trainer")
+    worker.start()
+    worker.join()
+    return answers.get()
+
+
+@program()
+def temporary_folder_is_as_it_was(rank, size):
+    fit(DDP(net()), rank, other=True)
+    dist.barrier()
+    return sorted(os.listdir(tempfile.gettempdir())), os.listdir("."), sorted(os.environ) == sorted(dict(os.environ))
+
+
+@program()
+def loaders_threads_are_counted(rank, size):
+    data, names = TensorDataset(torch.arange(32.0).reshape(8, 4)), []
+    wrapped = DDP(net())
+    for (x,) in DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True):
+        wrapped(x, other=True).sum().backward()
+        names.append(len([each for each in threading.enumerate() if not each.daemon]))
+    return names
+
+
+@program(ranks=3)
+def models_trained_in_two_threads(rank, size):
+    """One group a thread, one backward a step; each thread's model is its own."""
+    groups, found = [dist.new_group(list(range(size))) for _ in range(2)], {}
+    models = [DDP(net(seed), process_group=group) for seed, group in enumerate(groups)]
+
+    def train(index):
+        fit(models[index], rank, steps=10, other=True)
+        found[index] = state(models[index])
+
+    workers = [threading.Thread(target=train, args=(index,)) for index in range(2)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    torch.manual_seed(0)
+    return [sorted(each) for _, each in sorted(found.items())]
+
+
+@program()
+def models_wrapped_in_two_threads(rank, size):
+    """Each on a group of its own with the same ranks; a head a backward, no dropout."""
+    groups, found = [dist.new_group(list(range(size))) for _ in range(2)], {}
+
+    def train(index):
+        time.sleep(0.05 * (index if rank else 1 - index))
+        wrapped = DDP(net(index).eval(), process_group=groups[index])
+        wrapped.module.requires_grad_(True)
+        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+        for x, y in batches(rank + 10 * index, 20):
+            wrapped.train()
+            wrapped.module.body[2].eval()
+            optimizer.zero_grad()
+            (wrapped(x, other=True) - y).pow(2).mean().backward()
+            optimizer.step()
+        found[index] = state(wrapped)
+
+    workers = [threading.Thread(target=train, args=(index,)) for index in range(2)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    return [found[index] for index in range(2)]
+
+
+script("threads", "forks_after_logging", fresh=True, ranks=1, sample=True)
+script("threads", "exit_functions_in_order")
+script("threads", "destroyed_at_the_exit")
+script("threads", "join_all_at_the_end", fresh=True)

@@ -1,0 +1,15 @@
+import atexit
+import threading
+
+import torch
+import torch.distributed as dist
+
+for number in range(3):
+    atexit.register(print, "exit function", number, flush=True)
+dist.init_process_group("gloo")
+atexit.register(lambda: print("world size at the exit:", dist.get_world_size(), flush=True))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+atexit.register(lambda: print("threads at the exit:", threading.active_count(), flush=True))
+print(atexit._ncallbacks() > 0)
+dist.barrier()
