@@ -66,7 +66,7 @@ def resumed_in_the_middle(rank, size):
 @program(sample=True)
 def four_epochs_with_all_streams(rank, size):
     """Dropout, a loader that shuffles, numpy and random in the loop."""
-    data = TensorDataset(torch.arange(96.0).reshape(24, 4).sin())
+    data = TensorDataset(torch.arange(96.0).add(100 * rank).reshape(24, 4).sin())
     wrapped, drawn = DDP(net()), []
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     for _ in range(4):

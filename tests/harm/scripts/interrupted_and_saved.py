@@ -17,6 +17,7 @@ def train():
 
 
 train()
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     os.kill(os.getpid(), signal.SIGINT)
     signal.pause()

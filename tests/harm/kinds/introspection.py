@@ -1,0 +1,277 @@
+"""Programs that look at torch or count its calls: they find torch as it is."""
+
+import functools
+import inspect
+import io
+import logging
+import pydoc
+import typing
+import warnings
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import wrapt
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
+from torch.utils.data import DataLoader
+
+from tests.harm.made import batches, fit, net, state
+from tests.harm.program import program
+
+CALLS = {
+    "wrapper": DDP,
+    "constructor": DDP.__init__,
+    "forward": DDP.forward,
+    "no_sync": DDP.no_sync,
+    "join": DDP.join,
+    "init": dist.init_process_group,
+    "destroy": dist.destroy_process_group,
+    "new group": dist.new_group,
+    "all_reduce": dist.all_reduce,
+    "barrier": dist.barrier,
+    "loader": DataLoader,
+    "loader's constructor": DataLoader.__init__,
+    "iter": DataLoader.__iter__,
+    "step": torch.optim.Optimizer.step,
+    "sgd": torch.optim.SGD.step,
+    "zero_grad": torch.optim.Optimizer.zero_grad,
+    "backward": torch.Tensor.backward,
+    "autograd": torch.autograd.backward,
+    "grad": torch.autograd.grad,
+    "checkpoint": checkpoint,
+    "clip": nn.utils.clip_grad_norm_,
+    "module": nn.Module.__call__,
+    "save": torch.save,
+    "seed": torch.manual_seed,
+    "state": torch.get_rng_state,
+}
+
+
+def of_all(look):
+    found = {}
+    for name, each in CALLS.items():
+        try:
+            found[name] = look(each)
+        except Exception as failure:
+            found[name] = type(failure).__name__
+    return found
+
+
+@program(sample=True)
+def signatures(rank, size):
+    return of_all(lambda each: str(inspect.signature(each)))
+
+
+@program()
+def full_argument_specs(rank, size):
+    return of_all(lambda each: str(inspect.getfullargspec(each)))
+
+
+@program(sample=True)
+def type_hints(rank, size):
+    return of_all(lambda each: sorted(map(str, typing.get_type_hints(each).items())))
+
+
+@program()
+def names_and_texts(rank, size):
+    return of_all(lambda each: [each.__module__, each.__qualname__, each.__doc__, inspect.isfunction(each)])
+
+
+@program()
+def sources(rank, size):
+    return of_all(lambda each: [inspect.getsourcefile(each).rpartition("torch")[2], inspect.getsource(each)])
+
+
+@program()
+def help_of_the_wrapper(rank, size):
+    return pydoc.render_doc(DDP), pydoc.render_doc(DataLoader), pydoc.render_doc(dist.init_process_group)
+
+
+@program(sample=True)
+def autospecs(rank, size):
+    mocked = mock.create_autospec(DDP)
+    wrapped = mocked(net(), find_unused_parameters=True)
+    wrapped.forward(1)
+    failures = 0
+    for bad in (lambda: mocked(), lambda: mocked(net(), nothing=1), lambda: wrapped.no_sync(3)):
+        try:
+            bad()
+        except TypeError:
+            failures += 1
+    group = mock.create_autospec(dist.init_process_group)
+    group("gloo", rank=0)
+    return failures, sorted(name for name in dir(mocked) if not name.startswith("_")), str(group.call_args)
+
+
+@program()
+def names_in_classes_and_modules(rank, size):
+    places = (DDP, DataLoader, torch.optim.Optimizer, torch.optim.SGD, CheckpointFunction, nn.Module, dist, torch)
+    return [sorted(vars(each)) for each in places]
+
+
+@program(sample=True)
+def attributes_of_a_wrapper(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    fit(wrapped, rank, optimizer=optimizer, other=True)
+    return sorted(vars(wrapped)), sorted(vars(wrapped.module)), sorted(vars(optimizer)), repr(wrapped)
+
+
+class Counted(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatched(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@program(sample=True)
+def calls_counted_in_the_constructor(rank, size):
+    with Counted() as functions:
+        wrapped = DDP(net())
+    with Dispatched() as operators:
+        DDP(net())
+    fit(wrapped, rank, other=True)
+    return functions.names, operators.names
+
+
+@program()
+def calls_counted_in_steps(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    with Counted() as functions, Dispatched() as operators:
+        for x, y in batches(rank, 3):
+            optimizer.zero_grad()
+            loss = (wrapped(x, other=True) - y).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+    return functions.names, operators.names
+
+
+@program()
+def calls_counted_with_the_flag(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    with Counted() as functions, Dispatched() as operators:
+        for x, y in batches(rank, 3):
+            (wrapped(x) - y).pow(2).mean().backward()
+    return functions.names, operators.names
+
+
+class Watched(torch.Tensor):
+    """A tensor that notes which functions it meets."""
+
+    seen = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Watched.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@program()
+def batches_of_a_tensor_subclass(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for x, y in batches(rank, 3):
+        optimizer.zero_grad()
+        loss = (wrapped(x.as_subclass(Watched), other=True) - y).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+    return Watched.seen, type(loss).__name__, state(wrapped)
+
+
+@program()
+def mocks_of_the_program(rank, size):
+    with mock.patch.object(DDP, "forward", autospec=True, side_effect=DDP.forward) as called:
+        wrapped = DDP(net())
+        fit(wrapped, rank, other=True)
+        count = called.call_count
+    fit(wrapped, rank, other=True)
+    with mock.patch("torch.distributed.barrier") as barrier:
+        dist.barrier()
+    return count, barrier.call_count, state(wrapped)
+
+
+@program()
+def wrapt_around_torch(rank, size):
+    calls = []
+
+    def note(inner, instance, args, kwargs):
+        calls.append(inner.__name__)
+        return inner(*args, **kwargs)
+
+    for owner, name in ((DDP, "__init__"), (DDP, "forward"), (torch.optim.SGD, "step"), (dist, "all_reduce")):
+        wrapt.wrap_function_wrapper(owner, name, note)
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    dist.all_reduce(torch.ones(1))
+    return calls, state(wrapped)
+
+
+@program()
+def replaced_and_put_back(rank, size):
+    kept, count = DDP.__init__, []
+
+    @functools.wraps(kept)
+    def constructor(self, *args, **kwargs):
+        count.append(len(args))
+        kept(self, *args, **kwargs)
+
+    DDP.__init__ = constructor
+    fit(DDP(net()), rank, other=True)
+    DDP.__init__ = kept
+    fit(DDP(net()), rank, other=True)
+    return count, DDP.__init__ is kept
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: typing.Optional[torch.Tensor] = None
+
+
+class Answers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        return Output(self.net(x, other=True), x)
+
+
+@program()
+def outputs_that_are_dataclasses(rank, size):
+    wrapped = DDP(Answers())
+    for x, _ in batches(rank, 4):
+        out = wrapped(x)
+        out.logits.pow(2).sum().backward()
+    return type(out).__name__, out.hidden is x, [each.grad for each in wrapped.parameters()]
+
+
+@program()
+def warnings_and_logs_of_a_run(rank, size):
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    logging.getLogger().addHandler(handler)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(DDP(net()), rank, other=True)
+    logging.getLogger().removeHandler(handler)
+    return [each.category.__name__ for each in caught], text.getvalue(), len(logging.getLogger().handlers)

@@ -1,0 +1,298 @@
+"""Training loops of right programs: heads, checkpoints, hooks, accumulation, and what stands between."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+from tests.harm.kinds.draws import PACKAGE, SKIPS, Encoder
+from tests.harm.made import batches, fit, net, state
+from tests.harm.program import program
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x):
+        hidden = self.trunk(x).tanh()
+        return self.left(hidden), self.right(hidden)
+
+
+def two():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Two()
+
+
+@program(sample=True)
+def backward_for_each_head(rank, size):
+    wrapped = DDP(two())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in batches(rank, 30):
+        optimizer.zero_grad()
+        left, right = wrapped(x)
+        (left - y).pow(2).mean().backward(retain_graph=True)
+        (right + y).pow(2).mean().backward()
+        optimizer.step()
+    return state(wrapped)
+
+
+@program()
+def all_gradients_by_one_of_two_backwards(rank, size):
+    wrapped = DDP(two(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for step, (x, y) in enumerate(batches(rank, 30)):
+        optimizer.zero_grad()
+        left, right = wrapped(x)
+        ((left if step % 2 else right) - y).pow(2).mean().backward()
+        optimizer.step()
+    return state(wrapped)
+
+
+@program()
+def branch_by_rank_with_the_flag(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    optimizer = torch.optim.Adam(wrapped.parameters(), 0.01)
+    for step, (x, y) in enumerate(batches(rank, 30)):
+        optimizer.zero_grad()
+        (wrapped(x, other=(step + rank) % 2 == 0) - y).pow(2).mean().backward()
+        optimizer.step()
+    return state(wrapped)
+
+
+@program()
+def gradient_penalty(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in batches(rank, 10):
+        optimizer.zero_grad()
+        x = x.requires_grad_()
+        out = wrapped(x, other=True)
+        slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+        ((out - y).pow(2).mean() + slope.pow(2).sum() * 0.1).backward()
+        optimizer.step()
+    return state(wrapped)
+
+
+class Checked(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.layers, self.reentrant = nn.Linear(4, 4), net(), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.layers, self.first(x), True, use_reentrant=self.reentrant)
+
+
+@program()
+def reentrant_checkpoint(rank, size):
+    torch.manual_seed(0)
+    wrapped = DDP(Checked(True))
+    fit(wrapped, rank, steps=20)
+    return state(wrapped)
+
+
+@program()
+def checkpoint_beside_the_flag(rank, size):
+    torch.manual_seed(0)
+    wrapped = DDP(Checked(False), find_unused_parameters=True)
+    fit(wrapped, rank, steps=20)
+    return state(wrapped)
+
+
+@program()
+def static_graph(rank, size):
+    torch.manual_seed(0)
+    wrapped = DDP(Checked(True), static_graph=True)
+    fit(wrapped, rank, steps=20)
+    return state(wrapped)
+
+
+@program()
+def compressed_gradients(rank, size):
+    wrapped = DDP(net(), gradient_as_bucket_view=True)
+    wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    fit(wrapped, rank, steps=20, other=True)
+    return state(wrapped)
+
+
+@program()
+def hook_of_its_own_counts_buckets(rank, size):
+    sent = []
+
+    def hook(group, bucket):
+        sent.append((bucket.index(), bucket.is_last(), bucket.buffer().numel()))
+        return default_hooks.allreduce_hook(group, bucket)
+
+    wrapped = DDP(net(), bucket_cap_mb=0.0001)
+    wrapped.register_comm_hook(dist.group.WORLD, hook)
+    fit(wrapped, rank, steps=6, other=True)
+    return sent, state(wrapped)
+
+
+@program()
+def uneven_batches_under_join(rank, size):
+    wrapped = DDP(net())
+    with wrapped.join():
+        fit(wrapped, rank, steps=5 + 3 * rank, other=True)
+    return state(wrapped)
+
+
+@program()
+def accumulation_without_sync(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
+    for step, (x, y) in enumerate(batches(rank, 40)):
+        with contextlib.nullcontext() if step % 4 == 3 else wrapped.no_sync():
+            (wrapped(x, other=True) - y).pow(2).mean().backward()
+        if step % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    return state(wrapped)
+
+
+@program()
+def optimizer_in_the_backward(rank, size):
+    """Each parameter is stepped as soon as its gradient is averaged."""
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    wrapped_model = net()
+    _apply_optimizer_in_backward(torch.optim.SGD, wrapped_model.parameters(), {"lr": 0.05})
+    wrapped = DDP(wrapped_model)
+    for x, y in batches(rank, 10):
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+    return state(wrapped)
+
+
+@program()
+def hooks_of_every_kind(rank, size):
+    model, calls = net(), []
+    model.head.register_forward_pre_hook(lambda part, given: calls.append("pre"))
+    model.head.register_forward_hook(lambda part, given, out: calls.append("forward"))
+    model.head.register_full_backward_hook(lambda part, given, out: calls.append("backward"))
+    model.head.weight.register_hook(lambda grad: calls.append("tensor"))
+    model.head.weight.register_post_accumulate_grad_hook(lambda each: calls.append("accumulated"))
+    wrapped = DDP(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    optimizer.register_step_pre_hook(lambda *about: calls.append("before the step"))
+    optimizer.register_step_post_hook(lambda *about: calls.append("after the step"))
+    fit(wrapped, rank, optimizer=optimizer, other=True)
+    return calls, state(wrapped)
+
+
+@program()
+def closure_of_lbfgs(rank, size):
+    wrapped = DDP(net().eval())
+    optimizer = torch.optim.LBFGS(wrapped.parameters(), max_iter=4)
+    for x, y in batches(rank, 5):
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (wrapped(x, other=True) - y).pow(2).mean()  # noqa: B023
+            loss.backward()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            return mean
+
+        optimizer.step(closure)
+    return state(wrapped)
+
+
+@program()
+def mixed_precision(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cpu")
+    for x, y in batches(rank, 10):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (wrapped(x, other=True) - y).pow(2).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(wrapped.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    return state(wrapped), scaler.state_dict()
+
+
+@program()
+def tied_and_normalised_weights(rank, size):
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
+    )
+    model[2].weight = model[0].weight
+    for each in model.parameters():
+        nn.init.constant_(each, 0.3)
+    wrapped = DDP(model)
+    fit(wrapped, rank, steps=10)
+    return state(wrapped)
+
+
+@program()
+def evaluation_on_the_first_rank(rank, size):
+    wrapped, seen = DDP(net()), []
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for _ in range(4):
+        fit(wrapped, rank, optimizer=optimizer, other=True)
+        if rank == 0:
+            wrapped.eval()
+            with torch.inference_mode():
+                seen.append(wrapped.module(torch.ones(2, 4)))
+            wrapped.train()
+        dist.barrier()
+    return seen, state(wrapped)
+
+
+@program(needs=PACKAGE, may=(SKIPS,))
+def wrapper_in_evaluation_module_in_training(rank, size):
+    torch.manual_seed(0)
+    wrapped = DDP(nn.Sequential(nn.Linear(4, 4), Encoder()), find_unused_parameters=True)
+    wrapped.eval()
+    wrapped.module.train()
+    fit(
+        wrapped,
+        rank,
+        steps=10,
+        optimizer=torch.optim.SGD(wrapped[0].parameters() if False else wrapped.parameters(), 0.01),
+    )
+    return state(wrapped)
+
+
+@program()
+def gradients_that_ranks_change(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for step, (x, y) in enumerate(batches(rank, 12)):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        with torch.no_grad():
+            norm = sum(each.grad.pow(2).sum() for each in wrapped.parameters()).sqrt()
+            for each in wrapped.parameters():
+                each.grad.mul_(0.9).div_(norm.clamp(min=1.0))
+        if step % 5 == 4:
+            wrapped.module.head.bias.grad = None
+        optimizer.step()
+    return state(wrapped)
+
+
+@program(ranks=3)
+def buffers_and_batch_norm(rank, size):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    for each in model.parameters():
+        nn.init.constant_(each, 0.2)
+    wrapped = DDP(model)
+    fit(wrapped, rank, steps=15)
+    wrapped.eval()
+    return state(wrapped), wrapped(torch.ones(2, 4))
+
+
+@program()
+def compiled_without_a_backend(rank, size):
+    wrapped = torch.compile(DDP(net().eval()), backend="eager")
+    fit(wrapped, rank, steps=5, other=True)
+    return state(wrapped)

@@ -1,0 +1,101 @@
+"""Subclasses of torch's classes, whose own methods are called as in plain torch."""
+
+import copy
+import inspect
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import CheckpointFunction
+
+from tests.harm.made import batches, fit, net, state
+from tests.harm.program import program
+
+
+class Mine(CheckpointFunction):
+    """Counts what it recomputes."""
+
+    calls = []
+
+    @staticmethod
+    def forward(ctx, function, preserve, *args):
+        Mine.calls.append("forward")
+        return CheckpointFunction.forward(ctx, function, preserve, *args)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        Mine.calls.append("backward")
+        found = CheckpointFunction.backward(ctx, *grads)
+        return (*found[:2], *(each * 0.5 for each in found[2:]))
+
+
+class Recomputed(nn.Module):
+    def __init__(self, function=Mine, inner=None):
+        super().__init__()
+        self.first, self.layer, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function.apply(self.layer, True, self.first(x))
+
+
+def recomputed(rank, function, **how):
+    torch.manual_seed(0)
+    wrapped = DDP(Recomputed(function), **how)
+    fit_loss = []
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for x, _ in batches(rank, 4):
+        optimizer.zero_grad()
+        loss = wrapped(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        fit_loss.append(loss.detach())
+    return fit_loss, state(wrapped)
+
+
+@program(sample=True)
+def checkpoint_function_of_its_own(rank, size):
+    return recomputed(rank, Mine), Mine.calls
+
+
+@program()
+def checkpoint_function_as_it_is(rank, size):
+    return recomputed(rank, CheckpointFunction)
+
+
+@program()
+def checkpoint_function_in_a_static_graph(rank, size):
+    return recomputed(rank, Mine, static_graph=True), Mine.calls
+
+
+class Named(Mine):
+    """Its apply is its own as well."""
+
+    @classmethod
+    def apply(cls, function, preserve, *args):
+        Mine.calls.append(cls.__name__)
+        return super().apply(function, preserve, *args)
+
+
+@program()
+def checkpoint_function_with_an_apply(rank, size):
+    return recomputed(rank, Named), Mine.calls
+
+
+class Timed(DDP):
+    """A constructor with another signature, and attributes set before torch's."""
+
+    def __init__(self, name, *, model, scale=1.0):
+        object.__setattr__(self, "name", name)
+        super().__init__(model, bucket_cap_mb=1)
+        self.scale = scale
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs) * self.scale
+
+
+@program()
+def subclass_with_another_signature(rank, size):
+    wrapped = Timed("student", model=net(), scale=0.5)
+    fit(wrapped, rank, other=True)
+    again = copy.deepcopy(wrapped)
+    return state(wrapped), wrapped.name, str(inspect.signature(Timed)), type(again).__name__
