@@ -17,8 +17,8 @@ from typing import Any, Dict, Iterator, Tuple
 
 from tests.harm import program as programs
 
-# Seconds in which threads of torch's, which end by themselves, are waited for.
-SETTLE = 2.0
+# Seconds in which threads that end by themselves are waited for, and those after which their number is taken as it is.
+SETTLE, STILL = 4.0, 0.6
 _SEED = 1234
 
 
@@ -108,13 +108,12 @@ def _hash(data: bytes) -> str:
 
 def _left() -> Dict[str, Any]:
     """The threads and descriptors that are left once the group is destroyed."""
-    deadline, before = time.monotonic() + SETTLE, -1
-    while time.monotonic() < deadline:
-        now = _tasks()
-        if now == before and now <= 1:
-            break
-        before = now
+    begun = changed = time.monotonic()
+    before = _tasks()
+    while before > 1 and time.monotonic() < min(begun + SETTLE, changed + STILL):
         time.sleep(0.1)
+        now = _tasks()
+        before, changed = now, changed if now == before else time.monotonic()
     names = sorted(re.sub(r"\d+", "N", each.name) for each in threading.enumerate())
     return {"threads": names, "tasks": _tasks(), "files": dict(_descriptors())}
 

@@ -202,10 +202,9 @@ for each in (
     "interactive_session",
     "interrupted_and_saved",
     "own_excepthook_is_called",
-    "retried_in_a_spawned_worker",
     "stops_by_os_exit",
     "unittest_with_a_failure",
 ):
     script("failures", each, sample=each == "arguments_refused")
-script("failures", "retried_in_a_spawned_worker", variant="alone", ranks=1)
+script("failures", "retried_in_a_spawned_worker", ranks=1)
 script("failures", "arguments_refused", variant="torchrun", launcher="torchrun")

@@ -38,8 +38,9 @@ class Trainer:
 @program(sample=True)
 def loader_that_counts_steps(rank, size):
     trainer = Trainer(rank)
-    for _ in DataLoader(range(STEPS)):
-        trainer.step(trainer.randn(3, 4))
+    for _ in range(2):
+        for _step in DataLoader(range(STEPS), batch_size=2):
+            trainer.step(trainer.randn(3, 4))
     return trainer.done()
 
 
@@ -199,12 +200,13 @@ def evolution_strategy(rank, size):
     trainer, draws = Trainer(rank), torch.Generator().manual_seed(rank)
     for (x,) in DataLoader(DATA, batch_size=8):
         noise = [0.01 * torch.randn(each.shape, generator=draws) for each in trainer.wrapped.parameters()]
+        kept = trainer.done()
         with torch.no_grad():
             for each, shift in zip(trainer.wrapped.parameters(), noise):
                 each.add_(shift)
             score = trainer.wrapped.module(x).pow(2).mean()
+            trainer.wrapped.load_state_dict(kept)
             for each, shift in zip(trainer.wrapped.parameters(), noise):
-                each.sub_(shift)
                 change = shift * score
                 dist.all_reduce(change)
                 each.sub_(change)

@@ -8,6 +8,7 @@ import torch.multiprocessing as mp
 
 def work(rank, path, attempt):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    dist.barrier()
     if attempt == 0 and rank == 1:
         dist.destroy_process_group()
         return

@@ -1,28 +1,30 @@
+import atexit
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 if os.environ.get("DDPFIX"):
-    # As where PYTHONPATH has a checkout, and a parent process has set up the installed package.
+    # A runner that isolates modules finds a checkout before the installed package.
     import ddpfix
 
     root = Path(ddpfix.__file__).parent.parent
-    folder = Path(tempfile.mkdtemp())
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
     for name in ("ddpfix", "patches"):
-        shutil.copytree(root / name, folder / name)
+        shutil.copytree(root / name, Path(folder) / name)
     shutil.copy(root / "compat_matrix.yaml", folder)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "ddpfix"]:
-        del sys.modules[name]
-    sys.path.insert(0, str(folder))
-    import ddpfix.auto
+    with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [folder, *sys.path]):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "ddpfix"]:
+            del sys.modules[name]
+        import ddpfix.auto
 
-    shutil.rmtree(folder)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DDP(torch.nn.Linear(2, 1))
