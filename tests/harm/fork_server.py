@@ -78,8 +78,9 @@ def become(job: Dict[str, Any]) -> None:
     os.chdir(job["folder"])
     tempfile.tempdir = None
     # Python before 3.13 keeps the parent's number of the main thread.
-    if hasattr(threading.main_thread(), "_set_native_id"):
-        threading.main_thread()._set_native_id()
+    renumber = getattr(threading.main_thread(), "_set_native_id", None)
+    if renumber is not None:
+        renumber()
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ class Job:
         program, record = self.program, str(self._log(rank, "json"))
         out, err = str(self._log(rank, "out")), str(self._log(rank, "err"))
         if not (program.fresh or program.launcher == TORCHRUN or program.settings):
-            job = {"job": record, "name": program.name, "record": record, "out": out, "err": err}
+            job: Dict[str, Any] = {"job": record, "name": program.name, "record": record, "out": out, "err": err}
             job.update(environ=environ, folder=str(self.folder / "work"))
             return _server(self.mode, program.needs).start(job)
         words = [sys.executable, "-m", "tests.harm.rank", program.name, record]

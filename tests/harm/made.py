@@ -55,7 +55,7 @@ def fit(model: Any, rank: int, steps: int = 5, optimizer: Optional[Any] = None, 
         loss = (model(x, **how) - y).pow(2).mean()
         loss.backward()
         optimizer.step()
-    return loss.item()
+    return float(loss.item())
 
 
 def state(model: Any) -> Dict[str, torch.Tensor]:
