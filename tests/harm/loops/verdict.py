@@ -1,0 +1,146 @@
+"""Judges how a program ended under ddpfix, beside plain torch and beside gradients averaged by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+import numpy
+
+from tests.harm.loops.kit import BY_HAND, PARTS
+from tests.harm.loops.plan import Plan
+from tests.harm.loops.pool import Run
+
+# Plain is right, and ddpfix equal bit for bit and silent.
+EQUAL = "equal"
+# Plain fails, and ddpfix trains as averaged by hand; or ends with an error before an optimizer used anything else.
+CURED, ENDED = "cured", "ended"
+# Plain trains something else in silence: ddpfix trains as by hand, the same as plain, or ends with an error.
+MENDED, LEFT, STOPPED = "mended", "left as it is", "stopped"
+# Not even the averages by hand can be trained.
+INVALID = "invalid"
+BREACH = "breach"
+VERDICTS = (EQUAL, CURED, ENDED, MENDED, LEFT, STOPPED, INVALID, BREACH)
+# The line of each process group, which says what is in place.
+SUMMARY = re.compile(r"^ddpfix [0-9][^:]*: ")
+
+
+@dataclass
+class Verdict:
+    """How one program ended.
+
+    Attributes:
+        name: of :data:`VERDICTS`.
+        text: what is broken, or the error.
+    """
+
+    name: str
+    text: str = ""
+
+
+def judge(plan: Plan, plain: Run, ours: Run) -> Verdict:
+    """The verdict on a program that was run in plain torch, by hand and under ddpfix."""
+    if plain.killed or ours.killed:
+        where = "under ddpfix, and ends in plain torch" if not plain.killed else "in plain torch"
+        return Verdict(BREACH if not plain.killed else INVALID, f"does not end {where}")
+    failed = errors(plain, BY_HAND)
+    if failed:
+        return Verdict(INVALID, failed)
+    # Under DDP all ranks round alike.
+    close = 1e-10 if plan.double else 3e-5
+    if errors(plain, ["ddp"]):
+        return _failing(plain, ours, close)
+    if not apart(plain) and any(like(plain, plain, mode, close) for mode in BY_HAND):
+        return _right(plain, ours)
+    return _wrong(plain, ours, close)
+
+
+def _right(plain: Run, ours: Run) -> Verdict:
+    """What plain torch trains rightly is trained the same, without a line."""
+    failed = errors(ours, ["ddp"])
+    if failed:
+        return Verdict(BREACH, f"an error, where plain torch is right: {failed}")
+    for rank, (one, other) in enumerate(zip(ours.records, plain.records)):
+        for part in PARTS:
+            if one["ddp"][part] != other["ddp"][part]:
+                return Verdict(BREACH, f"{part} of rank {rank} differ from plain torch's{_far(one, other, part)}")
+    said = [line for log in ours.logs for line in lines(log)]
+    return Verdict(BREACH, f"a line, where plain torch is right: {said[0]}") if said else Verdict(EQUAL)
+
+
+def _failing(plain: Run, ours: Run, close: float) -> Verdict:
+    failed = errors(ours, ["ddp"])
+    if not any(like(ours, plain, mode, close, ended=bool(failed)) for mode in BY_HAND):
+        what = f"before the error ({failed})" if failed else "without an error"
+        apart_by = ", ".join(f"{mode} {farthest(ours, plain, mode):.1e}" for mode in BY_HAND)
+        return Verdict(BREACH, f"not as by hand ({apart_by}), {what}; plain torch: {errors(plain, ['ddp'])}")
+    if not failed and apart(ours):
+        return Verdict(BREACH, "replicas differ")
+    return Verdict(ENDED, failed) if failed else Verdict(CURED)
+
+
+def _wrong(plain: Run, ours: Run, close: float) -> Verdict:
+    failed = errors(ours, ["ddp"])
+    if failed:
+        return Verdict(STOPPED, failed)
+    if any(like(ours, plain, mode, close) for mode in BY_HAND) and not apart(ours):
+        return Verdict(MENDED)
+    if all(one["ddp"]["parameters"] == two["ddp"]["parameters"] for one, two in zip(ours.records, plain.records)):
+        far = "replicas differ" if apart(plain) else "replicas are equal, but not as by hand"
+        return Verdict(LEFT, far)
+    return Verdict(BREACH, "neither as in plain torch, which is wrong there, nor as by hand")
+
+
+def errors(run: Run, modes: Any) -> str:
+    """The errors of all ranks in some modes, once each; "" if there is none."""
+    found = [record[mode]["error"] for record in run.records for mode in modes if mode in record]
+    return " | ".join(dict.fromkeys(error for error in found if error))
+
+
+def lines(log: str) -> List[str]:
+    """What ddpfix has printed beside its summary."""
+    return [line for line in log.splitlines() if "ddpfix" in line and not SUMMARY.match(line)]
+
+
+def apart(run: Run) -> bool:
+    """Whether parameters differ between ranks after a step that all of them have made."""
+    of_ranks = [record["ddp"]["parameters"] for record in run.records]
+    return any(len(set(step)) > 1 for step in zip(*of_ranks))
+
+
+def like(run: Run, reference: Run, mode: str, close: float, ended: bool = False) -> bool:
+    """Whether parameters are those of a way by hand after each step; a run that has ended may lack the last ones."""
+    made = [(len(one["ddp"]["parameters"]), len(two[mode]["parameters"])) for one, two in zip(run.records, reference.records)]
+    return all(got == wanted or ended and got < wanted for got, wanted in made) and farthest(run, reference, mode) <= close
+
+
+def farthest(run: Run, reference: Run, mode: str) -> float:
+    """The largest distance of parameters from those of a way by hand, over all steps that were made."""
+    pairs = [
+        pair
+        for record, by_hand in zip(run.records, reference.records)
+        for pair in zip(record["ddp"]["parameters"], by_hand[mode]["parameters"])
+    ]
+    return max((distance(*pair) for pair in pairs), default=0.0)
+
+
+def distance(one: bytes, other: bytes) -> float:
+    """The largest distance between two states; NaN equals NaN."""
+    first, second = numpy.frombuffer(one), numpy.frombuffer(other)
+    if len(first) != len(second):
+        return float("inf")
+    far = numpy.abs(first - second)
+    far[(first == second) | (numpy.isnan(first) & numpy.isnan(second))] = 0.0
+    return float(numpy.nan_to_num(far, nan=numpy.inf).max(initial=0.0))
+
+
+def _far(one: Dict[str, Any], other: Dict[str, Any], part: str) -> str:
+    """From which step on, and how far, if that can be told."""
+    steps = list(zip(one["ddp"][part], other["ddp"][part]))
+    first: Optional[int] = next((step for step, (a, b) in enumerate(steps) if a != b), None)
+    if first is None:
+        return " in their number"
+    a, b = steps[first]
+    far = f" by {distance(a, b):.1e}" if isinstance(a, bytes) else ""
+    return f" after step {first}{far}"
