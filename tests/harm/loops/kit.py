@@ -78,7 +78,7 @@ class Kit:
                 average(list(model.module.parameters()), self.mode == "zeros")
 
     def log(self, value: Any) -> None:
-        self.record["logged"].append(repr(float(value)))
+        self.record["logged"].append(repr(float(value.detach() if isinstance(value, torch.Tensor) else value)))
 
     def stepped(self) -> None:
         """Record the state after an optimizer's step."""

@@ -158,16 +158,18 @@ def _surroundings(plan: Plan, chance: random.Random) -> None:
 def _possible(plan: Plan, chance: random.Random) -> None:
     """Take out what no torch trains, whoever averages."""
     if plan.apart:
-        plan.frozen = "" if plan.frozen != "head" else "head"
+        plan.frozen = ""
         plan.output = "tuple" if plan.output == "sum" else plan.output
         plan.hooks = [hook for hook in plan.hooks if hook != "hidden"]
         plan.checkpoint = "whole" if plan.checkpoint else ""
         plan.backward = chance.choice(("each head", "each head", "one")) if plan.backward != "one" else "one"
-    if plan.frozen == "branch" and not plan.branches:
-        plan.frozen = "stem"
+    if plan.frozen == "branch" and not plan.branches or plan.backward == "auxiliary loss":
+        plan.frozen = ""
     if plan.heads == 1 and plan.frozen == "head":
         plan.frozen = ""
-    if plan.heads == 1:
+    if plan.frozen == "head":
+        plan.hooks = [hook for hook in plan.hooks if hook != "parameter"]
+    if plan.heads == 1 or plan.apart:
         plan.frozen_at = -1
     if plan.reentrant:
         # A reentrant checkpoint refuses autograd.grad and backward(inputs=...), and runs its inside without a graph.

@@ -31,16 +31,14 @@ class Run:
     """How a program ended on each rank of one kind of process.
 
     Attributes:
-        records: by rank, then by mode; of a rank that had to be killed there is none.
+        records: by rank, then by mode.
         logs: by rank, what it printed.
+        killed: whether ranks had to be killed.
     """
 
     records: List[Dict[str, Any]]
     logs: List[str]
-
-    @property
-    def killed(self) -> bool:
-        return not all(self.records)
+    killed: bool
 
 
 class Server:
@@ -63,10 +61,11 @@ class Server:
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
 
-    def answer(self, word: str) -> None:
+    def answer(self) -> str:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.strip() == word, f"the {self.kind} process has ended: {line!r}, {self.process.poll()}"
+        line = self.process.stdout.readline().strip()
+        assert line in ("ready", "done", "killed"), f"the {self.kind} process has ended: {line!r}, {self.process.poll()}"
+        return line
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -88,7 +87,7 @@ class Lane:
         self.port, self.folder = port, folder
         self.servers = {kind: Server(kind) for kind in MODES}
         for server in self.servers.values():
-            server.answer("ready")
+            server.answer()
         self._count = 0
 
     def run(self, drawn: plan.Plan) -> Dict[str, Run]:
@@ -110,20 +109,21 @@ class Lane:
                     "limit": LIMIT,
                 }
             )
-        for server in self.servers.values():
-            server.answer("done")
-        return {kind: self._read(f"{drawn.seed}.{self._count}.{kind}", drawn.ranks) for kind in MODES}
+        answers = {kind: server.answer() for kind, server in self.servers.items()}
+        return {
+            kind: self._read(f"{drawn.seed}.{self._count}.{kind}", drawn.ranks, answers[kind] == "killed")
+            for kind in MODES
+        }
 
-    def _read(self, name: str, size: int) -> Run:
-        run = Run([], [])
+    def _read(self, name: str, size: int, killed: bool) -> Run:
+        run = Run([], [], killed)
         for rank in range(size):
             stem = f"{name}.{rank}"
             record, log = self.folder / f"{stem}.pickle", self.folder / f"{stem}.log"
             run.records.append(pickle.loads(record.read_bytes()) if record.exists() else {})
             run.logs.append(log.read_text(errors="replace") if log.exists() else "")
-            for file in (record, log):
-                with contextlib.suppress(FileNotFoundError):
-                    file.unlink()
+        for file in self.folder.glob(f"{name}.*"):
+            file.unlink()
         return run
 
     def close(self) -> None:

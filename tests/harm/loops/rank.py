@@ -26,6 +26,7 @@ from tests.support import serving
 
 # Seconds: what a collective waits, and what a rank that is done waits for the others.
 COLLECTIVE, STAY = 4, 2.0
+ABORTED = "the process was ended by a signal"
 
 
 def serve() -> None:
@@ -33,8 +34,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         ranks = [_fork(request, rank) for rank in range(request["ranks"])]
-        _wait(ranks, request["limit"])
-        print("done", flush=True)
+        print("done" if _wait(ranks, request["limit"]) else "killed", flush=True)
 
 
 def _fork(request: Dict[str, Any], rank: int) -> int:
@@ -44,8 +44,8 @@ def _fork(request: Dict[str, Any], rank: int) -> int:
     return child
 
 
-def _wait(ranks: List[int], limit: float) -> None:
-    """Wait for the ranks; those that are not over at the limit print their stacks, and are killed."""
+def _wait(ranks: List[int], limit: float) -> bool:
+    """Wait for the ranks; those that are not over at the limit print their stacks, and are killed: False then."""
     left, end = set(ranks), time.monotonic() + limit
     while left and time.monotonic() < end:
         left -= {rank for rank in left if os.waitpid(rank, os.WNOHANG) != (0, 0)}
@@ -56,10 +56,11 @@ def _wait(ranks: List[int], limit: float) -> None:
         time.sleep(0.1)
     for rank in left:
         os.waitpid(rank, 0)
+    return not left
 
 
 def _become(request: Dict[str, Any], rank: int) -> NoReturn:
-    """Be one rank in this (forked) process; what it has recorded is in a file as a whole, or not at all."""
+    """Be one rank in this (forked) process."""
     home = Path(request["file"]).parent
     stem = home / f"{request['name']}.{rank}"
     screen = os.open(f"{stem}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -68,22 +69,18 @@ def _become(request: Dict[str, Any], rank: int) -> NoReturn:
     serving.listen()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
     os.environ.update(LOCAL_WORLD_SIZE=str(request["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]))
-    records: Dict[str, Any] = {}
     try:
         with contextlib.suppress(Exception):
-            _train(request, rank, records)
-        Path(f"{stem}.part").write_bytes(pickle.dumps(records))
-        Path(f"{stem}.part").rename(f"{stem}.pickle")
-        if not any(record["error"] for record in records.values()):
+            _train(request, rank, stem)
             _stay(request, home)
     finally:
         os._exit(0)
 
 
-def _train(request: Dict[str, Any], rank: int, records: Dict[str, Any]) -> None:
+def _train(request: Dict[str, Any], rank: int, stem: Path) -> None:
     """Run the program in the ways asked for, one after the other in one group; an error ends them."""
+    records: Dict[str, Any] = {}
     try:
-        torch.set_num_threads(1)
         store = distributed.TCPStore("127.0.0.1", request["port"], None, False, datetime.timedelta(seconds=30))
         limit = datetime.timedelta(seconds=COLLECTIVE)
         store = distributed.PrefixStore(request["prefix"], store)
@@ -91,21 +88,40 @@ def _train(request: Dict[str, Any], rank: int, records: Dict[str, Any]) -> None:
         train = runpy.run_path(request["file"])["train"]
         for mode in request["modes"]:
             kit = Kit(mode, request["seed"])
+            # gloo may end the process.
+            _save({**records, mode: {**kit.record, "error": ABORTED}}, stem)
             records[mode] = kit.record
             kit.run(train)
-    except Exception as error:
+    except Exception:
         traceback.print_exc()
-        if not records:
-            records[request["modes"][0]] = {"error": f"before the program: {error}"}
         raise
+    finally:
+        _save(records, stem)
+        (stem.parent / f"{stem.name}.over").touch()
+
+
+def _save(records: Dict[str, Any], stem: Path) -> None:
+    part = stem.parent / f"{stem.name}.part"
+    part.write_bytes(pickle.dumps(records))
+    part.rename(stem.parent / f"{stem.name}.pickle")
 
 
 def _stay(request: Dict[str, Any], home: Path) -> None:
     """Wait for the other ranks: one that ends early breaks connections that they still use."""
     end = time.monotonic() + STAY
-    files = [home / f"{request['name']}.{rank}.pickle" for rank in range(request["ranks"])]
+    files = [home / f"{request['name']}.{rank}.over" for rank in range(request["ranks"])]
     while time.monotonic() < end and not all(file.exists() for file in files):
         time.sleep(0.002)
+
+
+def _warm() -> None:
+    """Have imported what an optimizer imports at its first step."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        optimizer = kind([weight], lr=0.1)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def main() -> None:
@@ -119,6 +135,7 @@ def main() -> None:
         serving.preload()
         undo.open_gate()
     print("ready", flush=True)
+    _warm()
     # Pages that the collector does not touch stay shared with the children.
     gc.collect()
     gc.freeze()

@@ -255,7 +255,7 @@ def _micro(plan: Plan, call: str, models: str) -> List[str]:
     lines.append("loss = loss_of(outs)")
     if plan.other == "joint":
         lines.append("loss = loss + other(outs[0]).mean()")
-    lines += ["kit.log(loss)", "total += float(loss)", *_backward(plan, models)]
+    lines += ["kit.log(loss)", "total += float(loss.detach())", *_backward(plan, models)]
     return lines
 
 

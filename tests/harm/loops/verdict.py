@@ -16,12 +16,14 @@ from tests.harm.loops.pool import Run
 EQUAL = "equal"
 # Plain fails, and ddpfix trains as averaged by hand; or ends with an error before an optimizer used anything else.
 CURED, ENDED = "cured", "ended"
-# Plain trains something else in silence: ddpfix trains as by hand, the same as plain, or ends with an error.
-MENDED, LEFT, STOPPED = "mended", "left as it is", "stopped"
+# Plain trains something else in silence: ddpfix trains as by hand, or it does not, or it ends with an error.
+MENDED, LEFT, STOPPED = "mended", "left wrong", "stopped"
+# The same, but plain ends with an error after that.
+SPOILED = "spoiled before the error"
 # Not even the averages by hand can be trained.
 INVALID = "invalid"
 BREACH = "breach"
-VERDICTS = (EQUAL, CURED, ENDED, MENDED, LEFT, STOPPED, INVALID, BREACH)
+VERDICTS = (EQUAL, CURED, ENDED, MENDED, LEFT, STOPPED, SPOILED, INVALID, BREACH)
 # The line of each process group, which says what is in place.
 SUMMARY = re.compile(r"^ddpfix [0-9][^:]*: ")
 
@@ -70,26 +72,29 @@ def _right(plain: Run, ours: Run) -> Verdict:
 
 
 def _failing(plain: Run, ours: Run, close: float) -> Verdict:
-    failed = errors(ours, ["ddp"])
-    if not any(like(ours, plain, mode, close, ended=bool(failed)) for mode in BY_HAND):
-        what = f"before the error ({failed})" if failed else "without an error"
-        apart_by = ", ".join(f"{mode} {farthest(ours, plain, mode):.1e}" for mode in BY_HAND)
-        return Verdict(BREACH, f"not as by hand ({apart_by}), {what}; plain torch: {errors(plain, ['ddp'])}")
-    if not failed and apart(ours):
-        return Verdict(BREACH, "replicas differ")
-    return Verdict(ENDED, failed) if failed else Verdict(CURED)
+    """What plain torch ends is trained as by hand, or ended before an optimizer used anything else."""
+    failed, theirs = errors(ours, ["ddp"]), errors(plain, ["ddp"])
+    if any(like(ours, plain, mode, close, ended=bool(failed)) for mode in BY_HAND):
+        if apart(ours):
+            return Verdict(BREACH, "replicas differ")
+        return Verdict(ENDED, failed) if failed else Verdict(CURED)
+    if not any(like(plain, plain, mode, close, ended=True) for mode in BY_HAND):
+        return Verdict(SPOILED, failed or "no error")
+    by = ", ".join(f"{mode} {farthest(ours, plain, mode):.1e}" for mode in BY_HAND)
+    return Verdict(BREACH, f"not as by hand ({by}); error: {failed or 'none'}; plain torch: {theirs}")
 
 
 def _wrong(plain: Run, ours: Run, close: float) -> Verdict:
+    """What plain torch trains wrong may be mended; replicas that are equal there are equal."""
     failed = errors(ours, ["ddp"])
+    if apart(ours) and not apart(plain):
+        return Verdict(BREACH, "replicas differ, which are equal in plain torch")
     if failed:
         return Verdict(STOPPED, failed)
-    if any(like(ours, plain, mode, close) for mode in BY_HAND) and not apart(ours):
+    if any(like(ours, plain, mode, close) for mode in BY_HAND):
         return Verdict(MENDED)
-    if all(one["ddp"]["parameters"] == two["ddp"]["parameters"] for one, two in zip(ours.records, plain.records)):
-        far = "replicas differ" if apart(plain) else "replicas are equal, but not as by hand"
-        return Verdict(LEFT, far)
-    return Verdict(BREACH, "neither as in plain torch, which is wrong there, nor as by hand")
+    same = all(one["ddp"]["parameters"] == two["ddp"]["parameters"] for one, two in zip(ours.records, plain.records))
+    return Verdict(LEFT, ("as in plain torch" if same else "otherwise") + (", replicas differ" if apart(ours) else ""))
 
 
 def errors(run: Run, modes: Any) -> str:
