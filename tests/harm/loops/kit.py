@@ -108,7 +108,7 @@ class Kit:
 def numbers(tensors: List[torch.Tensor]) -> bytes:
     """The values in double precision, which keeps their bits."""
     flat = [each.detach().double().flatten() for each in tensors]
-    return torch.cat([*flat, torch.zeros(0).double()]).numpy().tobytes()
+    return bytes(torch.cat([*flat, torch.zeros(0).double()]).numpy().tobytes())
 
 
 def random_states() -> str:

@@ -34,7 +34,14 @@ BETWEEN = {
     "send": 1,
     "gather": 1,
 }
-EVALUATIONS = ("ddp, no_grad", "ddp, inference", "module, no_grad", "module, first rank", "ddp, first rank", "train mode")
+EVALUATIONS = (
+    "ddp, no_grad",
+    "ddp, inference",
+    "module, no_grad",
+    "module, first rank",
+    "ddp, first rank",
+    "train mode",
+)
 HOOKS = ("forward", "backward", "output", "hidden", "parameter", "accumulated, counts", "accumulated, scales")
 OPTIMIZERS = ("SGD", "SGD, momentum", "SGD, decay", "Adam", "AdamW", "two", "closure", "scaler")
 

@@ -25,7 +25,7 @@ from tests.harm.loops.kit import Kit
 from tests.support import serving
 
 # Seconds: what a collective waits, and what a rank that is done waits for the others.
-COLLECTIVE, STAY = 4, 2.0
+COLLECTIVE, STAY = 10, 2.0
 ABORTED = "the process was ended by a signal"
 
 
@@ -140,7 +140,6 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     serve()
-
 
 
 if __name__ == "__main__":

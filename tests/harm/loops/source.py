@@ -109,7 +109,7 @@ def _block(*lines: str) -> str:
 def _model(plan: Plan) -> str:
     norm = {"": "", "batch": ", nn.BatchNorm1d(6)", "counter": ", Counter()"}[plan.norm]
     drop = ", nn.Dropout(0.2)" if plan.dropout else ""
-    head = f"nn.Linear(6, 6), nn.Tanh(){drop if plan.apart else ''}, nn.Linear(6, 6)" if plan.apart else "nn.Linear(6, 6)"
+    head = f"nn.Linear(6, 6), nn.Tanh(){drop}, nn.Linear(6, 6)" if plan.apart else "nn.Linear(6, 6)"
     stem = f"nn.Identity(){norm}" if plan.apart else f"nn.Linear(6, 6){norm}, nn.Tanh(){drop}"
     built = _block(
         "super().__init__()",
@@ -208,10 +208,10 @@ def _data(plan: Plan) -> str:
     if plan.data == "drawn":
         return "batches = iter(lambda: torch.randn(4, 6), None)"
     return (
-        "data = torch.utils.data.TensorDataset(torch.randn(8 * kit.size, 6, generator=torch.Generator().manual_seed(1)))\n"
+        "data = torch.randn(8 * kit.size, 6, generator=torch.Generator().manual_seed(1))\n"
         "sampler = torch.utils.data.DistributedSampler(data, kit.size, kit.rank)\n"
         "loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)\n"
-        "batches = (x for epoch in range(99) if sampler.set_epoch(epoch) is None for (x,) in loader)"
+        "batches = (x for epoch in range(99) if sampler.set_epoch(epoch) is None for x in loader)"
     )
 
 
@@ -227,9 +227,9 @@ def _gradients(plan: Plan) -> str:
             "        stack.enter_context(each.no_sync())"
         )
     zero = "" if plan.set_to_none else "set_to_none=False"
-    call = "step * {0} + micro".format(plan.micro) if plan.backward != "two forwards" else (
-        "(step * {0} + micro) * 2".format(plan.micro)
-    )
+    call = f"step * {plan.micro} + micro"
+    if plan.backward == "two forwards":
+        call = f"({call}) * 2"
     inner = _block(*_micro(plan, call, models))
     if plan.no_sync:
         inner = _block(no_sync) + "\n" + indent(inner, "    ")
@@ -273,7 +273,11 @@ def _backward(plan: Plan, models: str) -> List[str]:
         ],
         "auxiliary loss": [kept, average, f"{scale.format('net.auxiliary')}.backward()", average],
         "retained": [kept, average, *plain],
-        "input gradient": ["(slope,) = torch.autograd.grad(loss, x, retain_graph=True)", "kit.log(slope.sum())", *plain],
+        "input gradient": [
+            "(slope,) = torch.autograd.grad(loss, x, retain_graph=True)",
+            "kit.log(slope.sum())",
+            *plain,
+        ],
         "input penalty": [
             "(slope,) = torch.autograd.grad(loss, x, create_graph=True)",
             "loss = loss + slope.square().sum()",

@@ -1,0 +1,55 @@
+"""Random training loops train under ddpfix as in plain torch; where it fails, as averaged by hand, or they end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from tests.harm.loops import pool, source
+from tests.harm.loops.plan import draw
+from tests.harm.loops.verdict import BREACH, CURED, EQUAL, INVALID, Verdict, judged
+
+pytestmark = pytest.mark.patches("torch.late")
+# Ranks -> seeds of the sample, and of the sweep.
+SAMPLE, SWEEP = range(60), {2: range(60, 600), 3: range(200)}
+# Seeds a test: few enough that a breach is found in a part of the time, enough for a start of the processes.
+PART = 100
+PARTS: List[Any] = [pytest.param(2, SAMPLE, id="sample", marks=pytest.mark.sampled(inside=True))]
+PARTS += [
+    pytest.param(size, seeds[first : first + PART], id=f"{size}-{first}", marks=pytest.mark.sampled(inside=False))
+    for size, seeds in SWEEP.items()
+    for first in range(0, len(seeds), PART)
+]
+
+
+def verdicts(seeds: range, size: int) -> Dict[int, Verdict]:
+    found: Dict[int, Verdict] = {}
+    lock = threading.Lock()
+
+    def use(lane: pool.Lane, plan: Any) -> None:
+        _, verdict = judged(lane, plan)
+        with lock:
+            found[plan.seed] = verdict
+
+    pool.each(seeds, size, 2, use)
+    return found
+
+
+@pytest.mark.parametrize(("size", "seeds"), PARTS)
+def test_random_loops_keep_the_law(size: int, seeds: range) -> None:
+    found = verdicts(seeds, size)
+    assert set(found) == set(seeds)
+    broken = {seed: verdict.text for seed, verdict in found.items() if verdict.name == BREACH}
+    assert not broken, f"python -m tests.harm.loops --ranks {size} --seeds {','.join(map(str, broken))} --shrink"
+    names = [verdict.name for verdict in found.values()]
+    assert min(names.count(EQUAL), names.count(CURED)) >= len(seeds) / 10
+    assert names.count(INVALID) <= len(seeds) / 20
+
+
+def test_a_seed_is_one_program() -> None:
+    texts: List[Tuple[str, str]] = [(source.text(draw(seed, 2)), source.text(draw(seed, 2))) for seed in range(300)]
+    assert all(one == two for one, two in texts) and len({one for one, _ in texts}) == 300
+    for one, _ in texts:
+        compile(one, "loop", "exec")
