@@ -7,7 +7,7 @@ import collections
 import sys
 import threading
 import time
-from typing import Dict, Sequence
+from typing import Counter, Dict, Sequence
 
 from tests.harm.loops import pool, source
 from tests.harm.loops.plan import Plan, draw
@@ -39,14 +39,13 @@ def main() -> int:
     if args.show:
         print("\n".join(source.text(draw(seed, args.ranks)) for seed in seeds))
         return 0
-    begun, count, errors = time.monotonic(), collections.Counter[str](), collections.Counter[str]()
-    lock = threading.Lock()
+    begun, lock = time.monotonic(), threading.Lock()
+    count: Counter[str] = collections.Counter()
 
     def use(lane: pool.Lane, plan: Plan) -> None:
         runs, verdict = judged(lane, plan)
         with lock:
             count[verdict.name] += 1
-            errors[f"{verdict.name}: {verdict.text[:110]}"] += verdict.name not in (BREACH, "equal")
             if verdict.name == BREACH or args.verbose:
                 show(plan, verdict, runs, args.verbose)
         if verdict.name == BREACH and args.shrink:

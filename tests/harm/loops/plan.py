@@ -199,6 +199,9 @@ def _possible(plan: Plan, chance: random.Random) -> None:
         plan.backward = "one"
     if plan.optimizer == "closure":
         plan.between = []
+    if plan.optimizer in ("Adam", "AdamW", "two"):
+        # They make a whole step of a gradient that is next to nothing.
+        plan.double = True
 
 
 def _uses(plan: Plan, chance: random.Random, calls: int) -> List[List[Use]]:

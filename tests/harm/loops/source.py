@@ -108,9 +108,11 @@ def _block(*lines: str) -> str:
 
 def _model(plan: Plan) -> str:
     norm = {"": "", "batch": ", nn.BatchNorm1d(6)", "counter": ", Counter()"}[plan.norm]
+    # Its gradient would be nothing but rounding, which Adam makes a step of.
+    bias = ", bias=False" if plan.norm == "batch" else ""
     drop = ", nn.Dropout(0.2)" if plan.dropout else ""
     head = f"nn.Linear(6, 6), nn.Tanh(){drop}, nn.Linear(6, 6)" if plan.apart else "nn.Linear(6, 6)"
-    stem = f"nn.Identity(){norm}" if plan.apart else f"nn.Linear(6, 6){norm}, nn.Tanh(){drop}"
+    stem = f"nn.Identity(){norm}" if plan.apart else f"nn.Linear(6, 6{bias}){norm}, nn.Tanh(){drop}"
     built = _block(
         "super().__init__()",
         f"self.stem = nn.Sequential({stem})",
@@ -163,8 +165,8 @@ def _train(plan: Plan) -> str:
         _seeds(),
         _data(plan),
         EVALUATE.strip() if plan.evaluation.partition(",")[0] in ("ddp", "module") else "",
-        "def grads():\n    return [p.grad for p in net.parameters() if p.grad is not None]",
-        _gradients(plan),
+        "\ndef grads():\n    return [p.grad for p in net.parameters() if p.grad is not None]\n",
+        _gradients(plan) + "\n",
         f"for step in range({plan.steps}):\n" + _block(*_step(plan)),
     ]
     return "def train(kit):\n" + _block(*lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy
 
@@ -25,6 +25,7 @@ INVALID = "invalid"
 BREACH = "breach"
 VERDICTS = (EQUAL, CURED, ENDED, MENDED, LEFT, STOPPED, SPOILED, INVALID, BREACH)
 # The line of each process group, which says what is in place.
+SILENT = "silent"
 SUMMARY = re.compile(r"^ddpfix [0-9][^:]*: ")
 
 
@@ -78,8 +79,8 @@ def _right(plain: Run, ours: Run) -> Verdict:
         for part in PARTS:
             if one["ddp"][part] != other["ddp"][part]:
                 return Verdict(BREACH, f"{part} of rank {rank} differ from plain torch's{_far(one, other, part)}")
-    said = [line for log in ours.logs for line in lines(log)]
-    return Verdict(BREACH, f"a line, where plain torch is right: {said[0]}") if said else Verdict(EQUAL)
+    line = said(ours)
+    return Verdict(EQUAL) if line == SILENT else Verdict(BREACH, f"a line, where plain torch is right: {line}")
 
 
 def _failing(plain: Run, ours: Run, close: float) -> Verdict:
@@ -91,8 +92,9 @@ def _failing(plain: Run, ours: Run, close: float) -> Verdict:
         return Verdict(ENDED, failed) if failed else Verdict(CURED)
     if not any(like(plain, plain, mode, close, ended=True) for mode in BY_HAND):
         return Verdict(SPOILED, failed or "no error")
-    by = ", ".join(f"{mode} {farthest(ours, plain, mode):.1e}" for mode in BY_HAND)
-    return Verdict(BREACH, f"not as by hand ({by}); error: {failed or 'none'}; plain torch: {theirs}")
+    far = min(farthest(ours, plain, mode) for mode in BY_HAND)
+    ends = f"error: {failed}" if failed else f"no error; {said(ours)}"
+    return Verdict(BREACH, f"not as by hand ({far:.1e}), {ends}; plain torch: {theirs}")
 
 
 def _wrong(plain: Run, ours: Run, close: float) -> Verdict:
@@ -105,7 +107,8 @@ def _wrong(plain: Run, ours: Run, close: float) -> Verdict:
     if any(like(ours, plain, mode, close) for mode in BY_HAND):
         return Verdict(MENDED)
     same = all(one["ddp"]["parameters"] == two["ddp"]["parameters"] for one, two in zip(ours.records, plain.records))
-    return Verdict(LEFT, ("as in plain torch" if same else "otherwise") + (", replicas differ" if apart(ours) else ""))
+    differ = f"replicas differ, {said(ours)}" if apart(ours) else "replicas are equal"
+    return Verdict(LEFT, f"{'as in plain torch' if same else 'otherwise'}; {differ}")
 
 
 def errors(run: Run, modes: Any) -> str:
@@ -114,9 +117,10 @@ def errors(run: Run, modes: Any) -> str:
     return " | ".join(dict.fromkeys(error for error in found if error))
 
 
-def lines(log: str) -> List[str]:
-    """What ddpfix has printed beside its summary."""
-    return [line for line in log.splitlines() if "ddpfix" in line and not SUMMARY.match(line)]
+def said(run: Run) -> str:
+    """The last line that ddpfix has printed beside its summary."""
+    lines = [line for log in run.logs for line in log.splitlines() if line.startswith("ddpfix")]
+    return next((line for line in reversed(lines) if not SUMMARY.match(line)), SILENT)
 
 
 def apart(run: Run) -> bool:
