@@ -42,9 +42,9 @@ def verdicts(seeds: range, size: int) -> Dict[int, Verdict]:
 def is_known(seed: int, size: int, verdict: Verdict) -> bool:
     """Whether a breach is of a kind that is left as it is.
 
-    A backward through the same graph again that begins after DDP has ended its reduction by itself, past the outputs or
-    under the flag, adds gradients on each rank alone, in plain torch and under ddpfix. Where another step of the program
-    makes plain torch end with an error, ddpfix trains on.
+    A second backward that begins after DDP has ended its reduction by itself, past the outputs or under the flag, adds
+    gradients on each rank alone, in plain torch and under ddpfix. Where another step of the program makes plain torch
+    end with an error, ddpfix trains on.
     """
     return draw(seed, size).backward in ("auxiliary loss", "retained") and verdict.text.startswith("not as by hand")
 
