@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
+import threading
+import time
 import weakref
 from typing import Callable, Dict, List, Set, Tuple
 
@@ -20,6 +23,9 @@ LISTENERS: List[Callable[[str, str], None]] = []
 # Settings of a toolkit: what was asked for, what is in force, and a note, by name. The last word on each one counts.
 SETTINGS: Dict[str, Tuple[str, str, str]] = {}
 _MOST, _LONGEST = 200, 400
+# Threads that threading does not list (ddpfix/ranks/background.py): making a record in one of them would list it.
+UNLISTED: Set[int] = set()
+_RECORD = logging.LogRecord("ddpfix", logging.INFO, __file__, 0, "", (), None)
 _logged: Set[str] = set()
 _heard: Set[str] = set()
 _logged_about: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
@@ -46,6 +52,24 @@ def _logger() -> logging.Logger:
 
 def set_level(name: str) -> None:
     _logger().setLevel(_LEVELS[name])
+
+
+def _write(level: int, message: str) -> None:
+    logger = _logger()
+    if threading.get_ident() not in UNLISTED:
+        logger.log(level, message)
+    elif logger.isEnabledFor(level):
+        logger.handle(_record(level, message))
+
+
+def _record(level: int, message: str) -> logging.LogRecord:
+    """Make a record without asking threading for the thread."""
+    record = copy.copy(_RECORD)
+    record.levelno, record.levelname, record.msg = level, logging.getLevelName(level), message
+    record.thread, record.threadName = threading.get_ident(), "ddpfix"
+    passed, record.created = time.time() - record.created, time.time()
+    record.msecs, record.relativeCreated = record.created % 1 * 1000, record.relativeCreated + passed * 1000
+    return record
 
 
 def setting(name: str, requested: object, effective: object, note: str = "") -> None:
@@ -77,17 +101,17 @@ def _tell(level: str, message: str) -> None:
         try:
             listener(level, message)
         except Exception as failure:
-            _logger().debug(f"a line was not heard: {failure!r}")
+            _write(logging.DEBUG, f"a line was not heard: {failure!r}")
 
 
 def info(message: str) -> None:
     _tell("info", message)
     if first_rank():
-        _logger().info(message)
+        _write(logging.INFO, message)
 
 
 def debug(message: str) -> None:
-    _logger().debug(message)
+    _write(logging.DEBUG, message)
 
 
 def warning(message: str) -> None:
@@ -96,14 +120,14 @@ def warning(message: str) -> None:
         _heard.add(message)
         _tell("warning", message)
     if first_rank() and first_time(message):
-        _logger().warning(message)
+        _write(logging.WARNING, message)
 
 
 def on_every_rank(message: str) -> None:
     """A line that a user has to see, once a process, from every rank: it is in the log of each of them."""
     if first_time(message):
         _tell("warning", message)
-        _logger().warning(message)
+        _write(logging.WARNING, message)
 
 
 def once(message: str, about: object = None) -> None:
@@ -129,4 +153,4 @@ def first_time(message: str, about: object = None) -> bool:
 def error(message: str) -> None:
     """Log why this rank ends: from every rank, because the others may not know."""
     _tell("error", message)
-    _logger().error(message)
+    _write(logging.ERROR, message)

@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import socket
-from typing import Dict, List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
-from ddpfix.ranks import failure_watch
+from ddpfix.ranks import first_failure
 from ddpfix.ranks.connection import Connection
 from ddpfix.ranks.store import has, put
 
@@ -22,13 +22,11 @@ class End(NamedTuple):
     Attributes:
         rank: which one.
         text: in words.
-        counts: the collectives that it had begun, by group; empty where another thread may begin more.
         step: the training forwards that it had begun, if its program came to its end.
     """
 
     rank: int
     text: str
-    counts: Dict[str, int]
     step: Optional[int] = None
 
 
@@ -65,11 +63,11 @@ class Bulletin:
 
     def claim(self, text: str) -> bool:
         """Leave the cause; returns whether this rank is the first to do so."""
-        return failure_watch.claim_in(self._store(), self._rank, text)
+        return first_failure.claim_in(self._store(), self._rank, text)
 
     def cause(self) -> Optional[str]:
-        """The cause that the first failed rank left."""
-        return failure_watch.cause_in(self._store())
+        """The cause that another rank, the first that failed, has left."""
+        return first_failure.cause_in(self._store(), self._rank)
 
     def acknowledge(self) -> None:
         """Tell a rank that has failed that this one knows the cause."""

@@ -1,4 +1,7 @@
-"""How many collectives this rank has begun in each group: whoever has ended with fewer will never join the next."""
+"""How many collectives torch counts in each group of this rank.
+
+gloo counts what goes from one rank to another as well: a rank with fewer does not owe one to the others.
+"""
 
 from __future__ import annotations
 
@@ -32,5 +35,5 @@ def _table(name: str) -> Dict[Any, Any]:
 
 
 def is_beyond(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
-    """Whether we have begun a collective of a common group that a rank which has ended did not begin."""
+    """Whether torch counts more of a common group for us than for another rank."""
     return any(count > theirs[name] for name, count in ours.items() if name in theirs)

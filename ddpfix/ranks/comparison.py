@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import threading
 from typing import Any, List, NamedTuple, Optional, Sequence
 
-from ddpfix import log
+from ddpfix.ranks.background import Background
 from ddpfix.ranks.store import default_store, has, keys, look_until, put
 
 # Seconds to wait for the other ranks, and for a store that does not answer.
@@ -76,15 +75,10 @@ def compare(name: str, rank: int, ranks: Sequence[int], text: str, limit: float 
     found: List[Found] = []
 
     def ask() -> None:
-        try:
-            found.append(_compare(keys(store, f"comparison/{name}"), rank, ranks, text, limit))
-        except Exception as error:
-            log.debug(f"ranks could not be compared: {error!r}")
+        found.append(_compare(keys(store, f"comparison/{name}"), rank, ranks, text, limit))
 
     # The store's client waits for as long as its server needs, which may be for ever.
-    thread = threading.Thread(target=ask, name="ddpfix-comparison", daemon=True)
-    thread.start()
-    thread.join(limit + _STORE_LIMIT)
+    Background(ask).join(limit + _STORE_LIMIT)
     return found[0] if found else None
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import stat
 import weakref
-from typing import Any, Optional, Set
+from typing import Any, Dict, Optional, Tuple
 
 from ddpfix.ranks.store import keys
 
@@ -34,12 +35,14 @@ class Connection:
     def __init__(self, store: Any, name: str, own: bool = True) -> None:
         self._name, self._original = name, weakref.ref(store)
         self._clone: Any = None
-        before = _sockets() if own else set()
+        before = _sockets() if own else {}
         with contextlib.suppress(Exception):
             self._clone = keys(store, name).clone() if own else None
-        new = _sockets() - before if self._clone is not None else set()
+        new = set(_sockets().items()) - set(before.items()) if _port(self._clone) else set()
         # Another thread may have opened one as well: then nobody knows which is which.
-        self._socket: Optional[int] = new.pop() if len(new) == 1 else None
+        self._socket: Optional[Tuple[int, int]] = new.pop() if len(new) == 1 else None
+        if self._socket is not None and _peer(self._socket[1]) != _port(self._clone):
+            self._socket = None
 
     def is_open(self) -> bool:
         """Whether the group is still there."""
@@ -51,7 +54,7 @@ class Connection:
         Raises:
             StoreLostError: the server has ended.
         """
-        if self._socket is not None and _is_closed(self._socket):
+        if self._socket is not None and _is_closed(*self._socket):
             raise StoreLostError("the process that kept the process group's store has ended")
         original = self._original()
         return keys(original, self._name) if self._clone is None and original is not None else self._clone
@@ -61,18 +64,36 @@ class Connection:
         self._clone = self._socket = None
 
 
-def _sockets() -> Set[int]:
-    """The sockets of this process."""
-    found: Set[int] = set()
+def _port(store: Any) -> Optional[int]:
+    """The port of the server behind a store; None for one that is no server's."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "port", None)
+
+
+def _sockets() -> Dict[int, int]:
+    """The descriptors of this process's sockets, by the number that the system gives each socket once."""
+    found: Dict[int, int] = {}
     for name in os.listdir("/proc/self/fd") if _CLOSED and os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found.add(int(name))
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode):
+                found[about.st_ino] = int(name)
     return found
 
 
-def _is_closed(socket: int) -> bool:
-    """Whether the other end has closed it."""
-    poll = select.poll()
-    poll.register(socket, _CLOSED)
-    return bool(poll.poll(0))
+def _peer(descriptor: int) -> Optional[int]:
+    """The port to which a socket is connected."""
+    with contextlib.suppress(OSError, IndexError, TypeError), socket.socket(fileno=os.dup(descriptor)) as other:
+        return int(other.getpeername()[1])
+    return None
+
+
+def _is_closed(number: int, descriptor: int) -> bool:
+    """Whether the other end has closed a socket; False where the descriptor is another one's by now."""
+    with contextlib.suppress(OSError):
+        if os.fstat(descriptor).st_ino == number:
+            poll = select.poll()
+            poll.register(descriptor, _CLOSED)
+            return bool(poll.poll(0))
+    return False

@@ -1,23 +1,28 @@
-"""``sys.exit(1)`` is a failure that leaves no traceback, so that each call is noted here.
+"""``sys.exit(1)`` is a failure that leaves no traceback, so that each call is described here.
 
-Whether the exit was meant as the end is known when the program is over: a SystemExit may be caught, too.
+A SystemExit may be caught. That it has ended the program is proved when it is freed, which a mark of ours in its
+traceback sees: CPython drops a SystemExit that nobody has caught when no Python frame of the main thread is left,
+before the functions of atexit run; and no frame that it has passed has run another instruction, so that it is not the
+context of a later exception.
 """
 
 from __future__ import annotations
 
-import builtins
+import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
 import traceback
+from types import FrameType
 from typing import Any, Callable, List, NamedTuple, Optional
 
 from ddpfix.ranks.last_words import OWN, follows, is_users, words
 
 
 class Exit(NamedTuple):
-    """The last call of ``sys.exit`` or ``exit`` with a code that is an error.
+    """A call of ``sys.exit`` with a code that is an error.
 
     Attributes:
         code: what it was called with.
@@ -34,59 +39,80 @@ class Exit(NamedTuple):
     follows: bool
 
 
-_LAST: List[Exit] = []
+_PROVED: List[Exit] = []
 _UNDO: List[Callable[[], None]] = []
 
 
 def last() -> Optional[Exit]:
-    """The last call, if its code was that of a failure."""
-    return _LAST[-1] if _LAST else None
+    """The call that has ended the program; None where none with an error is proved to have done so."""
+    return _PROVED[0] if _PROVED else None
+
+
+class _Mark:
+    """Lives as long as the traceback of one SystemExit.
+
+    Args:
+        exit: the call that has raised it.
+    """
+
+    def __init__(self, exit: Exit) -> None:
+        self._exit, self._thread = exit, threading.get_ident()
+        # The frames from the caller of sys.exit on, with the instruction of each.
+        self._stack = [(frame, frame.f_lasti) for frame, _ in traceback.walk_stack(sys._getframe(3))]
+
+    def __del__(self) -> None:
+        try:
+            catcher: Optional[FrameType] = sys._getframe(1)
+        except ValueError:
+            catcher = None
+        if threading.get_ident() == self._thread and (catcher is None or _ends_a_worker(catcher)):
+            passed = itertools.takewhile(lambda each: each[0] is not catcher, self._stack)
+            if all(frame.f_lasti == at for frame, at in passed):
+                _PROVED.append(self._exit)
+
+
+def _ends_a_worker(frame: FrameType) -> bool:
+    """Whether multiprocessing catches it, at the end of a process, which then ends with its code."""
+    return frame.f_code.co_name == "_bootstrap" and frame.f_globals.get("__name__") == "multiprocessing.process"
 
 
 def watch() -> None:
-    """Note the calls from now on; once."""
+    """Describe the calls from now on; once."""
     if _UNDO:
         return
-    _replace(sys, "exit")
-    quitter = type(getattr(builtins, "exit", None))
-    if quitter.__name__ == "Quitter":
-        _replace(quitter, "__call__")
+    original = sys.exit
+
+    @functools.wraps(original)
+    def leave(*args: Any, **kwargs: Any) -> Any:
+        mark = _mark(args[0] if args else None)  # noqa: F841
+        return original(*args, **kwargs)
+
+    # Names of this module mean nothing to whoever asks sys.exit for its types.
+    leave.__annotations__ = {}
+
+    def undo() -> None:
+        if sys.exit is leave:
+            sys.exit = original
+
+    sys.exit = leave
+    _UNDO.append(undo)
 
 
 def forget() -> None:
     """Take it back, unless somebody has put his own over it."""
     while _UNDO:
         _UNDO.pop()()
-    _LAST.clear()
+    _PROVED.clear()
 
 
-def _replace(owner: Any, name: str) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        values = [*args[isinstance(owner, type) :], *kwargs.values()]
-        note(values[0] if values else None)
-        return original(*args, **kwargs)
-
-    def undo() -> None:
-        if vars(owner)[name] is noting:
-            setattr(owner, name, original)
-
-    setattr(owner, name, noting)
-    _UNDO.append(undo)
-
-
-def note(code: Any) -> None:
-    """Note an exit; one without an error, or that only passes an earlier one on, changes what is known accordingly."""
-    before = last()
-    if threading.current_thread() is not threading.main_thread():
-        # It ends that thread only.
-        return
-    if code is None or (isinstance(code, int) and not code):
-        _LAST.clear()
-    elif not (sys.exc_info()[1] is None and before is not None and before.handled and before.code == code):
-        _LAST[:] = [_described(code)]
+def _mark(code: Any) -> Optional[_Mark]:
+    """A mark for an exit with an error from the main thread; any other one ends a thread, or is no failure."""
+    is_well = code is None or (isinstance(code, int) and not code)
+    if is_well or threading.get_ident() != threading.main_thread().ident:
+        return None
+    with contextlib.suppress(Exception):
+        return _Mark(_described(code))
+    return None
 
 
 def _described(code: Any) -> Exit:

@@ -16,7 +16,7 @@ def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> 
         group: a process group; None is the default one.
 
     Raises:
-        RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failure_watch.PeerFailedError` if it left a cause.
+        RuntimeError: a rank has ended; :class:`~ddpfix.ranks.first_failure.PeerFailedError` if it left a cause.
     """
     from torch import distributed
 

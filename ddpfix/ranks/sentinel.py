@@ -1,28 +1,22 @@
-"""One rank fails: every rank says why, as its last words, and no rank waits for one that will never come.
+"""One rank fails: every rank says why, as its last words.
 
 A thread of each rank sees how the rank's own program ended. A failure goes into the process group's store and into
 torch elastic's error file; a rank that fails because another one is gone finds the cause in the store. While the
 program runs, the thread looks into the store every two seconds (of 400 ranks and more all together 200 times a second).
-
-A rank is ended only where it can never go on: it has begun a collective that a rank which has ended did not begin, it
-has not moved since then, nothing in the program could act upon the error that torch would raise much later, and nobody
-has set a limit of his own for collectives.
+No rank is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import io
-import os
 import sys
 import threading
 import time
-from types import FrameType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpfix import log
-from ddpfix.ranks import collectives, error_file, exits, failure_watch, handlers, last_words, limits, main_thread
+from ddpfix.ranks import error_file, exits, first_failure, last_words, main_thread
+from ddpfix.ranks.background import Background
 from ddpfix.ranks.bulletin import Bulletin, End, Life, is_gone
 from ddpfix.ranks.connection import Connection, StoreLostError
 
@@ -32,10 +26,6 @@ PERIOD, LOOKS = 2.0, 200
 LINGER = 5.0
 # Seconds in which a rank that lost another one finds out why.
 SEARCH = 3.0
-# Seconds that a rank stands still in a collective that cannot end: at least, and until the last one is ended.
-GRACE, LAST = 8.0, 20.0
-# A limit of collectives below this is the user's own: torch's are ten minutes and thirty.
-DEFAULT_LIMIT = 600.0
 # Seconds that the end of a process waits for the thread: in order, and after a failure.
 _SHORT, _LONG = 5.0, 15.0
 # Up to so many ranks each has a connection of its own for this: more might be too many files for the store's process.
@@ -44,11 +34,21 @@ _CONNECTIONS = 256
 _NEIGHBOURS, _MANY = 64, 256
 
 
-class FailedExitError(RuntimeError):
-    """Stands for an exit with an error in torch elastic's summary."""
+class Failure(NamedTuple):
+    """What has ended the program of this rank.
+
+    Attributes:
+        text: in words.
+        follows: whether it says no more than that another rank is gone.
+        write: writes torch elastic's error file.
+    """
+
+    text: str
+    follows: bool
+    write: Callable[[], object]
 
 
-class Sentinel(threading.Thread):
+class Sentinel:
     """The thread of one rank; see the module.
 
     Args:
@@ -59,23 +59,16 @@ class Sentinel(threading.Thread):
     """
 
     def __init__(self, store: Any, rank: int, size: int, step: Callable[[], Optional[int]]) -> None:
-        super().__init__(name="ddpfix-sentinel", daemon=True)
         self._connection = Connection(store, "failed", size <= _CONNECTIONS)
         self._bulletin = Bulletin(self._connection, rank)
         self._rank, self._size, self._step = rank, size, step
         self._period = max(PERIOD, size / LOOKS)
-        self._grace = max(GRACE, LAST - self._period)
         self._main = main_thread.MainThread()
-        # Who made the group in another thread may train there when the program is over.
-        self._is_final = threading.current_thread() is threading.main_thread()
-        self._pid, self._error_before = os.getpid(), getattr(sys, "last_value", None)
         self._leaving, self._how = threading.Event(), "ended"
         self._cause: Optional[str] = None
-        self._ends: List[End] = []
-        # Where the main thread stands still, and since when.
-        self._still: Tuple[Any, float] = (None, 0.0)
+        self._thread = Background(self._run)
 
-    # In the main thread.
+    # In a thread of the program.
 
     def end(self, how: str) -> None:
         """Look at nothing any more.
@@ -85,19 +78,19 @@ class Sentinel(threading.Thread):
         """
         self._how = how
         self._leaving.set()
-        if os.getpid() == self._pid and self.is_alive():
-            self.join(_SHORT)
+        self._thread.join(_SHORT)
 
     def leave(self) -> None:
-        """The process leaves: let the thread say why. A forked child has no thread, and is no rank."""
-        if os.getpid() != self._pid or not self.is_alive():
-            return
+        """The functions of atexit run: let the thread say how the program ended. A forked child is no rank."""
+        if not self._main.is_over():
+            # Somebody runs these functions by hand.
+            self._how = "stopped"
         self._leaving.set()
-        self.join(_LONG if self._failure() else _SHORT)
+        self._thread.join(_LONG if self._main.uncaught() is not None or exits.last() is not None else _SHORT)
 
-    # In the thread.
+    # In the thread of its own.
 
-    def run(self) -> None:
+    def _run(self) -> None:
         with contextlib.suppress(Exception):
             self._watch()
         # Whoever kept the store may have ended by now.
@@ -106,11 +99,12 @@ class Sentinel(threading.Thread):
                 self._leave(f"rank {self._rank} left its process group{self._in_step()}")
             elif self._how == "stopped":
                 self._bulletin.fall_silent()
-            elif self._how == "ended" and self._connection.is_open():
-                self._say_why()
+            elif self._connection.is_open():
+                self._say_how()
         self._connection.close()
 
     def _watch(self) -> None:
+        """Look until this rank leaves, or its program has failed; threads of a failed one may keep the process."""
         is_lost = False
         while self._connection.is_open():
             try:
@@ -120,92 +114,58 @@ class Sentinel(threading.Thread):
             except Exception as error:
                 log.debug(f"the store does not answer: {error!r}")
                 is_lost = True
-            if self._leaving.wait(1.0 if self._ends else self._period) or self._main.is_over():
+            if self._leaving.wait(self._period) or self._failure() is not None:
                 return
 
     def _look(self) -> None:
-        # A toolkit's own failures are told by the watch that was put in for it.
-        if failure_watch.is_watching():
-            return
         if self._cause is None:
             self._cause = self._bulletin.cause()
             if self._cause is not None:
                 log.error(self._cause)
                 self._bulletin.acknowledge()
-        self._ends = self._bulletin.ends()
-        if self._ends:
-            self._end_if_stuck()
 
-    def _end_if_stuck(self) -> None:
-        counts = collectives.counts()
-        awaited = [end for end in self._ends if collectives.is_beyond(counts, end.counts)]
-        frame = main_thread.waiting() if awaited else None
-        here = frame and (frame, frame.f_lasti, counts)
-        if here is None or here != self._still[0]:
-            self._still = here, time.monotonic()
-        elif time.monotonic() - self._still[1] > self._grace and self._is_lost(frame):
-            _end_process(self._cause or self._in_words(awaited[0]))
-
-    def _is_lost(self, frame: Optional[FrameType]) -> bool:
-        """Whether nothing but the end is left for this rank, as far as can be known."""
-        known = [limits.shortest(group) for group in collectives.groups()]
-        limit = min((each or 0.0 for each in known), default=0.0)
-        if limit < DEFAULT_LIMIT:
-            return False
-        if handlers.may_handle(frame):
-            log.on_every_rank(
-                "this rank waits in a collective that a rank which has ended never began. Its program may act upon"
-                f" the error that torch raises after {limit:g} s, so it is not ended here"
-            )
-            return False
-        return True
-
-    def _failure(self) -> Optional[BaseException]:
-        """The error that ended the program; None if there was none, or it was meant."""
-        if self._main.returned():
+    def _failure(self) -> Optional[Failure]:
+        """What has ended the program; None where it runs, has ended well, or nothing is proved."""
+        if not self._main.is_over() or first_failure.is_told_elsewhere():
             return None
-        error = getattr(sys, "last_value", None)
-        if error is not None and error is not self._error_before:
-            return None if isinstance(error, KeyboardInterrupt) else error
-        return FailedExitError() if exits.last() is not None else None
-
-    def _say_why(self) -> None:
-        error = self._failure()
-        if error is None or failure_watch.is_told_elsewhere():
-            self._leave(f"rank {self._rank} ended{self._in_step()}", self._step())
-        elif isinstance(error, FailedExitError):
-            self._exited(exits.last())
-        else:
-            told = last_words.sentence(self._rank, self._step(), error)
-            follows = isinstance(error, failure_watch.PeerFailedError) or last_words.follows(error)
-            self._failed(told, follows, lambda: error_file.write_uncaught(error))
-
-    def _exited(self, known: Optional[exits.Exit]) -> None:
+        error, known = self._main.uncaught(), exits.last()
+        if error is not None:
+            is_peers = isinstance(error, first_failure.PeerFailedError) or last_words.follows(error)
+            text = last_words.sentence(self._rank, self._step(), error)
+            return Failure(text, is_peers, lambda: error_file.write_uncaught(error))
         if known is None:
-            return
+            return None
         words = known.handled or f"SystemExit: {known.code}{known.place}"
-        told = f"rank {self._rank} failed{self._in_step()}: {words}"
-        self._failed(told, known.follows, lambda: error_file.write_text(told, known.trace))
+        text = f"rank {self._rank} failed{self._in_step()}: {words}"
+        return Failure(text, known.follows, lambda: error_file.write_text(text, known.trace))
+
+    def _say_how(self) -> None:
+        failure = self._failure()
+        if failure is not None:
+            self._failed(failure)
+            return
+        how = "came to the end of its program" if self._main.returned() else "exited"
+        self._leave(f"rank {self._rank} {how}{self._in_step()}", self._step())
 
     def _in_step(self) -> str:
         return last_words.in_step(self._step())
 
-    def _failed(self, text: str, follows: bool, write: Callable[[], object]) -> None:
-        if not follows and self._claims(text):
-            write()
-            self._say(text)
-            self._leave(text)
+    def _failed(self, failure: Failure) -> None:
+        if not failure.follows and self._claims(failure.text):
+            failure.write()
+            self._say(failure.text)
+            self._leave(failure.text)
             self._linger()
             return
         cause = self._found()
-        self._say(cause or text)
+        self._say(cause or failure.text)
         with contextlib.suppress(Exception):
             self._bulletin.acknowledge()
-            self._leave(text)
+            self._leave(failure.text)
         if error_file.is_wanted():
             # The first failure is the one that elastic takes for the cause.
             error_file.next_second()
-            write()
+            failure.write()
 
     def _claims(self, text: str) -> bool:
         try:
@@ -216,10 +176,10 @@ class Sentinel(threading.Thread):
             return True
 
     def _leave(self, text: str, step: Optional[int] = None) -> None:
-        self._bulletin.leave(End(self._rank, text, collectives.counts() if self._is_final else {}, step))
+        self._bulletin.leave(End(self._rank, text, step))
 
     def _in_words(self, end: End) -> str:
-        """How a rank has ended, with what to do where it had fewer batches than this one."""
+        """How a rank has ended or left, with what to do where it had fewer batches than this one."""
         step = self._step()
         if end.step is None or step is None or step <= end.step:
             return end.text
@@ -247,14 +207,14 @@ class Sentinel(threading.Thread):
             return ""
 
     def _left_behind(self) -> str:
-        """What ranks have left in the store, or a process that is gone."""
+        """A failure that a rank has left in the store, else a process that is gone, else a rank that was done."""
         last = time.monotonic() + SEARCH
         while time.monotonic() < last:
-            found = self._bulletin.cause() or self._gone() or next(map(self._in_words, self._bulletin.ends()), "")
+            found = self._bulletin.cause() or self._gone()
             if found:
                 return found
             time.sleep(0.05)
-        return ""
+        return next(map(self._in_words, self._bulletin.ends()), "")
 
     def _gone(self) -> str:
         """The rank whose process is gone without a word, if it is one of this machine."""
@@ -262,7 +222,8 @@ class Sentinel(threading.Thread):
             if is_gone(life):
                 return (
                     f"rank {rank} ended without a word{self._last_seen(life)}: process {life.pid} on {life.host} is"
-                    " gone. It was killed (SIGKILL, as when the system has no memory left) or called os._exit"
+                    " gone. It was killed (SIGKILL, as when the system has no memory left, or another signal) or called"
+                    " os._exit"
                 )
         return ""
 
@@ -274,7 +235,7 @@ class Sentinel(threading.Thread):
             if before.get(rank) == life:
                 return (
                     f"rank {rank} is silent{self._last_seen(life)}: process {life.pid} on {life.host} has given no sign"
-                    f" of life for {2 * self._period:.0f} s. It was killed, or its machine is gone"
+                    f" of life for {2 * self._period:.0f} s"
                 )
         return ""
 
@@ -294,19 +255,3 @@ class Sentinel(threading.Thread):
     def _say(text: str) -> None:
         sys.stdout.flush()
         log.error(text)
-
-
-def _end_process(cause: str) -> None:
-    log.error("this rank waits in a collective that a rank which has ended never began, so its process is ended")
-    log.error(failure_watch.peer_message(cause))
-    failure_watch.write(cause)
-    flush_files()
-    os._exit(1)
-
-
-def flush_files() -> None:
-    """Write what is in the buffers of open files: ``os._exit`` does not."""
-    for each in gc.get_objects():
-        if issubclass(type(each), (io.BufferedWriter, io.TextIOWrapper)):
-            with contextlib.suppress(Exception):
-                each.flush()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Type
 
-from ddpfix import log
-from ddpfix.ranks import failure_watch
+from ddpfix.ranks import first_failure
+from ddpfix.ranks.background import Background
 from ddpfix.ranks.last_words import follows
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
@@ -29,8 +28,8 @@ def formatted(error: BaseException) -> str:
 
 def claim(rank: int, cause: str) -> bool:
     """Whether this rank failed first; the others can then read its cause. True where the store does not answer."""
-    message = f"rank {rank} did. Its error:\n{cause[100 - failure_watch.LENGTH :]}"
-    return bool(_answered(lambda: failure_watch.claim(message), True))
+    message = f"rank {rank} did. Its error:\n{cause[100 - first_failure.LENGTH :]}"
+    return bool(_answered(lambda: first_failure.claim(message), True))
 
 
 def first_cause(rank: int, pids: List[int]) -> str:
@@ -48,7 +47,7 @@ def _waited_for(pids: List[int]) -> str:
     end = time.monotonic() + _PATIENCE
     ended = ""
     while time.monotonic() < end:
-        cause = _answered(failure_watch.cause, None)
+        cause = _answered(first_failure.cause, None)
         if cause:
             # It may be about to end this rank; if it cannot, this one goes on by itself.
             time.sleep(1)
@@ -65,14 +64,9 @@ def _answered(ask: Callable[[], Any], without: Any) -> Any:
     result: Dict[str, Any] = {}
 
     def run() -> None:
-        try:
-            result["answer"] = ask()
-        except Exception as problem:
-            log.debug(f"the store does not answer: {problem!r}")
+        result["answer"] = ask()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_STORE)
+    Background(run).join(_STORE)
     return result.get("answer", without)
 
 
@@ -123,7 +117,7 @@ def hook_uncaught(rank: int, pids: List[int]) -> None:
 
     _HOOK.extend([original, hook])
     sys.excepthook = hook
-    failure_watch.tell_elsewhere("fastNLP")
+    first_failure.tell_elsewhere("fastNLP")
 
 
 def forget() -> None:
@@ -131,4 +125,4 @@ def forget() -> None:
     if _HOOK and sys.excepthook is _HOOK[1]:
         sys.excepthook = _HOOK[0]
     _HOOK.clear()
-    failure_watch.tell_here()
+    first_failure.tell_here()

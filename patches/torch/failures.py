@@ -91,7 +91,6 @@ class Failing:
 
         exits.watch()
         self._sentinel = Sentinel(store, rank, size, self.step)
-        self._sentinel.start()
 
     def _leave(self) -> None:
         if self._sentinel is not None:
@@ -101,6 +100,7 @@ class Failing:
         sentinel, self._sentinel = self._sentinel, None
         if sentinel is not None:
             sentinel.end(how)
+            _forget()
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:

@@ -35,10 +35,9 @@ class Watching:
     def _make(self, store: Any, rank: int, size: int) -> None:
         if self._watch_of is not None:
             self._watch = self._watch_of(store, rank, size)
-            self._watch.start()
 
     def _leave(self) -> None:
-        self._end("left")
+        self._end("ended")
 
     def _end(self, how: str) -> None:
         watch, self._watch = self._watch, None

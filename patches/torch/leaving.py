@@ -22,6 +22,7 @@ from typing import Any, List, NamedTuple
 from torch import distributed
 
 from ddpfix.patching.site import Site
+from ddpfix.ranks.background import NATIVE
 
 # Seconds: what a thread gets that only waits for the GIL, between two looks, and in all; the last is of the processor's
 # time, because on a machine with much to do a thread that is about to be ready gets little of it.
@@ -110,10 +111,11 @@ def _threads() -> List[_Thread]:
 
 
 def _others() -> List[int]:
-    """The threads of this process that are not Python's."""
-    ours = {thread.native_id for thread in threading.enumerate()}
+    """The threads of this process that are neither Python's nor ours."""
+    # In a forked child CPython still tells the number of the parent's main thread.
+    known = {thread.native_id for thread in threading.enumerate()} | NATIVE | {threading.get_native_id()}
     listed = os.listdir(_THREADS) if os.path.isdir(_THREADS) else []
-    return [int(each) for each in listed if int(each) not in ours]
+    return [int(each) for each in listed if int(each) not in known]
 
 
 def _look(thread: int) -> _Thread:

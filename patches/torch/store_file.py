@@ -16,6 +16,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.ranks.background import Background
 
 # Seconds after which a group that does not come up is told about.
 _PATIENCE = 30.0
@@ -33,16 +34,15 @@ def _comes_up(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[s
     line = _about(_file(args, kwargs))
     if not line:
         return wrapped(*args, **kwargs)
-    timer = threading.Timer(_PATIENCE, log.on_every_rank, [line])
-    timer.daemon = True
-    timer.start()
+    is_up = threading.Event()
+    Background(lambda: is_up.wait(_PATIENCE) or log.on_every_rank(line))
     try:
         return wrapped(*args, **kwargs)
     except Exception:
         log.on_every_rank(line)
         raise
     finally:
-        timer.cancel()
+        is_up.set()
 
 
 def _file(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[str]:

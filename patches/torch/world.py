@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 from torch import distributed
 
+from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import default_store
 
@@ -18,7 +19,7 @@ class World:
     Args:
         make: called with the group's store, this rank and the number of ranks, where there are several.
         end: ends what has been made, with how: ``left`` (the rank has left its group), ``stopped``.
-        leave: called when the program ends with its group up.
+        leave: called by atexit, where the program ends with its group up.
     """
 
     def __init__(
@@ -45,18 +46,24 @@ class World:
     def _down(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         given = kwargs.get("group", args[0] if args else None)
         if given is None or given is getattr(distributed.group, "WORLD", None):
-            self._end("left")
+            self._stop("left")
         return wrapped(*args, **kwargs)
 
     def _begin(self) -> None:
         store = default_store()
         if store is None or distributed.get_world_size() == 1:
             return
-        self._end("stopped")
-        self._make(store, distributed.get_rank(), distributed.get_world_size())
-        atexit.unregister(self._leave)
+        self._stop("stopped")
+        try:
+            self._make(store, distributed.get_rank(), distributed.get_world_size())
+        except Exception as error:
+            log.debug(f"nothing runs beside this job: {error!r}")
+        # Functions of the program that were registered before run after this one.
         atexit.register(self._leave)
 
-    def _forget(self) -> None:
-        self._end("stopped")
+    def _stop(self, how: str) -> None:
+        self._end(how)
         atexit.unregister(self._leave)
+
+    def _forget(self) -> None:
+        self._stop("stopped")

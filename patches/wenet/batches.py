@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ranks import failure_watch, gather_rows, lookahead
+from ddpfix.ranks import first_failure, gather_rows, lookahead
 
 from .filler import Filler
 
@@ -72,7 +72,7 @@ class _Epoch(lookahead.Epoch):
             return self._fetch()
         except Exception as error:
             self.error = error
-            failure_watch.announce(error)
+            first_failure.announce(error)
             return lookahead.NOTHING
 
     def _fetch(self) -> Any:
@@ -105,8 +105,8 @@ class _Epoch(lookahead.Epoch):
         """Raise what this rank's loader raised, or the cause that another rank left."""
         if self.error is not None:
             raise self.error
-        cause = failure_watch.cause() or "the data loader of another rank failed, see that rank's own message"
-        raise failure_watch.PeerFailedError(cause)
+        cause = first_failure.cause() or "the data loader of another rank failed, see that rank's own message"
+        raise first_failure.PeerFailedError(cause)
 
     def _lend(self) -> None:
         """A rank that has no batch at all gets one of another rank, as its filler."""

@@ -17,8 +17,8 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-# Longer than a rank stands still before it is ended.
-ALONE = 28.0
+# Longer than a rank needs to learn how another one has ended.
+ALONE = 6.0
 
 
 class Broken(Dataset):
@@ -62,8 +62,6 @@ FAILURES: Dict[str, Callable[[], Any]] = {
     "handled": handled,
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "left_open": left_open,
-    "saves": left_open,
-    "left_alone": left_open,
 }
 
 
@@ -124,6 +122,38 @@ def failed_last() -> None:
     time.sleep(ALONE)
 
 
+def one_by_one() -> None:
+    """A rank waits for what another one sends late, when its group has one member less."""
+    if distributed.get_rank() == 1:
+        distributed.send(torch.ones(2), 0)
+        distributed.destroy_process_group()
+        return
+    distributed.recv(torch.ones(2), 1)
+    time.sleep(ALONE)
+
+
+def at_exit() -> None:
+    """Functions that were registered before the group came up run last: the work of the ranks ends there."""
+
+
+def before_the_group() -> None:
+    """Rank 0 has something left to write, and rank 1 waits for it in a barrier."""
+    if distributed.get_rank() == 0:
+        time.sleep(ALONE)
+    distributed.barrier()
+
+
+def in_threads() -> None:
+    """Threads that are no daemons train on when the main thread has ended."""
+
+    def work() -> None:
+        if distributed.get_rank() == 0:
+            time.sleep(ALONE)
+        distributed.barrier()
+
+    threading.Thread(target=work).start()
+
+
 def in_a_thread() -> None:
     """A thread that raises ends by itself."""
     thread = threading.Thread(target=broken)
@@ -138,9 +168,16 @@ RIGHT: Dict[str, Callable[[], Any]] = {
     "in_a_thread": in_a_thread,
     "alone": alone,
     "failed_last": failed_last,
+    "one_by_one": one_by_one,
+    "at_exit": at_exit,
+    "in_threads": in_threads,
     "meant": lambda: None,
     "left_group": lambda: None,
 }
+
+
+# After these ranks have no step in common.
+LAST = ("alone", "failed_last", "one_by_one", "at_exit", "in_threads")
 
 
 def work(how: str) -> None:
@@ -151,19 +188,12 @@ def work(how: str) -> None:
 
     if how in RIGHT:
         step()
-        if how in ("alone", "failed_last"):
-            RIGHT[how]()
-            return
         RIGHT[how]()
+        if how in LAST:
+            return
         step()
         return
-    if how != "saves":
-        train(how, step)
-        return
-    try:
-        train(how, step)
-    finally:
-        print("saved", flush=True)
+    train(how, step)
 
 
 def begin(how: str) -> None:
@@ -176,6 +206,8 @@ def begin(how: str) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "at_exit":
+        atexit.register(before_the_group)
     begin(sys.argv[1])
     work(sys.argv[1])
     print("done", flush=True)

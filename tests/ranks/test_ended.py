@@ -1,4 +1,4 @@
-"""A rank that ended with an error is not waited for, where no launcher ends the others (background jobs of a shell)."""
+"""A rank that ended with an error is not waited for by ddpfix where no launcher ends the others (jobs of a shell)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,6 @@ def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypa
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
     others = Bulletin(Connection(store, "failed", own=False), 1)
     watching = Sentinel(store, 0, 2, lambda: 3)
-    watching.start()
     try:
         begun = time.monotonic()
         while others.life(0) is None and time.monotonic() - begun < 20:
@@ -134,5 +133,4 @@ def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypa
         assert others.life(0) is not None
     finally:
         watching.end("stopped")
-        watching.join(20)
     assert others.life(0) is None and others.number_of_ends() == 0

@@ -16,7 +16,7 @@ SCRIPT = """
 import sys, time
 import torch
 from torch import distributed
-from ddpfix.ranks import failure_watch
+from ddpfix.ranks import first_failure
 
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
@@ -32,7 +32,7 @@ def train():
 
 if sys.argv[2] == "unpatched":
     train()
-with failure_watch.propagate_failure():
+with first_failure.propagate_failure():
     train()
 """
 

@@ -1,20 +1,22 @@
-"""What a failure is told by, piece by piece: the sentence, the end of the program, who may act upon a time-out."""
+"""What a failure is told by, piece by piece: the sentence, and the proof that it has ended the program."""
 
 from __future__ import annotations
 
-import contextlib
-import linecache
+import inspect
 import os
+import pickle
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterator
+import typing
+from pathlib import Path
+from typing import Any, Dict
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ddpfix.ranks import bulletin, collectives, exits, failure_watch, handlers, last_words
+from ddpfix.ranks import bulletin, collectives, exits, first_failure, last_words
 from ddpfix.ranks.bulletin import Bulletin, End, Life
 from ddpfix.ranks.connection import Connection, StoreLostError
 from tests.ranks import failing
@@ -51,102 +53,128 @@ def test_an_error_without_a_message_or_a_traceback() -> None:
     assert last_words.sentence(0, None, ValueError()) == "rank 0 failed: ValueError"
 
 
-@pytest.mark.parametrize(
-    ("block", "acts"),
-    [
-        ("WAIT()", False),
-        ("try:\n    WAIT()\nexcept RuntimeError:\n    save()", True),
-        ("try:\n    WAIT()\nexcept Exception:\n    raise", True),
-        ("try:\n    WAIT()\nexcept:\n    pass", True),
-        ("try:\n    WAIT()\nexcept (KeyError, mine.Error):\n    pass", True),
-        ("try:\n    WAIT()\nexcept KeyboardInterrupt:\n    pass", False),
-        ("try:\n    WAIT()\nexcept (KeyError, OSError):\n    pass", False),
-        ("try:\n    WAIT()\nfinally:\n    save()", True),
-        ("try:\n    [][1]\nexcept IndexError:\n    WAIT()", False),
-        ("import contextlib\nwith contextlib.suppress(RuntimeError):\n    WAIT()", True),
-        ("import contextlib\nwith contextlib.nullcontext():\n    WAIT()", False),
-        ("def run():\n    WAIT()\ntry:\n    run()\nexcept RuntimeError:\n    pass", True),
-    ],
-)
-def test_who_may_act_upon_a_time_out(block: str, acts: bool) -> None:
-    found = []
-
-    def wait() -> None:
-        frame = sys._getframe(1)
-        inner = frame.f_back if frame.f_code.co_name == "run" else None
-        found.append(handlers._acts(frame) or (inner is not None and handlers._acts(inner)))
-
-    name = f"/work_of_a_user/{abs(hash(block))}.py"
-    linecache.cache[name] = (len(block), None, block.splitlines(True), name)
-    exec(compile(block, name, "exec"), {"WAIT": wait, "save": lambda: None})
-    assert found == [acts]
-
-
-def test_without_its_source_a_program_may_act() -> None:
-    found = []
-    exec("WAIT()", {"WAIT": lambda: found.append(handlers.may_handle(sys._getframe(1)))})
-    assert found == [True]
-
-
-@pytest.fixture
-def noting() -> Iterator[None]:
-    exits.watch()
-    yield
-    exits.forget()
-
-
-def test_exits_are_noted_with_what_they_came_from(noting: None) -> None:
-    def leave(code: Any) -> Any:
-        with contextlib.suppress(SystemExit):
-            sys.exit(code)
-        return exits.last()
-
-    assert leave(3).code == 3 and "test_failing_parts.py" in leave(3).place
-    assert leave(0) is None and leave(None) is None and leave("no data").code == "no data"
-    try:
-        raise ConnectionError("broken pipe")
-    except ConnectionError:
-        known = leave(1)
-    assert known.handled.startswith("ConnectionError: broken pipe (") and not known.follows
-    # What passes the code on knows no more.
-    assert leave(1).handled == known.handled
-    assert leave(2).handled == ""
-
-
 def test_exits_are_given_back() -> None:
-    before = sys.exit
+    before, pickled = sys.exit, pickle.dumps(sys.exit)
     exits.watch()
-    assert sys.exit is not before
-    exits.forget()
+    try:
+        assert sys.exit is not before
+        assert inspect.signature(sys.exit) == inspect.signature(before)
+        assert typing.get_type_hints(sys.exit) == typing.get_type_hints(before)
+        assert pickle.dumps(sys.exit) == pickled
+    finally:
+        exits.forget()
     assert sys.exit is before
 
 
 ENDS = """
-import sys, threading
+import atexit, code, contextlib, sys, threading, unittest
+from ddpfix.ranks import exits
 from ddpfix.ranks.main_thread import MainThread
+exits.watch()
 main = MainThread()
-def look():
-    threading.main_thread().join()
-    print(main.is_over(), main.returned())
-threading.Thread(target=look).start()
+def report():
+    last = exits.last()
+    print(main.is_over(), main.returned(), main.uncaught(), last and (last.handled or f"{last.code}{last.place}"))
+atexit.register(report)
+def leave(code):
+    sys.exit(code)
+def keep():
+    try:
+        leave(2)
+    except SystemExit as error:
+        return error
+def divide():
+    1 / 0
+def caught(then):
+    try:
+        leave(2)
+    except SystemExit:
+        then()
 def last():
-    {}
-last()
+""".strip()
+
+FAILS = {
+    "[][1]": "list index out of range None",
+    "leave(3)": "None 3 (<string>:11)",
+    "sys.exit('no data')": "None no data (<string>:25)",
+    "try: divide()\n    except ZeroDivisionError: leave(1)": "None ZeroDivisionError: division by zero (<string>:18)",
+}
+FAILS_NOT = (
+    "leave(0)",
+    "raise SystemExit",
+    "raise KeyboardInterrupt",
+    "caught(lambda: None); leave(0)",
+    "caught(lambda: leave(0))",
+    "keep(); raise SystemExit(0)",
+    "kept = keep(); raise SystemExit(0)",
+    "thread = threading.Thread(target=leave, args=(2,)); thread.start(); thread.join(); sys.exit(0)",
+    "code.InteractiveInterpreter().runcode(compile('1/0', '<cell>', 'exec')); sys.exit(0)",
+    "sys.last_value = ValueError(); raise SystemExit(0)",
+    "try: leave(2)\n    except SystemExit: raise SystemExit(0)",
+    "unittest.TestCase().assertRaises(SystemExit, leave, 2); raise SystemExit(0)",
+    "with contextlib.suppress(SystemExit): leave(2)\n    raise SystemExit(0)",
+)
+
+
+def ended(line: str) -> str:
+    """What is known at the end of a program whose last line this is."""
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    script = f"{ENDS}\n    {line}\nlast()\n"
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("line", FAILS)
+def test_what_has_ended_a_program(line: str) -> None:
+    assert ended(line) == f"True False {FAILS[line]}"
+
+
+@pytest.mark.parametrize("line", FAILS_NOT)
+def test_what_a_program_has_caught_is_no_failure_of_it(line: str) -> None:
+    assert ended(line) == "True False None None"
+
+
+@pytest.mark.parametrize("line", ["pass", "1; return", "caught(lambda: None)"])
+def test_a_program_that_has_come_to_its_end(line: str) -> None:
+    assert ended(line) == "True True None None"
+
+
+WORKER = """
+import multiprocessing, sys, threading
+from ddpfix.ranks import exits
+
+def work(how):
+    exits.watch()
+    def report():
+        threading.main_thread().join()
+        print(exits.last() and exits.last().code, flush=True)
+    threading.Thread(target=report).start()
+    try:
+        sys.exit(3)
+    except SystemExit:
+        if how == "fails":
+            sys.exit(4)
+        if how == "tried again":
+            return
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(sys.argv[2],))
+    process.start()
+    process.join()
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "returned"),
-    [("pass", True), ("[][1]", False), ("sys.exit(0)", False), ("raise SystemExit", False), ("1; return", True)],
-)
-def test_how_a_program_ended(line: str, returned: bool) -> None:
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("how", "code"), [("fails", "4"), ("tried again", "None")])
+def test_a_worker_of_multiprocessing_fails_where_it_ends(tmp_path: Path, method: str, how: str, code: str) -> None:
+    (tmp_path / "work.py").write_text(WORKER)
+    command = [sys.executable, str(tmp_path / "work.py"), method, how]
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
-    script = ENDS.format(line)
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True)
-    assert done.stdout.split() == ["True", str(returned)], done.stderr
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.stdout.strip() == code, done.stderr
 
 
-def test_a_collective_that_another_rank_never_began() -> None:
+def test_counts_of_a_common_group_are_compared() -> None:
     assert collectives.is_beyond({"0": 5}, {"0": 4})
     assert not collectives.is_beyond({"0": 4}, {"0": 4}) and not collectives.is_beyond({"0": 3}, {"0": 4})
     # Groups of the one alone, and a rank that tells nothing.
@@ -165,8 +193,9 @@ def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
     other.beat(8)
     assert one.life(1) != life
     assert other.claim("rank 1 failed") and not one.claim("rank 0 failed") and one.cause() == "rank 1 failed"
-    other.leave(End(1, "rank 1 failed", {"0": 4}))
-    assert one.ends() == [End(1, "rank 1 failed", {"0": 4})] and other.ends() == []
+    assert other.cause() is None, "its own is no cause for it"
+    other.leave(End(1, "rank 1 failed"))
+    assert one.ends() == [End(1, "rank 1 failed")] and other.ends() == []
     # Who has told its end is not silent.
     assert one.life(1) is None
 
@@ -214,8 +243,8 @@ def test_a_server_that_has_ended_is_not_asked(monkeypatch: pytest.MonkeyPatch) -
 def test_a_toolkit_may_tell_its_failures_itself() -> None:
     told: Dict[bool, bool] = {}
     for now in (True, False):
-        (lambda: failure_watch.tell_elsewhere("toykit"))() if now else failure_watch.tell_here()
-        told[now] = failure_watch.is_told_elsewhere()
+        (lambda: first_failure.tell_elsewhere("toykit"))() if now else first_failure.tell_here()
+        told[now] = first_failure.is_told_elsewhere()
     assert told == {True: True, False: False}
 
 

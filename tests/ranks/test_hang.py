@@ -17,7 +17,7 @@ from tests.support import pool, results, scenario
 SCRIPT = Path(hanging.__file__)
 # Left to cells and nox -s rest.
 LONG = pytest.mark.sampled(inside=False, cells=True)
-HANGS = "ddpfix: this job hangs: "
+HANGS = "ddpfix: ranks wait: "
 # Seconds that ranks wait in these jobs before it is said.
 LIMIT = "3"
 
@@ -83,16 +83,16 @@ STAGED: Dict[str, Said] = {
     ),
     "dead_reader": Said("rank 1 has been in DataLoader.__next__", rf"{HERE}: pool.apply", "Its data are stuck"),
     "slow_reader": Said("rank 1 is in DataLoader.__next__", HERE, "It moves: late, and not stuck"),
-    "some_only": Said("rank 0 (waits in all_reduce|has begun 1 collective more)", HERE, "on some ranks only"),
-    "barrier": Said("rank 0 (waits in barrier|has begun 1 collective more)", HERE, "on some ranks only"),
-    "sizes": Said("rank 0 waits in all_reduce of 2 float32", HERE, "The sizes of one collective differ"),
+    "some_only": Said("(rank 0 waits in all_reduce|torch counts 1 call more on rank 0)", HERE, "on some ranks only"),
+    "barrier": Said("(rank 0 waits in barrier|torch counts 1 call more on rank 0)", HERE, "on some ranks only"),
+    "sizes": Said("rank 0 waits in all_reduce of 2 float32", HERE, "The calls differ in size or rank"),
     "evaluation": Said("rank 0 (is|has been) in evaluation, evaluate", HERE, "Evaluation on some ranks only"),
     "saving": Said(f"rank 0 {MOVES} in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"),
     "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
     "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\), batch_idx 1 of epoch 1;", HERE, "stack tells"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
     "killed_rank": Said("rank 2 ended without a word", r"process \d+ on \S+ is gone", "It was killed"),
-    "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "on some ranks only"),
+    "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "These are different calls"),
     "debugged": Said("rank 1 has been in a debugger", HERE, "Somebody debugs it: nothing is ended"),
 }
 # The others wait for these in the reduction of the next step.
@@ -113,7 +113,7 @@ def test_one_paragraph_names_rank_place_and_cause(name: str) -> None:
     if name == "saving":
         # It goes on, and is not ended.
         assert "The job goes on waiting" in told and all(rank.notes["done"] for rank in ended.ranks), ended
-        assert "the job that hung goes on after" in ended.ranks[0].log, ended
+        assert "the ranks that waited go on after" in ended.ranks[0].log, ended
     elif name == "debugged":
         assert ended.ranks[1].hung and all("DDPFIX_HANG_EXIT has" not in rank.log for rank in ended.ranks), ended
     else:
@@ -153,7 +153,7 @@ def test_switched_off_nothing_is_said() -> None:
 def test_nothing_is_said_of_a_job_that_is_slow(name: str) -> None:
     """On all ranks for longer than the limit, or on one within it."""
     ended = job(name, DDPFIX_HANG=LIMIT)
-    assert all(rank.notes["done"] and "hangs" not in rank.log for rank in ended.ranks), ended
+    assert all(rank.notes["done"] and HANGS not in rank.log for rank in ended.ranks), ended
     assert not ended.stacks()
 
 

@@ -15,7 +15,6 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 TREES: List[Any] = trees.stood_in(("v1", "v2", "v3"), newest=False)
 # The table in docs/wenet.md is of all scenarios; these are enough to show each fault.
 UNPATCHED = ("uneven", "step_mode", "validation", "empty", "loader", "fsdp")
-WAITING = "its process is ended"
 
 
 class Runs:
@@ -148,8 +147,6 @@ def test_a_rank_that_fails_ends_all_with_the_cause(runs: Runs, name: str, cause:
     outcome = runs[name]
     assert outcome.word() == "all end with the cause" and cause in outcome.errors[1]
     assert "ddpfix: rank 1 failed: " in outcome.logs[0] and cause in outcome.logs[0]
-    # What goes wrong in a loader is known before the others have begun to wait; when a worker dies is not known.
-    assert (WAITING in outcome.logs[0]) is (name in ("step", "cv")) or name == "worker"
 
 
 @pytest.mark.patches("wenet.uneven")

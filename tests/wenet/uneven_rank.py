@@ -25,11 +25,11 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         epochs.run(scenario, folder / scenario["name"])
         return
     import ddpfix
-    from ddpfix.ranks import failure_watch
+    from ddpfix.ranks import sentinel
 
     original = epochs.patched()
     ddpfix.activate(**scenario["settings"])
-    failure_watch.PERIOD, failure_watch.GRACE = 0.2, 0.5
+    sentinel.PERIOD = 0.2
     if scenario["name"] == "time":
         step_time.run(scenario, folder, original["train"])
         return

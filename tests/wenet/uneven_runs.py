@@ -53,7 +53,7 @@ class Scenario(scenario.Scenario):
 
 @dataclass
 class Outcome:
-    """What the ranks of a scenario recorded; a rank that had to be killed, or ended itself, recorded nothing (None)."""
+    """What the ranks of a scenario recorded; a rank that had to be killed recorded nothing (None)."""
 
     ranks: List[Optional[Dict[str, Any]]]
     logs: List[str]
@@ -65,7 +65,7 @@ class Outcome:
 
     def word(self) -> str:
         """The outcome in a word or two, for the table."""
-        if any(rank is None and "its process is ended" not in log for rank, log in zip(self.ranks, self.logs)):
+        if any(rank is None for rank in self.ranks):
             return "aborts" if any("gloo::EnforceNotMet" in log for log in self.logs) else "hangs"
         if not all(rank and not rank["error"] for rank in self.ranks):
             return "all end with the cause" if self.cause() and "ddpfix: " in "".join(self.logs) else "error"

@@ -6,7 +6,7 @@ A job in which collectives begin writes nothing there, and reads one number now 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from ddpfix.ranks.connection import Connection
 from ddpfix.ranks.hang.position import Position
@@ -50,14 +50,19 @@ class Meeting:
         found = self._get(f"who/{rank}")
         return None if found is None else Who(*found)
 
-    def leave(self, step: Optional[int]) -> None:
-        """This rank leaves its process group, or ends."""
-        put(self._store(), f"left/{self._rank}", json.dumps([step]))
+    def leave(self, how: str, step: Optional[int]) -> None:
+        """This rank leaves its process group, or comes to the end of its program.
 
-    def left(self, rank: int) -> Optional[List[Optional[int]]]:
-        """The step after which a rank has left, in a list; None if it has not."""
-        found: Optional[List[Optional[int]]] = self._get(f"left/{rank}")
-        return found
+        Args:
+            how: in words.
+            step: the training forwards that it has begun.
+        """
+        put(self._store(), f"left/{self._rank}", json.dumps([how, step]))
+
+    def left(self, rank: int) -> Optional[Tuple[str, Optional[int]]]:
+        """How a rank has left, and after which step; None if it has not."""
+        found = self._get(f"left/{rank}")
+        return None if found is None else (found[0], found[1])
 
     def alarm(self) -> int:
         """The number of the last alarm; 0 before the first one."""

@@ -24,6 +24,8 @@ _Key = Tuple[int, CodeType, int]
 _TELLING = (places.DEBUGGER, places.EVALUATION, places.CHECKPOINT)
 # Variables of torch's functions for one sender or receiver.
 _PEERS = (("src", "from"), ("dst", "to"))
+# Calls to or from one rank.
+POINT_TO_POINT = ("send", "recv", "irecv", "isend", "batch_isend_irecv")
 
 
 class Position(NamedTuple):
@@ -49,6 +51,7 @@ class Position(NamedTuple):
         trouble: what the system tells of its workers and children, in words.
         counter: the program's own count of batches, in words.
         micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
+        peer: the only rank that it waits for, in a call to or from one rank; None for others.
     """
 
     rank: int
@@ -70,6 +73,7 @@ class Position(NamedTuple):
     trouble: str = ""
     counter: str = ""
     micro: int = 0
+    peer: Optional[int] = None
 
     def dump(self) -> str:
         """As text, for the store."""
@@ -166,6 +170,7 @@ class Tracker:
         place = self._place_of_moving(frames) if moving else _place(frames)
         loading, number = _loading(frames)
         counted = progress.of(frames)
+        call, peer = _call(frames)
         if trains:
             place = place._replace(phase=places.TRAINING, what="training")
         trouble = [loading.workers] if loading is not None and place.phase == places.LOADER else []
@@ -173,7 +178,7 @@ class Tracker:
         return Position(
             *head,
             *place,
-            call=_call(frames),
+            call=call,
             moving=moving,
             still=self.still(),
             since=now - self._at,
@@ -186,6 +191,7 @@ class Tracker:
             trouble="; ".join(each for each in trouble if each),
             counter=counted.batch,
             micro=self._micro(),
+            peer=peer,
         )
 
     def _place_of_moving(self, frames: List[FrameType]) -> places.Place:
@@ -264,17 +270,22 @@ def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:
     return (known[0] if number == 1 else None), number
 
 
-def _call(frames: List[FrameType]) -> str:
-    """The collective that the program called, with the sizes of its tensors: "all_reduce of 2 x 3 float32"."""
+def _call(frames: List[FrameType]) -> Tuple[str, Optional[int]]:
+    """The collective that the program called, with the sizes of its tensors, and the rank that it names.
+
+    In words: "all_reduce of 2 x 3 float32", "recv of 4 float32 from rank 1".
+    """
     for frame in frames:
         spot = _spot(frame)
         if spot.is_in("torch/distributed/distributed_c10d.py") and spot.name != "wrapper":
             known = _locals(frame)
             sizes = [size for size in map(_size, known.values()) if size]
             plain = [size for size in sizes if not size.endswith("tensors")] or sizes
-            peer = next((f" {word} rank {known[name]}" for name, word in _PEERS if type(known.get(name)) is int), "")
-            return f"{spot.name}{' of ' + ' and '.join(plain[:2]) if plain else ''}{peer}"
-    return ""
+            told = f"{spot.name}{' of ' + ' and '.join(plain[:2]) if plain else ''}"
+            peers = [(word, known[name]) for name, word in _PEERS if type(known.get(name)) is int]
+            told += f" {peers[0][0]} rank {peers[0][1]}" if peers else ""
+            return told, peers[0][1] if peers and spot.name in POINT_TO_POINT else None
+    return "", None
 
 
 def _size(value: Any) -> str:

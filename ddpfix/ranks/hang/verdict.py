@@ -1,7 +1,7 @@
-"""Which rank is late, and why: from where each rank is, without any look at the job itself.
+"""Which ranks do not wait while others do: from where each rank is, without any look at the job itself.
 
-A rank that has begun a collective which another one has not begun waits for that one. Where all have begun the same
-number of collectives and none ends, they have begun different ones.
+torch's count of the collectives of a group is compared, in which gloo has what goes from one rank to another as well.
+So it only orders what is seen, and no rank is said to owe a collective because of it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 from ddpfix.ranks import collectives
 from ddpfix.ranks.hang import places, words
 from ddpfix.ranks.hang.absent import GONE, LEFT, SILENT, STOPPED, TRACED, Absent
-from ddpfix.ranks.hang.position import Position
+from ddpfix.ranks.hang.position import POINT_TO_POINT, Position
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
 _ABSENT = (GONE, STOPPED, TRACED, LEFT)
-# These are waits for one rank, and are not counted.
-_POINT_TO_POINT = ("send", "recv", "irecv", "isend", "batch_isend_irecv")
 
 
 class Verdict(NamedTuple):
@@ -46,6 +44,11 @@ def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: fl
     waiting = [each for each in positions.values() if each.may_wait()]
     if not any(each.still >= 0.9 * limit for each in waiting):
         return None
+    if all(each.peer is not None for each in waiting):
+        # Each waits for one rank, and nobody for the others.
+        named = {each.peer for each in waiting} | {each.rank for each in waiting}
+        positions = {rank: each for rank, each in positions.items() if rank in named}
+        absent = [each for each in absent if each.rank in named]
     # Who has come just now may be the one whom the others have waited for.
     fresh = [each for each in waiting if each.still < 0.3 * limit]
     found = _absent(absent, waiting) or _late(positions, waiting)
@@ -71,7 +74,7 @@ def _absent(absent: Sequence[Absent], waiting: List[Position]) -> Optional[words
 
 
 def _late(positions: Mapping[int, Position], waiting: List[Position]) -> Optional[words.Found]:
-    """The ranks that have not begun a collective in which others wait, and do not wait themselves."""
+    """The ranks that do not wait, and for which torch counts fewer collectives than for one that does."""
     ended = [each for each in positions.values() if each.phase == places.ENDED]
     behind = behind_of(positions, waiting)
     late = [each for each in positions.values() if each.rank in behind and not each.may_wait()]
@@ -81,9 +84,9 @@ def _late(positions: Mapping[int, Position], waiting: List[Position]) -> Optiona
 
 
 def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) -> Set[int]:
-    """The ranks that have begun fewer collectives of a common group than one that waits.
+    """The ranks for which torch counts fewer collectives of a common group than for one that waits.
 
-    Where no backend counts them, whoever does not wait is behind.
+    Where they are not counted, whoever does not wait is behind.
     """
     found: Set[int] = set()
     # The most of each group: with thousands of ranks, not each of them is compared with each other one.
@@ -91,7 +94,7 @@ def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) ->
     for one in waiting:
         for name, count in one.counts.items():
             most[name] = max(count, most.get(name, count))
-    uncounted = any(one.what in _POINT_TO_POINT for one in waiting)
+    uncounted = any(one.what in POINT_TO_POINT for one in waiting)
     for each in positions.values():
         if collectives.is_beyond(most, each.counts) or (uncounted or not each.counts) and not each.may_wait():
             found.add(each.rank)
@@ -99,7 +102,7 @@ def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) ->
 
 
 def _different(positions: Mapping[int, Position], waiting: List[Position]) -> Optional[words.Found]:
-    """Ranks that have begun as many collectives, and not the same ones."""
+    """Ranks that wait in different calls."""
     unequal = _unequal(waiting)
     if unequal is not None:
         return unequal
@@ -118,7 +121,7 @@ def _different(positions: Mapping[int, Position], waiting: List[Position]) -> Op
 
 
 def _unequal(waiting: Sequence[Position]) -> Optional[words.Found]:
-    """Ranks that wait, and have begun different numbers of collectives of one group."""
+    """Ranks that wait, with different counts of the collectives of one group."""
     for group in sorted({name for each in waiting for name in each.counts}):
         by_number: Dict[int, List[Position]] = {}
         for each in waiting:

@@ -1,20 +1,24 @@
-"""The thread of a rank that sees when a job hangs, and has one rank say which rank is late, where, and why.
+"""The thread of a rank that sees when ranks wait for long, and has one rank say which ones do not wait, and where.
 
 The thread looks at its own rank every two seconds, and talks to the others only when no collective has begun for half
 of the limit. A rank that has waited in one place for the whole limit raises an alarm: every rank tells where it is,
 and the lowest one that does so says what follows from it. Then each writes its stacks, and the job goes on waiting.
+Only DDPFIX_HANG_EXIT, which is off by default, has it ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
 import os
 import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ddpfix import log
-from ddpfix.ranks import collectives, limits
+from ddpfix.ranks import collectives, error_file, limits
+from ddpfix.ranks.background import Background
 from ddpfix.ranks.connection import Connection
 from ddpfix.ranks.hang import absent, processes, stacks, verdict
 from ddpfix.ranks.hang.meeting import Meeting, Told
@@ -29,6 +33,7 @@ PART = 0.5
 _CONNECTIONS = 256
 # Seconds that the end of a process waits for the thread.
 _SHORT = 2.0
+_LEAVES = {"left": "has left its process group", "ended": "has come to the end of its program"}
 _ABSENT = {
     processes.GONE: (absent.GONE, "ended without a word: process {0.pid} on {0.host} is gone"),
     processes.STOPPED: (absent.STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
@@ -66,7 +71,7 @@ class Alarm:
         self.told_at = 0.0
 
 
-class Watch(threading.Thread):
+class Watch:
     """The thread of one rank; see the module.
 
     Args:
@@ -89,12 +94,11 @@ class Watch(threading.Thread):
         folder: str = "",
         micro: Callable[[], int] = lambda: 0,
     ) -> None:
-        super().__init__(name="ddpfix-hang", daemon=True)
         self._connection = Connection(store, "hang", size <= _CONNECTIONS)
         self._meeting = Meeting(self._connection, rank, size)
         self._rank, self._size, self._step, self._given, self._folder = rank, size, step, given, folder
         self._tracker = Tracker(rank, step, micro)
-        self._pid, self._over, self._how = os.getpid(), threading.Event(), "ended"
+        self._over, self._how = threading.Event(), "ended"
         # The store may be that of rank 0, which tells nothing any more once it is stopped.
         self._keeper: Optional[Who] = None
         self._number = 0
@@ -103,33 +107,29 @@ class Watch(threading.Thread):
         self._is_lost = False
         # The limit in force, as it was found last.
         self._least = given.hang
+        self._thread = Background(self._run)
 
-    # In the main thread.
+    # In a thread of the program.
 
     def end(self, how: str) -> None:
-        """Look at nothing any more.
+        """Look at nothing any more. A forked child is no rank.
 
         Args:
-            how: ``left``, if this rank leaves its group, or ends; or ``stopped``.
+            how: ``left``, if this rank leaves its group; ``ended``, if its program does; or ``stopped``.
         """
-        if os.getpid() != self._pid:
-            # A forked child has no thread, and is no rank.
-            return
         self._how = how
         self._over.set()
-        if self.is_alive():
-            self.join(_SHORT)
+        self._thread.join(_SHORT)
 
-    # In the thread.
+    # In the thread of its own.
 
-    def run(self) -> None:
-        if not self._begins():
-            return
-        while not self._over.wait(self._pause()) and self._connection.is_open():
-            self._look()
-        if self._how == "left":
-            with contextlib.suppress(Exception):
-                self._meeting.leave(self._step())
+    def _run(self) -> None:
+        if self._begins():
+            while not self._over.wait(self._pause()) and self._connection.is_open():
+                self._look()
+            if self._how in _LEAVES:
+                with contextlib.suppress(Exception):
+                    self._meeting.leave(_LEAVES[self._how], self._step())
         self._connection.close()
 
     def _begins(self) -> bool:
@@ -247,8 +247,8 @@ class Watch(threading.Thread):
     def _why_absent(self, rank: int) -> absent.Absent:
         left = self._meeting.left(rank)
         if left is not None:
-            step = f" after step {left[0]}" if left[0] else ""
-            return absent.Absent(rank, absent.LEFT, f"has left its process group{step}", left[0])
+            how, step = left
+            return absent.Absent(rank, absent.LEFT, f"{how} after step {step}" if step else how, step)
         who = self._meeting.who(rank)
         if who is None:
             return absent.Absent(rank, absent.SILENT, "does not answer: ddpfix is not active there")
@@ -268,13 +268,13 @@ class Watch(threading.Thread):
         ends = self._given.exit is not None and told.may_end
         then = f"The job ends in {self._given.exit:g} s (DDPFIX_HANG_EXIT)" if ends else "The job goes on waiting"
         where = f"Python stacks of each rank: {told.folder}" if is_written else "No Python stacks could be written"
-        log.error(f"this job hangs: {told.text}. {where}. {then}")
+        log.error(f"ranks wait: {told.text}. {where}. {then}")
 
     def _goes_on(self, alarm: Alarm) -> None:
         """A collective has begun since the alarm."""
         if alarm.is_ours and alarm.told is not None and alarm.told.text:
             waited = alarm.since + time.monotonic() - alarm.at
-            log.on_every_rank(f"the job that hung goes on after {waited:.0f} s")
+            log.on_every_rank(f"the ranks that waited go on after {waited:.0f} s")
         self._alarm = None
 
     def _keeper_is_stopped(self) -> bool:
@@ -296,14 +296,19 @@ class Watch(threading.Thread):
         if alarm is None or after is None or alarm.told is None or not (alarm.told.text and alarm.told.may_end):
             return
         if time.monotonic() - alarm.told_at >= after:
-            _end_process(f"this job hangs: {alarm.told.text}")
+            _end_process(f"ranks wait: {alarm.told.text}")
 
 
 def _end_process(cause: str) -> None:
-    from ddpfix.ranks import failure_watch
-    from ddpfix.ranks.sentinel import flush_files
-
     log.error("DDPFIX_HANG_EXIT has passed, so this process is ended")
-    failure_watch.write(cause)
-    flush_files()
+    error_file.write_text(cause, cause)
+    _flush_files()
     os._exit(1)
+
+
+def _flush_files() -> None:
+    """Write what is in the buffers of open files: ``os._exit`` does not."""
+    for each in gc.get_objects():
+        if issubclass(type(each), (io.BufferedWriter, io.TextIOWrapper)):
+            with contextlib.suppress(Exception):
+                each.flush()

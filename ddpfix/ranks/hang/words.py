@@ -1,4 +1,4 @@
-"""What is said of a job that hangs: who is late or does something else, who waits where, and what to look at."""
+"""What is said where ranks wait: who does something else, who waits where, and what to look at."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.ranks.hang import places
 from ddpfix.ranks.hang.absent import Absent
-from ddpfix.ranks.hang.position import Position
+from ddpfix.ranks.hang.position import POINT_TO_POINT, Position
 
 # The causes, in one word.
 DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = (
@@ -23,11 +23,11 @@ DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, N
 )
 _UNEVEN = "Uneven data? DDPFIX_UNEVEN=stop or pad has ranks with different numbers of batches end an epoch together"
 _GONE = {
-    "gone": "It was killed (SIGKILL, as when the system has no memory left) or called os._exit",
+    "gone": "It was killed (SIGKILL, as when the system has no memory left, or another signal) or called os._exit",
     "stopped": "kill -CONT has it go on",
     "traced": "A debugger holds it: nothing is ended",
-    "left": _UNEVEN,
-    "silent": "Code in C that keeps Python's lock, a machine that is gone, or a program without ddpfix",
+    "left": "",
+    "silent": "Code in C that keeps Python's lock, a machine that is gone, or a program without ddpfix?",
 }
 
 
@@ -65,8 +65,15 @@ def absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Fo
     ranks = [each.rank for each in those]
     told = "; ".join(f"rank {each.rank} {each.text}" for each in those[:3])
     more = f"; so are {several(ranks[3:])}" if len(ranks) > 3 else ""
-    cause = UNEVEN if how == "left" else ABSENT
-    return Found(cause, ranks, f"{told}{more}; {_waiters(waiting)}. {_GONE[how]}")
+    is_uneven = how == "left" and _is_behind(those[0].step, waiting)
+    hint = _UNEVEN if is_uneven else _GONE[how]
+    text = f"{told}{more}; {_waiters(waiting)}"
+    return Found(UNEVEN if is_uneven else ABSENT, ranks, f"{text}. {hint}" if hint else text)
+
+
+def _is_behind(step: Optional[int], waiting: Sequence[Position]) -> bool:
+    """Whether a rank was done with its training before one that waits."""
+    return step is not None and any(other.step is not None and step < other.step for other in waiting)
 
 
 def late(those: Sequence[Position], waiting: Sequence[Position], all_of: Mapping[int, Position]) -> Found:
@@ -79,13 +86,13 @@ def late(those: Sequence[Position], waiting: Sequence[Position], all_of: Mapping
 def _late(those: Sequence[Position]) -> str:
     told = [_one(each) for each in those[:3]]
     if len(those) > 3:
-        told.append(f"{several([each.rank for each in those[3:]])} are late as well")
+        told.append(f"not waiting either: {several([each.rank for each in those[3:]])}")
     return "; ".join(told)
 
 
 def _one(each: Position) -> str:
     if each.phase == places.ENDED:
-        return f"rank {each.rank} has come to the end of its program{_after(each)}"
+        return f"the main thread of rank {each.rank} has ended{_after(each)}"
     how = "is" if each.moving else "has been"
     seconds = each.since if each.moving else each.still
     for_ = f"and has begun no collective for {seconds:.0f} s" if each.moving else f"for {seconds:.0f} s"
@@ -145,8 +152,10 @@ def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
     """Why a rank is late, and what to do."""
     if each.phase == places.DEBUGGER:
         return DEBUGGER, "Somebody debugs it: nothing is ended"
-    if each.phase == places.ENDED or _is_past_its_data(each, waiting):
+    if _is_past_its_data(each, waiting):
         return UNEVEN, _UNEVEN
+    if each.phase == places.ENDED:
+        return ABSENT, "Threads of it may still run"
     pace = "It moves: late, and not stuck" if each.moving else _standing(each)
     if each.phase == places.EVALUATION:
         return EVALUATION, (
@@ -166,10 +175,10 @@ def _standing(each: Position) -> str:
 
 def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
     """Whether a rank is done with its loop while others have one more step."""
-    steps = [other.step for other in waiting if other.step is not None]
-    behind = each.step is not None and bool(steps) and each.step < max(steps)
-    read = any(other.loads for other in waiting)
-    return behind and read and not each.loads and each.phase in (places.OTHER, places.COLLECTIVE)
+    if not _is_behind(each.step, waiting):
+        return False
+    is_out = any(other.loads for other in waiting) and not each.loads
+    return each.phase == places.ENDED or (is_out and each.phase in (places.OTHER, places.COLLECTIVE))
 
 
 def _reading(each: Position) -> str:
@@ -189,42 +198,43 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
     told = f"{_waiters(odd)} for {max(each.still for each in odd):.0f} s; {_waiters(rest)}"
     ranks = [each.rank for each in odd]
     if len({each.what for each in [*odd, *rest]}) == 1:
-        return Found(MISMATCH, ranks, f"{told}. The sizes of one collective differ between ranks")
+        return Found(MISMATCH, ranks, f"{told}. The calls differ in size or rank")
     steps = {each.step for each in odd}
     later = [each for each in rest if each.step is not None and steps == {each.step - 1}]
     if later and any(each.loads for each in later) and not any(each.loads for each in odd):
         return Found(
             UNEVEN, ranks, f"{told}. {several(ranks).capitalize()} came out of the loop over the data first. {_UNEVEN}"
         )
-    if all(each.call for each in odd) and not any(each.call for each in rest):
+    is_of_two = any(each.what in POINT_TO_POINT for each in odd)
+    if not is_of_two and all(each.call for each in odd) and not any(each.call for each in rest):
         return Found(
             SOME_ONLY,
             ranks,
             f"{told}. A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it",
         )
-    return Found(MISMATCH, ranks, f"{told}. Ranks have begun different collectives, and each waits in its own")
+    return Found(MISMATCH, ranks, f"{told}. These are different calls")
 
 
 def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Found:
-    """Ranks that have begun more or fewer collectives than the others, by the same step, and wait all the same."""
+    """Ranks for which torch counts more or fewer collectives than for the others, which wait all the same."""
     ranks = [each.rank for each in those]
     told = f"{_waiters([*those, *rest])}, for {max(each.still for each in those):.0f} s"
-    count = f"{several(ranks)} {'has' if len(ranks) == 1 else 'have'} begun {_more(*numbers)} than the others"
+    count = f"torch counts {_more(*numbers)} on {several(ranks)} than on the others"
     if {each.step for each in those} == {each.step for each in rest}:
         asked = "A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it"
         return Found(SOME_ONLY, ranks, f"{told}; {count}. {asked}")
-    return Found(MISMATCH, ranks, f"{told}; {count}. Ranks have begun different collectives, and each waits in its own")
+    return Found(MISMATCH, ranks, f"{told}; {count}")
 
 
 def _more(one: int, other: int) -> str:
     number = abs(one - other)
-    return f"{number} {'collective' if number == 1 else 'collectives'} {'more' if one > other else 'fewer'}"
+    return f"{number} {'call' if number == 1 else 'calls'} {'more' if one > other else 'fewer'}"
 
 
 def outside(those: Sequence[Position], waiting: Sequence[Position]) -> Found:
     """Ranks that have come out of the collective in which the others are."""
     told = f"{_late(those)}; {_waiters(waiting)}"
-    words = f"{told}. All have begun as many collectives: sizes or kinds differ between ranks"
+    words = f"{told}. torch counts as many calls on each of them. Sizes or kinds that differ?"
     return Found(MISMATCH, [each.rank for each in those], words)
 
 
@@ -232,4 +242,4 @@ def nobody(waiting: Sequence[Position]) -> Found:
     """All ranks wait in the same collective."""
     longest = max(each.still for each in waiting)
     told = f"{_waiters(waiting)} for {longest:.0f} s, and no rank is missing"
-    return Found(NETWORK, [], f"{told}. The network between them, or sizes that differ within it")
+    return Found(NETWORK, [], f"{told}. The network between them, or sizes that differ?")

@@ -1,0 +1,56 @@
+"""Threads of ours that the program does not see.
+
+Programs join every thread of ``threading.enumerate()``, or wait until ``threading.active_count()`` is 1. So these
+threads are started below ``threading``. Nothing that runs in one may call ``threading.current_thread()``, which would
+list it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import threading
+from typing import Callable, Set
+
+from ddpfix import log
+
+# The system's numbers of those that run.
+NATIVE: Set[int] = set()
+
+
+class Background:
+    """A thread that runs a function, and ends with the process at the latest.
+
+    Args:
+        run: the function; an error of it is logged at the level debug.
+    """
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._pid, self._ended = os.getpid(), threading.Event()
+        _thread.start_new_thread(self._run, (run,))
+
+    def is_alive(self) -> bool:
+        """Whether it runs; it does not in a forked child."""
+        return os.getpid() == self._pid and not self._ended.is_set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end.
+
+        Args:
+            seconds: at most.
+        """
+        if self.is_alive():
+            self._ended.wait(seconds)
+
+    def _run(self, run: Callable[[], object]) -> None:
+        number, native = threading.get_ident(), threading.get_native_id()
+        log.UNLISTED.add(number)
+        NATIVE.add(native)
+        try:
+            run()
+        except Exception as error:
+            log.debug(f"a thread of ddpfix has ended: {error!r}")
+        finally:
+            NATIVE.discard(native)
+            log.UNLISTED.discard(number)
+            self._ended.set()
