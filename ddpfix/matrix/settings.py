@@ -210,7 +210,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "hang",
         "300",
         ("off",),
-        "how long ranks wait for a late one in a collective before one paragraph says which rank it is, where, and why"
+        "how long ranks wait in a collective before one paragraph says where each rank is, and who does not wait"
         " (half of the process group's own limit, where that is shorter), or off",
         "seconds (up to a week)",
         _is_seconds,
@@ -219,7 +219,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "hang_exit",
         "off",
         ("off",),
-        "how long after that paragraph a job that still hangs is ended, or off: it goes on waiting",
+        "how long after that paragraph ranks that still wait are ended, or off: they wait on, as in plain torch",
         "seconds (up to a week)",
         _is_seconds,
     ),

@@ -64,11 +64,20 @@ class Connection:
         self._clone = self._socket = None
 
 
-def _port(store: Any) -> Optional[int]:
-    """The port of the server behind a store; None for one that is no server's."""
+def is_torchs(store: Any) -> bool:
+    """Whether a store is torch's own; the methods of another one are the program's, and no thread of ours runs them."""
+    return type(_base(store)).__module__.startswith("torch._C")
+
+
+def _base(store: Any) -> Any:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return getattr(store, "port", None)
+    return store
+
+
+def _port(store: Any) -> Optional[int]:
+    """The port of the server behind a store; None for one that is no server's."""
+    return getattr(_base(store), "port", None)
 
 
 def _sockets() -> Dict[int, int]:

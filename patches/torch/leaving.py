@@ -37,11 +37,24 @@ ENDS_THREADS = sys.version_info < (3, 14)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
-    """Have the process wait at its exit from the first process group on."""
+    """Have the process wait at its exit while there is a process group."""
     site.wrap(module, "init_process_group", _group_up)
     site.at_undo(_forget)
     if distributed.is_available() and distributed.is_initialized():
         _remember()
+
+
+def group_end(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wait when the groups are destroyed, and not at the exit."""
+    site.wrap(module, "destroy_process_group", _group_down)
+
+
+def _group_down(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    if ENDS_THREADS and not distributed.is_initialized():
+        settle()
+        _forget()
+    return result
 
 
 def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -35,7 +35,12 @@ def _comes_up(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[s
     if not line:
         return wrapped(*args, **kwargs)
     is_up = threading.Event()
-    Background(lambda: is_up.wait(_PATIENCE) or log.on_every_rank(line))
+
+    def watch() -> None:
+        if not is_up.wait(_PATIENCE):
+            log.on_every_rank(line)
+
+    Background(watch)
     try:
         return wrapped(*args, **kwargs)
     except Exception:

@@ -10,6 +10,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.ranks.connection import is_torchs
 from ddpfix.ranks.store import default_store
 
 
@@ -54,6 +55,11 @@ class World:
         if store is None or distributed.get_world_size() == 1:
             return
         self._stop("stopped")
+        if not is_torchs(store):
+            log.debug(
+                f"ranks are not asked how they are: the group's store is a {type(store).__name__} of the program's"
+            )
+            return
         try:
             self._make(store, distributed.get_rank(), distributed.get_world_size())
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ddpfix.ranks import bulletin, collectives, exits, first_failure, last_words
+from ddpfix.ranks import bulletin, collectives, connection, exits, first_failure, last_words
 from ddpfix.ranks.bulletin import Bulletin, End, Life
 from ddpfix.ranks.connection import Connection, StoreLostError
 from tests.ranks import failing
@@ -230,14 +231,43 @@ def test_a_server_that_has_ended_is_not_asked(monkeypatch: pytest.MonkeyPatch) -
     assert server.stdout is not None and server.stdin is not None
     store = torch.distributed.TCPStore("127.0.0.1", int(server.stdout.readline()), None, False)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
-    connection = Connection(store, "failed")
-    assert connection._socket is not None
-    connection.store().set("key", "value")
+    found = Connection(store, "failed")
+    assert found._socket is not None
+    found.store().set("key", "value")
     server.stdin.close()
     server.wait()
     with pytest.raises(StoreLostError):
-        connection.store()
-    connection.close()
+        found.store()
+    found.close()
+
+
+def test_a_socket_is_known_by_more_than_its_descriptor() -> None:
+    """A descriptor that is used again is another connection's."""
+    ours, theirs = socket.socketpair()
+    number = os.fstat(ours.fileno()).st_ino
+    assert not connection._is_closed(number, ours.fileno())
+    theirs.close()
+    assert connection._is_closed(number, ours.fileno())
+    descriptor = ours.fileno()
+    other, end = socket.socketpair()
+    os.dup2(other.fileno(), descriptor)
+    end.close()
+    assert connection._is_closed(os.fstat(descriptor).st_ino, descriptor)
+    assert not connection._is_closed(number, descriptor)
+    ours.close()
+    other.close()
+
+
+class OwnStore(torch.distributed.Store):
+    """A store in Python."""
+
+
+def test_a_store_of_the_program_is_told_from_torchs() -> None:
+    store, prefixed = torch.distributed.HashStore(), torch.distributed.PrefixStore
+    assert connection.is_torchs(store) and connection.is_torchs(prefixed("a", prefixed("b", store)))
+    assert not connection.is_torchs(OwnStore())
+    if hasattr(prefixed, "underlying_store"):
+        assert not connection.is_torchs(prefixed("a", OwnStore()))
 
 
 def test_a_toolkit_may_tell_its_failures_itself() -> None:

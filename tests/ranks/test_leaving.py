@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -14,6 +15,8 @@ from ddpfix.patches.torch import leaving
 from torch import distributed
 
 import ddpfix
+from ddpfix import log
+from ddpfix.ranks import background
 from tests.support import ranks
 
 pytestmark = pytest.mark.patches("torch.leaving")
@@ -61,14 +64,17 @@ def handlers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[Any]:
     return found
 
 
-def test_the_handler_is_there_once_a_group_is_and_until_undo(handlers: List[Any], tmp_path: Path) -> None:
+def test_the_handler_is_there_while_a_group_is_and_until_undo(handlers: List[Any], tmp_path: Path) -> None:
     ddpfix.activate(log="off")
-    for store in "ab":
-        assert handlers.count(leaving.settle) == (0 if store == "a" else EXPECTED)
+    for store in "abc":
+        assert leaving.settle not in handlers
         distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/{store}", rank=0, world_size=1)
-        distributed.destroy_process_group()
+        assert handlers.count(leaving.settle) == EXPECTED
+        if store != "c":
+            distributed.destroy_process_group()
     ddpfix.deactivate()
     assert leaving.settle not in handlers
+    distributed.destroy_process_group()
 
 
 def test_a_group_that_is_up_already_counts(handlers: List[Any], tmp_path: Path) -> None:
@@ -142,3 +148,40 @@ def test_threads_of_python_are_not_waited_for() -> None:
     finally:
         running.set()
         thread.join()
+
+
+def test_neither_ours_nor_the_current_one_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a forked child, CPython tells the number that the main thread has in the parent."""
+    numbers: List[int] = []
+    over = threading.Event()
+
+    def run() -> None:
+        numbers.append(threading.get_native_id())
+        over.wait(20)
+
+    ours = background.Background(run)
+    try:
+        while not numbers:
+            over.wait(0.01)
+        monkeypatch.setattr(threading.main_thread(), "_native_id", 1)
+        assert not {*numbers, threading.get_native_id()} & set(leaving._others())
+    finally:
+        over.set()
+        ours.join(20)
+
+
+def test_a_thread_of_ours_is_not_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by what it logs: a record of logging asks for the current thread, which threading then lists."""
+    logger = logging.Logger("ddpfix")
+    logger.addHandler(logging.StreamHandler(sys.stderr))
+    monkeypatch.setattr(log, "_logger", lambda: logger)
+    before, during = threading.enumerate(), []
+
+    def run() -> None:
+        log.error("a line")
+        during.extend(threading.enumerate())
+
+    ours = background.Background(run)
+    ours.join(20)
+    assert during == before == threading.enumerate() and not ours.is_alive()
+    assert capsys.readouterr().err == "a line\n" and not background.NATIVE & {threading.get_native_id()}
