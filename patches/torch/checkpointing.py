@@ -8,6 +8,7 @@ around a layer, or around a whole encoder in the user's own code.
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -20,17 +21,22 @@ from . import again, engine_view
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on ``CheckpointFunction``, the reentrant kind; ``checkpoint`` itself stays what torch.compile knows."""
-    checkpoints = again.Checkpoints(owner, owner.apply)
+    inherited = owner.apply
+    checkpoints = again.Checkpoints(owner, inherited)
 
-    def apply(_: Any, function: Any, preserve: bool, *args: Any) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         engine_view.HIDING[0] += 1
+        if cls is not owner or len(args) < 2 or kwargs:
+            # A subclass may have a forward and a backward of its own, which torch's own apply calls.
+            return super(owner, cls).apply(*args, **kwargs)
+        function, preserve, *rest = args
         step = training.current()
         if step is None or not step.replica.flagged:
-            return checkpoints.call(function, preserve, args)
+            return checkpoints.call(function, preserve, rest)
         log.once(_NON_REENTRANT)
-        return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+        return module.checkpoint(function, *rest, use_reentrant=False, preserve_rng_state=preserve)
 
-    site.replace(owner, "apply", classmethod(apply))
+    site.replace(owner, "apply", classmethod(functools.wraps(getattr(inherited, "__func__", inherited))(apply)))
 
 
 _NON_REENTRANT = (

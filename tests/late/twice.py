@@ -9,11 +9,20 @@ from typing import Any, Callable, Dict, Optional
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from tests.late.parting import Record, batch, sgd
 
 STEPS = 4
+
+
+class Halved(CheckpointFunction):  # type: ignore[misc]
+    """A checkpoint of the user's own, whose backward returns half of the gradient."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        found = CheckpointFunction.backward(ctx, *gradients)
+        return tuple(each * 0.5 if isinstance(each, torch.Tensor) else each for each in found)
 
 
 class Net(nn.Module):
@@ -54,6 +63,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         hidden = self.first(x)
+        if self.way == "halved":
+            return self.last(Halved.apply(self.block, True, hidden))
         for _ in range(self.uses):
             hidden = checkpoint(self.handed(), hidden, use_reentrant=True) if self.way else self.block(hidden)
         return self.last(hidden)
@@ -130,6 +141,7 @@ RIGHT: Dict[str, Dict[str, Any]] = {
     "static": {"way": "module", "loss": single, "uses": 2, "ddp": {"static_graph": True}},
     "looked_at": {"way": "module", "loss": looked_at},
     "once": {"way": "module", "loss": single},
+    "halved": {"way": "halved", "loss": single},
 }
 OTHERS: Dict[str, Dict[str, Any]] = {"unknown": {"way": "unknown"}}
 for _name, _loop in {**LOOPS, **RIGHT, **OTHERS}.items():
