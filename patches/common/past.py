@@ -134,7 +134,8 @@ class Route:
         for tensor in _tensors(output):
             if tensor.grad_fn is not None:
                 waits[0] = True
-                tensor.register_hook(lambda gradient: waits.__setitem__(0, False))
+                # On the node: a hook on the tensor itself is saved with it.
+                tensor.grad_fn.register_hook(lambda *gradients: waits.__setitem__(0, False))
         return output
 
     def _agreed(self, frame: FrameType) -> bool:

@@ -125,13 +125,13 @@ def watch(output: Any, step: training.Step) -> None:
     if not step.calls:
         return
 
-    def reached(gradient: Any) -> None:
+    def reached(*gradients: Any) -> None:
         step.reached = True
 
     for tensor in ddp.tensors(output):
-        # A leaf (a parameter, or an input) would keep the hook.
+        # On the node: a hook on the tensor itself is saved with it.
         if tensor.requires_grad and tensor.grad_fn is not None:
-            tensor.register_hook(reached)
+            tensor.grad_fn.register_hook(reached)
 
 
 def agree_on(site: Site, model: Any, members: List[int], failure: Optional[Exception] = None) -> Optional[int]:

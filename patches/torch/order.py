@@ -19,7 +19,7 @@ ORDER = (
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
     "buffers",  # Notes which forwards wait for a backward, which no stage above changes.
-    "advice",  # Times DDP's own forward without the stages above.
+    "advice",  # Counts the steps of models that have the flag, which the stage of that name decides.
     "diagnosis",  # Innermost: it completes the error that DDP raises.
 )
 # The stages that read DDP's flag or reducer when a model is built.

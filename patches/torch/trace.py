@@ -150,8 +150,4 @@ class Trace(ddp.Stage):
             model.attach(self.place, traced.begin, traced.ended, traced.failed)
 
     def ended(self, model: ddp.Wrapped) -> None:
-        for each in model.inputs:
-            traced = getattr(each, "__self__", None)
-            if isinstance(traced, Traced):
-                traced.release()
         model.inputs = tuple(each for each in model.inputs if not isinstance(getattr(each, "__self__", None), Traced))

@@ -90,6 +90,8 @@ class Traced:
         """Called after each such forward."""
         recorder = self._recorder
         recorder.forward_ended()
+        if self._calls is not None:
+            self._calls.end()
         if recorder.here():
             self._forwards += 1
             wrapper = self._model.wrapper
@@ -115,6 +117,8 @@ class Traced:
 
     def failed(self, error: BaseException) -> None:
         self._recorder.forward_ended()
+        if self._calls is not None:
+            self._calls.end()
 
     def _skipped(self, step: training.Step, row: StepRow) -> None:
         """Add the layers that a forward has skipped; of a layer that is called several times, each skip counts."""
@@ -124,12 +128,6 @@ class Traced:
             number = self._numbers.get((skip.module, skip.layer))
             if number is not None and not skip.part:
                 row.skipped.append(self.first_layer + number)
-
-    def release(self) -> None:
-        """Undo: take the hooks of the layers away."""
-        if self._calls is not None:
-            self._calls.remove()
-            self._calls = None
 
     def step_begins(self, row: StepRow) -> None:
         """Called before an optimizer's step: add what the forwards since the last one have left."""

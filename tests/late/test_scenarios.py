@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Dict, List
 
 import pytest
@@ -144,9 +143,8 @@ def test_a_second_backward_adds_its_mean(outcomes: Dict[str, Ranks]) -> None:
 
 def test_what_the_flag_cost_is_logged_once_if_it_was_of_no_use(outcomes: Dict[str, Ranks]) -> None:
     first, second = (log for log, _ in outcomes["advised"])
-    assert first.count("find_unused_parameters=True has found no unused parameter in 12 steps on this rank.") == 1
-    assert first.count("were unused in each of 12 steps on this rank.") == 1
-    assert len(re.findall(r"Looking for them took [\d.e-]+ ms of [\d.]+ ms a step \([\d.e-]+ %\)", first)) == 2
-    assert "Looking for them" not in second and "Looking for them" not in outcomes["unadvised"][0][0]
-    # Nothing is left on the models.
+    assert first.count("find_unused_parameters=True has found no unused parameter in 12 steps on this rank") == 1
+    assert first.count("were unused in each of 12 steps on this rank") == 1
+    assert "walks through the graph" not in second and "walks through the graph" not in outcomes["unadvised"][0][0]
+    # Nothing is on the models in any step.
     assert of(outcomes["advised"], "[]") == of(outcomes["advised"], "None") == [0, 0]
