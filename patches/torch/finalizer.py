@@ -14,7 +14,7 @@ import functools
 import sys
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
 
 import torch
 
@@ -68,6 +68,9 @@ class Finalizer:
         # A tensor whose hooks are registered on nodes.
         self._hooked = torch.zeros((), requires_grad=True)
         self._hooked._backward_hooks = OrderedDict(((0, self.output_reached),))
+        # Parameters without a gradient in all backwards of the step so far, and whether some had none at all before.
+        self._absent: Optional[FrozenSet[int]] = None
+        self._zeros = self._logged = False
         # How many checkpoints had hidden a part of a graph when DDP was armed.
         self.armed_at = self._begun_at = 0
         ALL.add(self)
@@ -119,6 +122,11 @@ class Finalizer:
     def _armed(self) -> None:
         self.state, self._by_us = ARMED, False
         self.left_out = {}
+        # In front of this forward plain torch would have raised its error.
+        if self._absent and not self._logged:
+            self._logged = True
+            self._log_first_time(sorted(self._absent))
+        self._absent = None
         self._first.ended()
         self.armed_at = self._begun_at
         if self.arrivals.on:
@@ -206,6 +214,7 @@ class Finalizer:
                 self._reduced(by_us=bool(self.left_out))
             else:
                 self.state, self._by_us = FINALIZED, False
+                self._absent = frozenset()
                 self._reductions += 1
                 if not self._reductions & (self._reductions - 1):
                     strays.warn_if_any(self._model)
@@ -279,8 +288,8 @@ class Finalizer:
         restored = self._restored()
         for index in restored:
             self.parameters[index].grad = self.left_out[index]
-        is_first = by_us and bool(self.left_out) and not self._finalized
-        zeros = is_first and any(grad is None for n, grad in self.left_out.items() if n not in restored)
+        self._zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
+        self._absent = frozenset(n for n in self.left_out if self._absent is None or n in self._absent)
         # Keep no reference to gradients that the loop may drop.
         self.left_out = dict.fromkeys(self.left_out)
         self.backwards.reduced(self.left_out)
@@ -289,8 +298,6 @@ class Finalizer:
         if not by_us:
             return
         self._first.reduced()
-        if is_first:
-            self._log_first_time(zeros)
         self._finalized += bool(self.left_out)
         self._keep_arrival_hooks()
 
@@ -299,12 +306,13 @@ class Finalizer:
         unused = self._model.window.unused if self._model.window is not None else frozenset()
         return [n for n in self.left_out if n in unused or not self.parameters[n].requires_grad]
 
-    def _log_first_time(self, zeros: bool) -> None:
-        """Say which parameters; ``zeros``: some had no gradient, and under the flag would have kept None."""
-        names = [self._model.names[number] for number in sorted(self.left_out)]
-        how = ", with zeros, which momentum and weight decay act on" if zeros else ""
+    def _log_first_time(self, numbers: Sequence[int]) -> None:
+        """Say which parameters no backward of a step has reached, when the next forward of the model begins."""
+        names = [self._model.names[number] for number in numbers]
+        # Under the flag a gradient that was None would have stayed so.
+        how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
         log.info(
-            f"{len(names)} parameters of {type(self._wrapper().module).__name__} got no gradient"  # type: ignore
+            f"{len(names)} parameters of {type(self._wrapper().module).__name__} got no gradient in a step"  # type: ignore
             f" ({diagnosis.in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
             f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
             " does neither)"

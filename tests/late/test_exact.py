@@ -75,7 +75,7 @@ def test_nothing_is_said_where_nothing_is_unused(outcomes: Dict[str, Ranks]) -> 
 def test_by_default_a_model_that_would_fail_trains_and_one_line_says_so(outcomes: Dict[str, Ranks]) -> None:
     assert [record["flag"] for record in well(outcomes["auto-Plain"])] == [False, False]
     first, second = (log for log, _ in outcomes["auto-Plain"])
-    assert first.count("parameters of Stack got no gradient (blocks.") == 1
+    assert first.count("parameters of Stack got no gradient in a step (blocks.") == 1
     assert "after each backward, with zeros, which momentum and weight decay act on (DDPFIX_UNUSED=find" in first
     assert "DDPFIX_UNUSED=find sets the flag instead" in first and "got no gradient" not in second
 
