@@ -162,17 +162,16 @@ SETTINGS: Tuple[Setting, ...] = (
         "advice",
         "50",
         ("off",),
-        "after how many steps ddpfix says what find_unused_parameters cost, if it was of no use, or off",
+        "after how many steps ddpfix says that find_unused_parameters was of no use, if it was of none, or off",
         "an integer",
         _is_positive,
     ),
     Setting(
         "drift",
         "warn",
-        ("warn", "average", "error", "off"),
-        "replicas that differ under DDP: warn (every rank says which one differs, since when and where), average (also,"
-        " parameters that were added, replaced or set free after wrapping are averaged, as if it was wrapped again),"
-        " error (and the job ends), off (nothing is compared)",
+        ("warn", "error", "off"),
+        "replicas that differ under DDP: warn (every rank says which one differs, since when and where), error (and the"
+        " job ends), off (nothing is compared)",
     ),
     Setting(
         "drift_steps",
@@ -194,8 +193,8 @@ SETTINGS: Tuple[Setting, ...] = (
         "auto",
         ("auto", "route", "off"),
         "training forwards that call model.module and not the wrapped model, so that DDP averages no gradient of them:"
-        " auto (they go through the wrapper where a toolkit's recipes mean that; elsewhere a line names them once"
-        " replicas differ), route (they go through the wrapper everywhere), off",
+        " auto (they go through the wrapper where a toolkit's recipes mean that), route (they go through the wrapper"
+        " everywhere), off",
     ),
     Setting(
         "trace",

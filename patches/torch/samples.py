@@ -1,149 +1,148 @@
-"""Ranks that train on the same samples, and epochs that have the same order: one line each, early in a run.
+"""Ranks that give their model the same inputs: one line, early in a run.
 
-Without a DistributedSampler every rank trains on the same batches: gradients are averaged over copies, and many ranks
-learn no more than one (openspeech issue 149). Without ``set_epoch`` a DistributedSampler shuffles alike in each epoch
-(accelerate issue 654).
+Without a DistributedSampler every rank trains on the same batches, and gradients are averaged over copies (openspeech
+issue 149). What counts is what enters the model and what it returns, not what a loader gives: a loader may count steps,
+or give all ranks the same batches, to which each adds something of its own, within the model or before.
 
-A pass over a DataLoader counts as training if optimizer steps of a model under DDP follow on its batches. Early in
-the first such pass of a loader, ranks compare the indices of the sampler and the contents of the batches, through the
-process group's store: the group's first rank leaves a digest, the others look for it after some later steps, and
-nobody waits. Equal indices alone prove nothing (each rank may have a dataset of its own), and equal batches alone
-do not either: a model that is given less than the loader's batch shares it out among ranks.
+The inputs and outputs of some of the first training forwards are looked at, where they lie on the CPU, so that nothing
+waits for a device. The first rank of the model's group leaves a digest of them in the process group's store, the others
+look for it after some later forwards, and nobody waits. Inputs that are all alike (made up to measure speed, or a
+single batch) say nothing, nor do labels alone.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import sys
 import weakref
 from types import ModuleType
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence
+
+import torch
 
 from ddpfix import log
-from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import count, default_store
+from ddpfix.ranks.store import default_store, has, keys, put
 
-from . import contents, ddp, optimizers, readings, same_order, same_samples, sharding
+from . import contents, ddp, optimizers, sharding
 
-# Loaders that are compared: a program that makes new ones for each epoch is not looked at for ever.
-_LOADERS = 4
+# The training forwards that are compared, and those of them that are looked at.
+_FORWARDS = 32
+_LOOKS = (1, 2, 3, 4, 8, 16, 32)
+# Forwards after which nobody looks any more for what other ranks have found.
+_PATIENCE = 1 << 16
 
 
 def watch(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    stage = Samples(site.keep(readings.Readings))
-    ddp.put(site, owner, stage)
-    site.at_undo(stage.end)
-    for each in (contents, readings):
-        skip_module(sys.modules[each.__name__])
-
-
-def first_pass(site: Site, module: ModuleType, owner: Any) -> None:
-    """Take notes of the pass that begins with an iterator."""
-    own = site.keep(readings.Readings)
-    site.wrap(owner, "__init__", own.begin)
-    site.at_undo(own.forget)
-
-
-def next_pass(site: Site, module: ModuleType, owner: Any) -> None:
-    """Take notes of the pass that begins when persistent workers begin anew."""
-    site.wrap(owner, "_reset", site.keep(readings.Readings).begin_again)
-
-
-def indices(site: Site, module: ModuleType, owner: Any) -> None:
-    """Take notes of what the sampler gives."""
-    site.wrap_hot(owner, "_next_index", site.keep(readings.Readings).next_index)
-    skip_frames(vars(owner)["_next_index"])
-
-
-def batches(site: Site, module: ModuleType, owner: Any) -> None:
-    """Take notes of what a loader hands out."""
-    site.wrap_hot(owner, "__next__", site.keep(readings.Readings).next_batch)
-    skip_frames(vars(owner)["__next__"])
+    ddp.put(site, owner, Samples())
 
 
 class Samples(ddp.Stage):
-    """Watches which loaders train models that DDP replicates."""
+    """Compares the first inputs of models that DDP replicates."""
 
     place = "samples"
 
-    def __init__(self, passes: readings.Readings) -> None:
-        self._passes = passes
-        self._handle: Any = None
-        self._models = 0
-        # By optimizer: how many models there were when it was looked at, and the ranks of the first that it trains.
-        self._ranks: weakref.WeakKeyDictionary[Any, Tuple[int, List[int]]] = weakref.WeakKeyDictionary()
-        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._comparisons: List[same_samples.Comparison] = []
-        self._orders = same_order.Orders()
-
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
-        if optimizers.is_alone(model):
-            return
-        self._models += 1
-        model.inputs = (*model.inputs, functools.partial(_fed, self._passes, weakref.ref(model.wrapper)))
-        self._passes.need()
-        if self._handle is None:
-            from torch.optim import optimizer
-
-            self._handle = optimizer.register_optimizer_step_post_hook(self._stepped)
+        # Perhaps not all ranks have a copy.
+        if call is not None and not optimizers.is_alone(model):
+            beginning = _Beginning(model)
+            model.inputs = (*model.inputs, beginning.given)
+            model.attach(self.place, after=beginning.returned)
 
     def ended(self, model: ddp.Wrapped) -> None:
-        model.inputs = tuple(each for each in model.inputs if getattr(each, "func", None) is not _fed)
+        model.inputs = tuple(each for each in model.inputs if type(getattr(each, "__self__", None)) is not _Beginning)
 
-    def end(self) -> None:
-        """Undo: look at no optimizer any more."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
 
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if optimizers.is_hidden():
+class _Beginning:
+    """The first training forwards of one model."""
+
+    def __init__(self, model: ddp.Wrapped) -> None:
+        self._model = weakref.ref(model)
+        self._ranks = sharding.ranks_of(model.wrapper.process_group)
+        self._forwards = 0
+        # Of the inputs of the forward that runs, if it is looked at, and of those before.
+        self._inputs: Optional[str] = None
+        self._seen: List[str] = []
+        self._all = hashlib.blake2b(digest_size=16)
+
+    def given(self, inputs: Any, kwargs: Any) -> None:
+        """Called with what the model is given in a forward that has gradients enabled."""
+        self._inputs = None
+        model = self._model()
+        if model is None or not model.wrapper.module.training:
             return
-        reading = self._passes.latest()
-        if reading is None or (reading.settled and not self._comparisons):
-            return
+        self._forwards += 1
+        if self._forwards in _LOOKS:
+            self._inputs = self._digest((inputs, kwargs))
+
+    def returned(self, output: Any) -> None:
+        """Called after each forward that has gradients enabled."""
+        if self._inputs is not None:
+            returned = self._digest(output)
+            self._seen.append(self._inputs)
+            self._all.update(f"{self._inputs} {returned}".encode())
+            if not (self._inputs and returned):
+                self._end()
+        since = self._forwards - _FORWARDS
+        if since > 0 and not since & (since - 1):
+            try:
+                self._compare(since)
+            except Exception as error:
+                log.debug(f"inputs are not compared: {error!r}")
+                self._end()
+
+    def _digest(self, value: Any) -> str:
+        """Of what can be compared; "" of anything else."""
         try:
-            self._step(optimizer, reading)
-        except Exception as error:
-            reading.settled = True
-            self._comparisons.clear()
-            log.debug(f"samples are not compared: {error!r}")
+            # What a mode of the program counts, a compiler or a tracer sees is to hold nothing of this.
+            return "" if optimizers.is_hidden() or torch.jit.is_tracing() else contents.digest(value)
+        except Exception:
+            return ""
 
-    def _step(self, optimizer: Any, reading: readings.Reading) -> None:
-        ranks = self._of(optimizer)
-        if not ranks:
+    def _compare(self, since: int) -> None:
+        model, store = self._model(), default_store()
+        if model is None or store is None or since > _PATIENCE or len(set(self._seen)) < 2 or are_divided(self._ranks):
+            self._end()
             return
-        if reading.trained and not reading.settled:
-            self._compare(reading, ranks)
-            reading.settled = self._orders.stepped(reading, ranks)
-        self._comparisons = [each for each in self._comparisons if not each.is_done()]
-
-    def _of(self, optimizer: Any) -> List[int]:
-        models, ranks = self._ranks.get(optimizer, (0, []))
-        if models != self._models:
-            trained = optimizers.trained(optimizer)
-            ranks = sharding.ranks_of(trained[0].wrapper.process_group) if trained else []
-            self._ranks[optimizer] = self._models, ranks
-        return ranks
-
-    def _compare(self, reading: readings.Reading, ranks: Sequence[int]) -> None:
-        loader, store = reading.loader(), default_store()
-        if reading.compared or store is None or loader in self._loaders:
+        own = keys(store, f"samples/{model.number}")
+        if sharding.own_rank() != self._ranks[0]:
+            self._follow(own)
             return
-        reading.compared = True
-        if loader is not None:
-            self._loaders.add(loader)
-        name = f"samples/{hashlib.sha1(','.join(map(str, ranks)).encode()).hexdigest()[:12]}"
-        number = count(store, name)
-        if number < _LOADERS and not same_samples.are_divided(ranks):
-            self._comparisons.append(same_samples.Comparison(f"{name}/{number}", ranks, reading))
+        if since == 1:
+            put(own, "digest", self._all.hexdigest())
+        if has(own, "same"):
+            log.on_every_rank(_described(type(model.wrapper.module).__name__, len(self._ranks)))
+            self._end()
+
+    def _follow(self, own: Any) -> None:
+        if not has(own, "digest"):
+            return
+        # Whoever comes last knows that all are equal.
+        same = own.get("digest").decode() == self._all.hexdigest()
+        if same and own.add("equal", 1) == len(self._ranks) - 1:
+            put(own, "same", "")
+        self._end()
+
+    def _end(self) -> None:
+        model = self._model()
+        if model is not None:
+            model.inputs = tuple(each for each in model.inputs if getattr(each, "__self__", None) is not self)
+            model.detach(Samples.place)
 
 
-def _fed(passes: readings.Readings, wrapper: Any, inputs: Any, kwargs: Any) -> None:
-    reading = passes.latest()
-    # The mode of the module, which some trainers set without the wrapper's.
-    if reading is not None and wrapper().module.training:
-        reading.fed((inputs, kwargs))
+def _described(kind: str, number: int) -> str:
+    return (
+        f"all {number} ranks gave their {kind} the same inputs and got the same outputs in the first {_FORWARDS}"
+        " training forwards. DataLoader(..., sampler=DistributedSampler(dataset)) gives each rank its own part"
+        " (DDPFIX_TORCH_SAMPLES=0 does not compare)"
+    )
+
+
+def are_divided(ranks: Sequence[int]) -> bool:
+    """Whether some of these ranks, not all, form a group: they may share samples on purpose (tensor parallelism)."""
+    from torch.distributed import distributed_c10d
+
+    world = getattr(distributed_c10d, "_world", distributed_c10d)
+    groups = getattr(world, "pg_group_ranks", None) or getattr(world, "_pg_group_ranks", {})
+    held = set(ranks)
+    return any(1 < len(group) < len(held) and held.issuperset(group) for group in groups.values())

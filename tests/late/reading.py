@@ -67,7 +67,7 @@ def numbers(model: Any) -> List[float]:
 def train(
     record: Record,
     loader: Any,
-    epochs: int = 3,
+    epochs: int = 6,
     model: Any = None,
     begin: Callable[[int], Any] = lambda epoch: None,
     end: Callable[[Any], Any] = lambda model: None,
@@ -154,7 +154,7 @@ def accumulated(record: Record) -> None:
     model = wrapped()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     record["steps"] = []
-    for _ in range(4):
+    for _ in range(6):
         for number, batch in enumerate(DataLoader(Samples(), 4)):
             model(batch["inputs"]).sum().backward()
             if number % 2:
@@ -176,19 +176,6 @@ def mode_of_the_module(record: Record) -> None:
     train(record, DataLoader(Samples(), 4), model=model)
 
 
-# Every epoch has the same order.
-
-
-def no_set_epoch(record: Record) -> None:
-    data = Samples()
-    train(record, DataLoader(data, 4, sampler=shared(data)))
-
-
-def no_set_epoch_long(record: Record) -> None:
-    data = Samples(300)
-    train(record, DataLoader(data, 4, sampler=shared(data), num_workers=1, persistent_workers=True), epochs=2)
-
-
 # They are right.
 
 
@@ -203,12 +190,6 @@ def right_with_workers(record: Record) -> None:
     sampler = shared(data)
     loader = DataLoader(data, 4, sampler=sampler, num_workers=2, persistent_workers=True)
     train(record, loader, begin=sampler.set_epoch)
-
-
-def in_order(record: Record) -> None:
-    """Not shuffled: the same order in each epoch is meant."""
-    data = Samples()
-    train(record, DataLoader(data, 4, sampler=shared(data, shuffle=False)))
 
 
 def one_epoch(record: Record) -> None:
@@ -308,23 +289,51 @@ def made_up(record: Record) -> None:
     train(record, DataLoader(TensorDataset(torch.ones(SIZE, 4)), 4), chosen=lambda batch: batch[0])
 
 
-def learning_rate_first(record: Record) -> None:
-    """A search for a learning rate has begun the first epoch before."""
-    data = Samples()
-    sampler = shared(data)
-    loader = DataLoader(data, 2, sampler=sampler)
-    train(record, loader, epochs=1, most=5)
-    train(record, loader, begin=sampler.set_epoch)
+def counts_steps(record: Record) -> None:
+    """A loader counts the steps, and each rank makes its data."""
+    model, made = wrapped(), torch.Generator().manual_seed(rank())
+    train(record, DataLoader(range(SIZE), 4), model=model, chosen=lambda batch: torch.randn(4, 4, generator=made))  # type: ignore[arg-type]
 
 
-def statistics_first(record: Record) -> None:
-    """The loader was read before, to learn the mean."""
+def noisy(record: Record) -> None:
+    """Each rank adds noise of its own to the same batches."""
+    made = torch.Generator().manual_seed(rank())
+    train(record, DataLoader(Samples(), 4), chosen=lambda batch: batch["inputs"] + torch.randn(4, 4, generator=made))
+
+
+class Noisy(nn.Module):
+    """Adds this rank's noise itself.
+
+    Args:
+        labels: whether it is given numbers of classes alone.
+    """
+
+    def __init__(self, labels: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Embedding(2, 4) if labels else nn.Linear(4, 4), nn.Linear(4, 2)
+        self.made = torch.Generator().manual_seed(rank())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(self.first(x) + torch.randn(len(x), 4, generator=self.made))
+
+
+def noisy_within(record: Record) -> None:
+    """The model does that."""
+    train(record, DataLoader(Samples(), 4), model=DistributedDataParallel(Noisy()))
+
+
+def labels(record: Record) -> None:
+    """A generator is given labels, and draws for itself."""
+    model = DistributedDataParallel(Noisy(labels=True))
+    train(record, DataLoader(Samples(), 4), model=model, chosen=lambda batch: batch["labels"])
+
+
+def one_order(record: Record) -> None:
+    """Two passes an epoch in one order on purpose (critic, then generator)."""
     data = Samples()
     sampler = shared(data)
-    loader = DataLoader(data, 4, sampler=sampler)
-    model = wrapped()
-    record["mean"] = float(sum(batch["inputs"].sum() for batch in loader))
-    train(record, loader, begin=sampler.set_epoch, model=model)
+    train(record, DataLoader(data, 4, sampler=sampler), begin=lambda epoch: sampler.set_epoch(epoch // 2))
 
 
 def unknown(record: Record) -> None:
@@ -340,26 +349,6 @@ def unknown(record: Record) -> None:
         return Opaque(torch.stack([each["inputs"] for each in samples]))
 
     train(record, DataLoader(Samples(), 4, collate_fn=collate), chosen=lambda batch: batch.kept)
-
-
-def reads_ahead(record: Record) -> None:
-    """A loop like accelerate's, which reads a batch before it trains on the one before; it is right."""
-    data = Samples()
-    sampler = shared(data)
-
-    def ahead() -> Iterator[Any]:
-        batches = iter(DataLoader(data, 4, sampler=sampler))
-        last = next(batches)
-        for batch in batches:
-            yield last
-            last = batch
-        yield last
-
-    class Ahead:
-        def __iter__(self) -> Iterator[Any]:
-            return ahead()
-
-    train(record, Ahead(), begin=sampler.set_epoch)
 
 
 def accelerated(record: Record) -> None:
