@@ -20,7 +20,6 @@ from typing import (
     ClassVar,
     ContextManager,
     Dict,
-    FrozenSet,
     List,
     Optional,
     Sequence,
@@ -42,7 +41,6 @@ from .order import REDUCER as REDUCER
 
 if TYPE_CHECKING:
     from .accumulation import Window
-    from .advice import Timed
     from .bucket_cost import Plan
     from .bucket_skip import Unsent
     from .buffers import Forwards
@@ -90,12 +88,7 @@ class Wrapped:
         plan: how its layers share buckets.
         hook_state: the state of our communication hook, if it is registered.
         forwards: the forwards that wait for a backward, if DDP broadcasts its buffers.
-        averaged: the names of parameters that DDP does not know, and that are averaged beside it.
         averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
-        optimizers: how many optimizers that train it are watched.
-        outside: how many optimizers train it together with parameters of no wrapper.
-        parted: whether it was told that its replicas differ.
-        timed: the times of its first steps, while the stage ``advice`` takes them.
     """
 
     def __init__(self, wrapper: Any, copied: bool = False) -> None:
@@ -115,11 +108,7 @@ class Wrapped:
         self.plan: Optional[Plan] = None
         self.hook_state: Optional[Unsent] = None
         self.forwards: Optional[Forwards] = None
-        self.timed: Optional[Timed] = None
-        self.averaged: FrozenSet[str] = frozenset()
         self.averages = True
-        self.optimizers = self.outside = 0
-        self.parted = False
         # Called with the positional and the keyword arguments of each forward that has gradients enabled.
         self.inputs: Tuple[Inputs, ...] = ()
         self.before: Tuple[Before, ...] = ()

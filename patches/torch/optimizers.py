@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Set
+from typing import Any, Callable, List, Sequence, Set
 
 import torch
 
@@ -10,11 +10,21 @@ from . import ddp, sharding
 
 _compiler: Any = getattr(torch, "compiler", None)
 _compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
+# How many modes of a program (TorchDispatchMode, TorchFunctionMode) see each function of torch that is called.
+_NAMES = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
+_MODES: List[Callable[[], int]] = [getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)]
 
 
 def is_hidden() -> bool:
-    """Whether nothing may be done after this step: it is compiled, or captured in a CUDA graph."""
-    return bool(_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()))
+    """Whether nothing may be done here: it is compiled, captured in a CUDA graph, or counted by the program's mode."""
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return bool(_compiling() or capturing or any(depth() for depth in _MODES))
+
+
+def is_torchs(optimizer: Any) -> bool:
+    """Whether an optimizer does what torch's own does: one of the user's, or his hooks, may move parameters as well."""
+    own_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer).__module__.startswith("torch.optim.") and not own_hooks
 
 
 def is_alone(model: ddp.Wrapped) -> bool:

@@ -1,10 +1,10 @@
-"""What one rank sees of its parameters and learning rates after a step, small enough to be compared with another's."""
+"""What one rank sees of its parameters and gradients after a step, small enough to be compared with another's."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -12,28 +12,33 @@ import torch
 _SAMPLES = 4
 # Integers of a parameter's size: sums of them are exact, in any order, and tell any two values apart.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NUMBERS = (int, float, bool)
 
 
 class Sight(NamedTuple):
-    """Parameters and hyperparameters of one rank after one step.
+    """Parameters, gradients and hyperparameters of one rank after one step.
 
     Attributes:
         step: how many steps the optimizer has done.
+        forwards: how many forwards have prepared a reduction.
         names: a digest of the names of the parameters.
         sums: of each parameter the sum of its bits.
+        gradients: the same of each gradient by which the step moved it.
         samples: of each parameter some elements.
-        rates: the numbers in the optimizer's groups, by ``name of group``.
+        rates: the hyperparameters that are numbers, by ``name of group``.
     """
 
     step: int
+    forwards: int
     names: str
     sums: List[int]
+    gradients: List[int]
     samples: List[List[float]]
     rates: Dict[str, str]
 
     def digest(self) -> str:
-        """A few bytes that are the same on two ranks with the same parameters and hyperparameters."""
-        return _short([self.names, self.sums, self.rates])
+        """A few bytes that are the same on two ranks with the same parameters; hyperparameters are no part of it."""
+        return _short([self.forwards, self.names, self.sums])
 
     def to_text(self) -> str:
         return json.dumps(self)
@@ -44,8 +49,11 @@ class Sight(NamedTuple):
 
 
 def comparable(parameter: Any) -> bool:
-    """Whether a parameter is a plain tensor with values: a shard (DTensor) or a quantized one may differ on purpose."""
-    data = parameter.data
+    """Whether a parameter and its gradient are plain tensors with values: a shard (DTensor) may differ on purpose."""
+    return parameter.grad is not None and _is_plain(parameter.data) and _is_plain(parameter.grad)
+
+
+def _is_plain(data: Any) -> bool:
     return type(data) is torch.Tensor and data.layout is torch.strided and data.device.type != "meta"
 
 
@@ -53,19 +61,36 @@ def _short(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
-def take(step: int, parameters: Dict[str, Any], groups: Sequence[Dict[str, Any]]) -> Sight:
-    """Look at parameters, with one wait for each device that they are on.
+class Look:
+    """Parameters right after a step, computed without a wait for a device.
 
     Args:
         step: how many steps the optimizer has done.
+        forwards: how many forwards have prepared a reduction.
         parameters: those for which :func:`comparable` holds, by name.
-        groups: the optimizer's groups.
+        optimizer: the one that has stepped.
     """
-    with torch.no_grad():
-        held = [parameter.detach() for parameter in parameters.values()]
-        sums = [values[0] for values in _fetched([_sum(data) for data in held])]
-        samples = _fetched([_some(data) for data in held])
-    return Sight(step, _short(list(parameters)), sums, samples, _rates(groups))
+
+    def __init__(self, step: int, forwards: int, parameters: Dict[str, Any], optimizer: Any) -> None:
+        self.names, self._held = list(parameters), list(parameters.values())
+        self._step, self._forwards = step, forwards
+        self._rates = _rates(optimizer, {id(parameter) for parameter in self._held})
+        with torch.no_grad():
+            self._sums = [_sum(parameter.detach()) for parameter in self._held]
+            self._gradients = [_sum(parameter.grad) for parameter in self._held]
+            self._samples = [_some(parameter.detach()) for parameter in self._held]
+
+    def finish(self) -> Optional[Sight]:
+        """Return what was seen, with one wait for each device; None if the program has moved a parameter since."""
+        with torch.no_grad():
+            now = [_sum(parameter.detach()) for parameter in self._held]
+            single = [each[0] for each in _fetched([*self._sums, *now, *self._gradients])]
+            count = len(self._held)
+            if single[:count] != single[count : 2 * count]:
+                return None
+            samples = _fetched(self._samples)
+        gradients = single[2 * count :]
+        return Sight(self._step, self._forwards, _short(self.names), single[:count], gradients, samples, self._rates)
 
 
 def _sum(data: Any) -> Any:
@@ -91,14 +116,21 @@ def _fetched(tensors: Sequence[Any]) -> List[List[Any]]:
     return found
 
 
-def _rates(groups: Sequence[Dict[str, Any]]) -> Dict[str, str]:
-    """The hyperparameters that are numbers, as text."""
+def _rates(optimizer: Any, held: Any) -> Dict[str, str]:
+    """The hyperparameters that are numbers, of groups with parameters that are compared, as text.
+
+    What a program keeps in the groups beside the optimizer's own hyperparameters is not among them.
+    """
     found = {}
+    groups = optimizer.param_groups
     for number, group in enumerate(groups):
-        for name, value in group.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1:
+        if not any(id(parameter) in held for parameter in group["params"]):
+            continue
+        for name in optimizer.defaults:
+            value = group.get(name)
+            if type(value) is torch.Tensor and value.numel() == 1 and value.device.type == "cpu":
                 value = value.item()
-            if isinstance(value, (int, float, tuple, list)) and name != "params":
+            if all(type(each) in _NUMBERS for each in (value if type(value) in (tuple, list) else [value])):
                 found[f"{name} of group {number}" if len(groups) > 1 else name] = repr(value)
     return found
 
@@ -117,8 +149,14 @@ class Difference(NamedTuple):
     rates: List[Tuple[str, str, str]]
 
 
-def difference(there: Sight, here: Sight) -> Difference:
-    """How two ranks differ in the same step."""
+def difference(there: Sight, here: Sight) -> Optional[Difference]:
+    """How two ranks differ in the same step; None where their steps cannot be compared.
+
+    They can where both have moved the same parameters by the same gradients, after equally many forwards: then DDP has
+    averaged these gradients, and what differs is not of a rank's own by them.
+    """
+    if (there.names, there.forwards, there.gradients) != (here.names, here.forwards, here.gradients):
+        return None
     numbers = [number for number, pair in enumerate(zip(there.sums, here.sums)) if pair[0] != pair[1]]
     distances = [
         abs(other - own) for number in numbers for other, own in zip(there.samples[number], here.samples[number])

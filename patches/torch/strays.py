@@ -22,17 +22,9 @@ def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
     return {name: parameter for name, parameter in named if id(parameter) not in known and name not in ignored}
 
 
-def trained(model: ddp.Wrapped, optimizer: Any) -> Dict[str, Any]:
-    """What an optimizer trains of a model, with parameters that DDP does not know because they came after it."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    own = {**dict(zip(model.names, model.parameters)), **unknown(model)}
-    return {name: each for name, each in own.items() if id(each) in held}
-
-
 def unreduced(model: ddp.Wrapped) -> List[str]:
-    """The names of those that are trained and have a gradient, which nobody averages."""
-    found = [(name, each) for name, each in unknown(model).items() if name not in model.averaged]
-    return [name for name, parameter in found if parameter.requires_grad and parameter.grad is not None]
+    """The names of those that are trained and have a gradient, which DDP does not average."""
+    return [name for name, each in unknown(model).items() if each.requires_grad and each.grad is not None]
 
 
 def raise_if_any(model: ddp.Wrapped) -> None:
@@ -43,24 +35,26 @@ def raise_if_any(model: ddp.Wrapped) -> None:
     """
     names = unreduced(model)
     if names:
-        raise RuntimeError(f"ddpfix: {_described(model, names)}. {_FIX}")
+        raise RuntimeError(f"ddpfix: {_described(model, names)}: {_FIX}")
 
 
 def warn_if_any(model: ddp.Wrapped) -> None:
-    """Warn if DDP does not know a trained parameter, after a reduction that plain torch would complete too."""
+    """Say so if DDP does not know a trained parameter, after a reduction that plain torch would complete too."""
     names = unreduced(model)
     if names:
-        log.warning(f"{_described(model, names)}: ranks drift apart. {_FIX}")
+        log.warning(f"{_described(model, names)}. Where all ranks are to have the same: {_FIX}")
 
 
-_FIX = "Wrap the model after its layers are chosen and set free, or wrap it again"
+_FIX = "wrap the model after its layers are chosen and unfrozen, or wrap it again"
 
 
 def _described(model: ddp.Wrapped, names: List[str]) -> str:
     here = {id(parameter) for parameter in model.wrapper.module.parameters()}
     replaced = [name for name, parameter in zip(model.names, model.parameters) if id(parameter) not in here]
     text = (
-        f"{diagnosis.in_short(names)} of {type(model.wrapper.module).__name__} was replaced, added or set free after"
-        f" DistributedDataParallel was built, which does not average it ({len(names)} parameters)"
+        f"DDP does not average {len(names)} parameters of {type(model.wrapper.module).__name__}"
+        f" ({diagnosis.in_short(names)}): they were added, replaced or unfrozen after wrapping"
     )
-    return text + (f"; DDP still waits for what it has replaced ({diagnosis.in_short(replaced)})" if replaced else "")
+    return text + (
+        f". DDP still waits for the ones that they replaced ({diagnosis.in_short(replaced)})" if replaced else ""
+    )

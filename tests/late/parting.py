@@ -228,6 +228,16 @@ def past_in_half(record: Record) -> None:
     train(record, model, sgd(model), forward, logged)
 
 
+def past_for_a_while(record: Record) -> None:
+    """It is called past its wrapper in two steps, and through it before and after."""
+    model = wrapped()
+
+    def forward(inputs: Any) -> Any:
+        return (model.module if len(record["steps"]) in (2, 3) else model)(inputs)
+
+    train(record, model, sgd(model), forward, logged)
+
+
 def changed(record: Record) -> None:
     """One rank changes a parameter after the sixth step."""
     model = wrapped()
@@ -403,3 +413,87 @@ def no_key(record: Record) -> None:
 
     model = wrapped()
     train(record, model, Equal(model.parameters(), lr=0.1))
+
+
+def additional_step(record: Record) -> None:
+    """One rank makes a step before training, without gradients (a warm-up of the optimizer)."""
+    model = wrapped()
+    optimizer = sgd(model)
+    if second_rank():
+        optimizer.step()
+    train(record, model, optimizer)
+
+
+def own_numbers(record: Record) -> None:
+    """Ranks keep numbers of their own in the groups, and a rate for what is theirs alone."""
+    model, own = wrapped(), _head()
+    rate = 0.01 + 0.01 * distributed.get_rank()
+    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": own.parameters(), "lr": rate}], lr=0.1)
+    optimizer.param_groups[0]["seed"] = distributed.get_rank()
+    train(record, model, optimizer, forward=lambda inputs: own(model(inputs)))
+
+
+def _add_noise(parameters: Any) -> None:
+    generator = torch.Generator().manual_seed(distributed.get_rank())
+    with torch.no_grad():
+        for each in parameters:
+            each.add_(torch.randn(each.shape, generator=generator), alpha=0.01)
+
+
+def noise(record: Record) -> None:
+    """Langevin dynamics: each rank is a chain of its own, whose gradients are averaged."""
+    model = wrapped()
+    train(record, model, sgd(model), between=lambda step: _add_noise(model.parameters()))
+
+
+def noise_in_the_step(record: Record) -> None:
+    """An optimizer of the program's own does it."""
+
+    class Noisy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            result = super().step(closure)
+            _add_noise(each for group in self.param_groups for each in group["params"])
+            return result
+
+    model = wrapped()
+    train(record, model, Noisy(model.parameters(), lr=0.1))
+
+
+def noise_in_a_hook(record: Record) -> None:
+    """A hook of the optimizer does it."""
+    model = wrapped()
+    optimizer = sgd(model)
+    optimizer.register_step_post_hook(lambda *arguments: _add_noise(model.parameters()))
+    train(record, model, optimizer)
+
+
+def noise_in_gradients(record: Record) -> None:
+    """Each rank adds noise of its own to the averaged gradients."""
+    model = wrapped()
+    optimizer = sgd(model)
+    optimizer.zero_grad()
+    record["steps"] = []
+    for step in range(STEPS):
+        model(batch(step)).pow(2).mean().backward()
+        _add_noise(parameter.grad for parameter in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+
+
+def counted_by_a_mode(record: Record) -> None:
+    """A mode counts the functions of torch that the loop calls."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counted[0] += 1
+            return function(*args, **(kwargs or {}))
+
+    model, counted = wrapped(), [0]
+    optimizer = sgd(model)
+    # DDP logs its first iterations in functions of torch, too.
+    train(record, model, optimizer, steps=3)
+    with Counting():
+        train(record, model, optimizer, steps=6)
+    record["steps"].append(counted)

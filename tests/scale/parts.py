@@ -106,15 +106,19 @@ class _Replica:
         with torch.no_grad():
             for parameter in self._wrapper.module.parameters():
                 parameter.fill_(2.0 if parts else 1.0)
+        for parameter in self._wrapper.module.parameters():
+            parameter.grad = torch.ones_like(parameter)
         self.model = ddp.Wrapped(self._wrapper)
-        self._watch = drift.Watch(self.model, "warn", EVERY)
+        self.counts = drift.Counts(self.model)
+        self._watch = drift.Watch(self.model, self.counts, "warn", EVERY)
         self._optimizer = torch.optim.SGD(self._wrapper.module.parameters(), lr=0.1)
 
     def step(self) -> bool:
         """One step; whether it is known by now that the replicas have parted."""
-        self._watch.step_begins(self._optimizer)
-        self._watch.step_ended()
-        return bool(self.model.parted)
+        self._watch.step_begins()
+        self.counts.forward_ended(None)
+        self._watch.step_ended(self._optimizer)
+        return self.counts.reported
 
 
 def compare(world: World, parts: int = -1) -> Part:
@@ -134,7 +138,7 @@ def compare(world: World, parts: int = -1) -> Part:
             for rank in world.ranks:
                 with world.turn(rank):
                     replicas[rank].step()
-        return [each.model.parted for each in replicas]
+        return [each.counts.reported for each in replicas]
 
     # As often as is allowed: the clock of this process, by which they are fewer, is that of all ranks.
     with mock.patch.object(pace.Pace, "steps", lambda self, done: EVERY):
