@@ -251,12 +251,9 @@ class Engine:
         return self.report().summary()
 
     def facts(self) -> Dict[str, str]:
-        """What has to be equal on every rank: versions, settings, decisions, and patches that could not be applied.
-
-        The modules that are imported so far are left out: rank 0 may import more than the others.
-        """
-        decisions = self.decisions
-        return resolve.facts(__version__, self.matrix, self.toolkits, self.settings, decisions, self.failed)
+        """What has to be equal on the ranks that have it; rank 0 may import more than the others."""
+        imported = [toolkit for toolkit in self.toolkits if toolkit in sys.modules]
+        return resolve.facts(__version__, imported, self.settings, self.decisions, self.failed)
 
 
 def _top(name: str) -> str:

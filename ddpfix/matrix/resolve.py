@@ -14,8 +14,24 @@ from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.settings import Settings, switch_name, wanted
 from ddpfix.state import State
 
-# Settings that a rank may have for itself.
-_BY_RANK = ("log", "timeout", "trace")
+# Settings that change what is trained; a rank may have the others for itself.
+_TRAINING = (
+    "unused",
+    "layerdrop",
+    "overrides",
+    "uneven",
+    "memory",
+    "attention",
+    "seed",
+    "bucket_view",
+    "evaluation",
+    "past_wrapper",
+)
+# Patches that change nothing of what is trained, and are no fact either.
+_OBSERVING = frozenset(
+    f"torch.{name}"
+    for name in ("advice", "diagnosis", "drift", "failures", "hang", "leaving", "probe", "samples", "store_file")
+) | {"torch.trace", "fastnlp.cause", "fastnlp.logs", "wenet.failures"}
 
 
 class Decision(NamedTuple):
@@ -98,28 +114,25 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
 
 def facts(
     ddpfix: str,
-    matrix: Matrix,
-    installed: Mapping[str, Optional[str]],
+    imported: Container[str],
     settings: Settings,
     decisions: Sequence[Decision],
     failed: Container[str] = (),
 ) -> Dict[str, str]:
-    """What has to be equal on every rank: versions, settings, decisions, and patches that could not be applied.
+    """What changes the training of ranks, and has to be equal where two of them have it.
 
     Args:
         ddpfix: its version.
-        matrix: a patch whose setting may differ by rank is no fact.
-        installed: version by toolkit name.
+        imported: the toolkits that this process uses; what is merely installed changes nothing.
         settings: in force.
         decisions: one a patch.
         failed: the patches that could not be applied.
     """
     found = {"ddpfix": ddpfix}
-    found.update({f"{name} version": str(version) for name, version in installed.items()})
-    found.update({f"DDPFIX_{n.upper()}": v for n, v in settings.values.items() if n not in _BY_RANK})
-    shared = [d for d in decisions if matrix.patches[d.patch].setting not in _BY_RANK]
+    found.update({f"DDPFIX_{name.upper()}": settings[name] for name in _TRAINING})
+    used = [d for d in decisions if d.toolkit in imported and d.patch not in _OBSERVING]
     # As plain words: they are compared with those that came through the store, and shown beside them.
-    found.update({d.patch: str(State.FAILED if d.patch in failed else d.action) for d in shared})
+    found.update({d.patch: str(State.FAILED if d.patch in failed else d.action) for d in used})
     return found
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import json
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ddpfix import log
-from ddpfix.ranks import hosts, roll_call
+from ddpfix.ranks import hosts, limits, roll_call
 from ddpfix.ranks import store as stores
 from ddpfix.ranks.store import count, default_store, enter, has, is_here, keys, look_until, put, remember, remembered
 
@@ -28,6 +26,8 @@ _PAUSE = (0.0005, 0.5)
 _LONG = 1.0
 # Seconds that the first rank has to begin in, before others begin without it.
 _FIRST = 30.0
+# Keys of one meeting, beside one for each rank.
+_COUNT, _VERDICT, _READ = "count", "verdict", "read"
 # Seconds for which the first rank of a group waits until the others know why it ends.
 _LINGER = 5.0
 
@@ -36,17 +36,22 @@ class AgreementError(RuntimeError):
     """A rank lacks ddpfix, or does something else. The message names the rank and the difference."""
 
 
+class StoreFailedError(AgreementError):
+    """The process group's store does not answer."""
+
+
 def announce() -> None:
     """Leave a mark in the store that ddpfix is active on this rank; called when the process group has been initialized.
 
     Other ranks wait for a late rank that has left its mark, but not for one without a mark or one that ended with an
-    error.
+    error. In a store of the program's own there is no mark.
     """
-    store = default_store()
+    store = stores.group_store()
     if store is not None:
         enter(store)
         atexit.unregister(_announce_end)
-        atexit.register(_announce_end)
+        if default_store() is not None:
+            atexit.register(_announce_end)
 
 
 # Ranks that have ended with an error: how many, and each under its number.
@@ -68,32 +73,43 @@ def _announce_end() -> None:
             store.add(_ANY, 1)
 
 
-def meet(ranks: List[int], rank: int, facts: Mapping[str, str], seed: int, limit: float) -> Optional[int]:
+class Members(NamedTuple):
+    """The ranks that train one model.
+
+    Attributes:
+        name: of their group (:func:`ddpfix.ranks.groups.name_of`).
+        ranks: their global ranks, in the group's order.
+        rank: this process's global rank.
+    """
+
+    name: str
+    ranks: List[int]
+    rank: int
+
+
+def meet(members: Members, facts: Mapping[str, str], seed: int, limit: float) -> Optional[int]:
     """Compare ``facts`` with all ranks of a group and return the seed of its first rank.
 
-    None where the process group has no store (the MPI backend): ranks then decide for themselves, as without ddpfix.
+    None where ranks cannot be asked (the MPI backend has no store, torch's fake backend one that nobody reads): they
+    then decide for themselves, as without ddpfix.
 
     Args:
-        ranks: the global ranks of the group, in the group's order.
-        rank: this process's global rank.
-        facts: what has to be equal everywhere, by name.
+        members: of the group; all of them come here.
+        facts: what has to be equal everywhere, by name. A name that only one of two ranks has is not compared.
         seed: what this rank would take as the seed; the first rank's is taken.
         limit: seconds to wait for a rank that shows no sign of ddpfix.
 
     Raises:
-        AgreementError: on every rank, if a rank lacks ddpfix or differs; and where the store does not answer.
+        AgreementError: on every rank, if a rank lacks ddpfix or differs.
+        StoreFailedError: the store does not answer.
     """
-    store = default_store()
-    if len(ranks) > 1 and store is not None:
-        seed = _met(lambda: _Meeting(store, ranks, rank, facts, limit).hold(seed))
-    elif len(ranks) > 1:
-        log.warning(
-            "the process group has no store, so ranks can agree on nothing: LayerDrop stays as shipped. A group that is"
-            " started by torchrun has one."
-        )
-        return None
+    store = stores.passing_store()
+    if len(members.ranks) > 1:
+        if store is None:
+            return None
+        seed = _met(lambda: _Meeting(store, members, facts, limit).hold(seed))
     if store is not None:
-        remember(store, _seed_of(ranks), seed)
+        remember(store, _seed_of(members.name), seed)
     return seed
 
 
@@ -105,25 +121,25 @@ def _met(hold: Callable[[], int]) -> int:
     except RuntimeError as error:
         # Nobody can tell whether the others still reach the store: a rank that went on alone might train otherwise.
         reason = str(error).split("\n", 1)[0]
-        raise AgreementError(
+        raise StoreFailedError(
             f"the process group's store does not answer ({reason}), and ranks cannot agree on what ddpfix does for this"
             " model. The process that keeps the store has ended, or cannot be reached: torch elastic's agent, or rank"
             " 0. With DDPFIX=0 on every rank torch does not ask it here."
         ) from error
 
 
-def agreed(ranks: List[int]) -> Optional[int]:
-    """The seed on which a group has agreed last (:func:`meet`), or None.
+def agreed(name: str) -> Optional[int]:
+    """The seed on which a group has agreed first (:func:`meet`), or None.
 
     Args:
-        ranks: the global ranks of the group, in the group's order.
+        name: of the group.
     """
-    store = default_store()
-    return None if store is None else remembered(store, _seed_of(ranks))
+    store = stores.passing_store()
+    return None if store is None else remembered(store, _seed_of(name))
 
 
-def _seed_of(ranks: List[int]) -> str:
-    return f"seed/{_digest(ranks)}"
+def _seed_of(name: str) -> str:
+    return f"seed/{name}"
 
 
 class Word:
@@ -136,20 +152,22 @@ class Word:
     Args:
         ranks: the global ranks of the group, in the group's order.
         rank: this process's global rank.
+        group: its name (:func:`ddpfix.ranks.groups.name_of`).
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, ranks: Sequence[int], rank: int, group: str) -> None:
         store = default_store()
-        purpose = f"word/{_digest(ranks)}"
+        purpose = f"word/{group}"
         self._name = f"{purpose}/{count(store, purpose)}"
+        self._asks = store is not None
         # Not kept alive: see ddpfix.ranks.store.keys.
         self._store = (lambda: None) if store is None else weakref.ref(store)
         self._first = ranks[0]
         self.is_mine = rank == ranks[0]
         self._is_alone = len(ranks) == 1
 
-    def settle(self, numbers: Sequence[int]) -> List[int]:
-        """The numbers of the group.
+    def settle(self, numbers: Sequence[int]) -> Optional[List[int]]:
+        """The numbers of the group; None where nobody can say any: the program gave its group a store of its own.
 
         Args:
             numbers: what this rank says if it is the one that speaks.
@@ -160,6 +178,8 @@ class Word:
         store = self._store()
         if self._is_alone:
             return list(numbers)
+        if not self._asks:
+            return None
         if store is None:
             raise AgreementError("the process group in which this model was wrapped is no more")
         mine = keys(store, self._name)
@@ -187,19 +207,15 @@ class Word:
         return look_until(lambda: has(mine, "told"), give_up, _PAUSE)
 
 
-def _digest(ranks: Sequence[int]) -> str:
-    """A short name for a group."""
-    return hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
-
-
 class _Meeting:
-    def __init__(self, store: Any, ranks: List[int], rank: int, facts: Mapping[str, str], limit: float) -> None:
-        group = _digest(ranks)
+    def __init__(self, store: Any, members: Members, facts: Mapping[str, str], limit: float) -> None:
+        self.ranks, self.rank, self.limit = members.ranks, members.rank, limit
         # The count tells the meetings of one group apart; its members hold them in the same order.
-        self.keys = keys(store, f"meet/{group}/{count(store, f'meet/{group}')}")
+        self.keys = keys(store, f"meet/{members.name}/{count(store, f'meet/{members.name}')}")
         self.ended_ranks = keys(store, _ENDED)
-        self.store, self.ranks, self.rank, self.limit = store, ranks, rank, limit
-        self.facts = dict(facts)
+        # In a store of the program's own nothing stays, and nobody says that it has ended.
+        self.passes = stores.is_programs()
+        self.store, self.facts = store, dict(facts)
         # Ranks that are known to have ddpfix: nobody is asked for again, while rank 0 waits for the last of thousands.
         self._known: Set[int] = set()
         # The message for the case in which a rank that is waited for has ended; empty: none has.
@@ -218,7 +234,7 @@ class _Meeting:
     def _end_together(self) -> None:
         self.keys.add("seen", 1)
         if self.rank == self.ranks[0]:
-            some = bool(self.ended_ranks.add(_ANY, 0))
+            some = not self.passes and bool(self.ended_ranks.add(_ANY, 0))
             coming = [rank for rank in self.ranks if not (some and self.ended_ranks.add(str(rank), 0))]
             # Who has come to this meeting has ddpfix.
             away = set(self._not_here())
@@ -232,18 +248,20 @@ class _Meeting:
         difference = self._difference(first["facts"])
         if difference:
             self._conclude(difference)
-        elif self.keys.add("count", 1) == len(self.ranks):
+        elif self.keys.add(_COUNT, 1) == len(self.ranks):
             self._conclude("ok")
         verdict = self._verdict()
         if verdict != "ok":
             raise AgreementError(verdict)
+        if self.passes and self.keys.add(_READ, 1) == len(self.ranks):
+            stores.delete(self.keys, [*map(str, self.ranks), _COUNT, _VERDICT, _READ])
         return int(first["seed"])
 
     def _difference(self, theirs: Mapping[str, str]) -> Optional[str]:
-        names = [name for name in {**theirs, **self.facts} if theirs.get(name) != self.facts.get(name)]
+        names = [name for name, fact in self.facts.items() if theirs.get(name, fact) != fact]
         if not names:
             return None
-        parts = (f"{n} is {self.facts.get(n)!r} there and {theirs.get(n)!r} on rank {self.ranks[0]}" for n in names)
+        parts = (f"{n} is {self.facts[n]!r} there and {theirs[n]!r} on rank {self.ranks[0]}" for n in names)
         return (
             f"ddpfix does not do the same on all ranks. Rank {self.rank}: {'; '.join(parts)}."
             f"{self._places([self.rank, self.ranks[0]])} "
@@ -253,7 +271,7 @@ class _Meeting:
     def _conclude(self, verdict: str) -> None:
         # Several ranks may differ: the verdict of the first one counts, the others would only replace it.
         if verdict == "ok" or self.keys.add("faults", 1) == 1:
-            put(self.keys, "verdict", verdict)
+            put(self.keys, _VERDICT, verdict)
 
     def _wait(self, rank: int) -> Dict[str, Any]:
         if not self._poll(str(rank), lambda: self._missing([rank]), lambda: [rank]):
@@ -264,15 +282,15 @@ class _Meeting:
         # Only the group's first rank looks at every rank, when the time is up; the others wait for its verdict.
         is_first = self.rank == self.ranks[0]
         if is_first:
-            arrived = self._poll("verdict", self._anybody_missing, self._not_here)
+            arrived = self._poll(_VERDICT, self._anybody_missing, self._not_here)
         else:
-            arrived = self._poll("verdict", list, lambda: self.ranks[:1], 1.5)
+            arrived = self._poll(_VERDICT, list, lambda: self.ranks[:1], 1.5)
         if not arrived and is_first:
             self._conclude(self.end_message or self._absent(self._anybody_missing()))
         elif not arrived:
             message = f"rank {self.ranks[0]} gave no word within the time limit; see its own message"
             raise AgreementError(self.end_message or message)
-        return bytes(self.keys.get("verdict")).decode()
+        return bytes(self.keys.get(_VERDICT)).decode()
 
     def _not_here(self) -> List[int]:
         return [int(name) for name in stores.absent(self.keys, [str(rank) for rank in self.ranks])]
@@ -321,7 +339,7 @@ class _Meeting:
 
     def _has_ended(self, awaited: Callable[[], List[int]]) -> bool:
         """Whether a rank that is waited for has ended with an error; one look at the store as long as none has."""
-        if not self.ended_ranks.add(_ANY, 0):
+        if self.passes or not self.ended_ranks.add(_ANY, 0):
             return False
         ended = [rank for rank in awaited() if self.ended_ranks.add(str(rank), 0)]
         if ended:
@@ -331,8 +349,8 @@ class _Meeting:
 
 
 def _patience() -> float:
-    """How long a late rank is waited for: as long as torch itself waits in a collective."""
+    """How long a late rank is waited for: as long as torch itself waits in a collective, or longer."""
     from torch.distributed import distributed_c10d
 
     limit = getattr(distributed_c10d, "default_pg_timeout", timedelta(minutes=30))
-    return float(limit.total_seconds())
+    return max(float(limit.total_seconds()), limits.shortest() or 0.0)

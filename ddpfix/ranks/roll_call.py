@@ -10,13 +10,13 @@ import hashlib
 from typing import Any, Sequence
 
 from ddpfix.ranks import limits
-from ddpfix.ranks.store import count, default_store, keys, look_until, pauses
+from ddpfix.ranks.store import count, delete, group_store, keys, look_until, passing_store, pauses
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0002, 0.05)
 # Ranks have just been in a collective together, so one that does not come within this time does something else.
 LIMIT = 300.0
-_ALL = "all"
+_SUM, _ALL, _READ = "sum", "all", "read"
 _LATE = "waiting for the other ranks to call backward again as this one does"
 
 
@@ -38,26 +38,30 @@ class RollCall:
         self._calls = 0
 
     def same(self, word: str) -> bool:
-        """Wait for all ranks; returns whether all of them gave the same word.
+        """Wait for all ranks; returns whether all of them gave the same word, as far as they can be asked.
 
         Raises:
             RollCallError: a rank did not come within the limit.
         """
-        store = default_store()
+        store = passing_store()
         if store is None or self._size == 1:
-            # Without a store (MPI) ranks cannot compare.
             return True
         self._calls += 1
-        own, expected = keys(store, f"roll/{self._name}"), self._calls * self._size
-        own.add(f"{self._calls}/{word}", 1)
+        own = keys(store, f"roll/{self._name}/{self._calls}")
+        number = int(hashlib.sha1(word.encode()).hexdigest()[:10], 16)
+        # All words are the same where the sum of their numbers says so: one key, however many words there are.
+        own.add(_SUM, number)
         own.add(_ALL, 1)
-        pause = pauses(*_PAUSE, self._size)
-        if not look_until(lambda: own.add(_ALL, 0) >= expected, lambda waited: waited > self._limit, pause, 10, _LATE):
+        limit, pause = self._limit, pauses(*_PAUSE, self._size)
+        if not look_until(lambda: own.add(_ALL, 0) >= self._size, lambda waited: waited > limit, pause, 10, _LATE):
             raise RollCallError(
                 f"ddpfix: this rank alone, or not every rank, does this: {word}. Gradients that only some ranks reduce"
-                f" would be mixed up with those of another step. (Waited {self._limit:g} s for the others.)"
+                f" would be mixed up with those of another step. (Waited {limit:g} s for the others.)"
             )
-        return bool(own.add(f"{self._calls}/{word}", 0) == self._size)
+        same = bool(own.add(_SUM, 0) == number * self._size)
+        if own.add(_READ, 1) == self._size:
+            delete(own, [_SUM, _ALL, _READ])
+        return same
 
 
 def limit_of(group: Any, most: float = LIMIT) -> float:
@@ -71,12 +75,11 @@ def limit_of(group: Any, most: float = LIMIT) -> float:
     return most if limit is None else min(most, limit / 2)
 
 
-def name_of_next(ranks: Sequence[int], kind: str) -> str:
+def name_of_next(group: str, kind: str) -> str:
     """A name for the next thing of a kind that the members of a group have in the same order, the same on all ranks.
 
     Args:
-        ranks: the global ranks of the group.
+        group: its name (:func:`ddpfix.ranks.groups.name_of`).
         kind: things of another kind are counted apart.
     """
-    group = hashlib.sha1(",".join(map(str, ranks)).encode()).hexdigest()[:12]
-    return f"{group}/{kind}/{count(default_store(), f'{group}/{kind}')}"
+    return f"{group}/{kind}/{count(group_store(), f'{group}/{kind}')}"

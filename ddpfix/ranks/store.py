@@ -25,7 +25,7 @@ class _Session:
 
     Args:
         generation: how often this rank has announced itself to the server behind the store, this time included. A
-            server may outlive a group (a user's own, that of torch elastic), and nothing of that group may be read.
+            server may outlive a group (that of torch elastic), and nothing of that group may be read.
     """
 
     def __init__(self, generation: int) -> None:
@@ -35,12 +35,14 @@ class _Session:
 
 
 # By the store object of the default group, and weak: a store that is kept alive keeps its port, which the next group
-# may want.
-_SESSIONS: weakref.WeakKeyDictionary[Any, _Session] = weakref.WeakKeyDictionary()
+# may want. None for a store in which ranks cannot find what others put there.
+_SESSIONS: weakref.WeakKeyDictionary[Any, Optional[_Session]] = weakref.WeakKeyDictionary()
+# A key that is never put.
+_NO_KEY = "ddpfix"
 
 
-def default_store() -> Any:
-    """The store that torch elastic's rendezvous gave the default process group, or None where there is none."""
+def group_store() -> Any:
+    """The store of the default process group, whoever has made it, or None where there is none."""
     from torch.distributed import distributed_c10d
 
     try:
@@ -49,28 +51,90 @@ def default_store() -> Any:
         return None
 
 
+def is_programs() -> bool:
+    """Whether the program gave its process group a store of its own (``init_process_group(store=...)``)."""
+    from torch.distributed import distributed_c10d
+
+    # torch writes env:// there where it was given nothing at all.
+    return getattr(distributed_c10d, "_default_pg_init_method", "") is None
+
+
+def default_store() -> Any:
+    """The store that torch made for the default process group, for keys that stay there.
+
+    None where there is none, where nobody can read from it (torch's fake backend), and where the program gave a store
+    of its own, which it may count or wait on: :func:`passing_store` is for that.
+    """
+    return None if is_programs() else passing_store()
+
+
+def passing_store() -> Any:
+    """The store of the default process group, for keys that are deleted when all ranks have read them; None as above.
+
+    In a store of the program's own, keys have to be deleted; in one that torch made they may be.
+    """
+    store = group_store()
+    return store if store is not None and _session(store) is not None else None
+
+
+def can_ask() -> bool:
+    """Whether ranks can be asked: this process has a group, with a store that all of them can read."""
+    return passing_store() is not None
+
+
 def enter(store: Any) -> None:
     """Count this rank in when a group is initialized, once a store object; forget the values of the group before."""
-    _session(store).remembered.clear()
+    if is_programs():
+        # A program may make one group after the other with one store, and on some ranks with the same object.
+        _SESSIONS.pop(store, None)
+    session = _session(store)
+    if session is not None:
+        session.remembered.clear()
 
 
 def generation(store: Any) -> int:
-    """How often this rank has announced itself to the server behind the store."""
-    return _session(store).generation
+    """How often this rank has announced itself to the server behind the store; 0 where it leaves no mark."""
+    session = _session(store)
+    return 0 if session is None else session.generation
 
 
-def _session(store: Any) -> _Session:
-    found = _SESSIONS.get(store)
-    if found is None:
-        from torch import distributed
+def _session(store: Any) -> Optional[_Session]:
+    if store not in _SESSIONS:
+        try:
+            _SESSIONS[store] = _begun(store)
+        except Exception as error:
+            log.debug(f"ranks cannot be asked through a {type(store).__name__}: {error!r}")
+            _SESSIONS[store] = None
+    return _SESSIONS[store]
 
-        found = _SESSIONS[store] = _Session(_marks(store).add(str(distributed.get_rank()), 1))
-    return found
+
+def _begun(store: Any) -> _Session:
+    """A session; raises where the store lacks what is needed, which is known only by a call.
+
+    Every class of stores has all methods from its base, which has them only to raise.
+    """
+    from torch import distributed
+
+    if hasattr(store, "check"):
+        store.check([_NO_KEY])
+    if is_programs():
+        store.delete_key(_NO_KEY)
+        return _Session(0)
+    return _Session(_marks(store).add(str(distributed.get_rank()), 1))
 
 
 def is_here(store: Any, rank: int) -> bool:
-    """Whether a rank has left its mark for the group of this store: then ddpfix is active there."""
-    return bool(_marks(store).add(str(rank), 0) >= generation(store))
+    """Whether a rank has left its mark for the group of this store: then ddpfix is active there.
+
+    In a store of the program's own nobody leaves a mark, and a rank that does not come is taken for a late one.
+    """
+    return is_programs() or bool(_marks(store).add(str(rank), 0) >= generation(store))
+
+
+def delete(store: Any, names: Sequence[str]) -> None:
+    """Delete keys of ours that all ranks have read."""
+    for name in names:
+        store.delete_key(name)
 
 
 def _marks(store: Any) -> Any:
@@ -93,21 +157,25 @@ def _below(store: Any, name: str) -> Any:
 
 
 def count(store: Any, name: str) -> int:
-    """How often this was called before with this name for the group of this store; 0 without a store."""
-    if store is None:
+    """How often this was called before with this name for the group of this store; 0 where ranks cannot be asked."""
+    session = None if store is None else _session(store)
+    if session is None:
         return 0
-    counts = _session(store).counts
-    counts[name] = counts.get(name, -1) + 1
-    return counts[name]
+    session.counts[name] = session.counts.get(name, -1) + 1
+    return session.counts[name]
 
 
 def remember(store: Any, name: str, number: int) -> None:
-    """Keep a number in this process for as long as the group of this store lives."""
-    _session(store).remembered[name] = number
+    """Keep a number in this process for as long as the group of this store lives; the first one of a name stays."""
+    session = _session(store)
+    if session is not None:
+        session.remembered.setdefault(name, number)
 
 
 def remembered(store: Any, name: str) -> Optional[int]:
-    return _session(store).remembered.get(name)
+    """What was kept under a name, or None."""
+    session = _session(store)
+    return None if session is None else session.remembered.get(name)
 
 
 def put(store: Any, key: str, value: str) -> None:

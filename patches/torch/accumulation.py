@@ -61,7 +61,7 @@ class Window:
     def forward_ended(self, output: Any = None) -> None:
         """Called after a forward that a backward may follow; a second call for the same forward changes nothing."""
         wrapper, replica = self._model.wrapper, ddp.replica(self._model)
-        step = replica.last if replica is not None and wrapper.training else None
+        step = replica.last if replica is not None and ddp.trains(wrapper) else None
         if step is not None and step is self._seen:
             return
         self._seen = step

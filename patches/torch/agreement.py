@@ -17,6 +17,11 @@ from ddpfix.ranks import agreement, wrap_hooks
 
 from . import accumulation, ddp, resume, sharding
 
+NOT_ASKED = (
+    "ranks cannot be asked through this process group's store, so they may skip different layers: LayerDrop stays as"
+    " shipped. A group that is started by torchrun can be asked."
+)
+
 
 def ranks(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
@@ -59,14 +64,12 @@ class Agreement(ddp.Stage):
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def arguments(self, call: ddp.Call) -> None:
-        mesh = call.arguments.get("device_mesh")
-        group = call.arguments.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
-        call.facts["seed"] = agree_on(self._site, call.module, sharding.ranks_of(group), call.facts["failure"])
+    def together(self, call: ddp.Call) -> None:
+        call.facts["seed"] = agree_on(self._site, call.module, sharding.members_of(call.group), call.facts["failure"])
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         wrapper = model.wrapper
-        seed = call.facts["seed"] if call is not None else _seed_of_a_copy(wrapper)
+        seed = _seed_of_a_copy(wrapper) if call is None else call.facts.get("seed")
         flagged = bool(wrapper.find_unused_parameters and not getattr(wrapper, "static_graph", False))
         if flagged:
             wrap_hooks.forbid_reentrant(wrapper.module)
@@ -80,7 +83,8 @@ class Agreement(ddp.Stage):
                 model.attach(self.place, steps.begin, steps.end, steps.failed)
 
     def _start(self, wrapper: Any, seed: int) -> resume.Start:
-        return resume.Start(self._site, wrapper.module, sharding.ranks_of(wrapper.process_group), seed)
+        name, ranks, _ = sharding.members_of(wrapper.process_group)
+        return resume.Start(self._site, wrapper.module, ranks, seed, name)
 
 
 class Steps:
@@ -97,7 +101,7 @@ class Steps:
 
     def begin(self) -> None:
         wrapper, replica = self.model.wrapper, self.replica
-        if not wrapper.training:
+        if not ddp.trains(wrapper):
             self.tokens.append(None)
             return
         # The micro-batches of an accumulation window skip the same layers if needed (see accumulation.py).
@@ -134,27 +138,37 @@ def watch(output: Any, step: training.Step) -> None:
             tensor.grad_fn.register_hook(reached)
 
 
-def agree_on(site: Site, model: Any, members: List[int], failure: Optional[Exception] = None) -> Optional[int]:
+def agree_on(site: Site, model: Any, members: agreement.Members, failure: Optional[Exception] = None) -> Optional[int]:
     """Compare with the other ranks, and return the shared seed (None: ranks cannot agree here).
 
     Args:
         site: of the patch that asks.
-        model: the module that is about to be wrapped, after the wrap hooks have run on it.
-        members: the global ranks of its group.
+        model: the module that is wrapped, after the wrap hooks have run on it.
+        members: of its group.
         failure: what the wrap hooks raised on this rank.
+
+    Raises:
+        AgreementError: a rank lacks ddpfix or differs.
     """
+    rates = "; ".join(f"{name or 'the model'} {rate:g}" for name, _, rate in cover.active(model))
     facts = {} if site.activation is None else dict(site.activation.facts())
-    facts["LayerDrop"] = "; ".join(f"{name or 'the model'} {rate:g}" for name, _, rate in cover.active(model))
-    if failure is not None:
-        facts["failure"] = repr(failure)
-    seed = agreement.meet(members, distributed.get_rank(), facts, _seed(site), site.settings.seconds())
+    facts.update({"LayerDrop": rates, "failure": "" if failure is None else repr(failure)})
+    try:
+        seed = agreement.meet(members, facts, _seed(site), site.settings.seconds())
+    except agreement.StoreFailedError as error:
+        if rates:
+            raise
+        log.debug(str(error))
+        seed = None
+    if seed is None and rates:
+        log.once(NOT_ASKED)
     _log_summary(site)
     return seed
 
 
 def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
-    """The seed of a copy: made from its original's without waiting, since only some ranks may train the copy."""
-    seed = agreement.agreed(sharding.ranks_of(wrapper.process_group))
+    """The seed of a copy: made from its group's first model without waiting, since only some ranks may train it."""
+    seed = agreement.agreed(sharding.members_of(wrapper.process_group).name)
     return None if seed is None else schedule.fold(seed, schedule.text_key("copy"))
 
 

@@ -42,16 +42,14 @@ class BucketLayout(ddp.Stage):
 
     place = "bucket_layout"
 
-    def arguments(self, call: ddp.Call) -> None:
+    def together(self, call: ddp.Call) -> None:
         plan = call.facts["plan"] = _plan(call)
         if not plan.together:
             return
         assign = assignment(getattr(distributed, _ASSIGN), call.module, plan.least)
         reducer = call.facts["reducer"] = Rebuilt(distributed.Reducer, call.module, plan.least)
-        call.around += [
-            temporary.replaced(distributed, _ASSIGN, assign),
-            temporary.replaced(distributed, "Reducer", reducer),
-        ]
+        call.around.enter_context(temporary.replaced(distributed, _ASSIGN, assign))
+        call.around.enter_context(temporary.replaced(distributed, "Reducer", reducer))
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         reducer = None if call is None else call.facts.get("reducer")
@@ -64,10 +62,8 @@ def _plan(call: ddp.Call) -> bucket_cost.Plan:
     agreed = call.facts.get("seed") is not None and cover.active(call.module)
     if not agreed or given.get("static_graph") or given.get("mixed_precision") is not None:
         return bucket_cost.NOTHING
-    mesh = given.get("device_mesh")
-    group = given.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
     caps = given.get("bucket_cap_mb_list") or [given.get("bucket_cap_mb") or _DEFAULT_CAP]
-    return bucket_cost.for_model(call.module, int(max(caps) * 1024 * 1024), group)
+    return bucket_cost.for_model(call.module, int(max(caps) * 1024 * 1024), call.group)
 
 
 # In megabytes, DDP's own default.

@@ -108,11 +108,11 @@ class BucketSkip(ddp.Stage):
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         if window_of(model) is not None:
             # All ranks measure together, so this happens now and not when a rank first trains.
-            model.plan = (call.facts.get("plan") if call is not None else None) or _plan(model, call)
+            model.plan = (call.facts.get("plan") if call is not None else None) or _plan(model)
             model.attach(self.place, functools.partial(self._first_forward, model))
 
     def _first_forward(self, model: ddp.Wrapped) -> None:
-        if model.wrapper.training:
+        if ddp.trains(model.wrapper):
             model.detach(self.place)
             _begin(model)
 
@@ -167,9 +167,9 @@ def _consider(model: ddp.Wrapped) -> None:
         log.info(f"gradients of skipped layers are communicated: {str(error).splitlines()[0]}")
 
 
-def _plan(model: ddp.Wrapped, call: Optional[ddp.Call]) -> bucket_cost.Plan:
-    # A copy may be trained on some ranks only, so nothing is measured for it.
-    if call is None or not _shares_skips(model):
+def _plan(model: ddp.Wrapped) -> bucket_cost.Plan:
+    # A model without a name may be on some ranks only, so nothing is measured for it.
+    if not model.number or not _shares_skips(model):
         return bucket_cost.NOTHING
     return bucket_cost.for_model(model.wrapper.module, model.wrapper.bucket_bytes_cap, model.wrapper.process_group)
 

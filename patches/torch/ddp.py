@@ -18,7 +18,6 @@ from typing import (
     Any,
     Callable,
     ClassVar,
-    ContextManager,
     Dict,
     List,
     Optional,
@@ -60,18 +59,26 @@ class Call:
 
     Attributes:
         arguments: by name, as they will be passed on; a stage may change them.
-        around: context managers that are open while DDP's constructor runs.
+        around: context managers that are open until DDP's constructor has run.
         facts: values that a stage stores for later stages, and for its own ``built``.
+        number: the name of this model in messages between the ranks of its group; "" as long as it has none.
     """
 
     def __init__(self, bound: inspect.BoundArguments) -> None:
         self.arguments: Dict[str, Any] = bound.arguments
-        self.around: List[ContextManager[Any]] = []
+        self.around = contextlib.ExitStack()
         self.facts: Dict[str, Any] = {}
+        self.number = ""
 
     @property
     def module(self) -> Any:
         return self.arguments["module"]
+
+    @property
+    def group(self) -> Any:
+        """The process group of the model; None is the default one."""
+        mesh = self.arguments.get("device_mesh")
+        return self.arguments.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
 
 
 class Wrapped:
@@ -89,16 +96,17 @@ class Wrapped:
         hook_state: the state of our communication hook, if it is registered.
         forwards: the forwards that wait for a backward, if DDP broadcasts its buffers.
         averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
+        number: the name of this model in messages between the ranks of its group; "" for a copy, which some ranks may
+            have alone, until all ranks need one (:meth:`name_together`).
     """
 
-    def __init__(self, wrapper: Any, copied: bool = False) -> None:
+    def __init__(self, wrapper: Any, number: str = "") -> None:
         self._wrapper = weakref.ref(wrapper)
         # DDP's own order, which has no public accessor. A parameter that is replaced later stays in DDP's list.
         self.parameters: List[Any] = list(wrapper._build_params_for_reducer()[0])
         named = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
         self.names: List[str] = [named.get(id(parameter), "?") for parameter in self.parameters]
-        # The name of this model in messages between the ranks of its group.
-        self.number = roll_call.name_of_next(sharding.ranks_of(wrapper.process_group), "copy" if copied else "model")
+        self.number = number
         self.holds = False
         self.flag_is_ours = False
         # Whether DDP's reducer knows the sizes of buckets for when it makes them anew.
@@ -119,6 +127,13 @@ class Wrapped:
     @property
     def wrapper(self) -> Any:
         return self._wrapper()
+
+    def name_together(self) -> str:
+        """Its name, from a place to which all ranks of its group come in the same order."""
+        if not self.number:
+            group = sharding.members_of(self.wrapper.process_group).name
+            self.number = roll_call.name_of_next(group, "copy")
+        return self.number
 
     def attach(
         self,
@@ -148,7 +163,10 @@ class Stage:
     place: ClassVar[str]
 
     def arguments(self, call: Call) -> None:
-        """Called before DDP's constructor runs."""
+        """Called before DDP's constructor runs: other ranks may never call it, and torch may refuse it here."""
+
+    def together(self, call: Call) -> None:
+        """Called in DDP's constructor when torch has checked its arguments: all ranks come here in the same order."""
 
     def built(self, model: Wrapped, call: Optional[Call]) -> None:
         """Called after a model was wrapped; ``call`` is None for a copy of one."""
@@ -242,22 +260,50 @@ def _name_those_before(owner: Any) -> None:
 
 
 def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-    bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    try:
+        bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    except TypeError:
+        # The error is torch's, or the arguments are those of another patcher's wrapper.
+        wrapped(*args, **kwargs)
+        MODELS[wrapper] = None
+        return
     call = Call(bound)
     call.facts["failure"] = wrap_hooks.run_before_wrap(call.module)
     for stage in _STAGES:
         stage.arguments(call)
-    with contextlib.ExitStack() as contexts:
-        for context in call.around:
-            contexts.enter_context(context)
+    with call.around:
+        if call.arguments.get("init_sync", True):
+            _meet_within(wrapper, call)
         wrapped(*bound.args, **bound.kwargs)
     _record(wrapper, call)
+
+
+def _meet_within(wrapper: Any, call: Call) -> None:
+    """Have the ranks meet where DDP's constructor asks for its parameters: between its checks and its collectives.
+
+    A constructor that torch refuses on one rank, whose program goes on, is none that the other ranks wait for. Where
+    DDP communicates nothing (``init_sync=False``), one rank may even build a model of its own.
+    """
+    build = wrapper._build_params_for_reducer
+
+    def met() -> Any:
+        vars(wrapper).pop(_BUILD, None)
+        call.number = roll_call.name_of_next(sharding.members_of(call.group).name, "model")
+        for stage in _STAGES:
+            stage.together(call)
+        return build()
+
+    vars(wrapper)[_BUILD] = met
+    call.around.callback(vars(wrapper).pop, _BUILD, None)
+
+
+_BUILD = "_build_params_for_reducer"
 
 
 def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
     """Record a new model, made by the constructor or as a copy, and run the stages on it."""
     try:
-        model = MODELS[wrapper] = Wrapped(wrapper, copied=call is None)
+        model = MODELS[wrapper] = Wrapped(wrapper, "" if call is None else call.number)
     except Exception as error:
         MODELS[wrapper] = None
         log.warning(f"a {type(wrapper.module).__name__} under DDP is left as it is: {error!r}")
@@ -296,11 +342,11 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             for before in model.before:
                 before()
             output = original(self, *inputs, **kwargs)
+            for after in model.after:
+                after(output)
         except BaseException as error:
             _run_failed(model, error)
             raise
-        for after in model.after:
-            after(output)
         return output
 
     return forward
@@ -312,6 +358,7 @@ def _copy(wrapper: Any) -> Optional[Wrapped]:
 
 
 def _run_failed(model: Wrapped, error: BaseException) -> None:
+    """End the step of a forward that raised, or of which a stage did after it."""
     for failed in model.failed:
         failed(error)
 
@@ -323,6 +370,11 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
         if stage.hook(model, wrapped, given["state"], given["hook"]):  # type: ignore[arg-type]
             return None
     return wrapped(*args, **kwargs)
+
+
+def trains(wrapper: Any) -> bool:
+    """Whether a forward of a model under DDP is one of training: what counts is the mode that its layers see."""
+    return bool(wrapper.module.training)
 
 
 def tensors(output: Any) -> Sequence[Any]:

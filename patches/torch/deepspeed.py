@@ -44,7 +44,7 @@ def _made(site: Site, wrapped: Any, engine: Any, args: Tuple[Any, ...], kwargs: 
         # DeepSpeed has backends of its own, and what ranks tell each other goes through torch's store.
         return
     if getattr(engine, "mpu", None) is None:
-        root_step.agreed(site, engine, engine.module, sharding.ranks_of(None), waits=False)
+        root_step.agreed(site, engine, engine.module, sharding.members_of(None), waits=False)
     elif cover.active(engine.module):
         log.warning(
             "DeepSpeed was given an mpu (model or sequence parallel groups): which ranks train one model is not known,"

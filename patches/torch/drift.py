@@ -196,7 +196,8 @@ class Watch:
 
     def _take(self, optimizer: Any) -> None:
         model = self.model()
-        if model is None or default_store() is None or not optimizers.replicated(model):
+        # A copy has no number: some ranks may have it alone.
+        if model is None or not model.number or default_store() is None or not optimizers.replicated(model):
             self._over = True
             return
         if not self._name:

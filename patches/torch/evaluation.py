@@ -35,7 +35,7 @@ class Local(ddp.Stage):
 
 
 def _forward(original: Callable[..., Any], wrapper: Any, inputs: Any, kwargs: Any) -> Any:
-    if wrapper.module.training or ddp.of(wrapper) is None:
+    if ddp.trains(wrapper) or ddp.of(wrapper) is None:
         return original(wrapper, *inputs, **kwargs)
     # DDP takes this forward for one after which buffers need not be broadcast: the other ranks take the next one for
     # one before which they need to be.

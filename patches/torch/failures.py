@@ -45,7 +45,7 @@ class Counter:
     def begin(self) -> None:
         """A forward of the model begins."""
         wrapper = self._wrapper()
-        if wrapper is not None and wrapper.training:
+        if wrapper is not None and ddp.trains(wrapper):
             if self._reduced:
                 self._before = self.number
             self._reduced = wrapper.require_backward_grad_sync

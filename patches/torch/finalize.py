@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Type
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.ranks.store import can_ask
 
 from . import ddp, flag
 from .accumulation import window_of
@@ -76,7 +77,7 @@ def _finalizer() -> Type[Finalizer]:
 
 def _possible(arguments: Dict[str, Any]) -> bool:
     """Whether reductions can be finalized, as far as the constructor's arguments show it."""
-    return not any(arguments.get(name) for name in ("static_graph", "mixed_precision", *_DELAYED))
+    return can_ask() and not any(arguments.get(name) for name in ("static_graph", "mixed_precision", *_DELAYED))
 
 
 _DELAYED = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
@@ -92,4 +93,6 @@ def impossible(wrapper: Any) -> str:
         return "compiled autograd reduces without a reducer"
     if getattr(wrapper, "_delay_all_reduce_params", None) or getattr(wrapper, "_delay_all_reduce_all_params", False):
         return "some of its parameters are reduced by themselves"
+    if not can_ask():
+        return "ranks cannot be asked whether a step has more backwards on all of them"
     return ""

@@ -32,7 +32,7 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if root_step.is_inner(self) or getattr(self, "_is_root", None) is False:
             return original(self, *inputs, **kwargs)
-        replica = _replica(site, self, lambda: sharding.of_fsdp1(self))
+        replica = _replica(site, self, lambda: sharding.of_fsdp1(self), self.process_group)
         if replica is None:
             return original(self, *inputs, **kwargs)
         # All micro-batches of an accumulation window skip the same layers: a unit that ran under no_sync and not in the
@@ -51,11 +51,13 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
     return forward
 
 
-def _replica(site: Site, root: Any, holders: Callable[[], Optional[List[int]]]) -> Optional[training.Replica]:
+def _replica(
+    site: Site, root: Any, holders: Callable[[], Optional[List[int]]], group: Any
+) -> Optional[training.Replica]:
     replica = training.replica_of(root)
     ranks = holders() if replica is None else None
     if ranks is not None:
-        replica = root_step.agreed(site, root, root, ranks)
+        replica = root_step.agreed(site, root, root, sharding.members_of(group, ranks))
         if replica is not None:
             # All ranks are here.
             replica.begin()
@@ -77,6 +79,7 @@ class _Steps:
 
     def __init__(self, site: Site, module: Any, mesh: Any) -> None:
         self.site, self.module, self.ranks = site, module, sharding.of_fsdp2(module, mesh)
+        self.group = mesh.get_group() if mesh is not None and mesh.ndim == 1 else None
         self.tokens: List[Optional[Tuple[training.Step, Any]]] = []
 
     def attach(self) -> None:
@@ -86,7 +89,7 @@ class _Steps:
 
     def begin(self, module: Any, args: Any) -> None:
         inner = not self.site.active or root_step.is_inner(module)
-        replica = None if inner else _replica(self.site, module, lambda: self.ranks)
+        replica = None if inner else _replica(self.site, module, lambda: self.ranks, self.group)
         self.tokens.append(None if replica is None else training.enter(replica))
 
     def end(self, module: Any, args: Any, output: Any) -> None:

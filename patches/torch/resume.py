@@ -31,9 +31,10 @@ class Start:
         members: the global ranks of its group.
         seed: the one on which these agreed; it is taken where the user has set one (``DDPFIX_SEED``), or the first rank
             does not come.
+        group: the name of their group.
     """
 
-    def __init__(self, site: Site, model: Any, members: List[int], seed: int) -> None:
+    def __init__(self, site: Site, model: Any, members: List[int], seed: int, group: str) -> None:
         chosen = site.settings.seed()
         self._is_chosen, self._seed = chosen is not None, seed
         self._positions = site.keep(position.Positions)
@@ -41,7 +42,7 @@ class Start:
         kind = type(model).__qualname__
         number = store.count(store.default_store(), f"position/{kind}")
         self._key = schedule.fold(schedule.text_key(kind), number)
-        self._word = agreement.Word(members, distributed.get_rank())
+        self._word = agreement.Word(members, distributed.get_rank(), group)
         self.is_first = self._word.is_mine
 
     def __call__(self, replica: training.Replica) -> Tuple[int, int]:
@@ -52,7 +53,7 @@ class Start:
         """
         found = self._positions.restored(self._key, self._source)
         own = (self._anew(), 0) if found is None else (found.seed, found.step)
-        seed, step = self._word.settle(own)
+        seed, step = self._word.settle(own) or (self._seed, 0)
         if found is not None:
             _say(own, (seed, step))
         self._positions.begun(self._key, self._source, replica)

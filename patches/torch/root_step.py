@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+import weakref
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
@@ -10,8 +11,16 @@ from ddpfix.layerdrop import cover, training
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
 from ddpfix.ranks import recomputed, wrap_hooks
+from ddpfix.ranks.agreement import Members
 
 from . import agreement, resume
+
+
+class Unasked:
+    """Roots whose ranks could not be asked: they are not asked again in each step."""
+
+    def __init__(self) -> None:
+        self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class First:
@@ -20,12 +29,12 @@ class First:
     Args:
         site: of the patch that it belongs to.
         model: the module that ranks compare.
-        ranks: the global ranks that train it together.
+        members: the ranks that train it together.
         waits: whether something waits for the gradient of each parameter, as FSDP does.
     """
 
-    def __init__(self, site: Site, model: Any, ranks: List[int], waits: bool) -> None:
-        self.site, self.model, self.ranks, self.waits = site, model, ranks, waits
+    def __init__(self, site: Site, model: Any, members: Members, waits: bool) -> None:
+        self.site, self.model, self.members, self.waits = site, model, members, waits
         self.failure: Optional[Exception] = None
         self.seed: Optional[int] = None
 
@@ -35,7 +44,7 @@ def _look(first: First) -> None:
 
 
 def _agree(first: First) -> None:
-    first.seed = agreement.agree_on(first.site, first.model, first.ranks, first.failure)
+    first.seed = agreement.agree_on(first.site, first.model, first.members, first.failure)
 
 
 def _checkpoints(first: First) -> None:
@@ -74,22 +83,26 @@ def is_inner(model: Any) -> bool:
     return training.current() is not None or recomputed.in_backward()
 
 
-def agreed(site: Site, root: Any, model: Any, ranks: List[int], waits: bool = True) -> Optional[training.Replica]:
+def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = True) -> Optional[training.Replica]:
     """Agree with the other ranks on a model; its state on this rank, or None where ranks cannot agree.
 
     Args:
         site: of the patch that asks.
         root: what is called in each step.
         model: the module in it, or the root itself.
-        ranks: the global ranks that train it together; all of them have to come.
+        members: the ranks that train it together; all of them have to come.
         waits: see :class:`First`.
     """
-    first = First(site, model, ranks, waits)
+    unasked = site.keep(Unasked).roots
+    if root in unasked:
+        return None
+    first = First(site, model, members, waits)
     for stage in ORDER:
         stage(first)
     if first.seed is None:
+        unasked.add(root)
         return None
-    start = resume.Start(site, model, ranks, first.seed)
+    start = resume.Start(site, model, members.ranks, first.seed, members.name)
     replica = training.register(root, model, first.seed, start)
     replica.tells = start.is_first
     return replica

@@ -101,7 +101,9 @@ class _Beginning:
 
     def _compare(self, since: int) -> None:
         model, store = self._model(), default_store()
-        if model is None or store is None or since > _PATIENCE or len(set(self._seen)) < 2 or are_divided(self._ranks):
+        # A copy has no number: some ranks may have it alone.
+        asks = model is not None and bool(model.number) and store is not None and since <= _PATIENCE
+        if model is None or not asks or len(set(self._seen)) < 2 or are_divided(self._ranks):
             self._end()
             return
         own = keys(store, f"samples/{model.number}")

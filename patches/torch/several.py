@@ -117,7 +117,7 @@ class Backwards:
         if self._roll is None:
             group = self._model.wrapper.process_group
             ranks = sharding.ranks_of(group)
-            self._roll = roll_call.RollCall(self._model.number, ranks, roll_call.limit_of(group))
+            self._roll = roll_call.RollCall(self._model.name_together(), ranks, roll_call.limit_of(group))
         return self._roll
 
     # The time between two backwards.

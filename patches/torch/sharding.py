@@ -6,6 +6,9 @@ from typing import Any, List, Optional
 
 from torch import distributed
 
+from ddpfix.ranks import groups
+from ddpfix.ranks.agreement import Members
+
 
 def ranks_of(group: Any) -> List[int]:
     """The global ranks of a process group, in its order; None is the default group."""
@@ -17,6 +20,12 @@ def ranks_of(group: Any) -> List[int]:
 
     size = distributed.get_world_size(group)
     return [distributed_c10d._get_global_rank(group, rank) for rank in range(size)]
+
+
+def members_of(group: Any, ranks: Optional[List[int]] = None) -> Members:
+    """The members of a process group (None is the default one), or those among its ranks that train one model."""
+    found = ranks_of(group) if ranks is None else ranks
+    return Members(groups.name_of(group, found), found, own_rank())
 
 
 def own_rank() -> int:

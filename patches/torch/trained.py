@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, Callable, List
 
+from . import ddp
+
 
 class Forwards:
     """The forwards of all models.
@@ -46,7 +48,7 @@ class Counter:
     def begin(self) -> None:
         """A forward with gradients begins."""
         wrapper = self._wrapper()
-        if wrapper is None or not (wrapper.module.training and wrapper.require_backward_grad_sync):
+        if wrapper is None or not (ddp.trains(wrapper) and wrapper.require_backward_grad_sync):
             return
         if getattr(getattr(wrapper, "_join_config", None), "enable", False):
             # The program has ranks with different numbers of batches, and does something about it.

@@ -59,7 +59,8 @@ def wrapped(rank: int, members: List[int], group: Any, seed: int) -> int:
     """Train a model for a step, and have ranks agree on a seed as its wrapping does."""
     model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
     model(torch.ones(1, 2) * rank).sum().backward()
-    agreed = agreement.meet(members, rank, {"seed": str(seed)}, seed + 1000 * rank, 60.0)
+    own = agreement.Members("of this test", members, rank)
+    agreed = agreement.meet(own, {"seed": str(seed)}, seed + 1000 * rank, 60.0)
     assert agreed is not None
     return agreed
 

@@ -69,7 +69,7 @@ def test_it_is_named_and_nobody_waits(failing: int) -> None:
 def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of the user's own outlives the ranks; the restarted ones are waited for, although one ended before."""
     store = distributed.HashStore()
-    monkeypatch.setattr(agreement, "default_store", lambda: store)
+    _of_torch(store, monkeypatch)
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 1)
     monkeypatch.setattr(sys, "last_value", ValueError("before the restart"), raising=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
@@ -91,7 +91,13 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
 def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> agreement._Meeting:
     """A meeting of two ranks in one process; each rank has a store object of its own."""
     monkeypatch.setattr(distributed, "get_rank", lambda *_: rank)
-    return agreement._Meeting(distributed.PrefixStore("", store), [0, 1], rank, {}, 60.0)
+    return agreement._Meeting(distributed.PrefixStore("", store), agreement.Members("all", [0, 1], rank), {}, 60.0)
+
+
+def _of_torch(store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a store that of a default group, as if torch had made it."""
+    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(distributed.distributed_c10d, "_default_pg_init_method", "env://")
 
 
 SERVER = """
@@ -113,12 +119,14 @@ def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         # A server that dies before it has read what came resets the connection, and torch 2.0 ends this process then.
         store.set("read", "yes")
         store.get("read")
+        _of_torch(store, monkeypatch)
+        monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
+        agreement.announce()
+        atexit.unregister(agreement._announce_end)
         server.kill()
         server.wait(20)
-    monkeypatch.setattr(agreement, "default_store", lambda: store)
-    monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
-    with pytest.raises(agreement.AgreementError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
-        agreement.meet([0, 1], 0, {}, 7, 5.0)
+    with pytest.raises(agreement.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
+        agreement.meet(agreement.Members("all", [0, 1], 0), {}, 7, 5.0)
 
 
 def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:

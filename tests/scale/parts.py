@@ -80,7 +80,7 @@ def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -
     def rank(number: int) -> Any:
         agreement.announce()
         facts = {**FACTS, "LayerDrop": "off"} if number == differs else FACTS
-        return agreement.meet(world.ranks, number, facts, SEED + number, limit)
+        return agreement.meet(agreement.Members("all", world.ranks, number), facts, SEED + number, limit)
 
     # The threads of thousands of ranks share one interpreter here, and would do nothing but look.
     with mock.patch.object(stores, "_LOOKS", LOOKS):
@@ -108,7 +108,7 @@ class _Replica:
                 parameter.fill_(2.0 if parts else 1.0)
         for parameter in self._wrapper.module.parameters():
             parameter.grad = torch.ones_like(parameter)
-        self.model = ddp.Wrapped(self._wrapper)
+        self.model = ddp.Wrapped(self._wrapper, "model")
         self.counts = drift.Counts(self.model)
         self._watch = drift.Watch(self.model, self.counts, "warn", EVERY)
         self._optimizer = torch.optim.SGD(self._wrapper.module.parameters(), lr=0.1)

@@ -72,6 +72,8 @@ class World:
             for name, tell in told.items():
                 stack.enter_context(mock.patch.object(distributed, name, tell))
             stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_store", self._store))
+            # As where torch has made the store.
+            stack.enter_context(mock.patch.object(distributed_c10d, "_default_pg_init_method", "env://"))
             yield
 
     def _store(self) -> Any:

@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddpfix import log
 from ddpfix.layerdrop import training
 from ddpfix.layerdrop.schedule import fold, mix, text_key, uniform
 from ddpfix.layerdrop.training import Replica
-from ddpfix.ranks import agreement
+from ddpfix.ranks import agreement, store
 
 SEEDS = (0, 1, 1234, 2**63 - 1)
 
@@ -287,9 +286,6 @@ def test_models_are_not_kept_alive() -> None:
 
 def test_ranks_without_a_store_agree_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The MPI backend has none: a job that ran before has to run on."""
-    warnings: List[str] = []
-    monkeypatch.setattr(agreement, "default_store", lambda: None)
-    monkeypatch.setattr(log, "warning", warnings.append)
-    assert agreement.meet([0, 1], 0, {}, 7, 1.0) is None
-    assert agreement.meet([0], 0, {}, 7, 1.0) == 7
-    assert len(warnings) == 1 and "LayerDrop stays as shipped" in warnings[0]
+    monkeypatch.setattr(store, "group_store", lambda: None)
+    assert agreement.meet(agreement.Members("all", [0, 1], 0), {}, 7, 1.0) is None
+    assert agreement.meet(agreement.Members("all", [0], 0), {}, 7, 1.0) == 7

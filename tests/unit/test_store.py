@@ -10,6 +10,7 @@ from typing import Any, List, Tuple
 import pytest
 from torch import distributed
 
+from ddpfix.ranks import agreement, roll_call
 from ddpfix.ranks import store as ours
 
 
@@ -32,6 +33,7 @@ def test_what_was_put_is_there(make: Any) -> None:
 
 def test_groups_and_restarts_do_not_read_each_others_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     server = distributed.HashStore()
+    monkeypatch.setattr(ours, "is_programs", lambda: False)
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
     for restart in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
@@ -87,3 +89,59 @@ def test_a_wait_of_the_store_itself_keeps_other_threads_from_it() -> None:
     assert blocked(theirs)[0] > 1
     taken, still = blocked(mine)
     assert taken < 1 and still
+
+
+class Plain(distributed.Store):
+    """A store of a program's own: torch needs no more methods than these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store = distributed.HashStore()
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._store.get(key))
+
+    def add(self, key: str, number: int) -> int:
+        return int(self._store.add(key, number))
+
+
+@pytest.mark.parametrize("is_programs", [True, False])
+def test_a_store_without_what_ranks_need_is_asked_nothing(is_programs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base class of all stores has each method, and raises in it."""
+    store = Plain()
+    monkeypatch.setattr(ours, "group_store", lambda: store)
+    monkeypatch.setattr(ours, "is_programs", lambda: is_programs)
+    ours.enter(store)
+    assert ours.passing_store() is None and ours.default_store() is None and not ours.can_ask()
+    assert ours.count(store, "name") == 0
+    ours.remember(store, "name", 5)
+    assert ours.remembered(store, "name") is None
+    assert roll_call.RollCall("name", [0, 1]).same("word")
+    assert agreement.meet(agreement.Members("all", [0, 1], 0), {}, 7, 1.0) is None
+
+
+@pytest.mark.skipif(not hasattr(distributed.Store, "check"), reason="torch could not check whether a key is there")
+def test_nothing_stays_in_a_store_of_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = distributed.HashStore()
+    stores = threading.local()
+    monkeypatch.setattr(ours, "group_store", lambda: stores.own)
+    monkeypatch.setattr(ours, "is_programs", lambda: True)
+    found: List[Any] = []
+
+    def rank(number: int) -> None:
+        stores.own = distributed.PrefixStore("", server)
+        ours.enter(stores.own)
+        calls = roll_call.RollCall("name", [0, 1])
+        seed = agreement.meet(agreement.Members("all", [0, 1], number), {"a": "b"}, 7 + number, 20.0)
+        found.append((seed, calls.same("yes"), calls.same("yes"), calls.same(f"rank {number}"), ours.default_store()))
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [(7, True, True, False, None)] * 2
+    assert server.num_keys() == 0

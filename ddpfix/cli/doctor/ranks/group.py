@@ -103,7 +103,8 @@ class Group:
         agreement.announce()
         problem: Optional[str] = None
         try:
-            agreement.meet(list(range(self._place.size)), self._place.rank, facts, 0, patience)
+            members = agreement.Members("doctor", list(range(self._place.size)), self._place.rank)
+            agreement.meet(members, facts, 0, patience)
         except agreement.AgreementError as error:
             problem = private.text(str(error))
         return {"problem": problem, "seconds": time.perf_counter() - begun}

@@ -104,5 +104,5 @@ def agreed_facts() -> Dict[str, str]:
     whole = loader.load()
     values, errors = choices.read(whole)
     toolkits = detect.installed_versions(whole)
-    found = resolve.facts(__version__, whole, toolkits, values, resolve.resolve(whole, toolkits, values))
+    found = resolve.facts(__version__, ("torch",), values, resolve.resolve(whole, toolkits, values))
     return {**found, **{f"refused setting {number}": error for number, error in enumerate(errors)}}

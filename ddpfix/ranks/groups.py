@@ -1,0 +1,26 @@
+"""Names of process groups."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Sequence
+
+
+def name_of(group: Any, ranks: Sequence[int]) -> str:
+    """A short name for a process group, the same on all of its ranks; two groups of the same ranks have two names.
+
+    Args:
+        group: a process group; None is the default one.
+        ranks: its global ranks, in its order.
+    """
+    return hashlib.sha1(f"{_torchs_name(group)}:{','.join(map(str, ranks))}".encode()).hexdigest()[:12]
+
+
+def _torchs_name(group: Any) -> str:
+    """The name under which torch keeps the keys of a group in its store, which is therefore the same on all ranks."""
+    from torch.distributed import distributed_c10d
+
+    world: Any = getattr(distributed_c10d, "_world", None)
+    # torch 1.13 has a global.
+    names = distributed_c10d._pg_names if world is None else world.pg_names
+    return str(names.get(distributed_c10d.group.WORLD if group is None else group, ""))
