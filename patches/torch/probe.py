@@ -32,7 +32,6 @@ from ddpfix.probing.subject import Subject
 
 from ..common import past
 from . import cures
-from . import past as calls
 
 # The number of steps, and the file for the command that has started this program: set by the command line alone.
 VARIABLE = "_DDPFIX_PROBE"
@@ -92,7 +91,7 @@ class Run:
 
     def _called_past(self, subject: Subject, module: Any, frame: FrameType) -> None:
         where = past.line(past.program(frame))
-        self._past[calls.named(type(subject.model).__name__, subject.modules.get(module, ""), where)] = None
+        self._past[_named(type(subject.model).__name__, subject.modules.get(module, ""), where)] = None
 
     def _finish(self) -> None:
         """There were enough steps."""
@@ -204,3 +203,12 @@ def _is_on_disk(file: Any) -> bool:
         return not file.closed and file.writable() and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _named(kind: str, part: str, where: str) -> str:
+    """A call past the wrapper: of which class, which part of it, and where it stands."""
+    called = f"{part} of a {kind}" if part else f"a {kind}"
+    return (
+        f"{where} calls {called} past its DistributedDataParallel wrapper in training: its gradients are not averaged."
+        " Call the wrapped model" + ("" if part else " (DDPFIX_PAST_WRAPPER=route does it for you)")
+    )
