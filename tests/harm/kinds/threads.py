@@ -213,49 +213,74 @@ def loaders_threads_are_counted(rank, size):
     return names
 
 
-@program(ranks=3)
-def models_trained_in_two_threads(rank, size):
-    """One group a thread, one backward a step; each thread's model is its own."""
-    groups, found = [dist.new_group(list(range(size))) for _ in range(2)], {}
-    models = [DDP(net(seed), process_group=group) for seed, group in enumerate(groups)]
-
-    def train(index):
-        fit(models[index], rank, steps=10, other=True)
-        found[index] = state(models[index])
-
-    workers = [threading.Thread(target=train, args=(index,)) for index in range(2)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
-    torch.manual_seed(0)
-    return [sorted(each) for _, each in sorted(found.items())]
+def certain(seed):
+    """Return a model without dropout: threads share the stream that it would draw from."""
+    model = net(seed)
+    model.body[2] = torch.nn.Identity()
+    return model
 
 
-@program()
-def models_wrapped_in_two_threads(rank, size):
-    """Each on a group of its own with the same ranks; a head a backward, no dropout."""
-    groups, found = [dist.new_group(list(range(size))) for _ in range(2)], {}
+def in_threads(train):
+    """Run a function in two threads at once, and return what it has returned."""
+    found = {}
 
-    def train(index):
-        time.sleep(0.05 * (index if rank else 1 - index))
-        wrapped = DDP(net(index).eval(), process_group=groups[index])
-        wrapped.module.requires_grad_(True)
-        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-        for x, y in batches(rank + 10 * index, 20):
-            wrapped.train()
-            wrapped.module.body[2].eval()
-            optimizer.zero_grad()
-            (wrapped(x, other=True) - y).pow(2).mean().backward()
-            optimizer.step()
-        found[index] = state(wrapped)
+    def run(index):
+        found[index] = train(index)
 
-    workers = [threading.Thread(target=train, args=(index,)) for index in range(2)]
+    workers = [threading.Thread(target=run, args=(index,)) for index in range(2)]
     for each in workers:
         each.start()
     for each in workers:
         each.join()
     return [found[index] for index in range(2)]
+
+
+@program(ranks=3)
+def models_trained_in_two_threads(rank, size):
+    """One group a thread, one backward a step; each thread's model is its own."""
+    groups = [dist.new_group(list(range(size))) for _ in range(2)]
+    models = [DDP(certain(seed), process_group=group) for seed, group in enumerate(groups)]
+
+    def train(index):
+        fit(models[index], rank, steps=10, other=True)
+        return state(models[index])
+
+    return in_threads(train)
+
+
+@program()
+def models_wrapped_in_two_threads(rank, size):
+    """Each on a group of its own with the same ranks, in another order on each rank; a backward a head."""
+    groups = [dist.new_group(list(range(size))) for _ in range(2)]
+    models = [certain(seed) for seed in range(2)]
+
+    def train(index):
+        time.sleep(0.05 * (index if rank else 1 - index))
+        wrapped = DDP(models[index], process_group=groups[index])
+        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+        for x, y in batches(rank + 10 * index, 20):
+            optimizer.zero_grad()
+            out = wrapped(x, other=True)
+            (out - y).pow(2).mean().backward(retain_graph=True)
+            (out + y).pow(2).mean().backward()
+            optimizer.step()
+        return state(wrapped)
+
+    return in_threads(train)
+
+
+@program()
+def flagged_models_wrapped_in_two_threads(rank, size):
+    groups = [dist.new_group(list(range(size))) for _ in range(2)]
+    models = [certain(seed) for seed in range(2)]
+
+    def train(index):
+        time.sleep(0.05 * (1 - index if rank else index))
+        wrapped = DDP(models[index], process_group=groups[index], find_unused_parameters=True)
+        fit(wrapped, rank + 10 * index, steps=20, other=index == 0)
+        return state(wrapped)
+
+    return in_threads(train)
 
 
 script("threads", "forks_after_logging", fresh=True, ranks=1, sample=True)
