@@ -30,6 +30,25 @@ def net(seed: int = 0) -> Net:
         return Net()
 
 
+class Two(nn.Module):
+    """Two heads on one input, with nothing in common: DDP takes a backward for each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.right = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        return self.left(x), self.right(x)
+
+
+def two(seed: int) -> Two:
+    """Return a model of two heads with the same weights on all ranks; the streams stay as they are."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Two()
+
+
 def batches(rank: int, steps: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     """Yield batches of this rank's own."""
     draws = torch.Generator().manual_seed(100 + rank)

@@ -10,34 +10,18 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 from tests.harm.kinds.draws import PACKAGE, SKIPS, Encoder
-from tests.harm.made import batches, fit, net, state
+from tests.harm.made import batches, fit, net, state, two
 from tests.harm.program import program
-
-
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.left, self.right = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 2)
-
-    def forward(self, x):
-        hidden = self.trunk(x).tanh()
-        return self.left(hidden), self.right(hidden)
-
-
-def two():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Two()
 
 
 @program(sample=True)
 def backward_for_each_head(rank, size):
-    wrapped = DDP(two())
+    wrapped = DDP(two(0))
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
     for x, y in batches(rank, 30):
         optimizer.zero_grad()
         left, right = wrapped(x)
-        (left - y).pow(2).mean().backward(retain_graph=True)
+        (left - y).pow(2).mean().backward()
         (right + y).pow(2).mean().backward()
         optimizer.step()
     return state(wrapped)
@@ -45,7 +29,7 @@ def backward_for_each_head(rank, size):
 
 @program()
 def all_gradients_by_one_of_two_backwards(rank, size):
-    wrapped = DDP(two(), find_unused_parameters=True)
+    wrapped = DDP(two(0), find_unused_parameters=True)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
     for step, (x, y) in enumerate(batches(rank, 30)):
         optimizer.zero_grad()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.harm.made import batches, fit, net, state
+from tests.harm.made import batches, fit, net, state, two
 from tests.harm.program import program, script
 
 
@@ -252,7 +252,7 @@ def models_trained_in_two_threads(rank, size):
 def models_wrapped_in_two_threads(rank, size):
     """Each on a group of its own with the same ranks, in another order on each rank; a backward a head."""
     groups = [dist.new_group(list(range(size))) for _ in range(2)]
-    models = [certain(seed) for seed in range(2)]
+    models = [two(seed) for seed in range(2)]
 
     def train(index):
         time.sleep(0.05 * (index if rank else 1 - index))
@@ -260,9 +260,9 @@ def models_wrapped_in_two_threads(rank, size):
         optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
         for x, y in batches(rank + 10 * index, 20):
             optimizer.zero_grad()
-            out = wrapped(x, other=True)
-            (out - y).pow(2).mean().backward(retain_graph=True)
-            (out + y).pow(2).mean().backward()
+            left, right = wrapped(x)
+            (left - y).pow(2).mean().backward()
+            (right + y).pow(2).mean().backward()
             optimizer.step()
         return state(wrapped)
 
