@@ -101,6 +101,12 @@ def close() -> None:
         _SERVERS.popitem()[1].close()
 
 
+def _end(process: Any) -> None:
+    """Kill the session of a rank."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process if isinstance(process, int) else process.pid, signal.SIGKILL)
+
+
 class Job:
     """All ranks of one program in one mode.
 
@@ -151,7 +157,7 @@ class Job:
             )
 
     def is_over(self) -> bool:
-        """Whether all ranks have ended."""
+        """Whether all ranks have ended; what a rank has left running ends with it."""
         for run, process in zip(self.runs, self._processes):
             if run.code != HANGS:
                 continue
@@ -161,16 +167,18 @@ class Job:
                     run.code, run.seconds = ended["code"], ended["seconds"]
             elif process.poll() is not None:
                 run.code, run.seconds = process.returncode, time.monotonic() - self.begun
+            if run.code != HANGS:
+                _end(process)
         return all(run.code != HANGS for run in self.runs)
 
     def result(self) -> List[Run]:
         """End what still runs, and read what all ranks have left."""
-        for process in self._processes:
-            number = process if isinstance(process, int) else process.pid
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(number, signal.SIGKILL)
-            if not isinstance(process, int):
-                process.wait()
+        for run, process in zip(self.runs, self._processes):
+            # The number of a process that has ended may be another's by now.
+            if run.code == HANGS:
+                _end(process)
+                if not isinstance(process, int):
+                    process.wait()
         for rank, run in enumerate(self.runs):
             run.out = self._read(rank, "out")
             run.err = self._read(rank, "err")
