@@ -26,7 +26,7 @@ HANGS = "still runs"
 
 def patience() -> float:
     """Return how many times longer things may take on this machine, which others may use as well."""
-    return min(10.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    return min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 @dataclass
