@@ -197,6 +197,8 @@ def _possible(plan: Plan, chance: random.Random) -> None:
         plan.frozen_at = -1
     if plan.backward == "no loss of some" and plan.heads == 1:
         plan.backward = "one"
+    if plan.backward == "each head" and plan.other == "joint":
+        plan.other = "critic"
     if plan.optimizer == "closure":
         plan.between = []
     if plan.optimizer in ("Adam", "AdamW", "two"):
