@@ -91,7 +91,7 @@ def _failing(plain: Run, ours: Run, close: float) -> Verdict:
             return Verdict(BREACH, "replicas differ")
         return Verdict(ENDED, failed) if failed else Verdict(CURED)
     begun = [(one["ddp"]["parameters"], two["ddp"]["parameters"]) for one, two in zip(ours.records, plain.records)]
-    if failed and all(got[: len(theirs)] == theirs for got, theirs in begun):
+    if failed and all(got == theirs[: len(got)] for got, theirs in begun):
         return Verdict(SPOILED, failed)
     far = min(farthest(ours, plain, mode) for mode in BY_HAND)
     ends = f"error: {failed}" if failed else f"no error; {said(ours)}"
