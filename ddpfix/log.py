@@ -23,7 +23,7 @@ LISTENERS: List[Callable[[str, str], None]] = []
 # Settings of a toolkit: what was asked for, what is in force, and a note, by name. The last word on each one counts.
 SETTINGS: Dict[str, Tuple[str, str, str]] = {}
 _MOST, _LONGEST = 200, 400
-# Threads that threading does not list (ddpfix/ranks/background.py): making a record in one of them would list it.
+# Threads that threading does not list (ddpfix/background.py): making a record in one of them would list it.
 UNLISTED: Set[int] = set()
 _RECORD = logging.LogRecord("ddpfix", logging.INFO, __file__, 0, "", (), None)
 _logged: Set[str] = set()

@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Any, List, NamedTuple, Optional, Sequence
 
-from ddpfix.ranks.background import Background
+from ddpfix.background import Background
 from ddpfix.ranks.store import default_store, has, keys, look_until, put
 
 # Seconds to wait for the other ranks, and for a store that does not answer.

@@ -15,8 +15,8 @@ import time
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpfix import log
+from ddpfix.background import Background
 from ddpfix.ranks import error_file, exits, first_failure, last_words, main_thread
-from ddpfix.ranks.background import Background
 from ddpfix.ranks.bulletin import Bulletin, End, Life, is_gone
 from ddpfix.ranks.connection import Connection, StoreLostError
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ddpfix import log
+from ddpfix.background import Background
 from ddpfix.trace import schema
 
 Row = Dict[str, Any]
@@ -75,7 +76,7 @@ class Writer:
         # Held by whoever writes; a forked child does not write, so that it never waits for it.
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ddpfix trace", daemon=True)
+        self._thread: Optional[Background] = None
         self.on = False
 
     def open(self) -> bool:
@@ -90,7 +91,7 @@ class Writer:
             self._give_up(error)
             return False
         self.on = True
-        self._thread.start()
+        self._thread = Background(self._run)
         return True
 
     def line(self, kind: str, **values: Any) -> None:
@@ -137,7 +138,7 @@ class Writer:
             how: of the ``end`` line.
         """
         self._stop.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join(5.0)
         if how is not None:
             self.line(schema.END, time=time.time(), how=how)

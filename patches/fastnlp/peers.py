@@ -10,8 +10,8 @@ import traceback
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Type
 
+from ddpfix.background import Background
 from ddpfix.ranks import first_failure
-from ddpfix.ranks.background import Background
 from ddpfix.ranks.last_words import follows
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.

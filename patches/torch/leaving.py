@@ -21,8 +21,8 @@ from typing import Any, List, NamedTuple
 
 from torch import distributed
 
+from ddpfix.background import NATIVE
 from ddpfix.patching.site import Site
-from ddpfix.ranks.background import NATIVE
 
 # Seconds: what a thread gets that only waits for the GIL, between two looks, and in all; the last is of the processor's
 # time, because on a machine with much to do a thread that is about to be ready gets little of it.

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any, Dict, Optional, Tuple
 
 from ddpfix import log
+from ddpfix.background import Background
 from ddpfix.patching.site import Site
-from ddpfix.ranks.background import Background
 
 # Seconds after which a group that does not come up is told about.
 _PATIENCE = 30.0
@@ -68,8 +68,9 @@ def _about(file: Optional[str]) -> str:
         return ""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.st_mtime))
     return (
-        f"the process group does not come up, and {file}, in which its ranks are to meet, was last written at"
-        f" {written}, before this job was started: a run that was killed has left it. Delete it before each run"
+        f"the process group is not up yet, and {file}, in which its ranks are to meet, was last written at {written},"
+        " before the process that has started this rank began. If an earlier run has left it, ranks wait for those of"
+        " that run: delete it before each run"
     )
 
 

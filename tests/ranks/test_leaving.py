@@ -15,8 +15,7 @@ from ddpfix.patches.torch import leaving
 from torch import distributed
 
 import ddpfix
-from ddpfix import log
-from ddpfix.ranks import background
+from ddpfix import background, log
 from tests.support import ranks
 
 pytestmark = pytest.mark.patches("torch.leaving")

@@ -123,4 +123,4 @@ def test_a_file_that_is_new_empty_or_not_there(tmp_path: Path) -> None:
     file.write_text("x")
     assert store_file._about(str(file)) == ""
     os.utime(file, (1e9, 1e9))
-    assert "Delete it before each run" in store_file._about(str(file))
+    assert "delete it before each run" in store_file._about(str(file))

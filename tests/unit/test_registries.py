@@ -64,7 +64,7 @@ OF_PROCESS: Dict[str, str] = {
     "ddpfix._env._reported": "a wrong value of DDPFIX is told once a process, before there is an activation",
     "ddpfix.layerdrop.cover._RATES": "where a class reads its rate: a cache of its source, by class",
     "ddpfix.log.UNLISTED": "threads of ours that run: each takes itself out at its end",
-    "ddpfix.ranks.background.NATIVE": "threads of ours that run: each takes itself out at its end",
+    "ddpfix.background.NATIVE": "threads of ours that run: each takes itself out at its end",
     "ddpfix.log._heard": "lines that are given to listeners once a process",
     "ddpfix.log._logged": "lines that are logged once a process, as the docs promise",
     "ddpfix.log._logged_about": "lines that are logged once an object, for as long as it lives",

@@ -14,17 +14,18 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "_env": set(),
     "import_hook": set(),
     "log": set(),
+    "background": {"log"},
     "state": set(),
     "matrix": {"import_hook", "state"},
     "patching": {"log", "state"},
-    "ranks": {"log", "patching"},
+    "ranks": {"background", "log", "patching"},
     "layerdrop": {"log", "patching", "ranks"},
     "probing": {"layerdrop", "log", "ranks"},
     "waiting": {"matrix"},
     "engine": {"_env", "import_hook", "log", "matrix", "patching", "state", "waiting"},
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
-    "trace": {"log"},
+    "trace": {"background", "log"},
     # The command drift hashes and judges the sources of a release as the engine does.
     "cli": {"_env", "layerdrop", "matrix", "patching", "probing", "ranks", "state", "trace", "waiting"},
     "__main__": {"cli"},
@@ -33,7 +34,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.
-FOR_PATCHES = {"log", "patching", "ranks", "layerdrop", "probing", "trace"}
+FOR_PATCHES = {"background", "log", "patching", "ranks", "layerdrop", "probing", "trace"}
 # What variables are called, which messages tell.
 NAMES = "ddpfix.matrix.settings"
 # Folders of patches/ that others may import.

@@ -17,8 +17,8 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ddpfix import log
+from ddpfix.background import Background
 from ddpfix.ranks import collectives, error_file, limits
-from ddpfix.ranks.background import Background
 from ddpfix.ranks.connection import Connection
 from ddpfix.ranks.hang import absent, processes, stacks, verdict
 from ddpfix.ranks.hang.meeting import Meeting, Told

@@ -26,7 +26,7 @@ class Background:
     """
 
     def __init__(self, run: Callable[[], object]) -> None:
-        self._pid, self._ended = os.getpid(), threading.Event()
+        self._pid, self._number, self._ended = os.getpid(), 0, threading.Event()
         _thread.start_new_thread(self._run, (run,))
 
     def is_alive(self) -> bool:
@@ -34,16 +34,17 @@ class Background:
         return os.getpid() == self._pid and not self._ended.is_set()
 
     def join(self, seconds: float) -> None:
-        """Wait for its end.
+        """Wait for its end, unless it is the thread that asks.
 
         Args:
             seconds: at most.
         """
-        if self.is_alive():
+        if self.is_alive() and threading.get_ident() != self._number:
             self._ended.wait(seconds)
 
     def _run(self, run: Callable[[], object]) -> None:
-        number, native = threading.get_ident(), threading.get_native_id()
+        self._number = number = threading.get_ident()
+        native = threading.get_native_id()
         log.UNLISTED.add(number)
         NATIVE.add(native)
         try:
