@@ -68,6 +68,8 @@ class Finalizer:
         # A tensor whose hooks are registered on nodes.
         self._hooked = torch.zeros((), requires_grad=True)
         self._hooked._backward_hooks = OrderedDict(((0, self.output_reached),))
+        # Whether an optimizer has stepped within the backward that runs: torch then ends this step with its own error.
+        self.left_to_torch = False
         # Parameters without a gradient in all backwards of the step so far, and whether some had none at all before.
         self._absent: Optional[FrozenSet[int]] = None
         self._zeros = self._logged = False
@@ -164,7 +166,7 @@ class Finalizer:
             return
         if self.state is FINALIZED:
             self._arm_again()
-        self.state = RUNNING
+        self.state, self.left_to_torch = RUNNING, False
         # DDP may queue its own end behind this callback; the one that it queues comes after that.
         _AT_END(self._queue_end)
         if self._finalized or len(ALL) > 1:
@@ -218,6 +220,8 @@ class Finalizer:
                 self._reductions += 1
                 if not self._reductions & (self._reductions - 1):
                     strays.warn_if_any(self._model)
+        elif self.left_to_torch:
+            self.state = IDLE
         elif last:
             self._finalize()
         else:

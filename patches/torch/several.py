@@ -17,7 +17,7 @@ from ddpfix import log
 from ddpfix.ranks import roll_call
 
 from . import ddp, sharding
-from .states import PENDING
+from .states import PENDING, RUNNING
 
 if TYPE_CHECKING:
     from .finalizer import Finalizer
@@ -44,8 +44,9 @@ class Backwards:
         self._pending: Optional[Gradients] = None
         # Whether gradients of this step were used between two of its backwards.
         self.used_between = False
-        # Whether a step of this model may wait for a further backward: only then a hook on optimizers is needed.
+        # Whether a step of this model may wait for a further backward.
         self.may_wait = False
+        _add_optimizer_hook()
 
     @property
     def usual(self) -> bool:
@@ -126,7 +127,6 @@ class Backwards:
         """Wait for more backwards before the reduction; a step may still have fewer."""
         self._pending = Gradients(self._model.parameters)
         self.may_wait = True
-        _add_optimizer_hook()
 
     def use(self, finalizer: Finalizer) -> None:
         """Reduce pending gradients before an optimizer uses them.
@@ -154,7 +154,8 @@ class Backwards:
 
     def end(self) -> None:
         self.may_wait = False
-        if not _waiting():
+        # The models that are still there, without this one.
+        if not any(finalizer.backwards is not self for finalizer in _finalizers()):
             _remove_optimizer_hook()
 
 
@@ -176,9 +177,9 @@ def _version(gradient: Any) -> Tuple[Any, int]:
     return gradient, 0 if gradient is None else gradient._version
 
 
-def _waiting() -> List[Finalizer]:
+def _finalizers() -> List[Finalizer]:
     finalizers = (model.finalizer for model in ddp.known())
-    return [finalizer for finalizer in finalizers if finalizer is not None and finalizer.backwards.may_wait]
+    return [finalizer for finalizer in finalizers if finalizer is not None]
 
 
 _HANDLES: List[Any] = []
@@ -197,7 +198,12 @@ def _remove_optimizer_hook() -> None:
 
 
 def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    affected = [finalizer for finalizer in _waiting() if _holds(optimizer, finalizer)]
+    finalizers = _finalizers()
+    for finalizer in finalizers:
+        # An optimizer within the backward uses gradients before anything can average them, in plain torch as well.
+        if finalizer.state is RUNNING and _holds(optimizer, finalizer):
+            finalizer.left_to_torch = True
+    affected = [each for each in finalizers if each.backwards.may_wait and _holds(optimizer, each)]
     if not affected:
         return None
     _complete(affected)

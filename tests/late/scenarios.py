@@ -234,6 +234,19 @@ def broken_backward(record: Record) -> None:
     loss(model, 1).backward()
 
 
+def optimizer_within(record: Record) -> None:
+    """An optimizer for each parameter steps within the backward, before anything is averaged."""
+    model = wrapped()
+
+    def stepping(optimizer: Any) -> Any:
+        return lambda parameter: optimizer.step()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(stepping(torch.optim.SGD([parameter], lr=0.1)))
+    for number in range(3):
+        loss(model, number).backward()
+
+
 def plain_torch(record: Record) -> None:
     """A forward without gradients, and one whose graph only gives the input's gradient."""
     model = wrapped()

@@ -42,6 +42,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans += [Scenario("plain-loss_reduced", function="loss_reduced", timeout=8)]
     plans += [Scenario(f"plain-{name}", function=name) for name in RIGHT_IN_PLAIN_TORCH]
     plans += [Scenario(name, function=name, settings={}) for name in OURS]
+    plans += [Scenario("plain-optimizer_within", function="optimizer_within", timeout=8)]
+    plans += [Scenario("optimizer_within", function="optimizer_within", settings={}, timeout=8)]
     plans += [Scenario("advised", function="advised", settings={"advice": "12"})]
     plans += [Scenario("unadvised", function="advised", settings={"advice": "off"})]
     settings = {"unused": "late"}
@@ -126,6 +128,13 @@ def test_join(outcomes: Dict[str, Ranks]) -> None:
 
 @pytest.mark.parametrize("name", ["explicit_false", "broken_backward", "undone"])
 def test_what_is_not_ours_to_finalize_fails_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert any(FAILURE in end for end in ends(outcomes[name])), outcomes[name]
+
+
+@pytest.mark.skipif(not CAN_ASK, reason="before torch 2.1 parameters have no hook after their gradient")
+@pytest.mark.parametrize("name", ["plain-optimizer_within", "optimizer_within"])
+def test_an_optimizer_within_the_backward_is_left_to_torch(outcomes: Dict[str, Ranks], name: str) -> None:
+    """It has used gradients that nobody has averaged: torch ends the job at the next forward."""
     assert any(FAILURE in end for end in ends(outcomes[name])), outcomes[name]
 
 
