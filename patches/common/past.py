@@ -104,6 +104,10 @@ class Route:
         # With the code of each place, so that nothing else gets its id.
         self._places: Dict[Place, Tuple[bool, List[CodeType]]] = {}
 
+    def __reduce__(self) -> Any:
+        """A module that is saved or copied with all of its attributes has nothing in this place."""
+        return type(None), ()
+
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         module: Any = self._module()
         if self._inside or not _ENABLED() or not module.training:

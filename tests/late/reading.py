@@ -176,6 +176,21 @@ def mode_of_the_module(record: Record) -> None:
     train(record, DataLoader(Samples(), 4), model=model)
 
 
+def unknown(record: Record) -> None:
+    """Batches of a class into which nobody may look: the model is given a tensor of them."""
+
+    class Opaque:
+        __slots__ = ("kept",)
+
+        def __init__(self, kept: Any) -> None:
+            self.kept = kept
+
+    def collate(samples: Sequence[Any]) -> Any:
+        return Opaque(torch.stack([each["inputs"] for each in samples]))
+
+    train(record, DataLoader(Samples(), 4, collate_fn=collate), chosen=lambda batch: batch.kept)
+
+
 # They are right.
 
 
@@ -334,21 +349,6 @@ def one_order(record: Record) -> None:
     data = Samples()
     sampler = shared(data)
     train(record, DataLoader(data, 4, sampler=sampler), begin=lambda epoch: sampler.set_epoch(epoch // 2))
-
-
-def unknown(record: Record) -> None:
-    """A batch of a class into which nobody may look, whose attributes cannot be touched."""
-
-    class Opaque:
-        __slots__ = ("kept",)
-
-        def __init__(self, kept: Any) -> None:
-            self.kept = kept
-
-    def collate(samples: Sequence[Any]) -> Any:
-        return Opaque(torch.stack([each["inputs"] for each in samples]))
-
-    train(record, DataLoader(Samples(), 4, collate_fn=collate), chosen=lambda batch: batch.kept)
 
 
 def accelerated(record: Record) -> None:

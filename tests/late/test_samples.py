@@ -26,6 +26,7 @@ SAME = (
     "accumulated",
     "features",
     "mode_of_the_module",
+    "unknown",
 )
 SAME_LINE = (
     "all 2 ranks gave their Sequential the same inputs and got the same outputs in the first 32 training forwards."
@@ -45,7 +46,6 @@ RIGHT = (
     "in_groups",
     "one_batch",
     "made_up",
-    "unknown",
     "counts_steps",
     "noisy",
     "noisy_within",

@@ -118,7 +118,7 @@ class _Replica:
         self._watch.step_begins()
         self.counts.forward_ended(None)
         self._watch.step_ended(self._optimizer)
-        return self.counts.reported
+        return bool(self.counts.reported)
 
 
 def compare(world: World, parts: int = -1) -> Part:
