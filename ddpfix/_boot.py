@@ -22,7 +22,8 @@ def start() -> None:
         return
     from ddpfix import import_hook
 
-    import_hook.install(watched(), wake)
+    if not _env.is_second(import_hook.of_another_copy()):
+        import_hook.install(watched(), wake)
 
 
 def wake() -> None:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
 ON = ("1", "true", "yes", "on")
 OFF = ("", "0", "false", "no", "off")
 
@@ -51,6 +55,18 @@ def is_on(value: str) -> bool:
             _reported.append(value)
             say(f"not activated: {error}")
         return False
+
+
+def is_second(other: Optional[str]) -> bool:
+    """Whether another copy of ddpfix is at work in this process, which is reported once.
+
+    Args:
+        other: its file, or None.
+    """
+    if other is not None and other not in _reported:
+        _reported.append(other)
+        say(f"this copy does nothing, because another one is at work in this process: {os.path.dirname(other)}")
+    return other is not None
 
 
 _reported: list[str] = []

@@ -205,7 +205,7 @@ class Engine:
         problems += self.gate.undo()
         self.sites.clear()
         self.kept.clear()
-        log.forget_settings()
+        log.forget()
         self.waiting.clear()
         return problems
 
@@ -297,7 +297,7 @@ def switch_on(**arguments: object) -> None:
     """Do what :func:`activate` does, without a report: a report looks for every toolkit."""
     global _engine
     with _LOCK:
-        if _env.refused():
+        if _env.refused() or _env.is_second(import_hook.of_another_copy()):
             return
         if _engine is None or arguments:
             # Built first, so that bad input leaves the activation in force as it is.

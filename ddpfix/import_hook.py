@@ -116,6 +116,18 @@ def _hook(
         return
 
 
+def of_another_copy() -> Optional[str]:
+    """The file of another copy of ddpfix that is at work in this process; None where there is none.
+
+    A path may lead to two copies (``PYTHONPATH`` and site-packages): the second one does nothing.
+    """
+    for each in sys.meta_path:
+        kind = type(each)
+        if (kind.__module__, kind.__qualname__) == (Finder.__module__, Finder.__qualname__) and kind is not Finder:
+            return str(kind.find_spec.__code__.co_filename)
+    return None
+
+
 _finder: Optional[Finder] = None
 
 

@@ -86,9 +86,10 @@ def setting(name: str, requested: object, effective: object, note: str = "") -> 
         SETTINGS[name] = (asked[:_LONGEST], str(effective)[:_LONGEST], note)
 
 
-def forget_settings() -> None:
-    """Drop what was noted (undo): the trace of the next activation has its own."""
-    SETTINGS.clear()
+def forget() -> None:
+    """Drop what an activation has noted and logged (undo): the next one has a summary and lines of its own."""
+    for noted in (SETTINGS, _logged, _heard, _logged_about):
+        noted.clear()
 
 
 def first_rank() -> bool:
@@ -115,7 +116,7 @@ def debug(message: str) -> None:
 
 
 def warning(message: str) -> None:
-    """A line that a user has to see: once a process, from rank 0."""
+    """A line that a user has to see: once an activation, from rank 0."""
     if LISTENERS and message not in _heard:
         _heard.add(message)
         _tell("warning", message)
@@ -124,14 +125,14 @@ def warning(message: str) -> None:
 
 
 def on_every_rank(message: str) -> None:
-    """A line that a user has to see, once a process, from every rank: it is in the log of each of them."""
+    """A line that a user has to see, once an activation, from every rank: it is in the log of each of them."""
     if first_time(message):
         _tell("warning", message)
         _write(logging.WARNING, message)
 
 
 def once(message: str, about: object = None) -> None:
-    """A line of information, once a process, or once for an object.
+    """A line of information, once an activation, or once for an object.
 
     Args:
         message: the line.
@@ -142,7 +143,7 @@ def once(message: str, about: object = None) -> None:
 
 
 def first_time(message: str, about: object = None) -> bool:
-    """Whether this is the first call with this message in this process, or for this object."""
+    """Whether this is the first call with this message in this activation, or for this object."""
     logged = _logged if about is None else _logged_about.setdefault(about, set())
     if message in logged:
         return False

@@ -42,13 +42,26 @@ class Registry(List[T]):
     def __init__(self, at: str) -> None:
         super().__init__()
         self.at = at
+        # Several patches may register one item: it goes with the last of them.
+        self._holders: List[T] = []
+
+    def hold(self, item: T) -> None:
+        """Put an item in, unless it is there, once more."""
+        self._holders.append(item)
+        if item not in self:
+            self.append(item)
+
+    def release(self, item: T) -> None:
+        """Take an item out that was held as often as this."""
+        if item in self._holders:
+            self._holders.remove(item)
+        if item not in self._holders and item in self:
+            self.remove(item)
 
 
 class _BoundLayer(wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._self_instance is None:
-            return _named, (self.__module__, self.__qualname__)
-        return getattr, (self._self_instance, self.__name__)
+        return _by_name(self) if self._self_instance is None else (getattr, (self._self_instance, self.__name__))
 
 
 class _Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
@@ -57,7 +70,7 @@ class _Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-igno
     __bound_function_wrapper__ = _BoundLayer
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _named, (self.__module__, self.__qualname__)
+        return _by_name(self)
 
     def __copy__(self) -> Any:
         return self
@@ -66,9 +79,29 @@ class _Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-igno
         return self
 
 
-def _named(module: str, qualname: str) -> Any:
-    """The object that a module holds under a dotted name: patched functions are unpickled by it."""
-    return functools.reduce(getattr, qualname.split("."), import_module(module))
+def _by_name(function: Any) -> Any:
+    """How a patched function is pickled: by its name, and read without ddpfix as well.
+
+    Only what a module itself holds goes by its name as a plain function does: what a class hands out is another object
+    each time.
+    """
+    *above, name = function.__qualname__.split(".")
+    if not above:
+        return name
+    return getattr, (functools.reduce(getattr, above, import_module(function.__module__)), name)
+
+
+def _looks_like(original: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+    """The closure with the name, the signature and the source of what it calls.
+
+    A signature is asked for with or without what a function wraps; a second wrapper shows its own in the latter case,
+    and has to be found by the former.
+    """
+    shown = functools.wraps(original)(closure)
+    if type(original) is FunctionType and not hasattr(original, "__wrapped__"):
+        with contextlib.suppress(TypeError, ValueError):
+            shown.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return shown
 
 
 def _bound_first(original: Any) -> Callable[..., Any]:
@@ -204,15 +237,14 @@ class Site:
             if not isinstance(original, FunctionType):
                 raise PatchError(f"{attribute} of {owner!r} is a {type(original).__name__}, not a plain function")
             called = _bound_first(original) if is_proxy(original) and isinstance(owner, type) else original
-            self.replace(owner, attribute, functools.wraps(original)(make(called)))
+            self.replace(owner, attribute, _looks_like(original, make(called)))
 
     def register(self, registry: Registry[T], item: T) -> None:
-        """Put an item into a registry, unless it is there, until this patch is undone."""
+        """Put an item into a registry, unless it is there, until the last patch is undone that has done so."""
         with LOCK:
             self.registered.append(registry.at)
-            if item not in registry:
-                registry.append(item)
-                self._undo_actions.append(functools.partial(_discard, registry, item))
+            registry.hold(item)
+            self._undo_actions.append(functools.partial(registry.release, item))
 
     def keep(self, kind: Callable[[], T]) -> T:
         """The one object of this kind in this activation, which holds what would else be a global of a module.
@@ -313,11 +345,6 @@ def _rebind_all(fresh: Optional[str] = None) -> None:
                 setattr(module, name, now)
                 site._record(module, name, was, now, False, True)
                 held = now
-
-
-def _discard(registry: List[Any], item: Any) -> None:
-    if item in registry:
-        registry.remove(item)
 
 
 def locate(module: ModuleType, attribute: str, expects: Sequence[str]) -> Any:

@@ -17,6 +17,10 @@ from ddpfix.ranks import agreement, wrap_hooks
 
 from . import accumulation, ddp, resume, sharding
 
+NOT_MET = (
+    "DDP communicates nothing while this model is wrapped, so the ranks do not meet, and may skip different layers:"
+    " LayerDrop stays as shipped"
+)
 NOT_ASKED = (
     "ranks cannot be asked through this process group's store, so they may skip different layers: LayerDrop stays as"
     " shipped. A group that is started by torchrun can be asked."
@@ -73,6 +77,8 @@ class Agreement(ddp.Stage):
         flagged = bool(wrapper.find_unused_parameters and not getattr(wrapper, "static_graph", False))
         if flagged:
             wrap_hooks.forbid_reentrant(wrapper.module)
+        if call is not None and not call.number and cover.active(wrapper.module):
+            log.once(NOT_MET)
         if seed is not None:
             start = None if call is None else self._start(wrapper, seed)
             replica = training.register(wrapper, wrapper.module, seed, start)

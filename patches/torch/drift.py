@@ -94,7 +94,8 @@ class Drift(ddp.Stage):
         self._models = 0
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
-        if optimizers.is_alone(model):
+        # A model without a name may be on some ranks only.
+        if not model.number or optimizers.is_alone(model):
             return
         counts = self._counts[model] = Counts(model)
         model.attach(self.place, after=counts.forward_ended)
@@ -196,8 +197,7 @@ class Watch:
 
     def _take(self, optimizer: Any) -> None:
         model = self.model()
-        # A copy has no number: some ranks may have it alone.
-        if model is None or not model.number or default_store() is None or not optimizers.replicated(model):
+        if model is None or default_store() is None or not optimizers.replicated(model):
             self._over = True
             return
         if not self._name:

@@ -19,7 +19,7 @@ import pytest
 import wrapt
 
 from ddpfix.patching.layers import IN_PLACE, stale_copies
-from ddpfix.patching.site import PatchError, Site, one_search
+from ddpfix.patching.site import PatchError, Registry, Site, one_search
 from tests.support import undo
 
 ROOT = Path(__file__).parents[2]
@@ -371,6 +371,18 @@ def test_one_lost_layer_does_not_stop_the_others(kit: Any) -> None:
     assert len(site.undo()) == 1
     assert vars(kit.Thing)["made"] is original
     assert done == ["second", "first"]
+
+
+def test_an_item_of_two_patches_goes_with_the_last_of_them() -> None:
+    registry: Registry[str] = Registry("here")
+    first, second = Site("first"), Site("second")
+    for site in (first, second):
+        site.register(registry, "item")
+    assert registry == ["item"]
+    first.undo()
+    assert registry == ["item"]
+    second.undo()
+    assert registry == []
 
 
 def test_an_undo_that_raises_does_not_stop_the_others(kit: Any) -> None:

@@ -1,0 +1,47 @@
+"""Python's own tools see what ddpfix has replaced in torch and transformers as they see plain torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from tests.support.ranks import environment
+
+CHILD = Path(__file__).with_name("introspected.py")
+ROOT = CHILD.parent.parent.parent
+Seen = Dict[str, Dict[str, str]]
+
+
+def looked(ddpfix: str, *words: str) -> Seen:
+    environ = {**environment({"DDPFIX": ddpfix}), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(CHILD), *words], env=environ, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found: Seen = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory: pytest.TempPathFactory) -> List[str]:
+    """Each look at a place that shows something else than in plain torch."""
+    patched = looked("1")
+    assert "torch.nn.parallel.distributed:DistributedDataParallel.forward" in patched and len(patched) > 15
+    places = tmp_path_factory.mktemp("introspection") / "places"
+    places.write_text("\n".join(patched), encoding="utf-8")
+    plain = looked("0", str(places))
+    return [
+        f"{place} {look}: {patched[place][look]} for {text}"
+        for place, looks in plain.items()
+        for look, text in looks.items()
+        if patched[place][look] != text
+    ]
+
+
+def test_what_is_replaced_looks_as_in_plain_torch(differences: List[str]) -> None:
+    assert not differences, "\n".join(differences)
