@@ -1,35 +1,21 @@
-"""Copies a function that draws, so that its draws can be replaced; the function itself is never changed.
+"""Copies a function, with other comparisons in the places of those that decide about layers.
 
-In the copy the names ``torch``, ``random`` and ``numpy`` refer to look-alikes. A look-alike first draws the original
-number, so every generator advances as it does without ddpfix.
+The function itself is never changed. The copy has its file and line numbers, and what it needs of ddpfix as free
+variables: nothing is put into the namespace of its module.
 """
 
 from __future__ import annotations
 
-import dis
+import ast
+import copy
 import functools
 import inspect
-import random
-from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
+from types import CellType, FunctionType
+from typing import Any, Callable, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple
 
-from ddpfix.layerdrop import draw
-from ddpfix.patching.site import PatchError, Registry, Site
-from ddpfix.patching.temporary import LookAlike
-
-_SOURCES = ("torch", "random", "np", "numpy")
-_DRAWS = frozenset(("rand", "uniform", "uniform_", "random"))
-# The types of what modules and generators draw with; numpy's functions have the last one.
-_METHODS = ("builtin_function_or_method", "method", "cython_function_or_method")
-# Names of rates in code: LayerDrop, stochastic depth, and a branch of a layer that is dropped.
-RATES = ("layerdrop", "layer_drop", "stochastic_depth_rate", "branch_drop_rate")
-# What a toolkit calls its rates beside these, as whole names: a patch registers them.
-RATE_NAMES: Registry[str] = Registry("each forward that skips layers")
-# The name of the rate, or rates, in a list of modules that skips some of them; elsewhere it may be anything.
-_RATE_OF_LIST = "p"
-# Names under which a module may hold a numpy generator of its own.
-_GENERATORS = ("rng",)
-_HIDDEN = "_ddpfix_"
+from ddpfix.layerdrop import call, decisions, rates, source
+from ddpfix.layerdrop.numbers import Scope, scope_of
+from ddpfix.patching.site import PatchError, Registry
 
 
 class Traits(NamedTuple):
@@ -45,227 +31,140 @@ class Traits(NamedTuple):
     skipped_output: Tuple[None, ...] = ()
 
 
-class _LookAlike(LookAlike):
-    """Stands for a module in the copied function, which looks up what it draws from by the hidden names."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self, name[len(_HIDDEN) :]) if name.startswith(_HIDDEN) else getattr(self._original, name)
-
-
-def _scalar_draw(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def drawn(*args: Any, **kwargs: Any) -> Any:
-        value = original(*args, **kwargs)
-        call = draw.CURRENT.get()
-        if call is None:
-            return value
-        shape = () if isinstance(value, float) else getattr(value, "shape", None)
-        if call.vectors and shape is not None and len(shape) == 1:
-            return call.answer_all(value)
-        if shape == (1,):
-            # Read with .item(), it is a single number; used as it is, it is noise.
-            value.item = functools.partial(call.answer, value.item())
-        # Only a single number decides about a layer; a tensor of draws is noise or a mask.
-        return call.answer(value) if shape == () else value
-
-    return drawn
-
-
-def _vector(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.empty(n).uniform_()`` draws one number a layer for all layers at once."""
-
-    @functools.wraps(original)
-    def empty(*args: Any, **kwargs: Any) -> Any:
-        value = original(*args, **kwargs)
-        call = draw.CURRENT.get()
-        if call is not None and value.dim() == 1:
-            value.uniform_ = functools.partial(_filled, call, value)
-        return value
-
-    return empty
-
-
-def _filled(call: draw.Call, value: Any, *args: Any, **kwargs: Any) -> Any:
-    del value.uniform_
-    value.uniform_(*args, **kwargs)
-    return value if args or kwargs else call.answer_all(value)
-
-
-def _look_alike(module: ModuleType) -> _LookAlike:
-    if module.__name__ == "torch":
-        return _LookAlike(module, {"rand": _scalar_draw(module.rand), "empty": _vector(module.empty)})
-    if module is random:
-        return _LookAlike(module, {name: _scalar_draw(getattr(random, name)) for name in ("random", "uniform")})
-    generators = module.random
-    names = ("rand", "random", "random_sample", "uniform")
-    return _LookAlike(
-        module, {"random": _LookAlike(generators, {name: _scalar_draw(getattr(generators, name)) for name in names})}
-    )
-
-
 def innermost(function: Any) -> Any:
     """The function below all decorators that set ``__wrapped__``."""
     return inspect.unwrap(function)
 
 
-def _is_rate(name: str) -> bool:
-    return any(rate in name for rate in RATES) or name in RATE_NAMES
+def chosen(found: decisions.Found, examined: bool) -> Tuple[decisions.Decision, ...]:
+    """Return the decisions that ranks can share; a branch of a layer is one only where the code was examined."""
+    return tuple(each for each in found.decisions if not each.refusal and (examined or not each.is_part))
 
 
-def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
-    """Where a forward reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
-    paths: List[Tuple[str, ...]] = []
-    before = ""
-    for instruction in _instructions(innermost(function).__code__):
-        name = instruction.argval
-        if isinstance(name, str) and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if _is_rate(name) or (name == _RATE_OF_LIST and iterates(function)):
-                paths.append(("config", name) if before == "config" else (name,))
-            before = name
-        else:
-            before = ""
-    return tuple(dict.fromkeys(paths))
+def scheduled(function: FunctionType, traits: Traits, examined: bool) -> FunctionType:
+    """Return a copy whose comparisons ask the current call (:data:`ddpfix.layerdrop.call.CURRENT`).
 
+    Args:
+        function: draws for layers.
+        traits: what is particular to the toolkit's code.
+        examined: whether the code was examined (see :class:`ddpfix.layerdrop.call.Comparison`).
 
-# Each class that is covered asks a handful of questions about the same code, and each takes most of a millisecond.
-@functools.lru_cache(maxsize=16)
-def _instructions(code: CodeType) -> Tuple[dis.Instruction, ...]:
-    return tuple(dis.get_instructions(code))
-
-
-def iterates(function: Any) -> bool:
-    """Whether this is the ``__iter__`` of a container."""
-    return getattr(innermost(function), "__name__", "") == "__iter__"
-
-
-def draws_layers(function: Any) -> bool:
-    """Whether this forward names a LayerDrop rate and a scalar random draw: it decides itself which layers run."""
-    if not draws(function):
-        return False
-    code = innermost(function).__code__
-    if not any(_is_rate(name) or _RATE_OF_LIST in name for name in code.co_names):
-        return False
-    return bool(rate_paths(function))
-
-
-def draws(function: Any) -> bool:
-    """Whether a function names a random draw itself; one that it calls is not looked at."""
-    inner = innermost(function)
-    code = getattr(inner, "__code__", None)
-    if code is None:
-        return False
-    home = getattr(inner, "__globals__", {})
-    return any(name in _DRAWS or _is_draw(home.get(name)) for name in code.co_names)
-
-
-def _is_draw(value: Any) -> bool:
-    """Whether a global is a draw under any name, as after ``from random import random as draw``."""
-    return type(value).__name__ in _METHODS and getattr(value, "__name__", "") in _DRAWS
-
-
-def rename(site: Site, function: FunctionType, traits: Traits) -> CodeType:
-    """The function's code with its random sources renamed to look-alikes, which are put into its globals."""
-    code = function.__code__
-    loaded = _globals_of(code)
-    names = {
-        name: _HIDDEN + name
-        for name in _SOURCES
-        if name in loaded and isinstance(function.__globals__.get(name), ModuleType) and _used(name, code)
+    Raises:
+        PatchError: its source is not what runs.
+    """
+    found = decisions.of(function)
+    named = {f"_comparison_{site}": each for site, each in enumerate(chosen(found, examined))}
+    values: Dict[str, Any] = {
+        name: call.Comparison(each, site, rates.name_of(found.scope, each), examined)
+        for site, (name, each) in enumerate(named.items())
     }
-    own = [name for name in _GENERATORS if name in code.co_names and name not in loaded]
-    _refuse_other_sources(function, [*names, *own])
-    names.update({name: _HIDDEN + name for name in traits.checks if name in loaded and name in function.__globals__})
-    _refuse_ambiguous(function, names)
-    names.update({name: _HIDDEN + name for name in own})
-    home = function.__globals__
-    for name, hidden in names.items():
-        if name not in own and hidden not in home:
-            home[hidden] = _unless_shared(name, home[name]) if name in traits.checks else _look_alike(home[name])
-            site.at_undo(functools.partial(home.pop, hidden, None))
-    renamed = tuple(names.get(name, name) for name in code.co_names)
-    return code.replace(co_names=renamed, co_consts=_complete_outputs(code, traits.skipped_output))
+    for name in traits.checks:
+        check = found.scope.object(ast.Name(id=name, ctx=ast.Load()))
+        if callable(check):
+            values[_CHECK + name] = _unless_shared(name, check)
+    return _changed(function, found, named, values, traits)
 
 
-def add_hidden_generators(site: Site, owner: type, function: FunctionType) -> None:
-    """Give a class the hidden names under which the copy of its forward finds a generator of the module's own."""
-    for name in _GENERATORS:
-        hidden = _HIDDEN + name
-        if name in function.__code__.co_names and hidden not in vars(owner):
-            setattr(owner, hidden, property(functools.partial(_generator_look_alike, name)))
-            site.at_undo(functools.partial(delattr, owner, hidden))
+def without_skips(function: FunctionType, zero: Tuple[str, ...] = ()) -> FunctionType:
+    """Return a copy that never skips, and reads 0 for every rate that it takes from ``self``.
 
+    Args:
+        function: draws for layers, or scales by a rate.
+        zero: names of rates beside those that its draws are compared with.
 
-def _generator_look_alike(name: str, module: Any) -> _LookAlike:
-    generator = getattr(module, name)
-    return _LookAlike(generator, {"random": _scalar_draw(generator.random)})
-
-
-def _used(name: str, code: CodeType) -> bool:
-    """Whether numpy is used for its generators; the name may also be an attribute (``x.numpy()``)."""
-    return name not in ("np", "numpy") or "random" in code.co_names
-
-
-def _globals_of(code: CodeType) -> FrozenSet[str]:
-    return frozenset(i.argval for i in _instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-
-
-def _refuse_other_sources(function: FunctionType, sources: List[str]) -> None:
-    """Raise unless each draw comes from a module or generator that a look-alike stands for: no other one is noticed."""
-    drawn = _draws_by_source(function.__code__, function.__globals__)
-    others = {way for source, way in drawn if source not in (*sources, "")}
-    if others:
-        raise PatchError(
-            f"{function.__qualname__} draws by {', '.join(sorted(others))}; only draws of the modules torch, random and"
-            " numpy, imported as such (import random), and of a generator of the module's own (self.rng) can be shared"
-        )
-    if not sources or not drawn:
-        raise PatchError(f"{function.__qualname__} draws from a source that is not torch, random or numpy")
-
-
-def _draws_by_source(code: CodeType, home: Mapping[str, Any]) -> List[Tuple[str, str]]:
-    """The draws of a function: the name by which each begins, or the generator of the module's own, and the whole.
-
-    What fills a tensor has none (""): ``torch.empty(3).uniform_()``, and noise in a tensor of any origin.
+    Raises:
+        PatchError: its source is not what runs.
     """
-    found: List[Tuple[str, str]] = []
-    chain: List[str] = []
-    for instruction in _instructions(code):
-        name, operation = instruction.argval, instruction.opname
-        if operation in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF"):
-            chain = [name]
-            if operation in ("LOAD_GLOBAL", "LOAD_NAME") and (name in _DRAWS or _is_draw(home.get(name))):
-                found.append((name, name))
-        elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain.append(name)
-            if name in _DRAWS:
-                own = [each for each in chain[:-1] if each in _GENERATORS]
-                source = own[-1] if own else chain[0]
-                found.append(("" if name == "uniform_" else source, ".".join(chain)))
-        elif operation != "EXTENDED_ARG":
-            chain = []
-    return found
+    found = decisions.of(function)
+    if not found.decisions:
+        found = decisions.Found(scope_of(function, source.tree_of(function)), ())
+    named = {f"_comparison_{site}": each for site, each in enumerate(chosen(found, True))}
+    rated = frozenset((*zero, *(path[0] for path in rates.paths(found) if len(path) == 1)))
+    return _changed(function, found, named, {}, Traits(), rated)
 
 
-def _refuse_ambiguous(function: FunctionType, names: Dict[str, str]) -> None:
-    """A name and an attribute share one entry in the code: ``random.random`` is renamed as a whole.
-
-    That is right behind a look-alike, which knows its hidden names; behind anything else it would be an error.
-    """
-    before = ""
-    for instruction in _instructions(function.__code__):
-        name = instruction.argval
-        if name in names and instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")) and before not in names:
-            raise PatchError(f"{function.__qualname__} uses {name} both as a module and as an attribute")
-        before = name if isinstance(name, str) else ""
+_CHECK = "_check_"
 
 
-def _complete_outputs(code: CodeType, short: Tuple[None, ...]) -> Tuple[Any, ...]:
-    """The constants, with the outputs of a skipped layer as long as those of a layer that ran."""
-    if not short:
-        return code.co_consts
-    steps = _instructions(code)
-    unpacked = any(one.argval == short and other.opname == "UNPACK_SEQUENCE" for one, other in zip(steps, steps[1:]))
-    return tuple((None,) * 5 if value == short and not unpacked else value for value in code.co_consts)
+def _changed(
+    function: FunctionType,
+    found: decisions.Found,
+    named: Mapping[str, decisions.Decision],
+    values: Mapping[str, Any],
+    traits: Traits,
+    zero: FrozenSet[str] = frozenset(),
+) -> FunctionType:
+    memo: Dict[int, Any] = {}
+    tree = copy.deepcopy(found.scope.tree, memo)
+    comparisons = {memo[id(each.node)]: (name, each) for name, each in named.items()}
+    checks = [name[len(_CHECK) :] for name in values if name.startswith(_CHECK)]
+    change = _Change(found.scope, comparisons, bool(values), checks, traits.skipped_output, zero)
+    return source.changed(function, ast.fix_missing_locations(change.visit(tree)), values)
+
+
+class _Change(ast.NodeTransformer):
+    """Replaces comparisons, checks, outputs of skipped layers that are too short, and rates that are to be 0."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        comparisons: Mapping[ast.AST, Tuple[str, decisions.Decision]],
+        shares: bool,
+        checks: Sequence[str],
+        skipped_output: Tuple[None, ...],
+        zero: FrozenSet[str],
+    ) -> None:
+        self._scope, self._comparisons, self._shares, self._checks = scope, comparisons, shares, checks
+        self._short, self._zero = skipped_output, zero
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        if node not in self._comparisons:
+            return self.generic_visit(node)
+        name, decision = self._comparisons[node]
+        if not self._shares:
+            # The draw is made, and its layer kept.
+            pair = ast.Tuple(elts=[node, ast.Constant(value=not decision.skip)], ctx=ast.Load())
+            return _placed(ast.Subscript(value=pair, slice=_index_of(1), ctx=ast.Load()), node)
+        generator = decision.number.generator if decision.number is not None else ""
+        # Evaluated in the order of the comparison, and only what has no effect is read once more.
+        drawn = _read(f"{self._scope.module}.{generator}" if generator else "None")
+        given = [node.left, node.comparators[0], drawn, *copy.deepcopy(decision.layers)]
+        return _placed(ast.Call(func=ast.Name(id=name, ctx=ast.Load()), args=given, keywords=[]), node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        is_check = node.id in self._checks and isinstance(node.ctx, ast.Load)
+        return _placed(ast.Name(id=_CHECK + node.id, ctx=ast.Load()), node) if is_check else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        path = self._scope.path(node)
+        if isinstance(node.ctx, ast.Load) and len(path) == 1 and path[0] in self._zero:
+            return _placed(ast.Constant(value=0.0), node)
+        return self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        value, size = node.value, len(self._short)
+        # Where it is unpacked, its length is right.
+        found = value.elts if isinstance(value, ast.Tuple) and isinstance(node.targets[0], ast.Name) else []
+        if size and [getattr(each, "value", value) for each in found] == [None] * size:
+            found.extend(copy.deepcopy(found[0]) for _ in range(5 - size))
+        return self.generic_visit(node)
+
+
+def _index_of(number: int) -> Any:
+    parsed: Any = _read(f"_[{number}]")
+    return parsed.slice
+
+
+def _read(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _placed(node: Any, at: ast.AST) -> ast.AST:
+    """A node, and what is new below it, at the place of another one."""
+    for each in ast.walk(node):
+        if isinstance(each, (ast.expr, ast.keyword)) and not hasattr(each, "lineno"):
+            ast.copy_location(each, at)
+    return node  # type: ignore[no-any-return]
 
 
 # The checks (see Traits) that are skipped while the schedule decides, because ranks agree; a patch registers them.
@@ -280,37 +179,23 @@ def _unless_shared(name: str, check: Callable[..., bool]) -> Callable[..., bool]
 
     @functools.wraps(check)
     def must_run_all(*args: Any, **kwargs: Any) -> bool:
-        call = draw.CURRENT.get()
-        if call is not None and call.base is not None and name in SKIPPABLE_CHECKS:
+        current = call.CURRENT.get()
+        if current is not None and current.base is not None and name in SKIPPABLE_CHECKS:
             return False
         all_run = check(*args, **kwargs)
-        if all_run and call is not None:
-            call.whole = True
+        if all_run and current is not None:
+            current.whole = True
         return all_run
 
     return must_run_all
 
 
-# A class attribute that is 0, in the place of every rate.
-NO_RATE = _HIDDEN + "no_rate"
-
-
-def without_rates(function: FunctionType) -> FunctionType:
-    """A copy that reads 0 for every rate that it takes from ``self``."""
-    rates = {path[0] for path in rate_paths(function) if len(path) == 1}
-    names = tuple(NO_RATE if name in rates else name for name in function.__code__.co_names)
-    return copy_with(function, function.__code__.replace(co_names=names))
-
-
-def copy_with(function: FunctionType, code: CodeType) -> FunctionType:
-    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__qualname__, copy.__module__, copy.__doc__ = function.__qualname__, function.__module__, function.__doc__
-    return copy
-
-
 def rebuild(function: Any, inner: Any, replacement: Any) -> Any:
-    """A copy of a chain of decorators around ``inner`` that ends in ``replacement``."""
+    """A copy of a chain of decorators around ``inner`` that ends in ``replacement``.
+
+    Raises:
+        PatchError: a decorator does not hold what it decorates in a closure.
+    """
     if function is inner:
         return replacement
     below = function.__wrapped__
@@ -319,8 +204,7 @@ def rebuild(function: Any, inner: Any, replacement: Any) -> Any:
         raise PatchError(f"the decorator around {inner.__qualname__} does not hold it in a closure")
     rebuilt = rebuild(below, inner, replacement)
     closure = tuple(CellType(rebuilt) if cell.cell_contents is below else cell for cell in cells)
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__dict__.update(function.__dict__)
-    copy.__dict__["__wrapped__"] = rebuilt
-    return copy
+    copied = source.copy_with(function, function.__code__, closure)
+    copied.__dict__.update(function.__dict__)
+    copied.__dict__["__wrapped__"] = rebuilt
+    return copied

@@ -1,24 +1,25 @@
-"""Replaces a toolkit's own random draws by shared ones, and leaves everything else to the toolkit's own code.
+"""Has the comparisons of a toolkit's own code give shared truths, and leaves everything else to that code.
 
-A forward that skips layers at random reads ``if torch.rand([]) < rate: skip``. For a training forward inside a wrapped
-model we run a copy of that function in which the names ``torch``, ``random`` and ``numpy`` refer to look-alikes. They
-first draw the original number, so every generator advances as it does without ddpfix, and return a :class:`Draw`
-instead: the schedule's number, which records the comparison that the toolkit makes with it. The toolkit's code still
-decides what a skipped layer returns, which layer may be skipped and what the rate is. The original function is never
-changed: evaluation, single processes and everything else run it.
+A forward that skips layers at random has ``if torch.rand([]) < rate: skip``. For a training forward inside a wrapped
+model a copy of that function runs, in which this comparison asks the schedule (:mod:`ddpfix.layerdrop.call`). The draw
+is made as before and keeps its value; the toolkit's code still decides what a skipped layer returns, which layer may be
+skipped and what the rate is. The original function is never changed: evaluation, single processes and all else run it.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
 from types import FunctionType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ddpfix.layerdrop import code_copy, draw, recompute, schedule, training
-from ddpfix.layerdrop.code_copy import draws_layers, innermost, rate_paths
-from ddpfix.layerdrop.draw import Call, Draw, StepCall, first_layer, layer_count
+from ddpfix import log
+from ddpfix.layerdrop import call as calls
+from ddpfix.layerdrop import code_copy, decisions, rates, recompute, schedule, training
+from ddpfix.layerdrop.call import Call, StepCall, layer_count, listed
+from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import PatchError, Registry, Site
 
@@ -28,18 +29,16 @@ __all__ = [
     "OBSERVED",
     "Call",
     "Covered",
-    "Draw",
     "active",
     "cover",
+    "drawing_classes",
     "drawing_method",
-    "draws_layers",
-    "first_layer",
     "innermost",
     "layer_count",
+    "listed",
     "rate_of",
     "rate_paths",
     "shared_call",
-    "shared_vector",
 ]
 
 
@@ -47,80 +46,95 @@ _NO_TRAITS = code_copy.Traits()
 
 
 class Covered:
-    """A function that draws, and its copy that follows the schedule."""
+    """A function that draws, and its copy that follows the schedule.
 
-    def __init__(self, site: Site, function: Any, traits: code_copy.Traits = _NO_TRAITS) -> None:
+    Args:
+        function: with its decorators.
+        traits: what is particular to the toolkit's code.
+        examined: whether it was examined; what is certain of any code is shared elsewhere.
+
+    Raises:
+        PatchError: it has another shape than expected.
+    """
+
+    def __init__(self, function: Any, traits: code_copy.Traits = _NO_TRAITS, examined: bool = True) -> None:
         inner = innermost(function)
-        if not isinstance(inner, FunctionType):
-            raise PatchError(f"{function!r} is not a Python function")
-        self.paths = rate_paths(function)
-        if not self.paths:
-            raise PatchError(f"no LayerDrop rate was found in {inner.__qualname__}")
-        self.path = self.paths[0]
-        self.rate = _reader(self.paths, code_copy.iterates(function))
+        found = _found(inner)
+        shared = code_copy.chosen(found, examined)
+        if not shared:
+            reasons = [f"{each.refusal} ({_place(inner, each)})" for each in found.decisions if each.refusal]
+            raise PatchError(reasons[0] if reasons else f"{inner.__qualname__} does not draw for layers")
+        self.paths = rates.paths(found)
+        self.path = self.paths[0] if self.paths else ()
+        self.rate = rates.reader(found, shared, inner)
+        self.examined, self.draws_itself = examined, not any(each.layers for each in shared)
         self.never = False
         self.choose: Callable[..., Optional[Call]] = lambda module, args, kwargs: None
         self.original = function
         self.generates = inspect.isgeneratorfunction(inner)
-        copy = code_copy.copy_with(inner, code_copy.rename(site, inner, traits))
-        skip_frames(copy)
-        self.scheduled = code_copy.rebuild(function, inner, self._called(_recorded(copy)))
+        copied = code_copy.scheduled(inner, traits, examined)
+        skip_frames(copied)
+        self.scheduled = code_copy.rebuild(function, inner, self._called(_recorded(copied)))
 
-    def _called(self, copy: FunctionType) -> FunctionType:
+    def _called(self, copied: FunctionType) -> FunctionType:
         """The copy, which finds its call by itself when a decorator runs it again (activation checkpointing)."""
 
-        @functools.wraps(copy)
+        @functools.wraps(copied)
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if draw.CURRENT.get() is not None:
-                return copy(module, *args, **kwargs)
-            return self.answered(copy, self.choose(module, args, kwargs), module, args, kwargs)
+            if calls.CURRENT.get() is not None:
+                return copied(module, *args, **kwargs)
+            return self.answered(copied, self.choose(module, args, kwargs), module, args, kwargs)
 
         skip_frames(forward)
         return forward  # type: ignore[return-value]
 
     def answered(self, function: Any, call: Optional[Call], module: Any, args: Any, kwargs: Any) -> Any:
-        """Run the function with the draws of this call; with its own if there is none."""
+        """Run the function with the decisions of this call; with its own if there is none."""
         if call is None:
             return function(module, *args, **kwargs)
         if self.generates:
-            return self._one_by_one(function(module, *args, **kwargs), call, module)
-        token = draw.CURRENT.set(call)
+            return self._one_by_one(function(module, *args, **kwargs), call)
+        token = calls.CURRENT.set(call)
         try:
             return function(module, *args, **kwargs)
         finally:
-            draw.CURRENT.reset(token)
-            if call.skipped:
-                call.ended(module, self.active(module))
+            calls.CURRENT.reset(token)
+            call.ended()
 
-    def _one_by_one(self, made: Iterator[Any], call: Call, module: Any) -> Iterator[Any]:
+    def _one_by_one(self, made: Iterator[Any], call: Call) -> Iterator[Any]:
         """The values of a generator; between two of its steps, its call is not the current one."""
         try:
             while True:
-                token = draw.CURRENT.set(call)
+                token = calls.CURRENT.set(call)
                 try:
                     value = next(made)
                 except StopIteration:
                     return
                 finally:
-                    draw.CURRENT.reset(token)
+                    calls.CURRENT.reset(token)
                 yield value
         finally:
-            if call.skipped:
-                call.ended(module, self.active(module))
-
-    def active(self, module: Any) -> List[str]:
-        """The names of the rates above 0, in the order in which the function draws for them."""
-        return [path[-1] for path in self.paths if _read(module, path)]
+            call.ended()
 
 
-def _recorded(copy: FunctionType) -> FunctionType:
+def _found(inner: Any) -> decisions.Found:
+    if not isinstance(inner, FunctionType):
+        raise PatchError(f"{inner!r} is not a Python function")
+    return decisions.of(inner)
+
+
+def _place(inner: FunctionType, decision: decisions.Decision) -> str:
+    return f"{inner.__code__.co_filename}:{getattr(decision.node, 'lineno', 0)}"
+
+
+def _recorded(copied: FunctionType) -> FunctionType:
     """The copied function with the recorders around it, inside of the decorators, where outputs are collected."""
 
-    @functools.wraps(copy)
+    @functools.wraps(copied)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = draw.CURRENT.get()
+        call = calls.CURRENT.get()
         begun = [(end, begin(self)) for begin, end in RECORDERS] if RECORDERS else ()
-        result = copy(self, *args, **kwargs)
+        result = copied(self, *args, **kwargs)
         for end, state in begun:
             if state is not None and call is not None:
                 end(self, state, call)
@@ -145,7 +159,44 @@ METHODS = ("forward", "extract_features", "_forward", "__iter__")
 
 def drawing_method(owner: type) -> Optional[str]:
     """The method of a class itself, not of its bases, that draws for layers; None if there is none."""
-    return next((name for name in METHODS if name in vars(owner) and draws_layers(vars(owner)[name])), None)
+    return next((name for name in METHODS if name in vars(owner) and _decisions(vars(owner)[name])), None)
+
+
+def _decisions(function: Any) -> Tuple[decisions.Decision, ...]:
+    """The decisions of a function, proved or not; none where its source is not what runs."""
+    try:
+        return _found(innermost(function)).decisions
+    except PatchError:
+        return ()
+
+
+def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
+    """Where a function reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
+    try:
+        return rates.paths(_found(innermost(function)))
+    except PatchError:
+        return ()
+
+
+def drawing_classes(model: Any) -> Dict[type, None]:
+    """The classes in a model that draw for layers: for a list of them, or for themselves in a list of their class."""
+    peers = set(training.peers(model))
+    found: Dict[type, None] = {}
+    for module in model.modules():
+        for level in type(module).__mro__:
+            if level not in found and _draws_here(level, module in peers) and _has_parameters(module):
+                found[level] = None
+    return found
+
+
+def _draws_here(level: type, has_peers: bool) -> bool:
+    method = drawing_method(level)
+    drawn = () if method is None else _decisions(vars(level)[method])
+    return any(each.layers or (has_peers and not each.is_part) for each in drawn)
+
+
+def _has_parameters(module: Any) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _method(owner: type) -> str:
@@ -159,9 +210,9 @@ def cover(
     site: Site,
     owner: type,
     choose: Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any],
-    never: bool = False,
     rate: Optional[Callable[[Any], float]] = None,
     traits: code_copy.Traits = _NO_TRAITS,
+    examined: bool = True,
 ) -> Covered:
     """Put the schedule into the method of ``owner`` that draws (see :func:`drawing_method`).
 
@@ -169,20 +220,18 @@ def cover(
         site: records the change.
         owner: the class whose own ``__dict__`` holds the method.
         choose: ``choose(module, args, kwargs)`` gives the :class:`Call` for a training forward; None: no change.
-        never: whether no call of ``choose`` skips anything, so that the rate in force is 0.
-        rate: ``rate(module)`` gives the rate in force, where it is not the largest that the forward reads.
+        rate: ``rate(module)`` gives the rate in force, where it is not the largest that the method compares with.
         traits: what is particular to the toolkit's code.
+        examined: whether the code was examined.
 
     Raises:
         PatchError: the method has another shape than expected; nothing was changed.
     """
     method = _method(owner)
-    covered = Covered(site, vars(owner)[method], traits)
-    code_copy.add_hidden_generators(site, owner, innermost(covered.original))
-    covered.never = never
+    covered = Covered(vars(owner)[method], traits, examined)
     covered.rate = rate or covered.rate
     covered.choose = choose
-    for ours in (recompute, training, schedule, draw):
+    for ours in (recompute, training, schedule, calls):
         skip_module(ours)
     if isinstance(choose, FunctionType):
         # Compiled by itself, it would pass a stream of 64 bits between two graphs: too large for torch up to 2.6.
@@ -194,62 +243,69 @@ def cover(
     return covered
 
 
-def never_skip(site: Site, owner: type, method: Optional[str] = None) -> None:
+def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tuple[str, ...] = ()) -> None:
     """Have ``owner`` run as at rate 0, whatever rates its instances hold.
 
     Args:
         site: records the change.
         owner: the class whose own ``__dict__`` holds the method.
         method: the method, where it is not the one that draws: one that reads a rate, to scale with it.
+        zero: the names of rates that are read as 0, beside those of its draws.
 
     Raises:
-        PatchError: the method does not read its rates from ``self``; nothing was changed.
+        PatchError: the source of the method is not what runs; nothing was changed.
     """
-    method = _method(owner) if method is None else method
-    original = vars(owner)[method]
+    name = _method(owner) if method is None else method
+    original = vars(owner)[name]
     inner = innermost(original)
-    if any(len(path) > 1 for path in rate_paths(original)):
-        raise PatchError(f"{inner.__qualname__} does not hold its own rate")
-    if not rate_paths(original):
-        raise PatchError(f"no LayerDrop rate was found in {inner.__qualname__}")
-    without_rates = code_copy.rebuild(original, inner, code_copy.without_rates(inner))
-    covered = Covered(site, original) if draws_layers(original) else None
-    if code_copy.NO_RATE not in vars(owner):
-        # A list has a rate for each of its layers; below 0, for a number drawn may be 0.
-        setattr(owner, code_copy.NO_RATE, _NoRates() if code_copy.iterates(original) else 0.0)
-        site.at_undo(functools.partial(delattr, owner, code_copy.NO_RATE))
-    site.wrap_hot(owner, method, lambda original: without_rates)
+    without_skips = code_copy.rebuild(original, inner, code_copy.without_skips(inner, zero))
+    covered = Covered(original) if method is None else None
+    site.wrap_hot(owner, name, lambda original: without_skips)
     if covered is not None:
         covered.never = True
         COVERED[owner] = covered
         site.at_undo(functools.partial(_uncover, owner))
 
 
-class _NoRates:
-    """The rates of a list of layers that skips none; torch.jit.script would compile a property."""
+class _Run:
+    """Runs the original function or its copy; pickled by value (cloudpickle), it is the original."""
 
-    def __get__(self, instance: Any, owner: Any = None) -> List[float]:
-        return [] if instance is None else [-1.0] * len(instance)
+    def __init__(self, covered: Covered, original: Any) -> None:
+        self._covered, self._original, self._rate = covered, original, covered.rate
+
+    # torch.compile follows this function in evaluation, and as far as the rate is zero in training.
+    def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if module.training and self._rate(module):
+            return self.trains(module, args, kwargs)
+        return self._original(module, *args, **kwargs)
+
+    def trains(self, module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Run the copy where there is somebody to agree with."""
+        covered = self._covered
+        call = covered.choose(module, args, kwargs)
+        return covered.answered(self._original if call is None else covered.scheduled, call, module, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self._original,)
+
+
+skip_frames(_Run.trains)
 
 
 def _dispatch(covered: Covered, original: Any) -> Callable[..., Any]:
     """The forward that decides between the original function and its copy."""
-    scheduled, choose, rate = covered.scheduled, covered.choose, covered.rate
+    run = _Run(covered, original)
 
-    def trains(self: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        call = choose(self, args, kwargs)
-        return covered.answered(original if call is None else scheduled, call, self, args, kwargs)
-
-    skip_frames(trains)
-
-    # torch.compile follows this function in evaluation, and as far as the rate is zero in training.
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.training and rate(self):
-            return trains(self, args, kwargs)
-        return original(self, *args, **kwargs)
+        return run(self, *args, **kwargs)
 
-    # torch.jit.script compiles the source of the function below, and looks up its names in the globals of this one.
-    return FunctionType(forward.__code__, innermost(original).__globals__, forward.__name__, None, forward.__closure__)
+    # torch.jit.script compiles the source of the function below, and looks up its names in the globals of this one. It
+    # bears the original's file: a class that is pickled by value has its code with it.
+    inner = innermost(original)
+    code = forward.__code__.replace(
+        co_filename=inner.__code__.co_filename, co_firstlineno=inner.__code__.co_firstlineno
+    )
+    return FunctionType(code, inner.__globals__, forward.__name__, None, forward.__closure__)
 
 
 COVERED: Dict[type, Covered] = {}
@@ -259,85 +315,72 @@ def _uncover(owner: type) -> None:
     COVERED.pop(owner, None)
 
 
-def _read(module: Any, path: Tuple[str, ...]) -> Any:
-    for name in path:
-        # An instance may lack the attributes of some branches of its forward.
-        module = getattr(module, name, 0)
-    return module
+def rate_of(module: Any, has_peers: bool = True) -> float:
+    """The rate at which a module skips layers, or is skipped; 0 for one that does not draw, or that never skips.
 
-
-def _reader(paths: Tuple[Tuple[str, ...], ...], listed: bool = False) -> Callable[[Any], Any]:
-    """A function that reads a module's rate: the largest, if there are several, or if it is a list of them."""
-    if len(paths) > 1:
-        return lambda module: max(_number(_read(module, path)) for path in paths)
-    if len(paths[0]) > 1:
-        holder, last = paths[0]
-        return lambda module: getattr(getattr(module, holder), last)
-    (name,) = paths[0]
-    if listed:
-        return lambda module: _number(getattr(module, name))
-    # This runs in every forward.
-    return lambda module: getattr(module, name)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, (list, tuple)):
-        return max(map(_number, value), default=0.0)
-    return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def rate_of(module: Any) -> float:
-    """The LayerDrop rate that a module really uses; 0 for a module that does not draw, or that never skips."""
+    Args:
+        module: any module.
+        has_peers: whether it stands in a list of modules of its class; one that does not is an augmentation, say.
+    """
     for method in METHODS:
         level = next((level for level in type(module).__mro__ if method in vars(level)), None)
-        rate = None if level is None else _rate_in(level)
+        rate = None if level is None else _rate_in(level, has_peers)
         if rate is not None:
-            return _number(rate(module))
+            return rate(module) if _has_parameters(module) else 0.0
     return 0.0
 
 
-def _rate_in(owner: type) -> Optional[Callable[[Any], Any]]:
+def _rate_in(owner: type, has_peers: bool) -> Optional[Callable[[Any], float]]:
     """A function that reads the rate of a class that draws, also of an unpatched one (DDPFIX_LAYERDROP=stock)."""
     covered = COVERED.get(owner)
     if covered is not None:
-        return None if covered.never else covered.rate
-    if owner not in _RATES:
+        counts = has_peers or covered.examined or not covered.draws_itself
+        return covered.rate if counts and not covered.never else None
+    if (owner, has_peers) not in _RATES.setdefault(owner, {}):
         method = drawing_method(owner)
-        original = None if method is None else vars(owner)[method]
-        _RATES[owner] = None if original is None else _reader(rate_paths(original), code_copy.iterates(original))
-    return _RATES[owner]
+        read = None
+        if method is not None:
+            inner = innermost(vars(owner)[method])
+            found = decisions.of(inner)
+            counted = [
+                each for each in found.decisions if each.rate and (each.layers or (has_peers and not each.is_part))
+            ]
+            read = rates.reader(found, counted, inner) if counted else None
+        _RATES[owner][owner, has_peers] = read
+    return _RATES[owner][owner, has_peers]
 
 
-_RATES: weakref.WeakKeyDictionary[type, Optional[Callable[[Any], Any]]] = weakref.WeakKeyDictionary()
+_RATES: weakref.WeakKeyDictionary[type, Dict[Any, Optional[Callable[[Any], float]]]] = weakref.WeakKeyDictionary()
 
 
 def active(model: Any) -> List[Tuple[str, Any, float]]:
-    """(name, module, rate) of every module of ``model`` that skips layers at a rate above 0."""
-    rated = ((name, module, rate_of(module)) for name, module in model.named_modules())
+    """(name, module, rate) of every module of ``model`` that skips layers, or is skipped, at a rate above 0."""
+    peers = set(training.peers(model))
+    rated = ((name, module, rate_of(module, module in peers)) for name, module in model.named_modules())
     return [(name, module, rate) for name, module, rate in rated if rate > 0]
-
-
-def shared_vector(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
-    """The same, for a forward that draws one vector with a number for each layer."""
-    call = shared_call(module, args, kwargs)
-    if call is not None:
-        call.vectors = True
-    return call
-
-
-def no_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Call:
-    """The call in which nothing is skipped."""
-    return Call(None, never=True)
 
 
 def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
     """The call of the current step, the one that a recomputation repeats, or outside of a wrapped model None."""
     past = recompute.repeated(module, args, kwargs)
     if past is not None:
-        return Call(past)
+        return Call(module, *past)
     step = training.current()
     if step is None:
-        return Call(None) if any(wanted(module, kwargs) for wanted in OBSERVED) else None
+        return Call(module, None, None) if any(wanted(module, kwargs) for wanted in OBSERVED) else None
+    if not step.replica.is_announced:
+        _announce(step.replica)
     base, name, number = step.stream(module)
     recompute.remember(module, args, kwargs, base, step)
-    return StepCall(base, step, name, number)
+    return StepCall(module, base, step, name, number)
+
+
+def _announce(replica: training.Replica) -> None:
+    """Log once that ranks skip the same layers: it is what changes in a program that was right before."""
+    replica.is_announced = True
+    skipping = [] if replica.is_alone else active(replica.module())
+    classes = {type(module): f"{type(module).__name__} (rate {rate:g})" for _, module, rate in skipping}
+    named = [text for kind, text in classes.items() if any(level in COVERED for level in kind.__mro__)]
+    text = f"all ranks skip the same layers of {', '.join(named)}"
+    if named and log.first_time(text):
+        log.info(text)

@@ -10,8 +10,9 @@ from ddpfix.layerdrop import code_copy, cover
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import wrap_hooks
 
-# Changes one class; raises PatchError, and leaves it as it was, where it has another shape than expected.
-Change = Callable[[Site, type], Any]
+# change(site, owner, examined): changes one class, whose code was examined or not; raises PatchError, and leaves it as
+# it was, where it has another shape than expected.
+Change = Callable[[Site, type, bool], Any]
 
 
 def sharing(traits: code_copy.Traits) -> Change:
@@ -20,12 +21,12 @@ def sharing(traits: code_copy.Traits) -> Change:
     Args:
         traits: what is particular to the toolkit's code.
     """
-    return lambda site, owner: cover.cover(site, owner, cover.shared_call, traits=traits)
+    return lambda site, owner, examined: cover.cover(site, owner, cover.shared_call, traits=traits, examined=examined)
 
 
-def never_skipping(traits: code_copy.Traits) -> Change:
-    """Has no layer skipped, whatever rate a config or a module holds; see :func:`sharing`."""
-    return lambda site, owner: cover.cover(site, owner, cover.no_call, never=True, traits=traits)
+def never_skipping(site: Site, owner: type, examined: bool) -> None:
+    """Has no layer skipped, whatever rate a config or a module holds."""
+    cover.never_skip(site, owner)
 
 
 def put(site: Site, owner: type, change: Change) -> None:
@@ -35,26 +36,18 @@ def put(site: Site, owner: type, change: Change) -> None:
         PatchError: it does not draw.
     """
     if cover.drawing_method(owner) is None:
-        raise PatchError(f"{owner.__qualname__} {_why_not(owner)}")
+        raise PatchError(
+            f"{owner.__qualname__} draws for no layers: none of {', '.join(cover.METHODS)} compares a draw"
+        )
     if owner not in cover.COVERED:
-        change(site, owner)
-
-
-def _why_not(owner: type) -> str:
-    """Why no method of a class counts as one that draws: what is missing, for a message."""
-    rates = ", ".join((*(f"*{rate}*" for rate in code_copy.RATES), *code_copy.RATE_NAMES))
-    methods = [name for name in cover.METHODS if name in vars(owner)]
-    if not methods:
-        return f"draws for no layers: it has none of {', '.join(cover.METHODS)}"
-    if not any(code_copy.draws(vars(owner)[name]) for name in methods):
-        return f"draws for no layers: {', '.join(methods)} draws no random number"
-    return f"draws, and reads no rate with a known name ({rates}): site.register(code_copy.RATE_NAMES, name)"
+        change(site, owner, True)
 
 
 def in_module(site: Site, module: ModuleType, change: Change) -> None:
     """Change the classes of a module that draw."""
     values = list(vars(module).values())
-    _put_all(site, [v for v in values if isinstance(v, type) and v.__module__ == module.__name__], change)
+    own = [value for value in values if isinstance(value, type) and value.__module__ == module.__name__]
+    _put_all(site, [owner for owner in own if cover.drawing_method(owner) is not None], change, True)
 
 
 def in_models(site: Site, change: Change) -> None:
@@ -75,15 +68,16 @@ class _InModels:
         return hash((self.site, self.change))
 
     def __call__(self, model: Any) -> None:
-        levels = (level for module in model.modules() for level in type(module).__mro__)
-        _put_all(self.site, dict.fromkeys(levels), self.change)
+        _put_all(self.site, cover.drawing_classes(model), self.change, False)
 
 
-def _put_all(site: Site, classes: Iterable[type], change: Change) -> None:
+def _put_all(site: Site, classes: Iterable[type], change: Change, examined: bool) -> None:
     for owner in classes:
-        if owner in cover.COVERED or cover.drawing_method(owner) is None:
+        if owner in cover.COVERED:
             continue
         try:
-            change(site, owner)
+            change(site, owner, examined)
         except PatchError as error:
-            log.warning(f"{owner.__module__}.{owner.__qualname__} skips layers, and ranks may disagree: {error}")
+            line = f"{owner.__module__}.{owner.__qualname__} skips layers, and each rank decides for itself: {error}"
+            if log.first_time(line):
+                log.info(line)

@@ -45,12 +45,16 @@ class _WeakStorage:
 
 
 class _Past:
-    def __init__(self, base: int, step: training.Step, storages: Tuple[Tuple[Any, int], ...], generator: int) -> None:
+    def __init__(
+        self, base: Optional[int], step: training.Step, storages: Tuple[Tuple[Any, int], ...], generator: int
+    ) -> None:
         self.base, self.step, self.storages, self.generator = base, step, storages, generator
         self.repeated = False
 
 
-def remember(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], base: int, step: training.Step) -> None:
+def remember(
+    module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], base: Optional[int], step: training.Step
+) -> None:
     """Keep the decisions of a call until the backward of its step has begun and another forward follows."""
     kept = _PAST.get(module)
     if kept is None:
@@ -60,8 +64,10 @@ def remember(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], base: i
     kept.append(_Past(base, step, tuple(_storages(args, kwargs)), _generator()))
 
 
-def repeated(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[int]:
-    """The stream of the call that this one repeats; None if this is no recomputation.
+def repeated(
+    module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+) -> Optional[Tuple[Optional[int], training.Replica]]:
+    """The stream of the call that this one repeats, and its model; None if this is no recomputation.
 
     Raises:
         RuntimeError: this is a recomputation, and the call that it repeats cannot be determined.
@@ -79,7 +85,7 @@ def repeated(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Opti
             " whole stack; DDPFIX_LAYERDROP=off trains without LayerDrop."
         )
     past.repeated = True
-    return past.base
+    return past.base, past.step.replica
 
 
 def _find(kept: List[_Past], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[_Past]:

@@ -46,6 +46,10 @@ class Replica:
         # Whether a decision was taken.
         self.drawn = False
         self.last: Optional[Step] = None
+        # Whether its group has this rank only: it draws for itself.
+        self.is_alone = False
+        # Whether it was logged that ranks skip the same layers.
+        self.is_announced = False
         # Whether DDP looks for unused parameters in it, because it skips layers or for any other reason.
         self.flagged = False
         # Whether the last forward was a micro-batch that is not communicated (``no_sync``): more of its window follow.
@@ -54,6 +58,11 @@ class Replica:
         self.tells = False
         self._module = weakref.ref(module)
         self._keys: weakref.WeakKeyDictionary[Any, Tuple[str, int]] = weakref.WeakKeyDictionary()
+        self._peers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def module(self) -> Any:
+        """The model inside of the wrapper; None where it is no more."""
+        return self._module()
 
     def begin(self) -> None:
         """Learn where the sequence of decisions begins, unless that is known."""
@@ -61,8 +70,10 @@ class Replica:
             self.seed, self.first = self._start(self)
             self._start = None
 
-    def stream(self, iteration: int, key: int, call: int) -> int:
-        """The stream of one call of a module in an iteration."""
+    def stream(self, iteration: int, key: int, call: int) -> Optional[int]:
+        """The stream of one call of a module in an iteration; None where there is no other rank to agree with."""
+        if self.is_alone:
+            return None
         if not self.drawn:
             self.begin()
             self.drawn = True
@@ -78,12 +89,37 @@ class Replica:
             self._keys[module] = (name, text_key(name))
         return self._keys[module]
 
+    def has(self, module: Any) -> bool:
+        """Whether a module is a part of the wrapped model."""
+        if module not in self._keys:
+            self._name_modules()
+        return module in self._keys
+
+    def has_peers(self, module: Any) -> bool:
+        """Whether a module stands in a list with another one of its class."""
+        return self.has(module) and module in self._peers
+
     def _name_modules(self) -> None:
         root = self._module()
-        for name, module in root.named_modules() if root is not None else ():
-            # Wrappers may come and go between runs (checkpoint wrappers, torch.compile); the name must not change.
-            clean = ".".join(p for p in name.split(".") if p not in _WRAPPERS)
-            self._keys.setdefault(module, (clean, text_key(clean)))
+        for name, module in named_modules(root) if root is not None else ():
+            self._keys.setdefault(module, (name, text_key(name)))
+        self._peers.update(peers(root) if root is not None else ())
+
+
+def named_modules(root: Any) -> Iterator[Tuple[str, Any]]:
+    """The modules of a model by their names without wrappers, which come and go (checkpoints, torch.compile)."""
+    for name, module in root.named_modules():
+        yield ".".join(part for part in name.split(".") if part not in _WRAPPERS), module
+
+
+def peers(root: Any) -> List[Any]:
+    """The modules of a model that stand in a list with another one of their class."""
+    listed: Dict[Tuple[str, type], List[Any]] = {}
+    for name, module in named_modules(root):
+        holder, _, place = name.rpartition(".")
+        if place.isdigit():
+            listed.setdefault((holder, type(module)), []).append(module)
+    return [module for each in listed.values() if len(each) > 1 for module in each]
 
 
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
@@ -104,7 +140,7 @@ class Step:
         self.calls: Dict[str, int] = {}
         self.skipped: List[Skip] = []
 
-    def stream(self, module: Any) -> Tuple[int, str, int]:
+    def stream(self, module: Any) -> Tuple[Optional[int], str, int]:
         """(stream, module name, number of the call) for the next call of ``module`` in this step."""
         name, key = self.replica.key(module)
         call = self.calls.get(name, 0)

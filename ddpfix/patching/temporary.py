@@ -64,4 +64,7 @@ class LookAlike:
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_original":
+            # A copy that is being made (pickle, copy) has it not yet.
+            raise AttributeError(name)
         return getattr(self._original, name)

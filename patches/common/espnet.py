@@ -14,9 +14,9 @@ from ddpfix.patching.site import Site
 _BRANCH = "attn_branch_drop_rate"
 
 
-def share(site: Site, owner: type) -> None:
+def share(site: Site, owner: type, examined: bool) -> None:
     """Have all ranks skip the same layers in the training forwards of wrapped models."""
-    cover.cover(site, owner, cover.shared_call, rate=_rate_of(owner))
+    cover.cover(site, owner, cover.shared_call, rate=_rate_of(owner), examined=examined)
 
 
 def _rate_of(owner: type) -> Optional[Callable[[Any], float]]:

@@ -13,7 +13,7 @@ from ddpfix.layerdrop import code_copy, everywhere
 from ddpfix.patching.site import Site
 
 _TRAITS = code_copy.Traits(skipped_output=(None, None))
-_share, _silence = everywhere.sharing(_TRAITS), everywhere.never_skipping(_TRAITS)
+_share = everywhere.sharing(_TRAITS)
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:
@@ -28,9 +28,9 @@ def sync_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
 
 def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, whatever rate a config or a module holds."""
-    everywhere.in_module(site, module, _silence)
+    everywhere.in_module(site, module, everywhere.never_skipping)
 
 
 def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
-    everywhere.in_models(site, _silence)
+    everywhere.in_models(site, everywhere.never_skipping)

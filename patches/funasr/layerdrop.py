@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix.layerdrop import cover, everywhere
+from ddpfix.layerdrop import everywhere
 from ddpfix.patching.site import Site
 
 from ..common import espnet
@@ -28,9 +28,9 @@ def sync_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
 
 def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
-    everywhere.put(site, owner, cover.never_skip)
+    everywhere.put(site, owner, everywhere.never_skipping)
 
 
 def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for layers of other classes, which are found when a model is wrapped."""
-    everywhere.in_models(site, cover.never_skip)
+    everywhere.in_models(site, everywhere.never_skipping)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix.layerdrop import cover, everywhere
+from ddpfix.layerdrop import code_copy, everywhere
 from ddpfix.patching.site import Site
+
+_share = everywhere.sharing(code_copy.Traits())
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:
@@ -21,8 +23,4 @@ def sync(site: Site, module: ModuleType, owner: Any) -> None:
 
 def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, whatever rate a module holds."""
-    everywhere.put(site, owner, cover.never_skip)
-
-
-def _share(site: Site, owner: type) -> None:
-    cover.cover(site, owner, cover.shared_vector)
+    everywhere.put(site, owner, everywhere.never_skipping)

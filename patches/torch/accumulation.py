@@ -10,8 +10,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
-import torch
-
 from ddpfix.layerdrop import cover, training
 from ddpfix.patching.site import Site
 
@@ -136,20 +134,10 @@ def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> D
 
 
 def layers_of(name: str, module: Any) -> List[Tuple[Tuple[str, int], Any]]:
-    """The layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.draw.StepCall`)."""
-    layers = _listed(module)
+    """The layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.call.StepCall`)."""
+    layers = cover.listed(module)
     if layers is not None:
         # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1).
         return [((name, index), layers[index]) for index in range(len(layers))]
     holder, _, place = name.rpartition(".")
     return [((holder, int(place)) if place.isdigit() else (name, 0), module)]
-
-
-def _listed(module: Any) -> Any:
-    if isinstance(module, torch.nn.ModuleList):
-        return module
-    layers = getattr(module, "layers", None)
-    if layers is not None and hasattr(layers, "__getitem__"):
-        return layers
-    lists = [child for child in module.children() if type(child).__name__ == "ModuleList"]
-    return max(lists, key=len) if lists else None

@@ -46,16 +46,6 @@ def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def saved(site: Site, module: ModuleType, owner: Any) -> None:
-    """Write the places of all models into the states that ``torch.get_rng_state`` returns."""
-    resume.save(site, owner)
-
-
-def restored(site: Site, module: ModuleType, owner: Any) -> None:
-    """Read them from the states that ``torch.set_rng_state`` gets."""
-    resume.restore(site, owner)
-
-
 class Agreement(ddp.Stage):
     """Compares the ranks of a model's group before DDP's first collective, and counts its steps.
 
@@ -83,6 +73,7 @@ class Agreement(ddp.Stage):
             start = None if call is None else self._start(wrapper, seed)
             replica = training.register(wrapper, wrapper.module, seed, start)
             replica.flagged = flagged
+            replica.is_alone = distributed.get_world_size(wrapper.process_group) < 2
             if flagged or accumulation.may_skip(wrapper.module):
                 replica.tells = start is not None and start.is_first
                 steps = Steps(model, replica)

@@ -16,7 +16,7 @@ from ddpfix.patching.site import Site
 FSDP_CHECK, ZERO3_CHECK = "is_fsdp_managed_module", "is_deepspeed_zero3_enabled"
 # Up to 4.36 a skipped layer leaves ``(None, None)``, and WavLM with ``output_attentions`` asks for a third entry.
 TRAITS = code_copy.Traits(checks=(FSDP_CHECK, ZERO3_CHECK), skipped_output=(None, None))
-_share, _silence = everywhere.sharing(TRAITS), everywhere.never_skipping(TRAITS)
+_share = everywhere.sharing(TRAITS)
 
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:
@@ -31,9 +31,9 @@ def sync_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
 
 def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, whatever rate a config or a module holds."""
-    everywhere.in_module(site, module, _silence)
+    everywhere.in_module(site, module, everywhere.never_skipping)
 
 
 def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
-    everywhere.in_models(site, _silence)
+    everywhere.in_models(site, everywhere.never_skipping)

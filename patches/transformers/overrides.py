@@ -132,7 +132,7 @@ def _search(owner: type) -> Tuple[str, ...]:
             return cover.COVERED[level].path
         method = cover.drawing_method(level)
         if method is not None:
-            return cover.rate_paths(vars(level)[method])[0]
+            return next(iter(cover.rate_paths(vars(level)[method])), ())
     return ()
 
 
@@ -159,7 +159,9 @@ def differences(model: Any) -> List[Tuple[str, str, float, float]]:
     modules: Dict[str, Any] = dict(model.named_modules())
     different: List[Tuple[str, str, float, float]] = []
     for name, module in modules.items():
-        if not any(level in cover.COVERED for level in type(module).__mro__):
+        covered = [cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED]
+        if not covered or covered[0].never or not covered[0].path:
+            # Under DDPFIX_LAYERDROP=off the user has asked for the 0.
             continue
         effective = cover.rate_of(module)
         for setting, rate in _config_rates(modules, name, module):

@@ -45,7 +45,7 @@ def _begin(module: Any) -> Optional[Tuple[List[Any], int]]:
 def _end(module: Any, begun: Tuple[List[Any], int], call: cover.Call) -> None:
     entries, before = begun
     count = cover.layer_count(module)
-    left_out = {cover.first_layer(module, call) + index for index in call.skipped}
+    left_out = {left.layer for left in call.left_out}
     added = entries[before:]
     # The first entry is the input of the first layer that ran, and that is the input of all skipped before it. Where
     # no layer ran, or the toolkit records otherwise, nothing is known to be missing.

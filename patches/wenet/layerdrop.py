@@ -16,6 +16,8 @@ from ddpfix.patching.site import PatchError, Site
 
 from ..common import espnet
 
+_RATE = "stochastic_depth_rate"
+
 
 def sync(site: Site, module: ModuleType, owner: Any) -> None:
     """Rank-synchronous decisions in the training forwards of wrapped models."""
@@ -27,11 +29,15 @@ def off(site: Site, module: ModuleType, owner: Any) -> None:
     """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
     silent: Optional[type] = None
     if cover.drawing_method(owner) is not None:
-        everywhere.put(site, owner, cover.never_skip)
+        everywhere.put(site, owner, everywhere.never_skipping)
         silent = owner
-    if "forward" in vars(owner) and cover.drawing_method(owner) != "forward" and cover.rate_paths(owner.forward):
+    if (
+        "forward" in vars(owner)
+        and cover.drawing_method(owner) != "forward"
+        and _RATE in owner.forward.__code__.co_names
+    ):
         # What is left of a rate in a layer of 3.1.0 and later: its output is scaled up for the steps in which it rests.
-        cover.never_skip(site, owner, "forward")
+        cover.never_skip(site, owner, "forward", (_RATE,))
         silent = owner
     if silent is None:
         raise PatchError(f"{owner.__qualname__} has no rate any more")

@@ -49,7 +49,7 @@ def test_tools_see_torch_as_it_is(real: Place) -> None:
     """The loaders and specs of real modules are the original ones, and patched functions still show their source."""
     code = (
         "import inspect, pickle, sys, torch, torch.nn.parallel.distributed as d\n"
-        "sys.argv[1:] and torch.random.set_rng_state(torch.random.get_rng_state())\n"
+        "sys.argv[1:] and torch.compile(torch.nn.Linear(1, 1))\n"
         "assert 'find_unused_parameters' in inspect.getsource(d.DistributedDataParallel.__init__)\n"
         "assert 'class DistributedDataParallel' in inspect.getsource(d.DistributedDataParallel)\n"
         "assert sorted(vars(d.__loader__)) == ['name', 'path']\n"

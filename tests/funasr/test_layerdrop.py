@@ -21,6 +21,7 @@ from ddpfix.layerdrop import cover, training
 from ddpfix.patching.site import Site
 from ddpfix.ranks import wrap_hooks
 from tests.funasr import launch, recipes, trained
+from tests.support.decided import decided
 
 RELEASE = trained.release()
 REDUCTION = "Expected to have finished reduction in the prior iteration"
@@ -118,32 +119,19 @@ def scripted(decisions: Sequence[bool], vector: bool) -> Iterator[None]:
     assert not left, f"{len(left)} decisions were not drawn"
 
 
-@pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> List[cover.Draw]:
-    """Every draw that ddpfix answered, in order."""
-    made: List[cover.Draw] = []
-    original = cover.Call.draw
-
-    def noting(self: cover.Call, value: float, index: int) -> cover.Draw:
-        made.append(original(self, value, index))
-        return made[-1]
-
-    monkeypatch.setattr(cover.Call, "draw", noting)
-    return made
-
-
 @pytest.mark.patches("funasr.layerdrop")
 @NAMES
-def test_equals_unpatched_with_the_same_decisions(name: str, site: Site, decided: List[cover.Draw]) -> None:
+def test_equals_unpatched_with_the_same_decisions(name: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     put(site)
+    taken = decided([], monkeypatch.setattr)
     outcomes = []
     for seed in range(4):
-        decided.clear()
+        taken.clear()
         encoder = build(name)
         with training.step(training.Replica(encoder, seed)) as step:
             total = loss(encoder)
         total.backward()
-        decisions = [draw.index in draw.call.skipped for draw in decided]
+        decisions = list(taken)
         assert len(step.skipped) == sum(decisions)
         outcomes.append((decisions, total.detach(), gradients(encoder)))
     assert len({tuple(decisions) for decisions, _, _ in outcomes}) > 1

@@ -17,6 +17,7 @@ from ddpfix.patches.transformers import layerdrop
 from ddpfix.layerdrop import cover, training
 from ddpfix.patching.site import Site
 from tests.support import zoo
+from tests.support.decided import decided
 
 ENTRIES = [entry for entry in zoo.ZOO if entry.available()]
 # Where the unpatched family itself fails in some patterns of skips, there is nothing to compare with.
@@ -83,24 +84,16 @@ def test_equals_stock_with_the_same_decisions(
     entry: zoo.TinyModel, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = covered(site, entry)
-    answered: List[cover.Draw] = []
-    answer = cover.Call.answer
-
-    def noting(self: cover.Call, stock: Any) -> cover.Draw:
-        answered.append(answer(self, stock))
-        return answered[-1]
-
-    monkeypatch.setattr(cover.Call, "answer", noting)
+    decisions = decided([], monkeypatch.setattr)
     for seed in range(3):
-        answered.clear()
+        decisions.clear()
         model.zero_grad(set_to_none=True)
         replica = training.Replica(model, seed)
         with training.step(replica) as step:
             loss, grads = run(entry, model)
-        decisions = [draw.index in draw.call.skipped for draw in answered]
         assert decisions, "nothing was drawn"
         assert len(step.skipped) == sum(decisions)
-        expected_loss, expected = reference(entry, site, decisions)
+        expected_loss, expected = reference(entry, site, list(decisions))
         assert torch.equal(loss, expected_loss)
         assert grads.keys() == expected.keys()
         assert_equal(grads, expected)

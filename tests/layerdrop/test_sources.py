@@ -1,80 +1,113 @@
-"""From where a forward may draw: a draw that no look-alike stands for would be each rank's own, without a word."""
+"""What is proved to decide about a layer, whatever it draws with, and what is left to each rank."""
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Dict
+import ast
+import random
+from typing import Any, Dict, List, Tuple
 
+import numpy as np
 import pytest
+import torch
 
-from ddpfix.layerdrop import code_copy
-from ddpfix.patching.site import PatchError
+from ddpfix.layerdrop import decisions
+from ddpfix.layerdrop.numbers import Scope
 
 FORWARD = """
-def forward(self, hidden):
-    for layer in self.layers:
-        if self.training and {draw} < self.layerdrop:
+def forward(self, hidden, rate):
+    {before}
+    for index, layer in enumerate(self.layers):
+        {inside}
+        if self.training and {condition}:
             continue
         hidden = torch.tanh(layer(hidden))
     return hidden
 """
 
 
-class Undo:
-    """As much of a site as is needed, which takes back what was done."""
-
-    def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self.at_undo, self.close = self._stack.callback, self._stack.close
-
-
-def rename(imports: str, draw: str) -> Any:
-    known: Dict[str, Any] = {}
-    exec(f"import torch\n{imports}\n{FORWARD.format(draw=draw)}", known)
-    site: Any = Undo()
-    try:
-        return code_copy.rename(site, known["forward"], code_copy.Traits())
-    finally:
-        site.close()
+def found(condition: str, before: str = "pass", inside: str = "pass", **names: Any) -> List[decisions.Decision]:
+    outer: Dict[str, Any] = {"torch": torch, "random": random, "np": np, "numpy": np, **names}
+    tree = ast.parse(FORWARD.format(before=before, inside=inside, condition=condition)).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    return list(decisions.in_scope(Scope(tree, outer)).decisions)
 
 
 @pytest.mark.parametrize(
-    ("imports", "draw"),
+    ("condition", "bounds"),
     [
-        ("", "torch.rand([])"),
-        ("", "torch.rand(1).item()"),
-        ("import random", "random.random()"),
-        ("import random", "random.uniform(0, 1)"),
-        ("import numpy as np", "np.random.rand()"),
-        ("import numpy", "numpy.random.uniform()"),
-        ("", "self.rng.random()"),
-        ("", "torch.empty(1).uniform_().item()"),
-        ("", "hidden.new_empty(hidden.shape).uniform_().mean() + torch.rand([])"),
+        ("torch.rand([]) < self.layerdrop", (0, 1)),
+        ("torch.rand(()).to(hidden.device) < self.config.rate", (0, 1)),
+        ("float(torch.rand(1, device=hidden.device)) <= self.p * index / len(self.layers)", (0, 1)),
+        ("self.p > torch.rand(1).item()", (0, 1)),
+        ("torch.empty(1).uniform_().item() < self.p", (0, 1)),
+        ("random.random() < 0.1", (0, 1)),
+        ("random.uniform(0, 1) < getattr(self.config, 'layerdrop', 0.0)", (0, 1)),
+        ("np.random.uniform(0, 100) < 100 * self.p", (0, 100)),
+        ("numpy.random.rand() * 10 - 5 < self.p", (-5, 5)),
+        ("1 - np.random.random_sample() < self.p", (1, 0)),
+        ("self.rng.random() < self.p", (0, 1)),
+        ("not random.random() > self.p", (0, 1)),
+        ("draw() < self.p", (0, 1)),
     ],
 )
-def test_what_can_be_shared(imports: str, draw: str) -> None:
-    assert any(name.startswith(code_copy._HIDDEN) for name in rename(imports, draw).co_names)
+def test_what_ranks_share(condition: str, bounds: Tuple[float, float]) -> None:
+    (decision,) = found(condition, draw=random.random)
+    assert decision.number is not None and decision.number[:2] == bounds and not decision.refusal
+    assert [ast.unparse(each) if hasattr(ast, "unparse") else "layer" for each in decision.layers] == ["layer"]
+    # The layer is left out where the condition as a whole is true.
+    assert decision.skip is (not condition.startswith("not "))
 
 
 @pytest.mark.parametrize(
-    ("imports", "draw", "named"),
+    ("before", "inside", "condition"),
     [
-        ("from random import random", "random()", "random"),
-        ("from random import random as draw", "draw()", "draw"),
-        ("from random import Random\ndraw = Random(3).uniform", "draw(0, 1)", "draw"),
-        ("from torch import rand as draw", "draw([])", "draw"),
-        ("from numpy.random import rand as draw", "draw()", "draw"),
-        ("from torch import rand", "rand([])", "rand"),
-        ("from random import uniform", "uniform(0, 1)", "uniform"),
-        ("import random as chance", "chance.random()", "chance.random"),
-        ("import numpy.random as generator", "generator.rand()", "generator.rand"),
-        ("from numpy.random import default_rng\ngenerator = default_rng()", "generator.random()", "generator.random"),
-        ("", "self.generator.random()", "self.generator.random"),
-        ("", "__import__('random').random()", "random"),
+        ("draws = torch.rand(len(self.layers))", "pass", "draws[index] < self.p"),
+        ("draws = torch.empty(len(self.layers)).uniform_(0, 1)", "pass", "not draws[index] > self.p[index]"),
+        ("survival = 1 - self.p", "draw = random.random()", "draw > survival"),
+        ("pass", "skip = np.random.rand() < self.p", "skip"),
+        ("pass", "draw = torch.rand(()); hidden = hidden + draw; print(draw)", "draw < self.p"),
+        ("pass", "keep = random.random() >= self.p", "not keep or bool(self.off)"),
     ],
 )
-def test_what_cannot_is_refused_with_what_can(imports: str, draw: str, named: str) -> None:
-    """``torch`` is there for something else: that a source can be shared is not enough."""
-    with pytest.raises(PatchError, match="imported as such") as raised:
-        rename(imports, draw)
-    assert f"draws by {named};" in str(raised.value)
+def test_a_number_is_followed_through_local_names(before: str, inside: str, condition: str) -> None:
+    (decision,) = found(condition, before, inside)
+    assert not decision.refusal
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "condition"),
+    [
+        # From a generator of the program's own, another distribution, or what is no number.
+        ("dice = random.Random(3)", "pass", "dice.random() < self.p"),
+        ("pass", "pass", "torch.rand([], generator=self.generator) < self.p"),
+        ("pass", "pass", "random.randint(0, 99) < 100 * self.p"),
+        ("pass", "pass", "torch.bernoulli(torch.tensor(self.p))"),
+        ("pass", "pass", "random.uniform(self.low, self.high) < self.p"),
+        # The same number for all layers, or not for all of them.
+        ("draw = random.random()", "pass", "draw < self.p"),
+        ("draws = torch.rand(3)", "pass", "draws[0] < self.p"),
+        ("draw = random.random()", "draw = 1.0 if index else draw", "draw < self.p"),
+        # What it is compared with depends on data, or on the caller.
+        ("pass", "pass", "random.random() < hidden.mean()"),
+        ("pass", "pass", "random.random() < rate"),
+        ("pass", "pass", "random.random() < random.random()"),
+        ("pass", "pass", "0.1 < random.random() < self.p"),
+    ],
+)
+def test_what_is_not_certain_is_left_to_each_rank_with_a_reason(before: str, inside: str, condition: str) -> None:
+    assert {bool(decision.refusal) for decision in found(condition, before, inside)} == {True}
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "hidden = hidden * random.uniform(0.8, 1.2)",
+        "if random.random() < self.p: hidden = self.augment(hidden)",
+        "hidden = self.noise(hidden) if torch.rand(()) < self.p else hidden",
+        "hidden = torch.where(torch.rand([]) < self.p, hidden, layer(hidden))",
+        "hidden = layer(hidden) if random.random() < self.p else layer(2 * hidden)",
+        "self.log(torch.rand(1) < self.p)",
+    ],
+)
+def test_a_draw_that_decides_about_no_layer_is_not_looked_at(inside: str) -> None:
+    assert found("index in self.left_out", inside=inside) == []

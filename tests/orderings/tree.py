@@ -6,6 +6,7 @@ imports. Run as a script: reads orderings from stdin (one a line), writes one li
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import json
@@ -147,7 +148,9 @@ class World:
         """The first call of a place of the gate."""
         import torch
 
-        torch.random.set_rng_state(torch.random.get_rng_state())
+        with contextlib.suppress(RuntimeError, ValueError):
+            # There is no such way to meet.
+            torch.distributed.init_process_group("gloo", init_method="nowhere://", rank=0, world_size=1)
         if self.active and not self.opened:
             self.opened = True
             # What has taken the stub away is what our layer is put around.

@@ -71,12 +71,12 @@ def test_a_resumed_job_goes_on(tmp_path: Path, kind: str) -> None:
 @pytest.mark.patches("torch.steps")
 @pytest.mark.sampled(inside=False, cells=True)
 def test_what_a_job_restores_decides(tmp_path: Path) -> None:
-    """Only on the first rank; a job that restores nothing draws as it does from its own seed; a user's new seed."""
+    """The seed of the first rank, and the steps that its optimizer has counted; a new seed begins another sequence."""
     whole, environ = uninterrupted(tmp_path, "loop", "1")
     first = job(tmp_path, "loop", SAVED, {**environ, "TEST_FORGETS": "1"})
     assert first[0]["skipped"] == whole[0]["skipped"][SAVED:] and first[0]["skipped"] == first[1]["skipped"]
     anew = job(tmp_path, "loop", SAVED, {"DDPFIX": "1", "TEST_FORGETS": "0,1"})
-    assert anew[0]["skipped"] == anew[1]["skipped"] == whole[0]["skipped"][:SAVED]
+    assert anew[0]["skipped"] == anew[1]["skipped"] == whole[0]["skipped"][SAVED:]
     seeded = job(tmp_path, "loop", SAVED, {**environ, "DDPFIX_SEED": "5"})
     assert seeded[0]["skipped"] == seeded[1]["skipped"] != whole[0]["skipped"][SAVED:]
 

@@ -40,8 +40,7 @@ def fit_batch(self, batch):
     if rank == 1:
         torch.rand(1), numpy.random.random(), random.random()
     result = original(self, batch)
-    # Not torch.get_rng_state(), in whose unused halves a saved state carries the place of LayerDrop.
-    streams = torch.default_generator.get_state().numpy(), numpy.random.get_state()[1]
+    streams = torch.get_rng_state().numpy(), numpy.random.get_state()[1]
     states.append([hashlib.sha256(stream.tobytes()).hexdigest()[:16] for stream in streams])
     return result
 

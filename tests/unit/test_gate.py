@@ -269,7 +269,7 @@ from ddpfix.patching.layers import Record, named_copies, stale_copies
 from types import ModuleType
 user = sys.modules["a_user"] = ModuleType("a_user")
 user.begin = distributed.init_process_group
-homes = {"torch.distributed.distributed_c10d": "init_process_group", "torch.random": "set_rng_state"}
+homes = {"torch.distributed.distributed_c10d": "init_process_group"}
 records = [Record(sys.modules[at], name, getattr(sys.modules[at], name), None, False) for at, name in homes.items()]
 quick = {(module.__name__, name) for _, module, name in named_copies(records)}
 whole = {(module.__name__, name) for _, module, name in stale_copies([(each.was, each.owner) for each in records])}
@@ -284,7 +284,6 @@ def test_the_quick_search_finds_all_copies_that_torch_has() -> None:
 @pytest.mark.parametrize(
     "begins",
     [
-        "torch.random.set_rng_state(torch.random.get_rng_state())",
         # What is compiled keeps the forwards that its classes had.
         "torch.compile(torch.nn.Linear(1, 1))",
         pytest.param("torch.nn.Linear(1, 1).compile()", marks=pytest.mark.sampled(inside=False)),

@@ -21,7 +21,6 @@ _BY_MODEL = "state of models, for functions that are called without a site or a 
 OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.engine._engine": "the activation itself",
     "ddpfix.import_hook._finder": "the hook in sys.meta_path, which has to be one",
-    "ddpfix.layerdrop.code_copy.RATE_NAMES": _REGISTERED,
     "ddpfix.layerdrop.code_copy.SKIPPABLE_CHECKS": _REGISTERED,
     "ddpfix.layerdrop.cover.COVERED": "the record of each class that is covered, found by a module's class",
     "ddpfix.layerdrop.cover.OBSERVED": _REGISTERED,

@@ -61,25 +61,23 @@ def depth(plan: Dict[str, Any], record: Record) -> None:
             optimizer.zero_grad()
             record["weights"].append(digest(net))
     if made is not None:
-        kinds: Dict[str, List[bool]] = {"numbers": [], "vectors": []}
-        for draw in made:
-            kinds["vectors" if draw.call.listed else "numbers"].append(draw.index in draw.call.skipped)
-        record["decisions"] = kinds
+        record["decisions"] = made
 
 
-def _spied() -> List[Any]:
-    """Every draw that ddpfix answers from here on, in order."""
-    from ddpfix.layerdrop import cover
+def _spied() -> Dict[str, List[bool]]:
+    """Every decision that ddpfix takes from here on, in order, by how its number is drawn."""
+    from ddpfix.layerdrop.call import Call
 
-    made: List[Any] = []
-    original = cover.Call.draw
+    kinds: Dict[str, List[bool]] = {"numbers": [], "vectors": []}
+    decide = Call.decide
 
-    def noting(self: Any, value: float, index: int) -> Any:
-        made.append(original(self, value, index))
-        return made[-1]
+    def noting(self: Any, comparison: Any, truth: Any, rate: Any, layers: Any) -> Any:
+        result = decide(self, comparison, truth, rate, layers)
+        kinds["vectors" if layers else "numbers"].append(bool(result) == comparison.skip)
+        return result
 
-    cover.Call.draw = noting  # type: ignore[method-assign, assignment]
-    return made
+    Call.decide = noting  # type: ignore[method-assign]
+    return kinds
 
 
 @contextlib.contextmanager

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import copy
-from types import CodeType, FunctionType
-from typing import Dict, Iterator, Optional
+import contextlib
+from typing import Any, Dict, Iterator, Optional
 
 from ddpfix.cli.drift.code import Code, Found
 from ddpfix.cli.drift.compare import (
@@ -87,25 +86,24 @@ def _chosen(code: Code, module: str, layers: bool) -> Dict[str, Found]:
 
 def _may_draw(source: str) -> bool:
     """Most modules of a large toolkit have no layer that is skipped, and need not be parsed."""
-    from ddpfix.layerdrop import code_copy
+    from ddpfix.layerdrop.numbers import DRAWS
 
-    return any(word in source for word in (*code_copy.RATES, "def __iter__"))
+    return any(word in source for word in DRAWS)
 
 
 def _draws(found: Found) -> bool:
-    """Whether a function draws for layers, as the engine would decide; it is compiled for that, and never called."""
-    from ddpfix.layerdrop import code_copy
+    """Whether a function draws for layers, as the engine would decide from its source."""
+    import random
 
-    try:
-        module = compile(_alone(found.nodes[-1]), "<release>", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    code = next((each for each in module.co_consts if isinstance(each, CodeType)), None)
-    return code is not None and not code.co_freevars and code_copy.draws_layers(FunctionType(code, {}))
+    import torch
 
+    from ddpfix.layerdrop import decisions
+    from ddpfix.layerdrop.numbers import Scope
 
-def _alone(node: ast.AST) -> ast.Module:
-    """A module with this function alone; a decorator is nothing that draws."""
-    plain = copy.copy(node)
-    plain.decorator_list = []  # type: ignore[attr-defined]
-    return ast.Module(body=[plain], type_ignores=[])  # type: ignore[list-item]
+    names: Dict[str, Any] = {"torch": torch, "random": random}
+    with contextlib.suppress(ImportError):
+        import numpy
+
+        names.update(np=numpy, numpy=numpy)
+    node = found.nodes[-1]
+    return isinstance(node, ast.FunctionDef) and bool(decisions.in_scope(Scope(node, names)).decisions)

@@ -1,0 +1,193 @@
+"""One call of a function that skips layers: what its comparisons give instead of what this rank has drawn.
+
+The draw is made as without ddpfix, and its value stays the program's own. Replaced is the truth of the comparison, by
+one of the same kind (bool, numpy's, a tensor of its device), where the shared number gives another one.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import sys
+from contextvars import ContextVar
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+import torch
+
+from ddpfix.layerdrop import schedule, training
+from ddpfix.layerdrop.decisions import Decision
+
+# The call whose function is running here; comparisons outside of one are the program's own.
+CURRENT: ContextVar[Optional[Call]] = ContextVar("ddpfix_call", default=None)
+_OPERATORS: Dict[type, Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+class Left(NamedTuple):
+    """What a call has left out.
+
+    Attributes:
+        layer: the layer's index in its list; -1 for the module itself.
+        rate: the name of its rate.
+    """
+
+    layer: int
+    rate: str
+
+
+class Comparison:
+    """Takes the place of one comparison in the copy of a function.
+
+    Args:
+        decision: what was found out about it.
+        site: its number in the function.
+        rate: the name of its rate.
+        examined: whether the code was examined: a module that draws for itself counts as a layer, wherever it stands.
+    """
+
+    def __init__(self, decision: Decision, site: int, rate: str, examined: bool) -> None:
+        node: Any = decision.node
+        assert decision.number is not None
+        self._compare = _OPERATORS[type(node.ops[0])]
+        self._number, self._is_left, self.skip = decision.number, decision.is_left, decision.skip
+        self.site, self.rate, self.draws_itself, self.examined = site, rate, not decision.layers, examined
+
+    def __call__(self, left: Any, right: Any, generator: Any = None, *layers: Any) -> Any:
+        truth = self._compare(left, right)
+        call = CURRENT.get()
+        if call is None or (self._number.generator and not _is_numpy_generator(generator)):
+            return truth
+        return call.decide(self, truth, right if self._is_left else left, layers)
+
+    def with_number(self, unit: float, rate: Any) -> bool:
+        """Return the truth for a number of the unit interval."""
+        number = self._number.low + unit * (self._number.high - self._number.low)
+        return bool(self._compare(number, float(rate)) if self._is_left else self._compare(float(rate), number))
+
+
+class Call:
+    """One training call of a function that skips layers.
+
+    Args:
+        module: whose function it is.
+        base: a stream of :mod:`ddpfix.layerdrop.schedule`; None: this rank's own numbers count, and are recorded.
+        replica: the wrapped model that the module is a part of.
+    """
+
+    def __init__(self, module: Any, base: Optional[int], replica: Optional[training.Replica]) -> None:
+        self.module, self.base, self._replica = module, base, replica
+        # Whether all layers run, whatever the comparisons say (a sharded model, see code_copy.py).
+        self.whole = False
+        self.left_out: List[Left] = []
+        self._asked: Dict[Any, int] = {}
+
+    def decide(self, comparison: Comparison, truth: Any, rate: Any, layers: Any) -> Any:
+        """Return what a comparison gives: this rank's own truth, or the other one.
+
+        Args:
+            comparison: the one that asks.
+            truth: what this rank's own number gives.
+            rate: what the number is compared with.
+            layers: of which one is the layer; empty where the module draws for itself.
+        """
+        layer = self.module if comparison.draws_itself else next(filter(_is_layer, layers), None)
+        key = None if layer is None else self._key(comparison, layer)
+        try:
+            own = bool(truth)
+            shared = own if key is None else comparison.with_number(self._unit(comparison, key), rate)
+        except (TypeError, ValueError, RuntimeError):
+            # No single number: the program's own code says what is wrong with it.
+            return truth
+        if layer is not None and shared == comparison.skip:
+            self.left_out.append(Left(-1 if comparison.draws_itself else _index(self.module, layer), comparison.rate))
+        return truth if shared == own else _negated(truth)
+
+    def _key(self, comparison: Comparison, layer: Any) -> Optional[int]:
+        """The number of a layer that all ranks have, under the same name; None where the decision stays each rank's."""
+        if self.base is None or self._replica is None or not self._replica.has(layer):
+            return None
+        if comparison.draws_itself and not comparison.examined and not self._replica.has_peers(layer):
+            return None
+        return self._replica.key(layer)[1]
+
+    def _unit(self, comparison: Comparison, key: int) -> float:
+        place = comparison.site, key
+        self._asked[place] = self._asked.get(place, -1) + 1
+        assert self.base is not None
+        return schedule.uniform(schedule.fold(self.base, comparison.site, key), self._asked[place])
+
+    def ended(self) -> None:
+        """Called when a call that left something out has ended, whether it returned or raised."""
+
+
+class StepCall(Call):
+    """A call within a step: when it ends, it adds the layers that it skipped to the step.
+
+    Args:
+        step: the training forward of the wrapped model.
+        name: of the module.
+        number: of its calls in this step.
+    """
+
+    def __init__(self, module: Any, base: Optional[int], step: training.Step, name: str, number: int) -> None:
+        super().__init__(module, base, step.replica)
+        self._step, self._name, self._number = step, name, number
+
+    def ended(self) -> None:
+        if not self.whole:
+            self._step.skipped.extend(self._skip(left) for left in self.left_out)
+
+    def _skip(self, left: Left) -> training.Skip:
+        """The skip of a layer; one that draws for itself, or for a branch, has its index from the list it is in."""
+        if left.layer >= 0:
+            return training.Skip(self._name, self._number, left.layer)
+        holder, _, place = self._name.rpartition(".")
+        part = left.rate.partition("_drop")[0] if "branch" in left.rate else ""
+        if place.isdigit():
+            return training.Skip(holder, self._number, int(place), part)
+        return training.Skip(self._name, self._number, 0, part)
+
+
+def listed(module: Any) -> Any:
+    """Return the layers of a module: itself if it is a list, its list ``layers``, or the longest list in it."""
+    if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+        return module
+    layers = getattr(module, "layers", None)
+    if layers is not None and hasattr(layers, "__getitem__"):
+        return layers
+    lists = [child for child in module.children() if isinstance(child, torch.nn.ModuleList)]
+    return max(lists, key=len) if lists else None
+
+
+def layer_count(module: Any) -> int:
+    """Return how many layers a module has."""
+    layers = listed(module)
+    return 0 if layers is None else len(layers)
+
+
+def _index(module: Any, layer: Any) -> int:
+    """The index of a layer in the list of its module; a layer of another list is not recorded as one of this."""
+    layers = listed(module)
+    # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1).
+    return next((index for index in range(layer_count(module)) if layers[index] is layer), -2)
+
+
+def _is_layer(value: Any) -> bool:
+    """Whether a value is a module with parameters: one without is an augmentation, and each rank has its own."""
+    return isinstance(value, torch.nn.Module) and next(value.parameters(), None) is not None
+
+
+def _is_numpy_generator(value: Any) -> bool:
+    kind = getattr(getattr(sys.modules.get("numpy"), "random", None), "Generator", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _negated(truth: Any) -> Any:
+    """The opposite, of the same kind."""
+    if isinstance(truth, bool):
+        return not truth
+    return truth.logical_not() if isinstance(truth, torch.Tensor) else ~truth

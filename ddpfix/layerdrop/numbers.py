@@ -1,0 +1,313 @@
+"""Follows the uniform numbers that a function draws through its local names, on its syntax tree.
+
+A draw is known by the object that its name stands for (``torch.rand``, also as ``from torch import rand as draw``), not
+by the name. A number keeps its bounds through ``.item()``, ``float()`` and arithmetic with constants.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import random
+import sys
+from types import FunctionType, ModuleType
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
+
+import torch
+
+_MISSING = object()
+# What a random number may be drawn with: only to tell what was not understood from what draws nothing.
+DRAWS = frozenset(
+    ("rand", "random", "random_sample", "uniform", "uniform_", "randint", "randn", "rand_like", "integers")
+    + ("bernoulli", "bernoulli_", "binomial", "choice", "choices", "getrandbits")
+)
+_CONVERSIONS = frozenset(("item", "to", "cpu", "cuda", "float", "double", "detach", "squeeze", "type_as"))
+_ARRAYS = (torch.empty, torch.zeros, torch.ones, torch.Tensor, torch.FloatTensor)
+
+
+class Number(NamedTuple):
+    """A number drawn uniformly between two bounds.
+
+    Attributes:
+        low: the value for 0 of the unit interval.
+        high: the value for 1; it may be the smaller one (``1 - draw``).
+        is_vector: whether it is a vector with a number for each layer.
+        is_entry: whether it is an entry of such a vector, drawn before the loop.
+        generator: the expression of a generator that the module holds; empty for the global generators.
+        draws: the calls that may have drawn it.
+    """
+
+    low: float
+    high: float
+    is_vector: bool
+    generator: str
+    draws: Tuple[ast.Call, ...]
+    is_entry: bool = False
+
+    def moved(self, change: Callable[[float], float]) -> Number:
+        """Return the number after arithmetic with a constant."""
+        return self._replace(low=change(self.low), high=change(self.high))
+
+
+class Scope:
+    """The names of one function: what is assigned to them, what the global ones stand for, which loop they are in.
+
+    Args:
+        tree: the definition.
+        outer: the names of its module, and what it has from functions around it.
+    """
+
+    def __init__(self, tree: ast.FunctionDef, outer: Dict[str, Any]) -> None:
+        self.tree, self._outer = tree, outer
+        arguments = tree.args
+        first = [*getattr(arguments, "posonlyargs", ()), *arguments.args]
+        self.module = first[0].arg if first else ""
+        self.parents: Dict[ast.AST, ast.AST] = {}
+        # What is assigned to each local name; None where it is not the value of an expression of its own.
+        self.values: Dict[str, List[Optional[ast.expr]]] = {}
+        for node in ast.walk(tree):
+            self.parents.update((child, node) for child in ast.iter_child_nodes(node))
+        for node in ast.walk(tree):
+            for name, value in _stored(node, self.parents) if node is not tree else ():
+                self.values.setdefault(name, []).append(value)
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around one, the innermost first, without the definition itself."""
+        while node in self.parents and self.parents[node] is not self.tree:
+            node = self.parents[node]
+            yield node
+
+    def loop(self, node: ast.AST) -> Optional[ast.AST]:
+        """Return the innermost loop or comprehension whose body has a node."""
+        kinds = (ast.For, ast.While, ast.AsyncFor, ast.comprehension, ast.ListComp, ast.GeneratorExp)
+        below = node
+        for each in self.above(node):
+            if isinstance(each, kinds) and below is not getattr(each, "iter", None):
+                return each
+            below = each
+        return None
+
+    def object(self, node: ast.AST) -> Any:
+        """Return what a global name or an attribute of a module stands for."""
+        if isinstance(node, ast.Name) and node.id not in self.values:
+            return self._outer.get(node.id, getattr(builtins, node.id, _MISSING))
+        if isinstance(node, ast.Attribute):
+            module = self.object(node.value)
+            return vars(module).get(node.attr, _MISSING) if isinstance(module, ModuleType) else _MISSING
+        return _MISSING
+
+    def path(self, node: ast.AST) -> Tuple[str, ...]:
+        """Return the attributes by which an expression is read from the module; empty for any other expression."""
+        names: List[str] = []
+        while isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+            node = node.value
+        return tuple(names) if isinstance(node, ast.Name) and node.id == self.module else ()
+
+    def number(self, node: ast.AST, seen: FrozenSet[str] = frozenset()) -> Optional[Number]:
+        """Return the uniform number that an expression gives; None where that is not certain."""
+        if isinstance(node, ast.Call):
+            return self._drawn(node) or self._converted(node, seen)
+        if isinstance(node, ast.Name) and node.id not in seen:
+            return self._assigned(node.id, seen | {node.id})
+        if isinstance(node, ast.BinOp):
+            return self._computed(node, seen)
+        if isinstance(node, ast.Subscript):
+            return self._entry(node, seen)
+        if isinstance(node, ast.IfExp) and self.holds(node.test):
+            return self.number(node.body, seen)
+        return None
+
+    def holds(self, node: ast.AST) -> Optional[bool]:
+        """Return what is known wherever layers are skipped: the module trains, and a rate that it holds is above 0."""
+        if self.path(node) == ("training",):
+            return True
+        is_single = isinstance(node, ast.Compare) and len(node.ops) == 1
+        if is_single and self.path(node.left) and _constant(node.comparators[0]) == 0:  # type: ignore[attr-defined]
+            operator = type(node.ops[0])  # type: ignore[attr-defined]
+            return {ast.Gt: True, ast.NotEq: True, ast.Eq: False, ast.LtE: False}.get(operator)
+        return None
+
+    def _assigned(self, name: str, seen: FrozenSet[str]) -> Optional[Number]:
+        """The number of a local name, if all that is assigned to it is such a number (or None)."""
+        if name not in self.values or None in self.values[name]:
+            return None
+        given = [value for value in self.values[name] if not _is_none(value)]
+        numbers = [self.number(value, seen) for value in given if value is not None]
+        first = numbers[0] if numbers else None
+        if first is None or any(each is None or each._replace(draws=first.draws) != first for each in numbers):
+            return None
+        return first._replace(draws=tuple(draw for each in numbers if each is not None for draw in each.draws))
+
+    def _converted(self, node: ast.Call, seen: FrozenSet[str]) -> Optional[Number]:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _CONVERSIONS:
+            return self.number(node.func.value, seen)
+        if self.object(node.func) is float and len(node.args) == 1:
+            return self.number(node.args[0], seen)
+        return None
+
+    def _computed(self, node: ast.BinOp, seen: FrozenSet[str]) -> Optional[Number]:
+        left, right = _constant(node.left), _constant(node.right)
+        known = right if left is None else left
+        number = self.number(node.right if right is None else node.left, seen)
+        if known is None or number is None or (left is not None) == (right is not None):
+            return None
+        if isinstance(node.op, ast.Mult):
+            return number.moved(lambda value: value * known)
+        if isinstance(node.op, ast.Add):
+            return number.moved(lambda value: value + known)
+        if isinstance(node.op, ast.Sub):
+            return number.moved((lambda value: value - known) if left is None else (lambda value: known - value))
+        if isinstance(node.op, ast.Div) and left is None and known:
+            return number.moved(lambda value: value / known)
+        return None
+
+    def _entry(self, node: ast.Subscript, seen: FrozenSet[str]) -> Optional[Number]:
+        """One number of a vector: by a name of the loop, or the only one."""
+        number = self.number(node.value, seen)
+        index = index_of(node)
+        if number is None or not (isinstance(index, ast.Name) or (not number.is_vector and _constant(index) == 0)):
+            return None
+        loop = self.loop(node)
+        if number.is_vector:
+            inside = isinstance(loop, ast.For) and index.id in names_in(loop.target)
+            if not inside or len(self.values[index.id]) > 1 or loop is None:
+                return None
+            if any(self.loop(draw) is not self.loop(loop) for draw in number.draws):
+                return None
+        return number._replace(is_vector=False, is_entry=number.is_vector)
+
+    def _drawn(self, node: ast.Call) -> Optional[Number]:
+        """The number that a call draws itself."""
+        function, words = node.func, {word.arg: word.value for word in node.keywords}
+        sizes, bounds, generator = list(node.args), (0.0, 1.0), ""
+        known = self.object(function)
+        if isinstance(function, ast.Attribute) and function.attr == "uniform_" and isinstance(function.value, ast.Call):
+            if not any(self.object(function.value.func) is each for each in _ARRAYS):
+                return None
+            limits, sizes = _bounds(node.args, words, "from", "to"), list(function.value.args)
+            words = {word.arg: word.value for word in function.value.keywords}
+        elif known is torch.rand or any(known is each for each in _numpy("rand", "random", "random_sample")):
+            limits = bounds
+        elif known is random.random:
+            limits = bounds if not sizes else None
+        elif known is random.uniform or any(known is each for each in _numpy("uniform")):
+            both = ("a", "b") if known is random.uniform else ("low", "high")
+            limits, sizes = _bounds(sizes[:2], words, *both), sizes[2:]
+            words = {name: value for name, value in words.items() if name not in both}
+        elif isinstance(function, ast.Attribute) and function.attr == "random" and self.path(function)[:-1]:
+            limits, generator = bounds, ".".join(self.path(function)[:-1])
+        else:
+            return None
+        sizes += [words.pop(name) for name in ("size",) if name in words]
+        shape = _shape(sizes)
+        if limits is None or shape is None or not {*words} <= {"device", "dtype", "requires_grad"}:
+            return None
+        return Number(*limits, shape == "vector", generator, (node,))
+
+    def draw_in(self, node: ast.AST, seen: FrozenSet[str] = frozenset()) -> Optional[ast.Call]:
+        """Return a call from which an expression has a random number, certain or only by its name."""
+        for each in ast.walk(node):
+            if isinstance(each, ast.Call) and (self.number(each) is not None or self._looks_random(each.func)):
+                return each
+            if isinstance(each, ast.Name) and each.id not in seen and each.id in self.values:
+                for value in self.values[each.id]:
+                    found = None if value is None else self.draw_in(value, seen | {each.id})
+                    if found is not None:
+                        return found
+        return None
+
+    def _looks_random(self, function: ast.AST) -> bool:
+        known = getattr(self.object(function), "__name__", "")
+        return known in DRAWS or (isinstance(function, ast.Attribute) and function.attr in DRAWS)
+
+
+def scope_of(function: FunctionType, tree: ast.FunctionDef) -> Scope:
+    """Return the scope of a function whose definition was read."""
+    outer = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            outer[name] = cell.cell_contents
+        except ValueError:
+            # Its value comes later.
+            continue
+    return Scope(tree, outer)
+
+
+def may_draw(function: FunctionType) -> bool:
+    """Return whether a function names a draw at all, from its code alone: most do not, and are not read."""
+    home = function.__globals__
+    names = (*function.__code__.co_names, *function.__code__.co_freevars)
+    return any(name in DRAWS or _is_draw(home.get(name)) for name in names)
+
+
+def _is_draw(value: Any) -> bool:
+    return inspect.isroutine(value) and getattr(value, "__name__", "") in DRAWS
+
+
+def names_in(target: ast.AST) -> FrozenSet[str]:
+    """Return the names in a node."""
+    return frozenset(node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def _numpy(*names: str) -> List[Any]:
+    generators = getattr(sys.modules.get("numpy"), "random", None)
+    return [getattr(generators, name) for name in names if hasattr(generators, name)]
+
+
+def index_of(node: ast.Subscript) -> Any:
+    """Return what a subscript is indexed by; Python 3.8 has a node around it."""
+    index: Any = node.slice
+    return index.value if type(index).__name__ == "Index" else index
+
+
+def _stored(node: Any, parents: Dict[ast.AST, ast.AST]) -> Iterator[Tuple[str, Optional[ast.expr]]]:
+    """The names that a node gives a value, and the expression whose value it is, if it is one."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id, _assigned(parents[node], node)
+    elif isinstance(node, ast.arg):
+        yield node.arg, None
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name:
+        yield node.name, None
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        for alias in node.names:
+            yield (alias.asname or alias.name).partition(".")[0], None
+
+
+def _assigned(parent: ast.AST, name: ast.Name) -> Optional[ast.expr]:
+    """The expression whose value a name gets as a whole."""
+    if isinstance(parent, ast.Assign) and name in parent.targets:
+        return parent.value
+    if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
+        return parent.value
+    return None
+
+
+def _bounds(given: List[ast.expr], words: Any, low: str, high: str) -> Optional[Tuple[float, float]]:
+    found = [words.get(low), words.get(high)]
+    found[: len(given)] = given
+    values = [default if one is None else _constant(one) for one, default in zip(found, (0.0, 1.0))]
+    return None if values[0] is None or values[1] is None or values[0] == values[1] else (values[0], values[1])
+
+
+def _constant(node: ast.AST) -> Optional[float]:
+    """The value of a numeric constant, with a sign or not."""
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        return None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _is_none(node: Optional[ast.AST]) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _shape(sizes: List[ast.expr]) -> Optional[str]:
+    """What a draw of this size is: a single number, a vector, or None for anything else (noise, a mask)."""
+    if len(sizes) == 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
+        sizes = list(sizes[0].elts)
+    if all(_constant(size) == 1 or _is_none(size) for size in sizes):
+        return "number"
+    return "vector" if len(sizes) == 1 else None

@@ -1,0 +1,163 @@
+"""Reads the syntax tree of a function, proves that the tree is what runs, and compiles a changed one in its place.
+
+The tree is compiled unchanged first: where its code is not the function's own (a macro, an assertion that pytest has
+rewritten, a file that was edited since), nothing is known about the function.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import inspect
+import linecache
+import textwrap
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
+
+from ddpfix.patching.site import PatchError
+
+# Whether a function is nested says nothing about what it does; the flag is that of an old future statement as well.
+_NESTED = inspect.CO_NESTED
+_FUTURES = sum({getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}) & ~_NESTED
+
+
+def tree_of(function: FunctionType) -> ast.FunctionDef:
+    """Return the definition of a function, with its own line numbers.
+
+    Raises:
+        PatchError: its source is unavailable, or is not what runs.
+    """
+    tree = definition(_text(function), function.__code__.co_firstlineno)
+    try:
+        if not any(_same(_compiled(function, tree, (), names), function.__code__) for names in _imports(function)):
+            raise PatchError(f"the source of {function.__qualname__} is not what runs")
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise PatchError(f"the source of {function.__qualname__} cannot be compiled by itself: {error}") from error
+    return tree
+
+
+def definition(text: str, line: int) -> ast.FunctionDef:
+    """Parse the definition of one function, indented or not, whose first line has the number ``line``.
+
+    Raises:
+        PatchError: there is no such definition.
+    """
+    indented = text[:1].isspace()
+    try:
+        module = ast.parse("if 1:\n" + text if indented else text)
+    except SyntaxError as error:
+        raise PatchError(f"its source cannot be parsed: {error}") from error
+    first: Any = module.body[0]
+    tree = first.body[0] if indented else first
+    if not isinstance(tree, ast.FunctionDef):
+        raise PatchError("its source is no definition of a function")
+    ast.increment_lineno(tree, line - 1 - indented)
+    return tree
+
+
+def changed(function: FunctionType, tree: ast.FunctionDef, values: Mapping[str, Any]) -> FunctionType:
+    """Return a copy of a function that runs a changed tree.
+
+    Args:
+        function: the one that the tree was read from.
+        tree: its definition, in which ``values`` are used as free variables.
+        values: what these names stand for.
+    """
+    code: Any = _compiled(function, tree, tuple(values), ())
+    cells: Dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    cells.update({name: CellType(value) for name, value in values.items()})
+    if hasattr(code, "co_qualname"):
+        code = code.replace(co_qualname=function.__qualname__)
+    return copy_with(function, code, tuple(cells[name] for name in code.co_freevars))
+
+
+def copy_with(function: FunctionType, code: CodeType, closure: Any) -> FunctionType:
+    """Return a function with the name, defaults and globals of another one."""
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__, copy.__module__, copy.__doc__ = function.__qualname__, function.__module__, function.__doc__
+    return copy
+
+
+def _text(function: FunctionType) -> str:
+    try:
+        lines, _ = inspect.getsourcelines(function)
+    except (OSError, TypeError, SyntaxError, IndexError) as error:
+        raise PatchError(f"the source of {function.__qualname__} is unavailable") from error
+    return "".join(lines)
+
+
+def _imports(function: FunctionType) -> Iterator[Iterable[str]]:
+    """Yield guesses of what the function's module imports: CPython 3.11 compiles ``module.call()`` differently."""
+    home, names = function.__globals__, function.__code__.co_names
+    yield [name for name in names if _is_foreign(home.get(name), function.__module__)]
+    try:
+        module = ast.parse("".join(linecache.getlines(function.__code__.co_filename, home)))
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    found = (node for node in _outside(module) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    aliases = (alias for node in found for alias in node.names if alias.name != "*")
+    yield dict.fromkeys((alias.asname or alias.name).partition(".")[0] for alias in aliases)
+
+
+def _is_foreign(value: Any, module: str) -> bool:
+    kinds = (ModuleType, type, FunctionType, BuiltinFunctionType)
+    return isinstance(value, ModuleType) or (isinstance(value, kinds) and getattr(value, "__module__", "") != module)
+
+
+def _outside(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module that belong to no function or class."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield child
+            yield from _outside(child)
+
+
+def _compiled(function: FunctionType, tree: ast.FunctionDef, names: Sequence[str], imports: Iterable[str]) -> CodeType:
+    """Compile a definition where it stands: in its class, and in a function that has its free variables."""
+    code = function.__code__
+    owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+    text, inner = "0\n", "0\n"
+    if owner and owner != "<locals>":
+        text = inner = f"class {owner}:\n 0\n"
+    free = [name for name in (*code.co_freevars, *names) if name != "__class__"]
+    if free:
+        text = f"def around({', '.join(free)}):\n" + textwrap.indent(inner, " ")
+    module: Any = ast.parse(text)
+    place = module
+    while not isinstance(place.body[0], ast.Expr):
+        place = place.body[0]
+    place.body = [tree]
+    module.body += [ast.parse(f"import {name}").body[0] for name in imports]
+    made = compile(module, code.co_filename, "exec", flags=code.co_flags & _FUTURES, dont_inherit=True)
+    for found in _below(made):
+        if found.co_name == code.co_name and found.co_firstlineno == code.co_firstlineno:
+            return found
+    raise ValueError("its code was not found")
+
+
+def _below(code: CodeType) -> Iterator[CodeType]:
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield value
+            yield from _below(value)
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    return _facts(one) == _facts(other)
+
+
+def _facts(code: CodeType) -> Tuple[Any, ...]:
+    """What two code objects that do the same have in common; constants are compared by their types as well."""
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags & ~_NESTED)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    constants = [_facts(value) if isinstance(value, CodeType) else _typed(value) for value in code.co_consts]
+    return (code.co_code, getattr(code, "co_exceptiontable", b""), names, counts, constants)
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_typed(each) for each in value]
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))
+    return type(value), repr(value)
