@@ -104,5 +104,5 @@ def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = Tr
         return None
     start = resume.Start(site, model, members.ranks, first.seed, members.name)
     replica = training.register(root, model, first.seed, start)
-    replica.tells, replica.is_alone = start.is_first, len(ranks) < 2
+    replica.tells, replica.is_alone = start.is_first, len(members.ranks) < 2
     return replica
