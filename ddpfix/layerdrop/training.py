@@ -113,13 +113,14 @@ def named_modules(root: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def peers(root: Any) -> List[Any]:
-    """The modules of a model that stand in a list with another one of their class."""
-    listed: Dict[Tuple[str, type], List[Any]] = {}
+    """The modules of a model that stand in a list of their class alone: in a mixed one, they may be augmentations."""
+    listed: Dict[str, List[Any]] = {}
     for name, module in named_modules(root):
         holder, _, place = name.rpartition(".")
         if place.isdigit():
-            listed.setdefault((holder, type(module)), []).append(module)
-    return [module for each in listed.values() if len(each) > 1 for module in each]
+            listed.setdefault(holder, []).append(module)
+    alike = [each for each in listed.values() if len(each) > 1 and len(set(map(type, each))) == 1]
+    return [module for each in alike for module in each]
 
 
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
