@@ -59,7 +59,7 @@ class Comparison:
     def __call__(self, left: Any, right: Any, generator: Any = None, *layers: Any) -> Any:
         truth = self._compare(left, right)
         call = CURRENT.get()
-        if call is None or (self._number.generator and not _is_numpy_generator(generator)):
+        if call is None or (self._number.generator and not is_numpy_generator(generator)):
             return truth
         return call.decide(self, truth, right if self._is_left else left, layers)
 
@@ -181,7 +181,8 @@ def _is_layer(value: Any) -> bool:
     return isinstance(value, torch.nn.Module) and next(value.parameters(), None) is not None
 
 
-def _is_numpy_generator(value: Any) -> bool:
+def is_numpy_generator(value: Any) -> bool:
+    """Return whether a value is a generator of numpy."""
     kind = getattr(getattr(sys.modules.get("numpy"), "random", None), "Generator", None)
     return kind is not None and isinstance(value, kind)
 

@@ -20,6 +20,7 @@ from ddpfix.layerdrop import call as calls
 from ddpfix.layerdrop import code_copy, decisions, rates, recompute, schedule, training
 from ddpfix.layerdrop.call import Call, StepCall, layer_count, listed
 from ddpfix.layerdrop.code_copy import innermost
+from ddpfix.layerdrop.numbers import may_draw
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import PatchError, Registry, Site
 
@@ -178,21 +179,57 @@ def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
         return ()
 
 
-def drawing_classes(model: Any) -> Dict[type, None]:
-    """The classes in a model that draw for layers: for a list of them, or for themselves in a list of their class."""
+def drawing_classes(model: Any) -> Dict[type, Any]:
+    """The classes in a model that draw for layers, for a list of them or for themselves, with a module of each."""
     peers = set(training.peers(model))
-    found: Dict[type, None] = {}
+    found: Dict[type, Any] = {}
     for module in model.modules():
         for level in type(module).__mro__:
             if level not in found and _draws_here(level, module in peers) and _has_parameters(module):
-                found[level] = None
+                found[level] = module
     return found
+
+
+def check(owner: type, module: Any) -> None:
+    """Raise unless the generators that a module holds are numpy's: others are the program's own way to agree.
+
+    Args:
+        owner: the class whose method draws.
+        module: an instance.
+
+    Raises:
+        PatchError: it draws from another generator, or its source could not be read.
+    """
+    if drawing_method(owner) is None:
+        raise PatchError(_unread(owner))
+    for each in _decisions(vars(owner)[_method(owner)]):
+        names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
+        if names and not calls.is_numpy_generator(functools.reduce(getattr, names, module)):
+            raise PatchError(f"it draws from a generator of its own, {'.'.join(names)}")
 
 
 def _draws_here(level: type, has_peers: bool) -> bool:
     method = drawing_method(level)
-    drawn = () if method is None else _decisions(vars(level)[method])
-    return any(each.layers or (has_peers and not each.is_part) for each in drawn)
+    if method is None:
+        return bool(_unread(level))
+    return any(each.layers or (has_peers and not each.is_part) for each in _decisions(vars(level)[method]))
+
+
+# Names that only a rate at which layers are skipped has: where there is no source, they tell that something is missed.
+_RATES_BY_NAME = ("layerdrop", "layer_drop", "stochastic_depth")
+
+
+def _unread(level: type) -> str:
+    """Why a method that draws, and names such a rate, could not be read; empty where there is none."""
+    for inner in [innermost(vars(level)[name]) for name in METHODS if name in vars(level)]:
+        if isinstance(inner, FunctionType) and may_draw(inner):
+            names = inner.__code__.co_names
+            if any(rate in name for name in names for rate in _RATES_BY_NAME):
+                try:
+                    decisions.of(inner)
+                except PatchError as error:
+                    return str(error)
+    return ""
 
 
 def _has_parameters(module: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Callable, Iterable
+from typing import Any, Callable
 
 from ddpfix import log
 from ddpfix.layerdrop import code_copy, cover
@@ -46,8 +46,9 @@ def put(site: Site, owner: type, change: Change) -> None:
 def in_module(site: Site, module: ModuleType, change: Change) -> None:
     """Change the classes of a module that draw."""
     values = list(vars(module).values())
-    own = [value for value in values if isinstance(value, type) and value.__module__ == module.__name__]
-    _put_all(site, [owner for owner in own if cover.drawing_method(owner) is not None], change, True)
+    for owner in [value for value in values if isinstance(value, type) and value.__module__ == module.__name__]:
+        if cover.drawing_method(owner) is not None:
+            _put(site, owner, change, None)
 
 
 def in_models(site: Site, change: Change) -> None:
@@ -68,16 +69,19 @@ class _InModels:
         return hash((self.site, self.change))
 
     def __call__(self, model: Any) -> None:
-        _put_all(self.site, cover.drawing_classes(model), self.change, False)
+        for owner, module in cover.drawing_classes(model).items():
+            _put(self.site, owner, self.change, module)
 
 
-def _put_all(site: Site, classes: Iterable[type], change: Change, examined: bool) -> None:
-    for owner in classes:
-        if owner in cover.COVERED:
-            continue
-        try:
-            change(site, owner, examined)
-        except PatchError as error:
-            line = f"{owner.__module__}.{owner.__qualname__} skips layers, and each rank decides for itself: {error}"
-            if log.first_time(line):
-                log.info(line)
+def _put(site: Site, owner: type, change: Change, module: Any) -> None:
+    """Change a class, of which a module is known unless its code was examined."""
+    if owner in cover.COVERED:
+        return
+    try:
+        if module is not None:
+            cover.check(owner, module)
+        change(site, owner, module is None)
+    except PatchError as error:
+        line = f"{owner.__module__}.{owner.__qualname__} skips layers, and each rank decides for itself: {error}"
+        if log.first_time(line):
+            log.info(line)

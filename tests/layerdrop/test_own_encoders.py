@@ -197,7 +197,7 @@ def test_a_covered_class_by_value_is_the_original(site: Site) -> None:
     assert "ddpfix" not in forward.__code__.co_filename and "ddpfix" not in str(forward.__code__.co_names)
 
 
-def test_source_that_is_not_what_runs_is_left_alone(site: Site) -> None:
+def test_source_that_is_not_what_runs_is_left_alone_and_named(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """Its code was changed since it was compiled, as by a macro or a tool for coverage."""
     constants = tuple(0.7 if value == 0.8 else value for value in Gain.forward.__code__.co_consts)
     changed = FunctionType(Gain.forward.__code__.replace(co_consts=constants), Gain.forward.__globals__)
