@@ -30,7 +30,7 @@ TIERS: Dict[str, str] = {
     "layerdrop": "fast",
     "probing": "fast",
     "report": "fast",
-    "drift": "fast",
+    "releases": "fast",
     "hostile": "fast",
     "scale": "fast",
     "adding": "ranks",

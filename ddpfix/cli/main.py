@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``, ``report``, ``drift``."""
+"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``, ``report``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import List, NoReturn, Optional, Tuple
 from ddpfix import __version__, _env
 from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
-from ddpfix.cli.drift import command as drift
 from ddpfix.cli.report import command as report
 from ddpfix.cli.top import command as top
 from ddpfix.matrix.model import MatrixError
@@ -55,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures."
     )
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top,report,drift}")
+    commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top,report}")
     _add_run(commands)
     probe.add(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
@@ -70,7 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     top.add(commands)
     report.add(commands)
-    drift.add(commands)
     return parser
 
 

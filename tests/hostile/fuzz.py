@@ -56,7 +56,7 @@ def command(content: bytes, folder: Path) -> None:
     from ddpfix.cli.main import main
 
     words = content.decode("utf-8", "surrogateescape").split("\n")
-    if words[0] in ("run", "demo", "doctor", "drift", "probe", "top"):
+    if words[0] in ("run", "demo", "doctor", "probe", "top"):
         # These start programs, or look until they are interrupted.
         return
     quiet = io.StringIO()

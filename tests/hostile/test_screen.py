@@ -22,7 +22,7 @@ TRICK = "\x1b]0;title\x07\x9b31m[red]x[/red] [/] \u202e"
 OPTIONS = "--all --json --once --from --against --inside --interval -o -m -c -- - 1.0 funasr==1 . nan"
 SETTINGS = "--unused --trace --seed --timeout --log"
 WORDS = st.one_of(st.sampled_from(f"{OPTIONS} {SETTINGS}".split()), values.texts)
-COMMANDS = st.sampled_from(["run", "probe", "plan", "explain", "top", "report", "drift", "x"])
+COMMANDS = st.sampled_from(["run", "probe", "plan", "explain", "top", "report", "x"])
 
 
 def called(words: List[str]) -> Tuple[Optional[int], str, str]:

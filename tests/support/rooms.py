@@ -57,12 +57,6 @@ def ours(name: str) -> List[str]:
     return [other for other in IMPORTS[name] if other.split(".")[0] == "ddpfix"]
 
 
-def at_the_top(name: str) -> List[str]:
-    """What a module imports as soon as it is imported itself, and not when one of its functions runs."""
-    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
-    return [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
-
-
 def picture() -> str:
     """The rooms as a diagram (mermaid); an arrow means that one imports the other."""
     arrows: Set[Tuple[str, str]] = set()

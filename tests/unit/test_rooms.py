@@ -7,7 +7,7 @@ from typing import Dict, List, Set
 
 import pytest
 
-from tests.support.rooms import FILES, IMPORTS, at_the_top, ours, room
+from tests.support.rooms import FILES, IMPORTS, ours, room
 
 # The rooms of the engine, and which others each may import. What stands alone in ddpfix/ is a room of its own.
 MAY_KNOW: Dict[str, Set[str]] = {
@@ -26,7 +26,6 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
     "trace": {"background", "log"},
-    # The command drift hashes and judges the sources of a release as the engine does.
     "cli": {"_env", "layerdrop", "matrix", "patching", "probing", "ranks", "state", "trace", "waiting"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
@@ -90,15 +89,6 @@ def test_there_is_no_circle() -> None:
     for name in FILES:
         if name not in state and name != "ddpfix.__init__":
             visit(name)
-
-
-def test_no_job_imports_what_is_for_maintainers() -> None:
-    """The command line alone knows the command drift, and its modules are imported when it runs."""
-    for name in FILES:
-        if not name.startswith("ddpfix.cli.drift."):
-            found = [other for other in ours(name) if other.startswith("ddpfix.cli.drift")]
-            assert found == (["ddpfix.cli.drift.command"] if name == "ddpfix.cli.main" else []), name
-    assert not [other for other in at_the_top("ddpfix.cli.drift.command") if other.startswith("ddpfix.cli.")]
 
 
 def test_the_walk_sees_imports() -> None:

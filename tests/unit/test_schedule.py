@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 from itertools import product
-from typing import Any, List
+from typing import Any, List, Optional
 
 import numpy as np
 import pytest
@@ -162,7 +162,7 @@ def test_another_process_gives_the_same_numbers() -> None:
 # Replicas and steps.
 
 
-def streams(replica: Replica, model: Model, steps: int = 4) -> List[int]:
+def streams(replica: Replica, model: Model, steps: int = 4) -> List[Optional[int]]:
     found = []
     for _ in range(steps):
         with training.step(replica) as step:

@@ -7,9 +7,9 @@ from typing import Any, Dict
 
 import pytest
 
-from ddpfix.cli.drift.code import Code
 from ddpfix.matrix.model import Target
-from tests.drift import made
+from tests.releases import made
+from tests.releases.code import Code
 
 EPOCH = Target("kit.train", "Trainer.epoch", ("data", "flag"))
 SAVE = Target("kit.train", "Trainer.save")
@@ -177,7 +177,7 @@ FORWARD = """
 
 
 def test_an_examined_forward_is_found_by_its_hash() -> None:
-    from ddpfix.cli.drift.examined import digest
+    from tests.releases.examined import digest
 
     code = Code(made.tree({"kit/model.py": FORWARD}))
     owner = code.find("kit.model:Model")
@@ -198,8 +198,8 @@ def test_an_examined_forward_is_found_by_its_hash() -> None:
 
 def test_the_hash_is_the_one_that_the_engine_makes() -> None:
     """Of a class of torch's kind, made by an import, and of the same class read from its file."""
-    from ddpfix.cli.drift.examined import digest
     from ddpfix.patching import source_hash
+    from tests.releases.examined import digest
     from tests.unit import test_source_hash as classes
 
     text = Path(classes.__file__).read_text(encoding="utf-8")
@@ -223,7 +223,7 @@ def test_a_tested_release_holds() -> None:
 def test_a_place_is_the_same_where_it_is_as_in_one_of_two_tested_releases() -> None:
     from packaging.version import Version
 
-    from ddpfix.cli.drift.watch import Watch
+    from tests.releases.watch import Watch
 
     whole = made.matrix(EPOCH, SAVE)
     whole = whole._replace(rows=(whole.rows[0]._replace(tested=(Version("1.0"), Version("1.9"))),))

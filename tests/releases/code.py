@@ -7,8 +7,8 @@ import textwrap
 import warnings
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ddpfix.cli.drift.tree import Tree, Unreadable, nearest
 from ddpfix.patching import source_hash
+from tests.releases.tree import Tree, Unreadable, nearest
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Modules that are searched for a function that has moved, where each one is a request to a server.

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ddpfix.cli import plan
-from ddpfix.cli.drift.compare import FINE
-from ddpfix.cli.drift.watch import HOLDS, LOOK, NOT_COMPARED
 from ddpfix.cli.words import plain
+from tests.releases.compare import FINE
+from tests.releases.watch import HOLDS, LOOK, NOT_COMPARED
 
 _STYLES = {HOLDS: "green", LOOK: "yellow", NOT_COMPARED: "cyan"}
 _SHOWN = {HOLDS: "holds", LOOK: "needs a look", NOT_COMPARED: "not compared"}

@@ -12,8 +12,8 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from ddpfix.cli.drift import registry, tree
-from ddpfix.cli.main import main
+from tests.releases import registry, tree
+from tests.releases.command import main
 
 # A place of WeNet that a patch is put on, and nothing else of it.
 EXECUTOR = """
@@ -48,7 +48,7 @@ def sdist(path: Path, files: Dict[str, str]) -> Path:
 
 
 def run(capsys: Any, *words: str) -> Tuple[int, str, str]:
-    code = main(["drift", *words])
+    code = main([*words])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 

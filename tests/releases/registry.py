@@ -22,8 +22,8 @@ from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from ddpfix.cli.drift import tree
-from ddpfix.cli.drift.tree import DriftError, Tree
+from tests.releases import tree
+from tests.releases.tree import DriftError, Tree
 
 # Longer wheels are not downloaded as a whole, where the registry hands out parts of a file.
 _BIG = 64 << 20

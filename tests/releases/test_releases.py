@@ -8,13 +8,13 @@ from typing import Any, Dict, List
 import pytest
 from packaging.version import Version
 
-from ddpfix.cli.main import main
 from ddpfix.matrix import loader
+from tests.releases.command import main
 
 
 def rows(capsys: Any, *words: str) -> Dict[str, Dict[str, Any]]:
     """The rows of one release, by patch."""
-    code = main(["drift", *words, "--json"])
+    code = main([*words, "--json"])
     (release,) = json.loads(capsys.readouterr().out)["releases"]
     found = {row["patch"]: row for row in release["rows"]}
     assert code == int(any(row["verdict"] != "holds" for row in found.values()))
@@ -67,7 +67,7 @@ def test_a_transformers_between_two_tested_ones(capsys: Any) -> None:
 @pytest.mark.sampled(inside=False, cells=True)
 def test_of_torch_only_what_is_compared_is_fetched(capsys: Any, monkeypatch: Any) -> None:
     """A wheel of it has half a gigabyte; each module of it is a request."""
-    from ddpfix.cli.drift.tree import Tree
+    from tests.releases.tree import Tree
 
     read: List[str] = []
     source = Tree.source

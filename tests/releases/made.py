@@ -7,10 +7,10 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from packaging.version import Version
 
-from ddpfix.cli.drift.tree import Tree
-from ddpfix.cli.drift.watch import Watch
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
 from ddpfix.matrix.ranges import Range
+from tests.releases.tree import Tree
+from tests.releases.watch import Watch
 
 # One file a module; the tested release.
 FILES = {

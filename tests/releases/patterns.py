@@ -6,8 +6,10 @@ import ast
 import contextlib
 from typing import Any, Dict, Iterator, Optional
 
-from ddpfix.cli.drift.code import Code, Found
-from ddpfix.cli.drift.compare import (
+from ddpfix.matrix.model import Target
+from ddpfix.waiting import pattern as name_pattern
+from tests.releases.code import Code, Found
+from tests.releases.compare import (
     CHANGED,
     FINE,
     GONE,
@@ -20,9 +22,7 @@ from ddpfix.cli.drift.compare import (
     diff,
     whereabouts,
 )
-from ddpfix.cli.drift.tree import Unreadable
-from ddpfix.matrix.model import Target
-from ddpfix.waiting import pattern as name_pattern
+from tests.releases.tree import Unreadable
 
 
 def modules(old: Optional[Code], new: Code, wanted: Target, layers: bool) -> Iterator[Place]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from typing import NamedTuple, Optional, Sequence
 
-from ddpfix.cli.drift.code import Code, Found
-from ddpfix.cli.drift.tree import Unreadable
 from ddpfix.matrix.model import Target
+from tests.releases.code import Code, Found
+from tests.releases.tree import Unreadable
 
 SAME, CHANGED, GONE, MOVED, NEW, REFUSED, UNREADABLE, THERE = (
     "same",

@@ -11,35 +11,38 @@ from ddpfix import _env
 if TYPE_CHECKING:
     from packaging.version import Version
 
-    from ddpfix.cli.drift.registry import Registry
-    from ddpfix.cli.drift.tree import Tree
     from ddpfix.matrix.model import Matrix
+    from tests.releases.registry import Registry
+    from tests.releases.tree import Tree
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``drift`` to the commands of ddpfix."""
-    drift = commands.add_parser(
-        "drift",
-        help="for maintainers: what a release of a toolkit has changed of the code that patches are put on",
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Run the command; returns the exit code."""
+    return _run(_parser().parse_args(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.releases",
         description="Compares releases of the toolkits with the tested ones, without installing or importing them."
         " The exit code is 0 if all rows of the matrix hold, 1 if some need a look, 2 for bad input.",
     )
-    drift.add_argument(
+    parser.add_argument(
         "release",
         nargs="?",
         metavar="TOOLKIT[==VERSION]",
         help="a release; without a version the newest one, and a pre-release that is newer [all toolkits]",
     )
-    drift.add_argument("--from", dest="path", type=Path, metavar="PATH", help="a folder, wheel or sdist with it")
-    drift.add_argument("--against", metavar="VERSION", help="compare with this release, by the rows that are for it")
-    drift.add_argument("--against-from", type=Path, metavar="PATH", help="a folder, wheel or sdist with that one")
-    drift.add_argument("--inside", action="store_true", help="also the releases inside of rows that are not tested")
-    drift.add_argument("--json", action="store_true", help="print JSON")
-    drift.set_defaults(action=_drift)
+    parser.add_argument("--from", dest="path", type=Path, metavar="PATH", help="a folder, wheel or sdist with it")
+    parser.add_argument("--against", metavar="VERSION", help="compare with this release, by the rows that are for it")
+    parser.add_argument("--against-from", type=Path, metavar="PATH", help="a folder, wheel or sdist with that one")
+    parser.add_argument("--inside", action="store_true", help="also the releases inside of rows that are not tested")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
-def _drift(options: argparse.Namespace) -> int:
-    from ddpfix.cli.drift.tree import DriftError
+def _run(options: argparse.Namespace) -> int:
+    from tests.releases.tree import DriftError
 
     try:
         return _compared(options)
@@ -49,9 +52,9 @@ def _drift(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> int:
-    from ddpfix.cli.drift import screen
-    from ddpfix.cli.drift.registry import Registry
     from ddpfix.matrix import loader
+    from tests.releases import screen
+    from tests.releases.registry import Registry
 
     with Registry() as registry:
         whole = _Run(loader.load(), registry, options).all()
@@ -78,7 +81,7 @@ class _Run:
 
     def _named(self) -> Tuple[Optional[str], Optional[Version]]:
         """The toolkit and the version that were asked for."""
-        from ddpfix.cli.drift.tree import DriftError
+        from tests.releases.tree import DriftError
 
         if not self.options.release:
             return None, None
@@ -90,7 +93,7 @@ class _Run:
         return names[name.lower()], _version(version) if equal else None
 
     def _refuse_what_makes_no_sense(self, package: Optional[str], version: Optional[Version]) -> None:
-        from ddpfix.cli.drift.tree import DriftError
+        from tests.releases.tree import DriftError
 
         if self.options.path is not None and version is None:
             raise DriftError("--from needs the release beside it, written like funasr==1.4.16")
@@ -100,20 +103,20 @@ class _Run:
             raise DriftError("--against needs a toolkit, written like funasr==1.4.16")
 
     def _toolkit(self, package: str, version: Optional[Version], asked: bool) -> Iterator[Dict[str, Any]]:
-        from ddpfix.cli.drift import rows
-        from ddpfix.cli.drift.tree import DriftError
-        from ddpfix.cli.drift.watch import Watch
+        from tests.releases import rows
+        from tests.releases.tree import DriftError
+        from tests.releases.watch import Watch
 
         known = [] if self.options.path is not None else self.registry.versions(self.matrix.toolkits[package])
         if not known and self.options.path is None:
             if asked:
                 raise DriftError(f"{package} is on no registry; --from names a folder with it")
             self.notes.append(
-                f"{package} is on no registry: drift {package}==VERSION --from FOLDER looks at a checkout"
+                f"{package} is on no registry: {package}==VERSION --from FOLDER compares a checkout"
             )
             return
         if not asked and not rows.tested_versions(self.matrix, package):
-            self.notes.append(f"{package} is no toolkit with tested releases: drift {package} --against VERSION")
+            self.notes.append(f"{package} is no toolkit with tested releases: {package} --against VERSION")
             return
         untested = rows.untested(self.matrix, package, known)
         chosen = [version] if version is not None else _newest(known)
@@ -126,7 +129,7 @@ class _Run:
         self.notes += [f"nothing is compared with {package} {one}: {why}" for one, why in watch.missing.items()]
 
     def _files(self, package: str, version: Version) -> Tree:
-        from ddpfix.cli.drift import watch
+        from tests.releases import watch
 
         distribution = self.matrix.toolkits[package]
         if self.options.path is not None:
@@ -134,7 +137,7 @@ class _Run:
         return self.registry.open(package, distribution, version)
 
     def _tested(self, package: str, version: Version) -> Tree:
-        from ddpfix.cli.drift import watch
+        from tests.releases import watch
 
         distribution = self.matrix.toolkits[package]
         if version == self.against and self.options.against_from is not None:
@@ -151,7 +154,7 @@ def _newest(versions: List[Version]) -> List[Version]:
 def _version(text: str) -> Version:
     from packaging.version import Version
 
-    from ddpfix.cli.drift.tree import DriftError
+    from tests.releases.tree import DriftError
 
     try:
         return Version(text)

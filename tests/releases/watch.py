@@ -7,11 +7,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from packaging.version import Version
 
-from ddpfix.cli.drift import compare, examined, patterns, rows, tree
-from ddpfix.cli.drift.code import Code
-from ddpfix.cli.drift.compare import Place
-from ddpfix.cli.drift.tree import DriftError, Tree
 from ddpfix.matrix.model import Matrix, Target
+from tests.releases import compare, examined, patterns, rows, tree
+from tests.releases.code import Code
+from tests.releases.compare import Place
+from tests.releases.tree import DriftError, Tree
 
 HOLDS, LOOK, NOT_COMPARED = "holds", "look", "not compared"
 # The setting of patches whose targets are whole modules of models, of which they change what draws for layers.

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ddpfix.cli.drift import compare
-from ddpfix.cli.drift.code import Code, Found
-from ddpfix.cli.drift.compare import Place
-from ddpfix.cli.drift.tree import Unreadable
 from ddpfix.patching import source_hash
+from tests.releases import compare
+from tests.releases.code import Code, Found
+from tests.releases.compare import Place
+from tests.releases.tree import Unreadable
 
 _FORWARD = "forward"
 # What a method of a class may have in front of it, and still be the function that a hash is made of.
