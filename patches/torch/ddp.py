@@ -8,7 +8,6 @@ stage has nothing to do pays nothing for that stage.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import sys
@@ -17,7 +16,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    ClassVar,
     Dict,
     List,
     Optional,
@@ -34,9 +32,11 @@ from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
 from ddpfix.ranks import roll_call, wrap_hooks
 
-from . import sharding
+from . import modes, sharding
 from .order import ORDER as ORDER
 from .order import REDUCER as REDUCER
+from .stage import Call as Call
+from .stage import Stage as Stage
 
 if TYPE_CHECKING:
     from .accumulation import Window
@@ -52,33 +52,6 @@ Inputs = Callable[[Any, Any], None]
 Before = Callable[[], None]
 After = Callable[[Any], None]
 Failed = Callable[[BaseException], None]
-
-
-class Call:
-    """A call of DDP's constructor, before it runs.
-
-    Attributes:
-        arguments: by name, as they will be passed on; a stage may change them.
-        around: context managers that are open until DDP's constructor has run.
-        facts: values that a stage stores for later stages, and for its own ``built``.
-        number: the name of this model in messages between the ranks of its group; "" as long as it has none.
-    """
-
-    def __init__(self, bound: inspect.BoundArguments) -> None:
-        self.arguments: Dict[str, Any] = bound.arguments
-        self.around = contextlib.ExitStack()
-        self.facts: Dict[str, Any] = {}
-        self.number = ""
-
-    @property
-    def module(self) -> Any:
-        return self.arguments["module"]
-
-    @property
-    def group(self) -> Any:
-        """The process group of the model; None is the default one."""
-        mesh = self.arguments.get("device_mesh")
-        return self.arguments.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
 
 
 class Wrapped:
@@ -155,28 +128,6 @@ class Wrapped:
         self.before = tuple(before for before, _, _ in attached if before is not None)
         self.after = tuple(after for _, after, _ in reversed(attached) if after is not None)
         self.failed = tuple(failed for _, _, failed in reversed(attached) if failed is not None)
-
-
-class Stage:
-    """One task that is done for models under DDP. ``place`` is its name in :data:`ORDER`."""
-
-    place: ClassVar[str]
-
-    def arguments(self, call: Call) -> None:
-        """Called before DDP's constructor runs: other ranks may never call it, and torch may refuse it here."""
-
-    def together(self, call: Call) -> None:
-        """Called in DDP's constructor when torch has checked its arguments: all ranks come here in the same order."""
-
-    def built(self, model: Wrapped, call: Optional[Call]) -> None:
-        """Called after a model was wrapped; ``call`` is None for a copy of one."""
-
-    def hook(self, model: Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
-        """Called when the user registers a communication hook; returns whether this stage has registered it."""
-        return False
-
-    def ended(self, model: Wrapped) -> None:
-        """Called when this stage is removed from a model (undo)."""
 
 
 # None for models that were wrapped before ddpfix was activated: their ranks agreed on nothing, so they stay unchanged.
@@ -275,7 +226,8 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
         if call.arguments.get("init_sync", True):
             _meet_within(wrapper, call)
         wrapped(*bound.args, **bound.kwargs)
-    _record(wrapper, call)
+    with modes.hidden():
+        _record(wrapper, call)
 
 
 def _meet_within(wrapper: Any, call: Call) -> None:
@@ -289,8 +241,9 @@ def _meet_within(wrapper: Any, call: Call) -> None:
     def met() -> Any:
         vars(wrapper).pop(_BUILD, None)
         call.number = roll_call.name_of_next(sharding.members_of(call.group).name, "model")
-        for stage in _STAGES:
-            stage.together(call)
+        with modes.hidden():
+            for stage in _STAGES:
+                stage.together(call)
         return build()
 
     vars(wrapper)[_BUILD] = met
@@ -345,7 +298,9 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             for after in model.after:
                 after(output)
         except BaseException as error:
-            _run_failed(model, error)
+            # Also where a stage has raised it after the forward: the step ends.
+            for failed in model.failed:
+                failed(error)
             raise
         return output
 
@@ -355,12 +310,6 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
 def _copy(wrapper: Any) -> Optional[Wrapped]:
     """The record of a copy of a wrapped model; None for a model that was wrapped before ddpfix was activated."""
     return None if wrapper in MODELS else _record(wrapper, None)
-
-
-def _run_failed(model: Wrapped, error: BaseException) -> None:
-    """End the step of a forward that raised, or of which a stage did after it."""
-    for failed in model.failed:
-        failed(error)
 
 
 def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Dict, List
 
 import pytest
+import torch
 
 from tests.support.ranks import environment
 
@@ -45,3 +46,42 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> List[str]:
 
 def test_what_is_replaced_looks_as_in_plain_torch(differences: List[str]) -> None:
     assert not differences, "\n".join(differences)
+
+
+MODES = """
+import sys
+import torch
+from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+
+calls = []
+
+class Dispatched(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        calls.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+class Called(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        calls.append(getattr(function, "__name__", str(function)))
+        return function(*args, **(kwargs or {}))
+
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+with Dispatched(), Called():
+    nn.parallel.DistributedDataParallel(model)
+print(calls)
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_len_torch_dispatch_stack"), reason="this torch does not tell its modes")
+def test_modes_see_the_calls_of_ddps_constructor_alone(tmp_path: Path) -> None:
+    seen = []
+    for ddpfix in ("0", "1"):
+        command = [sys.executable, "-c", MODES, str(tmp_path / ddpfix)]
+        environ = environment({"DDPFIX": ddpfix})
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        seen.append(done.stdout)
+    assert seen[0] == seen[1] and "copy_" in seen[0]
