@@ -298,7 +298,6 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             for after in model.after:
                 after(output)
         except BaseException as error:
-            # Also where a stage has raised it after the forward: the step ends.
             for failed in model.failed:
                 failed(error)
             raise
