@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, 
 import wrapt
 
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, is_proxy, stale_copies, take_back_copies
+from ddpfix.patching.registry import Registry as Registry
 
 if TYPE_CHECKING:
     # Python 3.8 has it, and nothing asks for it at run time.
@@ -30,33 +31,6 @@ T = TypeVar("T")
 
 class PatchError(RuntimeError):
     """A patch cannot be put in place; the message says why. The engine reports it and leaves the toolkit as it was."""
-
-
-class Registry(List[T]):
-    """Entries that are used later, in the order in which they were registered.
-
-    Attributes:
-        at: where its entries are used, written like a target of the matrix, or in words.
-    """
-
-    def __init__(self, at: str) -> None:
-        super().__init__()
-        self.at = at
-        # Several patches may register one item: it goes with the last of them.
-        self._holders: List[T] = []
-
-    def hold(self, item: T) -> None:
-        """Put an item in, unless it is there, once more."""
-        self._holders.append(item)
-        if item not in self:
-            self.append(item)
-
-    def release(self, item: T) -> None:
-        """Take an item out that was held as often as this."""
-        if item in self._holders:
-            self._holders.remove(item)
-        if item not in self._holders and item in self:
-            self.remove(item)
 
 
 class _BoundLayer(wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]

@@ -14,10 +14,11 @@ import json
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from ddpfix.ranks import hosts, limits, roll_call
 from ddpfix.ranks import store as stores
+from ddpfix.ranks.groups import Members as Members
 from ddpfix.ranks.store import count, default_store, enter, has, is_here, keys, look_until, put, remember, remembered
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
@@ -71,20 +72,6 @@ def _announce_end() -> None:
             store = keys(store, _ENDED)
             store.add(str(distributed.get_rank()), 1)
             store.add(_ANY, 1)
-
-
-class Members(NamedTuple):
-    """The ranks that train one model.
-
-    Attributes:
-        name: of their group (:func:`ddpfix.ranks.groups.name_of`).
-        ranks: their global ranks, in the group's order.
-        rank: this process's global rank.
-    """
-
-    name: str
-    ranks: List[int]
-    rank: int
 
 
 def meet(members: Members, facts: Mapping[str, str], seed: int, limit: float) -> Optional[int]:

@@ -1,9 +1,23 @@
-"""Names of process groups."""
+"""Names and members of process groups."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Sequence
+from typing import Any, List, NamedTuple, Sequence
+
+
+class Members(NamedTuple):
+    """The ranks that train one model.
+
+    Attributes:
+        name: of their group (:func:`name_of`).
+        ranks: their global ranks, in the group's order.
+        rank: this process's global rank.
+    """
+
+    name: str
+    ranks: List[int]
+    rank: int
 
 
 def name_of(group: Any, ranks: Sequence[int]) -> str:
