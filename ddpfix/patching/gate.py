@@ -8,11 +8,11 @@ stubs only keep the place, and hand every call on.
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import Any, Callable, ContextManager, Iterable, List, Optional, Set, Tuple
 
 from ddpfix import log
+from ddpfix.patching.appearance import looks_like
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, named_copies, relink, take_back_copies
 
 
@@ -116,7 +116,6 @@ def _is_function(found: Any) -> bool:
 def _waiting(stub: _Stub, was: Any, gate: Optional[Gate]) -> Callable[..., Any]:
     in_class = isinstance(stub.owner, type)
 
-    @functools.wraps(was)
     def first(*args: Any, **kwargs: Any) -> Any:
         if gate is not None:
             gate.pass_through()
@@ -125,7 +124,7 @@ def _waiting(stub: _Stub, was: Any, gate: Optional[Gate]) -> Callable[..., Any]:
             return stub.then.__get__(args[0], type(args[0]))(*args[1:], **kwargs)
         return stub.then(*args, **kwargs)
 
-    return first
+    return looks_like(was, first)
 
 
 def _uncover(stub: _Stub) -> Any:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, 
 
 import wrapt
 
+from ddpfix.patching.appearance import looks_like
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, is_proxy, stale_copies, take_back_copies
 from ddpfix.patching.registry import Registry as Registry
 
@@ -63,19 +64,6 @@ def _by_name(function: Any) -> Any:
     if not above:
         return name
     return getattr, (functools.reduce(getattr, above, import_module(function.__module__)), name)
-
-
-def _looks_like(original: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
-    """The closure with the name, the signature and the source of what it calls.
-
-    A signature is asked for with or without what a function wraps; a second wrapper shows its own in the latter case,
-    and has to be found by the former.
-    """
-    shown = functools.wraps(original)(closure)
-    if type(original) is FunctionType and not hasattr(original, "__wrapped__"):
-        with contextlib.suppress(TypeError, ValueError):
-            shown.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    return shown
 
 
 def _bound_first(original: Any) -> Callable[..., Any]:
@@ -211,7 +199,7 @@ class Site:
             if not isinstance(original, FunctionType):
                 raise PatchError(f"{attribute} of {owner!r} is a {type(original).__name__}, not a plain function")
             called = _bound_first(original) if is_proxy(original) and isinstance(owner, type) else original
-            self.replace(owner, attribute, _looks_like(original, make(called)))
+            self.replace(owner, attribute, looks_like(original, make(called)))
 
     def register(self, registry: Registry[T], item: T) -> None:
         """Put an item into a registry, unless it is there, until the last patch is undone that has done so."""
