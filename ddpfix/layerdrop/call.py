@@ -33,10 +33,12 @@ class Left(NamedTuple):
     Attributes:
         layer: the layer's index in its list; -1 for the module itself.
         rate: the name of its rate.
+        is_certain: whether nothing else in the function runs the layer.
     """
 
     layer: int
     rate: str
+    is_certain: bool
 
 
 class Comparison:
@@ -51,6 +53,7 @@ class Comparison:
 
     def __init__(self, decision: Decision, site: int, rate: str, examined: bool) -> None:
         node: Any = decision.node
+        self.is_only_run = decision.is_only_run
         assert decision.number is not None
         self._compare = _OPERATORS[type(node.ops[0])]
         self._number, self._is_left, self.skip = decision.number, decision.is_left, decision.skip
@@ -83,6 +86,8 @@ class Call:
         # Whether all layers run, whatever the comparisons say (a sharded model, see code_copy.py).
         self.whole = False
         self.left_out: List[Left] = []
+        # How often it was asked about each layer.
+        self.visits: Dict[int, int] = {}
         self._asked: Dict[Any, int] = {}
 
     def decide(self, comparison: Comparison, truth: Any, rate: Any, layers: Any) -> Any:
@@ -102,8 +107,11 @@ class Call:
         except (TypeError, ValueError, RuntimeError):
             # No single number: the program's own code says what is wrong with it.
             return truth
-        if layer is not None and shared == comparison.skip:
-            self.left_out.append(Left(-1 if comparison.draws_itself else _index(self.module, layer), comparison.rate))
+        if layer is not None:
+            index = -1 if comparison.draws_itself else _index(self.module, layer)
+            self.visits[index] = self.visits.get(index, 0) + 1
+            if shared == comparison.skip:
+                self.left_out.append(Left(index, comparison.rate, comparison.is_only_run))
         return truth if shared == own else _negated(truth)
 
     def _key(self, comparison: Comparison, layer: Any) -> Optional[int]:
@@ -138,8 +146,15 @@ class StepCall(Call):
         self._step, self._name, self._number = step, name, number
 
     def ended(self) -> None:
-        if not self.whole:
-            self._step.skipped.extend(self._skip(left) for left in self.left_out)
+        counts: Dict[int, int] = {}
+        for left in () if self.whole else self.left_out:
+            # A layer that ran in another turn of this call was used.
+            counts[left.layer] = counts.get(left.layer, 0) + 1
+            if left.layer == -1 or (left.is_certain and left.layer >= 0 and self._rested(left, counts)):
+                self._step.skipped.append(self._skip(left))
+
+    def _rested(self, left: Left, counts: Dict[int, int]) -> bool:
+        return counts[left.layer] == self.visits[left.layer]
 
     def _skip(self, left: Left) -> training.Skip:
         """The skip of a layer; one that draws for itself, or for a branch, has its index from the list it is in."""

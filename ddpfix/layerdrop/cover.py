@@ -13,14 +13,23 @@ import functools
 import inspect
 import weakref
 from types import FunctionType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from ddpfix import log
 from ddpfix.layerdrop import call as calls
 from ddpfix.layerdrop import code_copy, decisions, rates, recompute, schedule, training
 from ddpfix.layerdrop.call import Call, StepCall, layer_count, listed
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.numbers import may_draw
+from ddpfix.layerdrop.drawing import (
+    METHODS,
+    applies,
+    check,
+    drawing_classes,
+    drawing_method,
+    found,
+    method_of,
+    rate_paths,
+)
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import PatchError, Registry, Site
 
@@ -31,6 +40,7 @@ __all__ = [
     "Call",
     "Covered",
     "active",
+    "check",
     "cover",
     "drawing_classes",
     "drawing_method",
@@ -60,15 +70,15 @@ class Covered:
 
     def __init__(self, function: Any, traits: code_copy.Traits = _NO_TRAITS, examined: bool = True) -> None:
         inner = innermost(function)
-        found = _found(inner)
-        shared = code_copy.chosen(found, examined)
+        read = found(inner)
+        shared = code_copy.chosen(read, examined)
         if not shared:
-            reasons = [f"{each.refusal} ({_place(inner, each)})" for each in found.decisions if each.refusal]
+            reasons = [f"{each.refusal} ({_place(inner, each)})" for each in read.decisions if each.refusal]
             raise PatchError(reasons[0] if reasons else f"{inner.__qualname__} does not draw for layers")
-        self.paths = rates.paths(found)
+        self.paths = rates.paths(read)
         self.path = self.paths[0] if self.paths else ()
-        self.rate = rates.reader(found, shared, inner)
-        self.examined, self.draws_itself = examined, not any(each.layers for each in shared)
+        self.rate = rates.reader(read, shared, inner)
+        self.examined, self.decisions = examined, shared
         self.never = False
         self.choose: Callable[..., Optional[Call]] = lambda module, args, kwargs: None
         self.original = function
@@ -118,12 +128,6 @@ class Covered:
             call.ended()
 
 
-def _found(inner: Any) -> decisions.Found:
-    if not isinstance(inner, FunctionType):
-        raise PatchError(f"{inner!r} is not a Python function")
-    return decisions.of(inner)
-
-
 def _place(inner: FunctionType, decision: decisions.Decision) -> str:
     return f"{inner.__code__.co_filename}:{getattr(decision.node, 'lineno', 0)}"
 
@@ -153,96 +157,6 @@ RECORDERS: Registry[Tuple[Callable[[Any], Any], Callable[[Any, Any, Call], None]
 OBSERVED: Registry[Callable[[Any, Dict[str, Any]], bool]] = Registry(_AT)
 
 
-# Where toolkits draw for their layers: in forward, or in a method that it calls; a list of layers that drops some does
-# it where it is iterated over.
-METHODS = ("forward", "extract_features", "_forward", "__iter__")
-
-
-def drawing_method(owner: type) -> Optional[str]:
-    """The method of a class itself, not of its bases, that draws for layers; None if there is none."""
-    return next((name for name in METHODS if name in vars(owner) and _decisions(vars(owner)[name])), None)
-
-
-def _decisions(function: Any) -> Tuple[decisions.Decision, ...]:
-    """The decisions of a function, proved or not; none where its source is not what runs."""
-    try:
-        return _found(innermost(function)).decisions
-    except PatchError:
-        return ()
-
-
-def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
-    """Where a function reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
-    try:
-        return rates.paths(_found(innermost(function)))
-    except PatchError:
-        return ()
-
-
-def drawing_classes(model: Any) -> Dict[type, Any]:
-    """The classes in a model that draw for layers, for a list of them or for themselves, with a module of each."""
-    peers = set(training.peers(model))
-    found: Dict[type, Any] = {}
-    for module in model.modules():
-        for level in type(module).__mro__:
-            if level not in found and _draws_here(level, module in peers) and _has_parameters(module):
-                found[level] = module
-    return found
-
-
-def check(owner: type, module: Any) -> None:
-    """Raise unless the generators that a module holds are numpy's: others are the program's own way to agree.
-
-    Args:
-        owner: the class whose method draws.
-        module: an instance.
-
-    Raises:
-        PatchError: it draws from another generator, or its source could not be read.
-    """
-    if drawing_method(owner) is None:
-        raise PatchError(_unread(owner))
-    for each in _decisions(vars(owner)[_method(owner)]):
-        names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
-        if names and not calls.is_numpy_generator(functools.reduce(getattr, names, module)):
-            raise PatchError(f"it draws from a generator of its own, {'.'.join(names)}")
-
-
-def _draws_here(level: type, has_peers: bool) -> bool:
-    method = drawing_method(level)
-    if method is None:
-        return bool(_unread(level))
-    return any(each.layers or (has_peers and not each.is_part) for each in _decisions(vars(level)[method]))
-
-
-# Names that only a rate at which layers are skipped has: where there is no source, they tell that something is missed.
-_RATES_BY_NAME = ("layerdrop", "layer_drop", "stochastic_depth")
-
-
-def _unread(level: type) -> str:
-    """Why a method that draws, and names such a rate, could not be read; empty where there is none."""
-    for inner in [innermost(vars(level)[name]) for name in METHODS if name in vars(level)]:
-        if isinstance(inner, FunctionType) and may_draw(inner):
-            names = inner.__code__.co_names
-            if any(rate in name for name in names for rate in _RATES_BY_NAME):
-                try:
-                    decisions.of(inner)
-                except PatchError as error:
-                    return str(error)
-    return ""
-
-
-def _has_parameters(module: Any) -> bool:
-    return next(module.parameters(), None) is not None
-
-
-def _method(owner: type) -> str:
-    method = drawing_method(owner)
-    if method is None:
-        raise PatchError(f"{owner.__module__}.{owner.__qualname__} does not draw for layers")
-    return method
-
-
 def cover(
     site: Site,
     owner: type,
@@ -264,7 +178,7 @@ def cover(
     Raises:
         PatchError: the method has another shape than expected; nothing was changed.
     """
-    method = _method(owner)
+    method = method_of(owner)
     covered = Covered(vars(owner)[method], traits, examined)
     covered.rate = rate or covered.rate
     covered.choose = choose
@@ -292,7 +206,7 @@ def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tupl
     Raises:
         PatchError: the source of the method is not what runs; nothing was changed.
     """
-    name = _method(owner) if method is None else method
+    name = method_of(owner) if method is None else method
     original = vars(owner)[name]
     inner = innermost(original)
     without_skips = code_copy.rebuild(original, inner, code_copy.without_skips(inner, zero))
@@ -361,33 +275,35 @@ def rate_of(module: Any, has_peers: bool = True) -> float:
     """
     for method in METHODS:
         level = next((level for level in type(module).__mro__ if method in vars(level)), None)
-        rate = None if level is None else _rate_in(level, has_peers)
-        if rate is not None:
-            return rate(module) if _has_parameters(module) else 0.0
+        covered: Union[Covered, _Uncovered, None] = None if level is None else COVERED.get(level)
+        if level is not None and covered is None:
+            covered = _uncovered(level)
+        if covered is not None and any(
+            applies(each, module, has_peers or covered.examined) for each in covered.decisions
+        ):
+            return 0.0 if covered.never else covered.rate(module)
     return 0.0
 
 
-def _rate_in(owner: type, has_peers: bool) -> Optional[Callable[[Any], float]]:
-    """A function that reads the rate of a class that draws, also of an unpatched one (DDPFIX_LAYERDROP=stock)."""
-    covered = COVERED.get(owner)
-    if covered is not None:
-        counts = has_peers or covered.examined or not covered.draws_itself
-        return covered.rate if counts and not covered.never else None
-    if (owner, has_peers) not in _RATES.setdefault(owner, {}):
+class _Uncovered:
+    """A class that draws and is as shipped (DDPFIX_LAYERDROP=stock), or cannot be covered."""
+
+    never = examined = False
+
+    def __init__(self, function: FunctionType) -> None:
+        read = decisions.of(function)
+        self.decisions = tuple(each for each in read.decisions if each.rate is not None)
+        self.rate = rates.reader(read, self.decisions, function)
+
+
+def _uncovered(owner: type) -> Optional[_Uncovered]:
+    if owner not in _RATES:
         method = drawing_method(owner)
-        read = None
-        if method is not None:
-            inner = innermost(vars(owner)[method])
-            found = decisions.of(inner)
-            counted = [
-                each for each in found.decisions if each.rate and (each.layers or (has_peers and not each.is_part))
-            ]
-            read = rates.reader(found, counted, inner) if counted else None
-        _RATES[owner][owner, has_peers] = read
-    return _RATES[owner][owner, has_peers]
+        _RATES[owner] = None if method is None else _Uncovered(innermost(vars(owner)[method]))
+    return _RATES[owner]
 
 
-_RATES: weakref.WeakKeyDictionary[type, Dict[Any, Optional[Callable[[Any], float]]]] = weakref.WeakKeyDictionary()
+_RATES: weakref.WeakKeyDictionary[type, Optional[_Uncovered]] = weakref.WeakKeyDictionary()
 
 
 def active(model: Any) -> List[Tuple[str, Any, float]]:

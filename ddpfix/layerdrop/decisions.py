@@ -17,7 +17,9 @@ from ddpfix.layerdrop.numbers import Number, Scope, index_of, may_draw, names_in
 
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 # Calls that are no use of a layer: they look at it.
-_LOOKS = frozenset((isinstance, issubclass, len, id, type, getattr, hasattr, print, repr, str, bool, int, float, zip))
+_LOOKS = frozenset(
+    (isinstance, issubclass, len, id, type, getattr, hasattr, print, repr, str, bool, int, float, zip, enumerate)
+)
 _ARITHMETIC = frozenset((len, min, max, float, int, abs, getattr))
 _OTHER = (ast.operator, ast.unaryop, ast.expr_context)
 
@@ -32,7 +34,9 @@ class Decision(NamedTuple):
         is_left: whether the number is on the left side.
         rate: the other side; None where it is no rate.
         layers: what the loop has for the layer; empty where the module draws for itself.
+        holders: the attributes of the module that may hold these layers; empty for the module as a list.
         is_part: whether only a branch of a module that draws for itself is left out.
+        is_only_run: whether the function runs its layers nowhere else.
         refusal: why ranks cannot share it; empty if they can.
     """
 
@@ -42,7 +46,9 @@ class Decision(NamedTuple):
     is_left: bool
     rate: Optional[ast.expr]
     layers: Tuple[ast.expr, ...]
+    holders: FrozenSet[str]
     is_part: bool
+    is_only_run: bool
     refusal: str
 
 
@@ -84,18 +90,21 @@ def _decision(scope: Scope, node: Any) -> Optional[Decision]:
         return None
     if isinstance(node, ast.Call) and (_is_compared(scope, node) or scope.number(node) is not None):
         return None
+    if isinstance(node, ast.Call) and any(isinstance(each, ast.Compare) for each in ast.walk(node)):
+        return None
     loop = scope.loop(node)
     if isinstance(loop, ast.For):
         uses = _uses(scope, loop)
         outcomes = _outcomes(scope, loop.body, node, uses.__contains__)
         skip = branches.skipping_truth(outcomes, whole=True) if uses else None
         if skip is not None:
-            return _checked(scope, node, skip, _layers(scope, loop, uses), False)
+            layers = _layers(scope, loop, uses)
+            return _checked(scope, node, skip, layers, _attributes(scope, [loop.iter, *layers]), False)
     calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and _calls_part(scope, each)}
     outcomes = _outcomes(scope, scope.tree.body, node, calls.__contains__)
     orders = isinstance(node, ast.Compare) and isinstance(node.ops[0], _ORDERS)
     skip = branches.skipping_truth(outcomes, whole=False) if orders and loop is None else None
-    return None if skip is None else _checked(scope, node, skip, (), bool(outcomes(skip).reached))
+    return None if skip is None else _checked(scope, node, skip, (), frozenset(), bool(outcomes(skip).reached))
 
 
 def _outcomes(
@@ -152,7 +161,7 @@ def _of_module(scope: Scope, node: ast.AST, seen: FrozenSet[str] = frozenset()) 
     """Whether an expression has something that the module holds, itself or by local names."""
     for each in ast.walk(node):
         if isinstance(each, ast.Name) and each.id not in seen:
-            values = scope.values.get(each.id, ()) if each.id != scope.module else ()
+            values = [*scope.values.get(each.id, ()), *scope.iterated(each.id)] if each.id != scope.module else []
             if each.id in (scope.module, "super") or any(
                 value is not None and _of_module(scope, value, seen | {each.id}) for value in values
             ):
@@ -173,7 +182,10 @@ def _indexed(scope: Scope, loop: ast.For, node: ast.AST) -> Optional[ast.Subscri
 
 def _layers(scope: Scope, loop: ast.For, uses: Set[ast.AST]) -> Tuple[ast.expr, ...]:
     """Expressions of which one is the layer of this turn."""
-    names: List[ast.expr] = [ast.Name(id=name, ctx=ast.Load()) for name in sorted(_elements(scope, loop))]
+    # In their order: of several lists side by side, the first one is that of the layers.
+    ordered = sorted((each for each in ast.walk(loop.target) if isinstance(each, ast.Name)), key=lambda e: e.col_offset)
+    elements = _elements(scope, loop)
+    names: List[ast.expr] = [ast.Name(id=each.id, ctx=ast.Load()) for each in ordered if each.id in elements]
     indexed = [each for each in (_indexed(scope, loop, use) for use in uses) if each is not None]
     # The first one in the code: several lists side by side have one entry a layer each.
     return (*names, *sorted(indexed, key=lambda each: (each.lineno, each.col_offset))[:1])
@@ -188,7 +200,25 @@ def _calls_part(scope: Scope, node: ast.Call) -> bool:
     )
 
 
-def _checked(scope: Scope, node: Any, skip: bool, layers: Tuple[ast.expr, ...], is_part: bool) -> Decision:
+def _attributes(scope: Scope, nodes: Sequence[ast.AST], seen: FrozenSet[str] = frozenset()) -> FrozenSet[str]:
+    """The attributes of the module in expressions, and in what their local names are made of."""
+    found: FrozenSet[str] = frozenset()
+    for each in [inner for node in nodes for inner in ast.walk(node)]:
+        found |= frozenset(scope.path(each)[:1])
+        if isinstance(each, ast.Name) and each.id not in seen:
+            values = [value for value in scope.values.get(each.id, ()) if value is not None]
+            found |= _attributes(scope, [*values, *scope.iterated(each.id)], seen | {each.id})
+    return found
+
+
+def _checked(
+    scope: Scope,
+    node: Any,
+    skip: bool,
+    layers: Tuple[ast.expr, ...],
+    holders: FrozenSet[str],
+    is_part: bool,
+) -> Decision:
     """A decision, with the reason why it cannot be shared if there is one."""
     number, rate, is_left = None, None, True
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _ORDERS):
@@ -204,7 +234,8 @@ def _checked(scope: Scope, node: Any, skip: bool, layers: Tuple[ast.expr, ...], 
         refusal = "its number is not known to be uniform, and one for each layer"
     elif rate is None:
         refusal = "what it is compared with is no rate that the module holds"
-    return Decision(node, skip, number, is_left, rate, layers, is_part, refusal)
+    loops = [loop for loop in ast.walk(scope.tree) if isinstance(loop, ast.For) and _uses(scope, loop)]
+    return Decision(node, skip, number, is_left, rate, layers, holders, is_part, len(loops) < 2, refusal)
 
 
 def _one_a_turn(scope: Scope, node: ast.AST, number: Number) -> bool:

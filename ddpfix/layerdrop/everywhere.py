@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 from ddpfix import log
-from ddpfix.layerdrop import code_copy, cover
+from ddpfix.layerdrop import code_copy, cover, drawing
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks import wrap_hooks
 
@@ -37,7 +37,7 @@ def put(site: Site, owner: type, change: Change) -> None:
     """
     if cover.drawing_method(owner) is None:
         raise PatchError(
-            f"{owner.__qualname__} draws for no layers: none of {', '.join(cover.METHODS)} compares a draw"
+            f"{owner.__qualname__} draws for no layers: none of {', '.join(drawing.METHODS)} compares a draw"
         )
     if owner not in cover.COVERED:
         change(site, owner, True)

@@ -88,6 +88,11 @@ class Scope:
             below = each
         return None
 
+    def iterated(self, name: str) -> List[ast.expr]:
+        """Return what the loops iterate over that give a name its value."""
+        loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For))
+        return [loop.iter for loop in loops if name in names_in(loop.target)]
+
     def object(self, node: ast.AST) -> Any:
         """Return what a global name or an attribute of a module stands for."""
         if isinstance(node, ast.Name) and node.id not in self.values:
@@ -212,7 +217,7 @@ class Scope:
             if isinstance(each, ast.Call) and (self.number(each) is not None or self._looks_random(each.func)):
                 return each
             if isinstance(each, ast.Name) and each.id not in seen and each.id in self.values:
-                for value in self.values[each.id]:
+                for value in (*self.values[each.id], *self.iterated(each.id)):
                     found = None if value is None else self.draw_in(value, seen | {each.id})
                     if found is not None:
                         return found

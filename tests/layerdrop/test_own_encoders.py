@@ -75,6 +75,19 @@ class Survival(Encoder):
         return x
 
 
+class Twice(Encoder):
+    """Its layers have two turns in a forward, and each turn a decision of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            for layer in self.layers:
+                if self.training and random.random() < self.rate:
+                    continue
+                self.noted.append(layer)
+                x = torch.tanh(layer(x))
+        return x
+
+
 class Augmented(Encoder):
     """No layer is skipped: each rank has a coin of its own, for a module without parameters as well."""
 
@@ -138,6 +151,21 @@ def test_ranks_skip_the_same_at_the_rate(site: Site, kind: Type[Encoder]) -> Non
     assert 0.17 < sum(map(len, one[1])) / (6 * 400) < 0.23
     # A comparison gives what it gave: the same type, shape and dtype.
     assert len({str(kept) for kept in one[3]}) < 2 or kind is UsedAgain
+
+
+def test_a_layer_that_ran_in_another_turn_was_not_skipped(site: Site) -> None:
+    everywhere.in_models(site, SHARE)
+    model = Twice(0.5).train()
+    wrap_hooks.run_before_wrap(model)
+    replica, found = training.Replica(model, 5), set()
+    for _ in range(20):
+        model.noted.clear()
+        with training.step(replica) as step:
+            model(torch.ones(2, 4))
+        ran = {index for index, layer in enumerate(model.layers) if any(layer is each for each in model.noted)}
+        assert not {skip.layer for skip in step.skipped} & ran
+        found |= ran
+    assert found == set(range(6))
 
 
 def test_a_group_of_one_rank_draws_for_itself(site: Site) -> None:
