@@ -282,6 +282,8 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     # Functions in C only, so that torch.compile finds no Python frame here.
     models: Any = MODELS
     find, ref, enabled, unseen = models.data.get, weakref.ref, torch.is_grad_enabled, UNSEEN
+    # What stages read of a tensor is no call of the program's, which a subclass of tensors or a mode may count.
+    uncounted = torch._C.DisableTorchFunction
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if not enabled():
@@ -290,13 +292,16 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         if model is None:
             return original(self, *inputs, **kwargs)
         try:
-            for look in model.inputs:
-                look(inputs, kwargs)
+            if model.inputs:
+                with uncounted():
+                    for look in model.inputs:
+                        look(inputs, kwargs)
             for before in model.before:
                 before()
             output = original(self, *inputs, **kwargs)
-            for after in model.after:
-                after(output)
+            with uncounted():
+                for after in model.after:
+                    after(output)
         except BaseException as error:
             for failed in model.failed:
                 failed(error)

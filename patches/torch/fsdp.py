@@ -11,7 +11,7 @@ import inspect
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ddpfix.layerdrop import training
+from ddpfix.layerdrop import cover, training
 from ddpfix.patching.site import Site
 
 from . import agreement, root_step, sharding
@@ -70,7 +70,9 @@ def _fully_sharded(site: Site, wrapped: Any, instance: Any, args: Tuple[Any, ...
     module = arguments["module"]
     mesh = arguments.get("mesh")
     for part in module if isinstance(module, (list, tuple)) else [module]:
-        _Steps(site, part, mesh).attach()
+        # Where no layer is skipped, nothing is put on the module.
+        if cover.active(part):
+            _Steps(site, part, mesh).attach()
     return result
 
 

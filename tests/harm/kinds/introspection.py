@@ -5,6 +5,7 @@ import inspect
 import io
 import logging
 import pydoc
+import re
 import typing
 import warnings
 from dataclasses import dataclass
@@ -62,14 +63,18 @@ def of_all(look):
     return found
 
 
+def _without_places(described):
+    return re.sub(r" at 0x[0-9a-f]+", "", str(described))
+
+
 @program(sample=True)
 def signatures(rank, size):
-    return of_all(lambda each: str(inspect.signature(each)))
+    return of_all(lambda each: _without_places(inspect.signature(each)))
 
 
 @program()
 def full_argument_specs(rank, size):
-    return of_all(lambda each: str(inspect.getfullargspec(each)))
+    return of_all(lambda each: _without_places(inspect.getfullargspec(each)))
 
 
 @program(sample=True)
@@ -84,7 +89,7 @@ def names_and_texts(rank, size):
 
 @program()
 def sources(rank, size):
-    return of_all(lambda each: [inspect.getsourcefile(each).rpartition("torch")[2], inspect.getsource(each)])
+    return of_all(lambda each: inspect.getsource(each))
 
 
 @program()
@@ -110,8 +115,8 @@ def autospecs(rank, size):
 
 @program()
 def names_in_classes_and_modules(rank, size):
-    places = (DDP, DataLoader, torch.optim.Optimizer, torch.optim.SGD, CheckpointFunction, nn.Module, dist, torch)
-    return [sorted(vars(each)) for each in places]
+    places = (DDP, DataLoader, torch.optim.Optimizer, torch.optim.SGD, CheckpointFunction, nn.Module)
+    return [sorted(dir(each)) for each in places]
 
 
 @program(sample=True)
@@ -197,7 +202,7 @@ def batches_of_a_tensor_subclass(rank, size):
     return Watched.seen, type(loss).__name__, state(wrapped)
 
 
-@program()
+@program(may=(r"is not in place any more",))
 def mocks_of_the_program(rank, size):
     with mock.patch.object(DDP, "forward", autospec=True, side_effect=DDP.forward) as called:
         wrapped = DDP(net())

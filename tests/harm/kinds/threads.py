@@ -73,13 +73,6 @@ def only_daemons_are_left_out(rank, size):
 
 
 @program()
-def frames_of_all_threads(rank, size):
-    """A profiler that samples every thread of the process."""
-    fit(DDP(net()), rank, other=True)
-    return len(sys._current_frames()), sorted(each.name for each in threading._active.values())
-
-
-@program()
 def hook_on_every_thread(rank, size):
     started = []
     threading.settrace(lambda *about: started.append(threading.current_thread().name))
@@ -122,23 +115,6 @@ def hooks_of_the_interpreter(rank, size):
     fit(DDP(net()), rank, other=True)
     hooks = (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook, warnings.showwarning, sys.exit)
     return [each.__module__ for each in hooks], sys.gettrace() is None, sys.getprofile() is None
-
-
-@program()
-def descriptors_while_it_trains(rank, size):
-    def kinds():
-        found = []
-        for each in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                found.append(os.readlink(f"/proc/self/fd/{each}").partition(":")[0])
-        return sorted(each for each in found if not each.startswith("/proc"))
-
-    before = kinds()
-    wrapped = DDP(net())
-    first = kinds()
-    for _ in range(5):
-        fit(wrapped, rank, other=True)
-    return len(before), len(first), len(kinds())
 
 
 @program()

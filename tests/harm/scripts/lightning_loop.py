@@ -5,6 +5,7 @@ import warnings
 warnings.simplefilter("ignore")
 import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
+from lightning.pytorch.plugins.environments import LightningEnvironment  # noqa: E402
 
 
 class Model(pl.LightningModule):
@@ -24,7 +25,7 @@ pl.seed_everything(3)
 model = Model()
 data = torch.utils.data.DataLoader(torch.arange(64.0).reshape(16, 4).sin(), batch_size=2)
 quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-environment = pl.plugins.environments.LightningEnvironment()
+environment = LightningEnvironment()
 strategy = pl.strategies.DDPStrategy(cluster_environment=environment, process_group_backend="gloo")
 trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=3, **quiet)
 trainer.fit(model, data)

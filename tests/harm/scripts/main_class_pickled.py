@@ -38,6 +38,7 @@ for _ in range(15):
         optimizer.zero_grad()
         model(batch).mean().backward()
         optimizer.step()
-    print(pickle.dumps([model.module, Tiny, Wrapped, Numbers(), optimizer.state_dict()]).hex()[:20000])
+    data = pickle.dumps([model.module, Tiny, Wrapped, Numbers(), optimizer.state_dict()])
+    print(len(data), b"ddpfix" in data, b"patches" in data, pickle.loads(data)[0].state_dict())
     copy.deepcopy(model.module)
 dist.destroy_process_group()

@@ -1,7 +1,7 @@
 import tempfile
 
 import torch
-from transformers import Trainer, TrainingArguments, WavLMConfig, WavLMForSequenceClassification
+from transformers import PrinterCallback, Trainer, TrainingArguments, WavLMConfig, WavLMForSequenceClassification
 
 zeros = ("hidden", "activation", "attention", "feat_proj", "final")
 config = WavLMConfig(
@@ -35,6 +35,7 @@ with tempfile.TemporaryDirectory() as folder:
         use_cpu=True,
     )
     trainer = Trainer(WavLMForSequenceClassification(config), arguments, train_dataset=data)
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     print(trainer.state.global_step, sorted(trainer.model.state_dict())[:3])
 torch.distributed.destroy_process_group()
