@@ -157,16 +157,10 @@ def _elements(scope: Scope, loop: ast.For) -> FrozenSet[str]:
     return names_in(target)
 
 
-def _of_module(scope: Scope, node: ast.AST, seen: FrozenSet[str] = frozenset()) -> bool:
+def _of_module(scope: Scope, node: ast.AST) -> bool:
     """Whether an expression has something that the module holds, itself or by local names."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and each.id not in seen:
-            values = [*scope.values.get(each.id, ()), *scope.iterated(each.id)] if each.id != scope.module else []
-            if each.id in (scope.module, "super") or any(
-                value is not None and _of_module(scope, value, seen | {each.id}) for value in values
-            ):
-                return True
-    return False
+    names = (each.id for each in scope.sources(node) if isinstance(each, ast.Name))
+    return any(name in (scope.module, "super") for name in names)
 
 
 def _indexed(scope: Scope, loop: ast.For, node: ast.AST) -> Optional[ast.Subscript]:
@@ -200,15 +194,9 @@ def _calls_part(scope: Scope, node: ast.Call) -> bool:
     )
 
 
-def _attributes(scope: Scope, nodes: Sequence[ast.AST], seen: FrozenSet[str] = frozenset()) -> FrozenSet[str]:
+def _attributes(scope: Scope, nodes: Sequence[ast.AST]) -> FrozenSet[str]:
     """The attributes of the module in expressions, and in what their local names are made of."""
-    found: FrozenSet[str] = frozenset()
-    for each in [inner for node in nodes for inner in ast.walk(node)]:
-        found |= frozenset(scope.path(each)[:1])
-        if isinstance(each, ast.Name) and each.id not in seen:
-            values = [value for value in scope.values.get(each.id, ()) if value is not None]
-            found |= _attributes(scope, [*values, *scope.iterated(each.id)], seen | {each.id})
-    return found
+    return frozenset(name for each in scope.sources(*nodes) for name in scope.path(each)[:1])
 
 
 def _checked(

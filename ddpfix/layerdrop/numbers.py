@@ -68,9 +68,16 @@ class Scope:
         self.values: Dict[str, List[Optional[ast.expr]]] = {}
         for node in ast.walk(tree):
             self.parents.update((child, node) for child in ast.iter_child_nodes(node))
+        # What the loops iterate over that give a name its value.
+        self._iterated: Dict[str, List[ast.expr]] = {}
         for node in ast.walk(tree):
             for name, value in _stored(node, self.parents) if node is not tree else ():
                 self.values.setdefault(name, []).append(value)
+            for name in names_in(node.target) if isinstance(node, ast.For) else ():
+                self._iterated.setdefault(name, []).append(node.iter)  # type: ignore[attr-defined]
+        # The calls that draw, and from which of them a name has something: a long forward asks for the same ones often.
+        self._random: Dict[ast.Call, bool] = {}
+        self._draws: Dict[str, Optional[ast.Call]] = {}
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around one, the innermost first, without the definition itself."""
@@ -88,10 +95,16 @@ class Scope:
             below = each
         return None
 
-    def iterated(self, name: str) -> List[ast.expr]:
-        """Return what the loops iterate over that give a name its value."""
-        loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For))
-        return [loop.iter for loop in loops if name in names_in(loop.target)]
+    def sources(self, *nodes: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes of expressions, and of all that their local names are made of, each name once."""
+        todo, seen = list(nodes), {self.module}
+        while todo:
+            for each in ast.walk(todo.pop()):
+                yield each
+                if isinstance(each, ast.Name) and each.id not in seen:
+                    seen.add(each.id)
+                    values = (*self.values.get(each.id, ()), *self._iterated.get(each.id, ()))
+                    todo += [value for value in values if value is not None]
 
     def object(self, node: ast.AST) -> Any:
         """Return what a global name or an attribute of a module stands for."""
@@ -211,17 +224,27 @@ class Scope:
             return None
         return Number(*limits, shape == "vector", generator, (node,))
 
-    def draw_in(self, node: ast.AST, seen: FrozenSet[str] = frozenset()) -> Optional[ast.Call]:
+    def draw_in(self, node: ast.AST) -> Optional[ast.Call]:
         """Return a call from which an expression has a random number, certain or only by its name."""
         for each in ast.walk(node):
-            if isinstance(each, ast.Call) and (self.number(each) is not None or self._looks_random(each.func)):
-                return each
-            if isinstance(each, ast.Name) and each.id not in seen and each.id in self.values:
-                for value in (*self.values[each.id], *self.iterated(each.id)):
-                    found = None if value is None else self.draw_in(value, seen | {each.id})
-                    if found is not None:
-                        return found
+            found = each if isinstance(each, ast.Call) and self._is_random(each) else None
+            if found is None and isinstance(each, ast.Name):
+                found = self._draw_of(each.id)
+            if found is not None:
+                return found
         return None
+
+    def _draw_of(self, name: str) -> Optional[ast.Call]:
+        """The call from which a local name has a random number."""
+        if name not in self._draws:
+            calls = (each for each in self.sources(ast.Name(id=name)) if isinstance(each, ast.Call))
+            self._draws[name] = next(filter(self._is_random, calls), None)
+        return self._draws[name]
+
+    def _is_random(self, call: ast.Call) -> bool:
+        if call not in self._random:
+            self._random[call] = self.number(call) is not None or self._looks_random(call.func)
+        return self._random[call]
 
     def _looks_random(self, function: ast.AST) -> bool:
         known = getattr(self.object(function), "__name__", "")

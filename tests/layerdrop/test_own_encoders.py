@@ -199,7 +199,7 @@ def test_a_module_that_draws_for_itself_is_a_layer_among_others_of_its_class(
     site: Site, count: int, shared: bool
 ) -> None:
     everywhere.in_models(site, SHARE)
-    model = nn.Sequential(*(Block(0.5) for _ in range(count)), nn.Linear(4, 4)).train()
+    model = nn.Sequential(nn.Sequential(*(Block(0.5) for _ in range(count))), nn.Linear(4, 4)).train()
     wrap_hooks.run_before_wrap(model)
     assert (Block in cover.COVERED) is shared and bool(cover.active(model)) is shared
     patterns = []
