@@ -293,7 +293,10 @@ class Finalizer:
         for index in restored:
             self.parameters[index].grad = self.left_out[index]
         self._zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
-        self._absent = frozenset(n for n in self.left_out if self._absent is None or n in self._absent)
+        # Behind a reentrant checkpoint gradients come in a backward of their own, so that nothing is known of them.
+        is_hidden = engine_view.HIDING[0] != self.armed_at
+        absent = () if is_hidden else self.left_out
+        self._absent = frozenset(n for n in absent if self._absent is None or n in self._absent)
         # Keep no reference to gradients that the loop may drop.
         self.left_out = dict.fromkeys(self.left_out)
         self.backwards.reduced(self.left_out)
