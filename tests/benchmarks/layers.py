@@ -7,6 +7,7 @@ numbers, so a forward may well be faster with ddpfix; what our own code takes is
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ import transformers
 from torch import nn
 
 from ddpfix import engine
-from ddpfix.layerdrop import cover, draw, recompute, training
+from ddpfix.layerdrop import call as calls
+from ddpfix.layerdrop import cover, decisions, recompute, training
 from tests.benchmarks.measure import take_turns
 from tests.benchmarks.report import Figure
 from tests.support import zoo
@@ -153,10 +155,32 @@ def _loop_us(call: Callable[[], Any], times: int) -> float:
     return (time.process_time() - begun) / times * 1e6
 
 
+class _Encoder(nn.Module):
+    """One layer, of which a comparison decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.layerdrop = nn.ModuleList([nn.Linear(1, 1)]), 1e-30
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if torch.rand([]) < self.layerdrop:
+                continue
+            x = layer(x)
+        return x
+
+
 def _answer_us(quick: bool) -> float:
-    call = draw.StepCall(1, training.Step(training.Replica(nn.Identity(), 1), 0), "", 0)
-    stock = torch.rand([])
-    return min(_loop_us(lambda: call.answer(stock) < 1e-30, 1000) for _ in range(3 if quick else 20))
+    encoder, stock = _Encoder(), torch.rand([])
+    step = training.Step(training.Replica(encoder, 1), 0)
+    call = calls.StepCall(encoder, 1, step, "", 0)
+    comparison = calls.Comparison(decisions.of(_Encoder.forward).shared()[0], 0, "layerdrop", True)
+    token = calls.CURRENT.set(call)
+    try:
+        one = functools.partial(comparison, stock, encoder.layerdrop, None, encoder.layers[0])
+        return min(_loop_us(one, 1000) for _ in range(3 if quick else 20))
+    finally:
+        calls.CURRENT.reset(token)
 
 
 def _remember_us(quick: bool) -> float:

@@ -1,6 +1,5 @@
 """Threads, descriptors and files: what a program counts, joins and waits for is its own."""
 
-import contextlib
 import gc
 import os
 import queue
