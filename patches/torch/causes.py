@@ -88,10 +88,13 @@ class _Finder:
         return any(id(self._modules.get(holder)) in ran for holder in holders)
 
     def rate(self, group: Group) -> str:
-        """The module that skips layers, and its rate, if the parameters are of a numbered layer below it."""
+        """The module that skips layers, and its rate, if the parameters are of numbered layers below it."""
+        if not all(any(part.isdigit() for part in name.split(".")) for name in group.names):
+            return ""
         parts = group.module.split(".")
         if not any(part.isdigit() for part in parts):
-            return ""
+            # All layers of a list are one group.
+            parts = group.names[0].split(".")[:-1]
         for count in range(len(parts), -1, -1):
             module = self._modules.get(".".join(parts[:count]))
             for name, rate in _rates(module) if module is not None and module.training else ():

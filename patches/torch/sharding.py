@@ -24,8 +24,10 @@ def ranks_of(group: Any) -> List[int]:
 
 def members_of(group: Any, ranks: Optional[List[int]] = None) -> Members:
     """The members of a process group (None is the default one), or those among its ranks that train one model."""
-    found = ranks_of(group) if ranks is None else ranks
-    return Members(groups.name_of(group, found), found, own_rank())
+    whole = ranks_of(group)
+    found = whole if ranks is None else ranks
+    # Of a hybrid's ranks each knows another group as its own: what all of them know is the default one.
+    return Members(groups.name_of(group if found == whole else None, found), found, own_rank())
 
 
 def own_rank() -> int:

@@ -111,9 +111,7 @@ class _Run:
         if not known and self.options.path is None:
             if asked:
                 raise DriftError(f"{package} is on no registry; --from names a folder with it")
-            self.notes.append(
-                f"{package} is on no registry: {package}==VERSION --from FOLDER compares a checkout"
-            )
+            self.notes.append(f"{package} is on no registry: {package}==VERSION --from FOLDER compares a checkout")
             return
         if not asked and not rows.tested_versions(self.matrix, package):
             self.notes.append(f"{package} is no toolkit with tested releases: {package} --against VERSION")

@@ -462,6 +462,31 @@ class Draw(NamedTuple):
     skip: bool
 
 
+class _Late:
+    """The number of a draw, known when it is compared or read first."""
+
+    def __init__(self, answer: Callable[[], float]) -> None:
+        self._answer = answer
+        self._number: Optional[float] = None
+
+    def __float__(self) -> float:
+        if self._number is None:
+            self._number = self._answer()
+        return self._number
+
+    def __lt__(self, rate: float) -> bool:
+        return float(self) < rate
+
+    def __gt__(self, rate: float) -> bool:
+        return float(self) > rate
+
+    def __le__(self, rate: float) -> bool:
+        return float(self) <= rate
+
+    def __ge__(self, rate: float) -> bool:
+        return float(self) >= rate
+
+
 class _Shim:
     """Stands in for a module in the globals of a modeling module; unknown names are delegated."""
 
@@ -477,8 +502,9 @@ class _Shim:
 def scripted_draws(decisions: Iterable[bool], modules: Iterable[str], consume: bool = False) -> Iterator[List[Draw]]:
     """Answer the layer-level draws of these modeling modules from a list, True meaning skip.
 
+    A draw takes its decision when it is compared first: WavLM draws for its first layer as well, and never asks.
     With ``consume`` the generators advance as they do without ddpfix, so that dropout draws the same masks.
-    Yields the list of the draws taken so far. This is the reference that ddpfix is compared with,
+    Yields the list of the decisions taken so far. This is the reference that ddpfix is compared with,
     so it shares nothing with it.
     """
     taken: List[Draw] = []
@@ -512,13 +538,13 @@ def _replace(names: Dict[str, Any], shims: Mapping[int, Any], saved: List[Tuple[
 def _make_shims(answer: Callable[[], float], consume: bool) -> Dict[int, Any]:
     """Replacements by the identity of the module they stand for, so aliases are found too."""
 
-    def scripted(real: Callable[..., Any], is_layer_draw: Callable[..., bool], wrap: Callable[[float], Any]) -> Any:
+    def scripted(real: Callable[..., Any], is_layer_draw: Callable[..., bool]) -> Any:
         def draw(*args: Any, **kwargs: Any) -> Any:
             if kwargs or not is_layer_draw(*args):
                 return real(*args, **kwargs)
             if consume:
                 real(*args)
-            return wrap(answer())
+            return _Late(answer)
 
         return draw
 
@@ -526,24 +552,25 @@ def _make_shims(answer: Callable[[], float], consume: bool) -> Dict[int, Any]:
         return args == (0, 1)
 
     # Bound early: inside the functions above the names must mean the real modules.
-    rand = scripted(torch.rand, lambda *args: args == ([],), torch.tensor)
+    rand = scripted(torch.rand, lambda *args: args == ([],))
     numpy_shim = _Shim(
         np.random,
-        uniform=scripted(np.random.uniform, between_0_and_1, float),
-        random=scripted(np.random.random, lambda *args: not args, float),
+        uniform=scripted(np.random.uniform, between_0_and_1),
+        random=scripted(np.random.random, lambda *args: not args),
     )
     return {
         id(torch): _Shim(torch, rand=rand),
-        id(random): _Shim(random, uniform=scripted(random.uniform, between_0_and_1, float)),
+        id(random): _Shim(random, uniform=scripted(random.uniform, between_0_and_1)),
         id(np): _Shim(np, random=numpy_shim),
     }
 
 
 def _asking_class() -> str:
     """The class of the module whose forward made the draw now being answered."""
-    # Frames: this function, answer, the shim's function, then the forward.
-    owner = sys._getframe(3).f_locals.get("self")
-    return type(owner).__name__
+    frame: Any = sys._getframe(2)
+    while isinstance(frame.f_locals.get("self"), _Late):
+        frame = frame.f_back
+    return type(frame.f_locals.get("self")).__name__
 
 
 # The table.
