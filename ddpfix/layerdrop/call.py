@@ -89,6 +89,7 @@ class Call:
         # How often it was asked about each layer.
         self.visits: Dict[int, int] = {}
         self._asked: Dict[Any, int] = {}
+        self._last = 0
 
     def decide(self, comparison: Comparison, truth: Any, rate: Any, layers: Any) -> Any:
         """Return what a comparison gives: this rank's own truth, or the other one.
@@ -108,7 +109,7 @@ class Call:
             # No single number: the program's own code says what is wrong with it.
             return truth
         if layer is not None:
-            index = -1 if comparison.draws_itself else _index(self.module, layer)
+            index = -1 if comparison.draws_itself else self._index(layer)
             self.visits[index] = self.visits.get(index, 0) + 1
             if shared == comparison.skip:
                 self.left_out.append(Left(index, comparison.rate, comparison.is_only_run))
@@ -127,6 +128,17 @@ class Call:
         self._asked[place] = self._asked.get(place, -1) + 1
         assert self.base is not None
         return schedule.uniform(schedule.fold(self.base, comparison.site, key), self._asked[place])
+
+    def _index(self, layer: Any) -> int:
+        """The index of a layer in the list of the module; a layer of another list is not recorded as one of this."""
+        layers, count = listed(self.module), layer_count(self.module)
+        # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1). In most calls
+        # they come in their order.
+        for index in ((self._last + each) % count for each in range(count)):
+            if layers[index] is layer:
+                self._last = index
+                return index
+        return -2
 
     def ended(self) -> None:
         """Called when a call that left something out has ended, whether it returned or raised."""
@@ -182,13 +194,6 @@ def layer_count(module: Any) -> int:
     """Return how many layers a module has."""
     layers = listed(module)
     return 0 if layers is None else len(layers)
-
-
-def _index(module: Any, layer: Any) -> int:
-    """The index of a layer in the list of its module; a layer of another list is not recorded as one of this."""
-    layers = listed(module)
-    # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1).
-    return next((index for index in range(layer_count(module)) if layers[index] is layer), -2)
 
 
 def _is_layer(value: Any) -> bool:
