@@ -44,6 +44,12 @@ class _Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-igno
 
     __bound_function_wrapper__ = _BoundLayer
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # A class hands out a plain function as it is, the same one each time: ``Class.method is Class.method``.
+        if instance is None and isinstance(self.__wrapped__, FunctionType):
+            return self
+        return super().__get__(instance, owner)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _by_name(self)
 
@@ -84,6 +90,25 @@ def _bound(wrapped: Any, instance: Any) -> Any:
     if instance is not None and issubclass(type(wrapped), wrapt.PartialCallableObjectProxy):
         return MethodType(wrapped.__wrapped__, instance)
     return wrapped
+
+
+def _called(wrapper: Callable[..., Any], is_method: bool) -> Callable[..., Any]:
+    """What wrapt calls for a layer of ours.
+
+    Args:
+        wrapper: see :meth:`Site.wrap`.
+        is_method: whether it stands in the place of a plain function of a class.
+    """
+
+    @functools.wraps(wrapper)
+    def called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if is_method and instance is None and args:
+            # Called as ``Class.method(instance)``.
+            instance, args = args[0], args[1:]
+            wrapped = wrapped.__get__(instance, type(instance))
+        return wrapper(_bound(wrapped, instance), instance, args, kwargs)
+
+    return called
 
 
 class Kept:
@@ -185,12 +210,10 @@ class Site:
     def wrap(self, owner: Any, attribute: str, wrapper: Callable[..., Any]) -> None:
         """Wrap something that is called once a run: ``wrapper(wrapped, instance, args, kwargs)``, by wrapt."""
 
-        @functools.wraps(wrapper)
-        def called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            return wrapper(_bound(wrapped, instance), instance, args, kwargs)
-
         with LOCK:
-            self.replace(owner, attribute, _Layer(self._raw(owner, attribute), called))
+            original = self._raw(owner, attribute)
+            called = _called(wrapper, isinstance(owner, type) and isinstance(original, FunctionType))
+            self.replace(owner, attribute, _Layer(original, called))
 
     def wrap_hot(self, owner: Any, attribute: str, make: Callable[[Any], Callable[..., Any]]) -> None:
         """Wrap a function that runs every step: ``make(original)`` returns a plain closure, which pickles by name."""

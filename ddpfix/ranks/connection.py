@@ -11,11 +11,17 @@ import os
 import select
 import socket
 import stat
+import time
 import weakref
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
+from ddpfix.background import Background
 from ddpfix.ranks.store import keys
 
+# Seconds in which a server that is there takes a connection; and in which torch's client has made one to a busy server.
+_THERE, _BUSY = 2.0, 10.0
+# Seconds between two looks whether the server is still there.
+_LOOK = 0.1
 _CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
@@ -36,13 +42,29 @@ class Connection:
         self._name, self._original = name, weakref.ref(store)
         self._clone: Any = None
         before = _sockets() if own else {}
-        with contextlib.suppress(Exception):
-            self._clone = keys(store, name).clone() if own else None
+        # The first rank, which keeps the store, may be done with the group before this one has come so far.
+        self._is_lost = not _is_there(store)
+        if own and not self._is_lost:
+            self._copy(keys(store, name))
         new = set(_sockets().items()) - set(before.items()) if _port(self._clone) else set()
         # Another thread may have opened one as well: then nobody knows which is which.
         self._socket: Optional[Tuple[int, int]] = new.pop() if len(new) == 1 else None
         if self._socket is not None and _peer(self._socket[1]) != _port(self._clone):
             self._socket = None
+
+    def _copy(self, store: Any) -> None:
+        """Open the connection in a thread: torch's client tries a server that has ended as long as collectives wait."""
+        copies: List[Any] = []
+
+        def copy() -> None:
+            with contextlib.suppress(Exception):
+                copies.append(store.clone())
+
+        made, last = Background(copy), time.monotonic() + _BUSY
+        while made.is_alive() and time.monotonic() < last and _is_there(store):
+            made.join(_LOOK)
+        self._is_lost = made.is_alive()
+        self._clone = copies[0] if copies else None
 
     def is_open(self) -> bool:
         """Whether the group is still there."""
@@ -54,7 +76,7 @@ class Connection:
         Raises:
             StoreLostError: the server has ended.
         """
-        if self._socket is not None and _is_closed(*self._socket):
+        if self._is_lost or (self._socket is not None and _is_closed(*self._socket)):
             raise StoreLostError("the process that kept the process group's store has ended")
         original = self._original()
         return keys(original, self._name) if self._clone is None and original is not None else self._clone
@@ -78,6 +100,17 @@ def _base(store: Any) -> Any:
 def _port(store: Any) -> Optional[int]:
     """The port of the server behind a store; None for one that is no server's."""
     return getattr(_base(store), "port", None)
+
+
+def _is_there(store: Any) -> bool:
+    """Whether the server behind a store takes connections; True where there is none."""
+    base = _base(store)
+    host, port = getattr(base, "host", None), _port(base)
+    if host is None or port is None:
+        return True
+    with contextlib.suppress(OSError), socket.create_connection((host, port), _THERE):
+        return True
+    return False
 
 
 def _sockets() -> Dict[int, int]:

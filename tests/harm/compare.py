@@ -27,6 +27,7 @@ def complaints(program: Program, pair: Pair) -> List[str]:
         found += [f"rank {rank}: {text}" for text in _differences(plain, other)]
     found += list(_lines(program, pair.ddpfix))
     for place, names in pair.ddpfix_left.items():
+        names = [each for each in names if not any(re.match(pattern, each) for pattern in program.leaves)]
         if names != pair.plain_left[place]:
             found.append(f"files left in {place}: {names}, plain {pair.plain_left[place]}")
     return found

@@ -195,8 +195,12 @@ class Job:
         found = {}
         for name in ("work", "tmp"):
             inside = sorted(str(each.relative_to(self.folder / name)) for each in (self.folder / name).rglob("*"))
-            found[name] = [re.sub(r"tmp\w+|\d+|_[a-z0-9_]{8}\b", "N", each) for each in inside if "pycache" not in each]
+            found[name] = [_UNNAMED.sub("N", each) for each in inside if "pycache" not in each]
         return found
+
+
+# What is drawn or counted in the name of a file: torch elastic's runs have a UUID.
+_UNNAMED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|tmp\w+|\d+|_[a-z0-9_]{8}\b")
 
 
 @dataclass

@@ -31,6 +31,7 @@ class Program:
         sample: it is run by a plain pytest.
         due: patterns of lines of ddpfix's, each of which some rank has to print.
         may: patterns of lines that it may print.
+        leaves: patterns of files that it may leave in the temporary folder under ddpfix.
         settings: more variables of the environment under ddpfix.
         needs: a module that is imported before it, of a package without which it cannot be run.
         codes: the exit code of each rank; zeros by default.
@@ -48,6 +49,7 @@ class Program:
     sample: bool = False
     due: Tuple[str, ...] = ()
     may: Tuple[str, ...] = ()
+    leaves: Tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
     codes: Tuple[int, ...] = ()

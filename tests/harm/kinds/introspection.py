@@ -54,6 +54,8 @@ CALLS = {
 
 
 def of_all(look):
+    # The first rank keeps the store: it stays until the others have come up.
+    dist.barrier()
     found = {}
     for name, each in CALLS.items():
         try:

@@ -1,0 +1,85 @@
+"""A connection of our own to a store whose server has ended, as where the first rank is done before another came up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import Any, Iterator, Tuple
+
+import pytest
+from torch import distributed
+
+from ddpfix.ranks.connection import Connection, StoreLostError
+from tests.support.ports import free_port
+
+pytestmark = pytest.mark.patches("torch.failures", "torch.hang")
+SERVER = (
+    "import sys; from torch import distributed\n"
+    "store = distributed.TCPStore('127.0.0.1', int(sys.argv[1]), None, True, wait_for_workers=False)\n"
+    "print('up', flush=True); sys.stdin.read()\n"
+)
+# Seconds for which torch's own client tries.
+LIMIT = 8.0
+
+
+@pytest.fixture()
+def served() -> Iterator[Tuple[subprocess.Popen[str], Any]]:
+    port = free_port()
+    command = [sys.executable, "-c", SERVER, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None and server.stdout.readline() == "up\n"
+        limit = timedelta(seconds=LIMIT)
+        yield server, distributed.TCPStore("127.0.0.1", port, None, False, limit, wait_for_workers=False)
+        server.kill()
+
+
+def test_it_is_another_one(served: Tuple[Any, Any]) -> None:
+    _, store = served
+    connection = Connection(store, "tests")
+    connection.store().set("key", "value")
+    assert bytes(Connection(store, "tests", own=False).store().get("key")) == b"value"
+    assert connection._clone is not None and connection.is_open()
+
+
+def test_torchs_own_client_waits_for_a_server_that_has_ended(served: Tuple[Any, Any]) -> None:
+    server, store = served
+    server.kill()
+    server.wait()
+    begun = time.monotonic()
+    with pytest.raises(distributed.DistNetworkError):
+        store.clone()
+    assert time.monotonic() - begun >= LIMIT - 1
+
+
+def test_nobody_waits_for_a_server_that_has_ended(served: Tuple[Any, Any]) -> None:
+    server, store = served
+    server.kill()
+    server.wait()
+    begun = time.monotonic()
+    connection = Connection(store, "tests")
+    assert time.monotonic() - begun < LIMIT / 2
+    with pytest.raises(StoreLostError):
+        connection.store()
+
+
+def test_nobody_waits_for_one_that_ends_meanwhile(served: Tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, store = served
+
+    class Late:
+        """Its server ends between the look at it and the connection."""
+
+        host, port = store.host, store.port
+
+        def clone(self) -> Any:
+            server.kill()
+            server.wait()
+            return store.clone()
+
+    monkeypatch.setattr("ddpfix.ranks.connection.keys", lambda store, name: store)
+    late, begun = Late(), time.monotonic()
+    connection = Connection(late, "tests")
+    assert time.monotonic() - begun < LIMIT / 2
+    with pytest.raises(StoreLostError):
+        connection.store()
