@@ -31,7 +31,7 @@ from ddpfix.probing.result import Result
 from ddpfix.probing.subject import Subject
 
 from ..common import past
-from . import cures
+from .diagnosis import toolkit_lines
 
 # The number of steps, and the file for the command that has started this program: set by the command line alone.
 VARIABLE = "_DDPFIX_PROBE"
@@ -146,10 +146,10 @@ class Run:
 
 def _with_line(result: Result) -> Result:
     """A result with the line of the toolkit that has called the optimizer; there is none once the program is over."""
-    lines = cures.of(cures.callers())
+    lines = toolkit_lines.of(toolkit_lines.callers())
     # A toolkit may set the flag by itself, unless there is checkpointing.
     by_itself = lines.find == lines.not_reentrant and not result.checkpointing
-    if result.setting == FLAG and not cures.is_plain(lines) and not by_itself:
+    if result.setting == FLAG and not toolkit_lines.is_plain(lines) and not by_itself:
         result.line = f"in {lines.name}: {lines.find}"
     return result
 

@@ -24,7 +24,7 @@ _CAP = 25 << 20
 def child() -> None:
     """One rank."""
     import torch
-    from ddpfix.patches.torch import bucket_cost
+    from ddpfix.patches.torch.buckets import cost
     from torch import distributed
 
     from tests.benchmarks import slowed
@@ -33,7 +33,7 @@ def child() -> None:
     distributed.init_process_group("gloo")
     rows = []
     for network in NETWORKS:
-        costs = bucket_cost.measured(slowed.group(network) if network else None, torch.device("cpu"))
+        costs = cost.measured(slowed.group(network) if network else None, torch.device("cpu"))
         for rate in RATES:
             found = [_plan(size, rate, costs) for size in LAYERS]
             rows.append({"network": network, "rate": rate, "costs": vars(costs), "plans": found})
@@ -42,11 +42,11 @@ def child() -> None:
 
 
 def _plan(size: float, rate: float, costs: Any) -> List[float]:
-    from ddpfix.patches.torch import bucket_cost
+    from ddpfix.patches.torch.buckets import cost
 
     layers = [(int(size * 1e6), rate)] * 12
     whole = 12.0 * layers[0][0]
-    plans = [bucket_cost._plan(together, layers, whole, _CAP, costs, False) for together in range(1, 13)]
+    plans = [cost._plan(together, layers, whole, _CAP, costs, False) for together in range(1, 13)]
     best = max(plans, key=lambda plan: plan.gain)
     return [best.together, best.gain] if best.gain > 0 else [0, 0.0]
 

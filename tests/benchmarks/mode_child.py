@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import torch
-from ddpfix.patches.torch import bucket_skip, ddp, finalize
+from ddpfix.patches.torch.buckets import skip
+from ddpfix.patches.torch.pipeline import ddp
+from ddpfix.patches.torch.unused import stage as finalize
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -98,8 +100,8 @@ class Arm:
             finalize.Finalize(everywhere=True).built(model, None)
         if keeps:
             # Also where it is not expected to pay, so that this can be seen.
-            bucket_skip._install(model, None)
-            bucket_skip._set_bucket_order(model)
+            skip._install(model, None)
+            skip._set_bucket_order(model)
         if model is not None:
             model.detach("bucket_skip")
             shared = ddp.replica(model)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import torch
-from ddpfix.patches.torch import ddp
+from ddpfix.patches.torch.pipeline import ddp
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

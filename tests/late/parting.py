@@ -62,7 +62,7 @@ def logged(step: int) -> None:
 
 
 def wrapped(module: Optional[nn.Module] = None, **options: Any) -> Any:
-    ours = sys.modules.get("ddpfix.patches.torch.pace")
+    ours = sys.modules.get("ddpfix.patches.torch.replicas.interval")
     if ours is not None:
         # Steps of these models are so short that comparing every four of them takes more than its share.
         ours._SHARE = 1e6  # type: ignore[attr-defined]

@@ -60,7 +60,7 @@ def static(record: Record) -> None:
     model = wrapped(static_graph=True)
     for number in range(3):
         model(Plain().batch(0, number), [1, 2]).mean().backward()
-    from ddpfix.patches.torch import ddp
+    from ddpfix.patches.torch.pipeline import ddp
 
     known = ddp.of(model)
     record["armed"] = known is None or known.finalizer is not None
@@ -289,7 +289,7 @@ def advised(record: Record) -> None:
 
 def cannot_finalize(record: Record) -> None:
     """A reducer on which marking has no effect: more than a hundred parameters are missing, and stay so."""
-    from ddpfix.patches.torch import reducer
+    from ddpfix.patches.torch.internals import reducer
 
     reducer.mark_ready = lambda *_: None
     model = DistributedDataParallel(Stack(80))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, Set
 
 import pytest
-from ddpfix.patches.torch import bucket_cost, bucket_layout
-from ddpfix.patches.torch.accumulation import droppable
-from ddpfix.patches.torch.bucket_cost import Costs, Plan
+from ddpfix.patches.torch.buckets import cost, layout
+from ddpfix.patches.torch.buckets.cost import Costs, Plan
+from ddpfix.patches.torch.buckets.window import droppable
 
 from tests.benchmarks.mode_child import Encoder
 
@@ -23,7 +23,7 @@ LOOPBACK = Costs(collective=1e-4, byte=1e-9, launch=3e-5, copy=1e-10)
 
 def planned(rate: float, cap: float, costs: Costs, hooked: bool = False) -> Plan:
     """``cap`` in sizes of a layer."""
-    return bucket_cost.plan(Encoder(rate, WIDTH, DEPTH), int(cap * LAYER), costs, hooked)
+    return cost.plan(Encoder(rate, WIDTH, DEPTH), int(cap * LAYER), costs, hooked)
 
 
 def per_layer(bytes_a_layer: float, costs: Costs) -> Costs:
@@ -40,7 +40,7 @@ def test_where_collectives_cost_nothing_each_layer_has_its_own(rate: float, shar
 
 
 def test_where_bytes_cost_nothing_buckets_stay() -> None:
-    assert planned(0.5, 1.0, Costs(1e-4, 0.0, 1e-5, 0.0)) == bucket_cost.NOTHING
+    assert planned(0.5, 1.0, Costs(1e-4, 0.0, 1e-5, 0.0)) == cost.NOTHING
 
 
 def test_the_layers_of_wavlm_base_at_rate_one_half() -> None:
@@ -60,13 +60,13 @@ def test_a_crossover_from_alone_to_together_to_not_at_all() -> None:
 
 def test_a_hook_that_costs_more_than_it_saves_is_not_registered() -> None:
     dear = Costs(0.0, 1e-9, 0.0, 2e-10)
-    assert planned(0.1, 1.0, dear) == bucket_cost.NOTHING
+    assert planned(0.1, 1.0, dear) == cost.NOTHING
     # The user's own hook costs that already.
     assert planned(0.1, 1.0, dear, hooked=True).together == 1
 
 
 def test_without_layerdrop_nothing_is_planned() -> None:
-    assert planned(0.0, 1.0, LOOPBACK) == bucket_cost.NOTHING
+    assert planned(0.0, 1.0, LOOPBACK) == cost.NOTHING
 
 
 @pytest.mark.parametrize("together", [1, 2, 3])
@@ -85,7 +85,7 @@ def test_a_first_layer_that_is_a_little_larger_does_not_merge_the_others(togethe
         sizes = {id(p): p.numel() * p.element_size() for p in model.parameters()}
         least = sum(sizes[n] for own in layers.values() for n in own) / len(layers) * together
         tensors = [p for p in model.parameters() if p.requires_grad]
-        runs = [run for run in bucket_layout._runs(tensors, model, least) if id(tensors[run[0]]) in _all(layers)]
+        runs = [run for run in layout._runs(tensors, model, least) if id(tensors[run[0]]) in _all(layers)]
     finally:
         ddpfix.deactivate()
     assert len({len(own) for own in layers.values()}) == 2, "the first layer has as many parameters as the others"

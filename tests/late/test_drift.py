@@ -6,7 +6,8 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 import torch
-from ddpfix.patches.torch import ddp, drift, pace, sight
+from ddpfix.patches.torch.pipeline import ddp
+from ddpfix.patches.torch.replicas import divergence, fingerprint, interval
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -164,11 +165,11 @@ def model(tmp_path: Any) -> Iterator[Any]:
 
 def test_a_single_rank_has_no_hook(model: Any) -> None:
     assert ddp.of(model) is not None
-    assert all(not stage._handles for stage in ddp._STAGES if isinstance(stage, drift.Drift))
+    assert all(not stage._handles for stage in ddp._STAGES if isinstance(stage, divergence.Drift))
 
 
-def seen(optimizer: Any, **parameters: Any) -> sight.Sight:
-    found = sight.Look(3, 5, parameters, optimizer).finish()
+def seen(optimizer: Any, **parameters: Any) -> fingerprint.Sight:
+    found = fingerprint.Look(3, 5, parameters, optimizer).finish()
     assert found is not None
     return found
 
@@ -182,26 +183,26 @@ def test_what_is_seen_of_a_parameter(dtype: Any, shape: Any) -> None:
         parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.SGD([{"params": [one, turned], "started": 1.5, "lr": torch.tensor(0.5)}], lr=0.1)
     here = seen(optimizer, a=one, b=turned)
-    assert sight.Sight.from_text(here.to_text()) == here
+    assert fingerprint.Sight.from_text(here.to_text()) == here
     assert here.rates["lr"] == "0.5" and here.rates["momentum"] == "0" and "started" not in here.rates
-    assert sight.difference(here, here) == sight.Difference([], 0.0, [])
+    assert fingerprint.difference(here, here) == fingerprint.Difference([], 0.0, [])
     with torch.no_grad():
         turned[1, 2] += 0.5
     optimizer.param_groups[0]["lr"] = 0.25
     moved = seen(optimizer, a=one, b=turned)
-    found = sight.difference(here, moved)
+    found = fingerprint.difference(here, moved)
     assert found is not None and found.numbers == [1] and found.rates == [("lr", "0.5", "0.25")]
     assert here.digest() != moved.digest()
     # By gradients of this rank's own.
     assert turned.grad is not None
     turned.grad[0, 0] += 0.5
-    assert sight.difference(here, seen(optimizer, a=one, b=turned)) is None
+    assert fingerprint.difference(here, seen(optimizer, a=one, b=turned)) is None
 
 
 def test_a_parameter_that_the_program_moves_after_the_step_is_not_compared() -> None:
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
-    look = sight.Look(1, 1, {"a": parameter}, torch.optim.SGD([parameter], lr=0.1))
+    look = fingerprint.Look(1, 1, {"a": parameter}, torch.optim.SGD([parameter], lr=0.1))
     with torch.no_grad():
         parameter[1] += 0.5
     assert look.finish() is None
@@ -209,19 +210,19 @@ def test_a_parameter_that_the_program_moves_after_the_step_is_not_compared() -> 
 
 def test_only_plain_tensors_with_a_gradient_are_compared() -> None:
     parameter = nn.Parameter(torch.ones(2))
-    assert not sight.comparable(parameter)
+    assert not fingerprint.comparable(parameter)
     parameter.grad = torch.ones(2)
-    assert sight.comparable(parameter)
+    assert fingerprint.comparable(parameter)
     meta = nn.Parameter(torch.ones(2, device="meta"))
     meta.grad = torch.ones(2, device="meta")
-    assert not sight.comparable(meta)
+    assert not fingerprint.comparable(meta)
 
 
 def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking and publishing take ten milliseconds, steps five: one in 2,000 steps is a thousandth of the time."""
     now = [0.0]
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
-    looks = pace.Pace(200)
+    monkeypatch.setattr(interval.time, "perf_counter", lambda: now[0])
+    looks = interval.Pace(200)
 
     def look(done: int) -> int:
         with looks.timed():

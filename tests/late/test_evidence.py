@@ -7,7 +7,9 @@ from typing import Any, Iterator
 
 import pytest
 import torch
-from ddpfix.patches.torch import backward, ddp, diagnosis, naming
+from ddpfix.patches.torch.diagnosis import parameter_groups
+from ddpfix.patches.torch.diagnosis import stage as diagnosis
+from ddpfix.patches.torch.pipeline import backward, ddp
 from torch import distributed, nn
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
@@ -90,7 +92,7 @@ def test_modules_are_noted_in_the_first_forwards_only() -> None:
 
 
 def _compiled() -> bool:
-    from ddpfix.patches.torch import evidence
+    from ddpfix.patches.torch.diagnosis import evidence
 
     return bool(evidence._compiles(nn.Linear(1, 1)))
 
@@ -149,7 +151,7 @@ def test_an_error_of_another_kind_is_left_as_it_is() -> None:
 )
 def test_names_are_collapsed_by_module(names: Any, expected: str) -> None:
     every = ["a.weight", "a.bias", *(f"b.{number}.w" for number in range(6)), "c"]
-    assert naming.listed(naming.collapsed(names, every)) == expected
+    assert parameter_groups.listed(parameter_groups.collapsed(names, every)) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,4 +163,4 @@ def test_names_are_collapsed_by_module(names: Any, expected: str) -> None:
     ],
 )
 def test_a_module_is_named_as_python_spells_it(name: str, expected: str) -> None:
-    assert naming.attribute(naming.Group(name, [f"{name}.weight"], True)) == expected
+    assert parameter_groups.attribute(parameter_groups.Group(name, [f"{name}.weight"], True)) == expected

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 import torch
-from ddpfix.patches.torch import ddp
+from ddpfix.patches.torch.pipeline import ddp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 import torch
-from ddpfix.patches.torch import contents
+from ddpfix.patches.torch.data import batch_digest
 
 from tests.late import launch
 from tests.late.launch import Scenario
@@ -158,8 +158,8 @@ class Held:
     ],
 )
 def test_equal_inputs_have_equal_digests(make: Callable[[], Any]) -> None:
-    assert contents.digest(make()) == contents.digest(make()) != ""
-    assert contents.digest(make()) != contents.digest([make(), 0])
+    assert batch_digest.digest(make()) == batch_digest.digest(make()) != ""
+    assert batch_digest.digest(make()) != batch_digest.digest([make(), 0])
 
 
 UNKNOWN = [
@@ -176,17 +176,17 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("number", range(len(UNKNOWN)))
 def test_what_cannot_be_looked_at_is_not_compared_and_its_code_does_not_run(number: int) -> None:
-    with pytest.raises(contents.UnknownError):
-        contents.digest(UNKNOWN[number])
+    with pytest.raises(batch_digest.UnknownError):
+        batch_digest.digest(UNKNOWN[number])
 
 
 @pytest.mark.parametrize("value", [torch.arange(4), 3, [torch.arange(4), "a"], []])
 def test_labels_alone_say_nothing(value: Any) -> None:
-    assert contents.digest(value) == ""
+    assert batch_digest.digest(value) == ""
 
 
 def test_one_element_tells_inputs_apart() -> None:
     one = torch.zeros(64, 28, 28)
     other = one.clone()
     other[40, 11, 3] = 1e-9
-    assert contents.digest(one) != contents.digest(other)
+    assert batch_digest.digest(one) != batch_digest.digest(other)

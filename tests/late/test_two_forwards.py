@@ -6,7 +6,8 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 import torch
-from ddpfix.patches.torch import buffers, ddp
+from ddpfix.patches.torch.forwards import pending
+from ddpfix.patches.torch.pipeline import ddp
 from packaging.version import Version
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -95,13 +96,13 @@ def _old_broadcast(self: Any) -> None:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
-    if buffers._SET is None:
+    if pending._SET is None:
         pytest.skip("this torch cannot be told the version of a tensor")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     monkeypatch.setattr(DistributedDataParallel, "_sync_buffers", _old_broadcast)
     site = Site("test", {})
-    buffers.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
-    buffers.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    pending.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    pending.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
     yield DistributedDataParallel(two_forwards.Scaled(nn.BatchNorm1d(4)))
     assert site.undo() == []
     assert vars(DistributedDataParallel)["_sync_buffers"] is _old_broadcast
@@ -137,7 +138,7 @@ def test_buffers_that_share_a_version_are_hidden_together_or_not(model: Any) -> 
     shared = [whole[:2], whole[2:]]
     model.module.register_buffer("one", shared[0])
     model.module.register_buffer("other", shared[1])
-    writes = buffers.Writes(model, frozenset())
+    writes = pending.Writes(model, frozenset())
     before = whole._version
     with torch.no_grad():
         shared[0].copy_(torch.zeros(2))
@@ -149,8 +150,8 @@ def test_buffers_that_share_a_version_are_hidden_together_or_not(model: Any) -> 
 def test_the_release_that_hides_by_itself_is_left_alone() -> None:
     site = Site("test", {})
     original = vars(DistributedDataParallel)["_sync_buffers"]
-    buffers.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
-    buffers.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    pending.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    pending.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
     assert (site.changes() == 0) is MENDED
     assert (vars(DistributedDataParallel)["_sync_buffers"] is original) is MENDED
     assert site.undo() == []

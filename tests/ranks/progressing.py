@@ -22,7 +22,7 @@ class Net(nn.Module):
 
     def forward(self, x: Any, labels: Any = None) -> Any:
         # Here, since this module is loaded ahead of ddpfix where it is switched on late.
-        from ddpfix.patches.torch import failures
+        from ddpfix.patches.torch.jobs import failures
 
         from ddpfix import engine
         from ddpfix.patching.site import Kept

@@ -280,7 +280,7 @@ def test_a_toolkit_may_tell_its_failures_itself() -> None:
 
 def test_no_line_of_ours_is_the_users() -> None:
     """Patches are beside the engine in a checkout, and within it in a wheel."""
-    from ddpfix.patches.torch import uneven
+    from ddpfix.patches.torch.data import uneven
 
     assert not last_words.is_users(uneven.__file__) and not last_words.is_users(last_words.__file__)
     assert last_words.is_users(__file__)

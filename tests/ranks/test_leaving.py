@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import pytest
-from ddpfix.patches.torch import leaving
+from ddpfix.patches.torch.jobs import gloo_exit
 from torch import distributed
 
 import ddpfix
@@ -28,7 +28,7 @@ def ends(folder: Path, **environ: str) -> Tuple[int, str]:
     return ranks.run([*ranks.elastic(2), str(SCRIPT)], ranks.environment(environ), folder, 60)
 
 
-@pytest.mark.skipif(not os.path.isdir(leaving._THREADS), reason="only Linux shows what a thread does")
+@pytest.mark.skipif(not os.path.isdir(gloo_exit._THREADS), reason="only Linux shows what a thread does")
 @pytest.mark.parametrize(
     "environ",
     [
@@ -38,14 +38,14 @@ def ends(folder: Path, **environ: str) -> Tuple[int, str]:
 )
 def test_without_the_patch_the_job_fails_when_its_work_is_done(tmp_path: Path, environ: Any) -> None:
     code, screen = ends(tmp_path, **environ)
-    if not leaving.ENDS_THREADS:
+    if not gloo_exit.ENDS_THREADS:
         assert code == 0 and screen.count("done") == 2, screen
         return
     # Mostly SIGABRT ("terminate called without an active exception"); what CPython has freed by then may break first.
     assert code != 0 and screen.count("done") == 2 and "exitcode  : -" in screen, screen
 
 
-@pytest.mark.skipif(not os.path.isdir(leaving._THREADS), reason="only Linux shows what a thread does")
+@pytest.mark.skipif(not os.path.isdir(gloo_exit._THREADS), reason="only Linux shows what a thread does")
 def test_with_it_the_job_ends_well(tmp_path: Path) -> None:
     code, screen = ends(tmp_path, DDPFIX="1")
     assert code == 0 and screen.count("done") == 2, screen
@@ -66,20 +66,20 @@ def handlers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[Any]:
 def test_the_handler_is_there_while_a_group_is_and_until_undo(handlers: List[Any], tmp_path: Path) -> None:
     ddpfix.activate(log="off")
     for store in "abc":
-        assert leaving.settle not in handlers
+        assert gloo_exit.settle not in handlers
         distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/{store}", rank=0, world_size=1)
-        assert handlers.count(leaving.settle) == EXPECTED
+        assert handlers.count(gloo_exit.settle) == EXPECTED
         if store != "c":
             distributed.destroy_process_group()
     ddpfix.deactivate()
-    assert leaving.settle not in handlers
+    assert gloo_exit.settle not in handlers
     distributed.destroy_process_group()
 
 
 def test_a_group_that_is_up_already_counts(handlers: List[Any], tmp_path: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     ddpfix.activate(log="off")
-    assert handlers.count(leaving.settle) == EXPECTED
+    assert handlers.count(gloo_exit.settle) == EXPECTED
     ddpfix.deactivate()
     distributed.destroy_process_group()
 
@@ -100,7 +100,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(leaving, "time", clock)
+    monkeypatch.setattr(gloo_exit, "time", clock)
     return clock
 
 
@@ -120,17 +120,17 @@ def test_how_long_it_takes(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, ends: Dict[str, float], share: float, taken: float
 ) -> None:
     def threads() -> List[Any]:
-        return [leaving._Thread("", state, share * clock.now) for state, end in ends.items() if clock.now < end]
+        return [gloo_exit._Thread("", state, share * clock.now) for state, end in ends.items() if clock.now < end]
 
-    monkeypatch.setattr(leaving, "_threads", threads)
-    leaving.settle()
-    assert clock.now == pytest.approx(taken, abs=2 * leaving._PAUSE)
+    monkeypatch.setattr(gloo_exit, "_threads", threads)
+    gloo_exit.settle()
+    assert clock.now == pytest.approx(taken, abs=2 * gloo_exit._PAUSE)
 
 
 def test_where_threads_cannot_be_seen_it_takes_ten_milliseconds(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(leaving, "_THREADS", "/nowhere")
-    leaving.settle()
-    assert clock.now == pytest.approx(leaving._SHORT, abs=2 * leaving._PAUSE)
+    monkeypatch.setattr(gloo_exit, "_THREADS", "/nowhere")
+    gloo_exit.settle()
+    assert clock.now == pytest.approx(gloo_exit._SHORT, abs=2 * gloo_exit._PAUSE)
 
 
 def test_threads_of_python_are_not_waited_for() -> None:
@@ -143,7 +143,7 @@ def test_threads_of_python_are_not_waited_for() -> None:
     thread = threading.Thread(target=spin)
     thread.start()
     try:
-        assert thread.native_id not in leaving._others()
+        assert thread.native_id not in gloo_exit._others()
     finally:
         running.set()
         thread.join()
@@ -163,7 +163,7 @@ def test_neither_ours_nor_the_current_one_are_waited_for(monkeypatch: pytest.Mon
         while not numbers:
             over.wait(0.01)
         monkeypatch.setattr(threading.main_thread(), "_native_id", 1)
-        assert not {*numbers, threading.get_native_id()} & set(leaving._others())
+        assert not {*numbers, threading.get_native_id()} & set(gloo_exit._others())
     finally:
         over.set()
         ours.join(20)

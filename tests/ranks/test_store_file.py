@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Dict, List
 
 import pytest
-from ddpfix.patches.torch import store_file
+from ddpfix.patches.torch.jobs import init_file
 
 from tests.support import ranks
 
@@ -110,17 +110,17 @@ SHARED = "/data/store"
     ],
 )
 def test_the_file_of_a_call(args: List[str], file: str) -> None:
-    assert store_file._file(tuple(args), {}) == file
-    assert store_file._file((), {"init_method": args[1] if len(args) > 1 else None}) == file
+    assert init_file._file(tuple(args), {}) == file
+    assert init_file._file((), {"init_method": args[1] if len(args) > 1 else None}) == file
 
 
 def test_a_file_that_is_new_empty_or_not_there(tmp_path: Path) -> None:
     file = tmp_path / "store"
-    assert store_file._about(str(file)) == store_file._about(None) == ""
+    assert init_file._about(str(file)) == init_file._about(None) == ""
     file.write_text("")
     os.utime(file, (1e9, 1e9))
-    assert store_file._about(str(file)) == ""
+    assert init_file._about(str(file)) == ""
     file.write_text("x")
-    assert store_file._about(str(file)) == ""
+    assert init_file._about(str(file)) == ""
     os.utime(file, (1e9, 1e9))
-    assert "delete it before each run" in store_file._about(str(file))
+    assert "delete it before each run" in init_file._about(str(file))

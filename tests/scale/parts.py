@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 from unittest import mock
 
 import torch
-from ddpfix.patches.torch import ddp, drift, pace
+from ddpfix.patches.torch.pipeline import ddp
+from ddpfix.patches.torch.replicas import divergence, interval
 from torch import distributed
 
 from ddpfix import log
@@ -109,8 +110,8 @@ class _Replica:
         for parameter in self._wrapper.module.parameters():
             parameter.grad = torch.ones_like(parameter)
         self.model = ddp.Wrapped(self._wrapper, "model")
-        self.counts = drift.Counts(self.model)
-        self._watch = drift.Watch(self.model, self.counts, "warn", EVERY)
+        self.counts = divergence.Counts(self.model)
+        self._watch = divergence.Watch(self.model, self.counts, "warn", EVERY)
         self._optimizer = torch.optim.SGD(self._wrapper.module.parameters(), lr=0.1)
 
     def step(self) -> bool:
@@ -141,7 +142,7 @@ def compare(world: World, parts: int = -1) -> Part:
         return [each.counts.reported for each in replicas]
 
     # As often as is allowed: the clock of this process, by which they are fewer, is that of all ranks.
-    with mock.patch.object(pace.Pace, "steps", lambda self, done: EVERY):
+    with mock.patch.object(interval.Pace, "steps", lambda self, done: EVERY):
         return _measured(world, all_ranks)
 
 

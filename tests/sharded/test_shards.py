@@ -11,7 +11,7 @@ pytestmark = pytest.mark.patches("transformers.sharded")
 
 torch = pytest.importorskip("torch")
 
-from ddpfix.patches.torch import sharding  # noqa: E402
+from ddpfix.patches.torch.internals import process_groups  # noqa: E402
 
 
 def mesh(ranks: List[Any]) -> Any:
@@ -27,8 +27,10 @@ def module(*meshes: Optional[Any]) -> Any:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks; a group is the list of its ranks."""
-    monkeypatch.setattr(sharding, "ranks_of", lambda group: list(range(8)) if group is None else group)
-    monkeypatch.setattr(sharding.distributed, "get_world_size", lambda group=None: 8 if group is None else len(group))
+    monkeypatch.setattr(process_groups, "ranks_of", lambda group: list(range(8)) if group is None else group)
+    monkeypatch.setattr(
+        process_groups.distributed, "get_world_size", lambda group=None: 8 if group is None else len(group)
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("world")
 def test_fsdp2(own: List[Any], given: Any, expected: Optional[List[int]]) -> None:
     parameters = [None if ranks is None else mesh(ranks) for ranks in own]
-    assert sharding.of_fsdp2(module(*parameters), None if given is None else mesh(given)) == expected
+    assert process_groups.of_fsdp2(module(*parameters), None if given is None else mesh(given)) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,4 +67,4 @@ def test_fsdp2(own: List[Any], given: Any, expected: Optional[List[int]]) -> Non
 )
 @pytest.mark.usefixtures("world")
 def test_fsdp1(wrapper: Any, expected: Optional[List[int]]) -> None:
-    assert sharding.of_fsdp1(SimpleNamespace(**wrapper)) == expected
+    assert process_groups.of_fsdp1(SimpleNamespace(**wrapper)) == expected

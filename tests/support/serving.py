@@ -32,7 +32,12 @@ _CHILDREN: List[int] = []
 
 Run = Callable[[Dict[str, Any], Path], Any]
 # What is imported when a process group is made, or a model is wrapped.
-_IN_A_GROUP = ("ranks.sentinel", "ranks.hang.watch", "patches.torch.finalizer", "patches.torch.evidence")
+_IN_A_GROUP = (
+    "ranks.sentinel",
+    "ranks.hang.watch",
+    "patches.torch.unused.finalizer",
+    "patches.torch.diagnosis.evidence",
+)
 
 
 def serve(home: Path, run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, List
 
 import pytest
 import torch
-from ddpfix.patches.torch import later
+from ddpfix.patches.torch.tracing import async_values
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -38,7 +38,7 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[End]:
 
 
 def recorder() -> Any:
-    from ddpfix.patches.torch import trace
+    from ddpfix.patches.torch.tracing import stage as trace
 
     active = engine.current()
     assert active is not None
@@ -216,11 +216,11 @@ def test_lines_that_ddpfix_logs_are_events(end: End) -> None:
 
 def test_sums_of_values_that_come_later() -> None:
     come: List[float] = []
-    total = later.total([1.0, lambda: come[0] if come else None, 2])
+    total = async_values.total([1.0, lambda: come[0] if come else None, 2])
     assert callable(total) and total() is None
     come.append(4.0)
     assert total() == 7.0
-    assert later.total([]) is None and later.total([1.0, 0.5]) == 1.5
+    assert async_values.total([]) is None and async_values.total([1.0, 0.5]) == 1.5
 
 
 class Halves(nn.Module):

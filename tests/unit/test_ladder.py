@@ -33,7 +33,7 @@ ALLOWED: Dict[str, Set[str]] = {
     "patches/funasr/accumulation.py": {"register_forward_pre_hook"},
     "patches/funasr/validation.py": {"register_forward_hook"},
     # A module under fully_shard cannot be saved or copied whole, in plain torch neither.
-    "patches/torch/fsdp.py": {"register_forward_pre_hook", "register_forward_hook"},
+    "patches/torch/sharded/fsdp.py": {"register_forward_pre_hook", "register_forward_hook"},
 }
 FILES = sorted([*(ROOT / "ddpfix").rglob("*.py"), *(ROOT / "patches").rglob("*.py")])
 

@@ -1,0 +1,109 @@
+"""Steps of models that are not under DDP: ranks agree once, and from then on each training forward is one step."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+
+from ddpfix.layerdrop import cover, training
+from ddpfix.patching.dynamo import skip_frames
+from ddpfix.patching.site import Site
+from ddpfix.ranks import recomputed, wrap_hooks
+from ddpfix.ranks.agreement import Members
+
+from . import resume
+from . import stage as agreement
+
+
+class Unasked:
+    """Roots whose ranks could not be asked: they are not asked again in each step."""
+
+    def __init__(self) -> None:
+        self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class First:
+    """The moment at which ranks agree on a model, and what its stages have determined.
+
+    Args:
+        site: of the patch that it belongs to.
+        model: the module that ranks compare.
+        members: the ranks that train it together.
+        waits: whether something waits for the gradient of each parameter, as FSDP does.
+    """
+
+    def __init__(self, site: Site, model: Any, members: Members, waits: bool) -> None:
+        self.site, self.model, self.members, self.waits = site, model, members, waits
+        self.failure: Optional[Exception] = None
+        self.seed: Optional[int] = None
+
+
+def _look(first: First) -> None:
+    first.failure = wrap_hooks.run_before_wrap(first.model, first.waits)
+
+
+def _agree(first: First) -> None:
+    first.seed = agreement.agree_on(first.site, first.model, first.members, first.failure)
+
+
+def _checkpoints(first: First) -> None:
+    if first.waits and cover.active(first.model):
+        wrap_hooks.forbid_reentrant(first.model)
+
+
+ORDER: Tuple[Callable[[First], None], ...] = (
+    _look,  # These hooks may change which layers a model skips, and ranks compare that next.
+    _agree,  # All ranks have to be present before anything else happens.
+    _checkpoints,  # Depends on whether the model skips layers.
+)
+
+
+def put(site: Site, owner: type, factory: Callable[[Any], Callable[..., Any]]) -> None:
+    """Make the forward of a class the step of its models.
+
+    Args:
+        site: of the patch that asks.
+        owner: the class.
+        factory: ``factory(original)`` returns the forward that is called in its place.
+    """
+    site.wrap_hot(owner, "forward", factory)
+    skip_frames(vars(owner)["forward"])
+    site.at_undo(training.forget)
+
+
+def is_inner(model: Any) -> bool:
+    """Whether a call begins no step: it is an evaluation, a part of a step, or a recomputation.
+
+    Args:
+        model: the module whose mode tells whether it trains.
+    """
+    if not model.training or not torch.is_grad_enabled():
+        return True
+    return training.current() is not None or recomputed.in_backward()
+
+
+def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = True) -> Optional[training.Replica]:
+    """Agree with the other ranks on a model; its state on this rank, or None where ranks cannot agree.
+
+    Args:
+        site: of the patch that asks.
+        root: what is called in each step.
+        model: the module in it, or the root itself.
+        members: the ranks that train it together; all of them have to come.
+        waits: see :class:`First`.
+    """
+    unasked = site.keep(Unasked).roots
+    if root in unasked:
+        return None
+    first = First(site, model, members, waits)
+    for stage in ORDER:
+        stage(first)
+    if first.seed is None:
+        unasked.add(root)
+        return None
+    start = resume.Start(site, model, members.ranks, first.seed, members.name)
+    replica = training.register(root, model, first.seed, start)
+    replica.tells, replica.is_alone = start.is_first, len(members.ranks) < 2
+    return replica

@@ -1,0 +1,200 @@
+"""Ranks agree when a model is wrapped; from then on each of its training forwards is one numbered step."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from types import ModuleType
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.layerdrop import cover, schedule, training
+from ddpfix.patching.site import Site
+from ddpfix.ranks import agreement, wrap_hooks
+
+from ..buckets import window
+from ..internals import process_groups
+from ..pipeline import ddp
+from . import resume
+
+NOT_MET = (
+    "DDP communicates nothing while this model is wrapped, so the ranks do not meet, and may skip different layers:"
+    " LayerDrop stays as shipped"
+)
+NOT_ASKED = (
+    "ranks cannot be asked through this process group's store, so they may skip different layers: LayerDrop stays as"
+    " shipped. A group that is started by torchrun can be asked."
+)
+
+
+def ranks(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in."""
+    site.at_undo(training.forget)
+    ddp.put(site, owner, Agreement(site))
+
+
+def group(site: Site, module: ModuleType, owner: Any) -> None:
+    """Leave a mark in the store when the process group comes up, or at once where it is up already."""
+    site.wrap(module, "init_process_group", _group_up)
+    if distributed.is_available() and distributed.is_initialized():
+        agreement.announce()
+
+
+def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    agreement.announce()
+    return result
+
+
+class Agreement(ddp.Stage):
+    """Compares the ranks of a model's group before DDP's first collective, and counts its steps.
+
+    Args:
+        site: of the patch that it belongs to.
+    """
+
+    place = "agreement"
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def together(self, call: ddp.Call) -> None:
+        call.facts["seed"] = agree_on(
+            self._site, call.module, process_groups.members_of(call.group), call.facts["failure"]
+        )
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        wrapper = model.wrapper
+        seed = _seed_of_a_copy(wrapper) if call is None else call.facts.get("seed")
+        flagged = bool(wrapper.find_unused_parameters and not getattr(wrapper, "static_graph", False))
+        if flagged:
+            wrap_hooks.forbid_reentrant(wrapper.module)
+        if call is not None and not call.number and cover.active(wrapper.module):
+            log.once(NOT_MET)
+        if seed is not None:
+            start = None if call is None else self._start(wrapper, seed)
+            replica = training.register(wrapper, wrapper.module, seed, start)
+            replica.flagged = flagged
+            replica.is_alone = distributed.get_world_size(wrapper.process_group) < 2
+            if flagged or window.may_skip(wrapper.module):
+                replica.tells = start is not None and start.is_first
+                steps = Steps(model, replica)
+                model.attach(self.place, steps.begin, steps.end, steps.failed)
+
+    def _start(self, wrapper: Any, seed: int) -> resume.Start:
+        name, ranks, _ = process_groups.members_of(wrapper.process_group)
+        return resume.Start(self._site, wrapper.module, ranks, seed, name)
+
+
+class Steps:
+    """The steps of one model: each training forward is one, also under ``no_sync``.
+
+    Args:
+        model: the model under DDP.
+        replica: its state on this rank.
+    """
+
+    def __init__(self, model: ddp.Wrapped, replica: training.Replica) -> None:
+        self.model, self.replica = model, replica
+        self.tokens: List[Optional[Tuple[training.Step, Any]]] = []
+
+    def begin(self) -> None:
+        wrapper, replica = self.model.wrapper, self.replica
+        if not ddp.trains(wrapper):
+            self.tokens.append(None)
+            return
+        # The micro-batches of an accumulation window skip the same layers if needed (see accumulation.py).
+        if self.model.holds and replica.open:
+            replica.iteration -= 1
+        replica.open = not wrapper.require_backward_grad_sync
+        self.tokens.append(training.enter(replica))
+        if replica.tells and not replica.iteration:
+            replica.begin()
+
+    def end(self, output: Any) -> None:
+        token = self.tokens.pop()
+        if token is not None:
+            training.leave(token)
+            watch(output, token[0])
+
+    def failed(self, error: BaseException) -> None:
+        token = self.tokens.pop() if self.tokens else None
+        if token is not None:
+            training.leave(token)
+
+
+def watch(output: Any, step: training.Step) -> None:
+    """Note when the backward of this step has begun: after it, the decisions of the step are not needed any more."""
+    if not step.calls:
+        return
+
+    def reached(*gradients: Any) -> None:
+        step.reached = True
+
+    for tensor in ddp.tensors(output):
+        # On the node: a hook on the tensor itself is saved with it.
+        if tensor.requires_grad and tensor.grad_fn is not None:
+            tensor.grad_fn.register_hook(reached)
+
+
+def agree_on(site: Site, model: Any, members: agreement.Members, failure: Optional[Exception] = None) -> Optional[int]:
+    """Compare with the other ranks, and return the shared seed (None: ranks cannot agree here).
+
+    Args:
+        site: of the patch that asks.
+        model: the module that is wrapped, after the wrap hooks have run on it.
+        members: of its group.
+        failure: what the wrap hooks raised on this rank.
+
+    Raises:
+        AgreementError: a rank lacks ddpfix or differs.
+    """
+    rates = "; ".join(f"{name or 'the model'} {rate:g}" for name, _, rate in cover.active(model))
+    facts = {} if site.activation is None else dict(site.activation.facts())
+    facts.update({"LayerDrop": rates, "failure": "" if failure is None else repr(failure)})
+    try:
+        seed = agreement.meet(members, facts, _seed(site), site.settings.seconds())
+    except agreement.StoreFailedError as error:
+        if rates:
+            raise
+        log.debug(str(error))
+        seed = None
+    if seed is None and rates:
+        log.once(NOT_ASKED)
+    _log_summary(site)
+    return seed
+
+
+def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
+    """The seed of a copy: made from its group's first model without waiting, since only some ranks may train it."""
+    seed = agreement.agreed(process_groups.members_of(wrapper.process_group).name)
+    return None if seed is None else schedule.fold(seed, schedule.text_key("copy"))
+
+
+def _seed(site: Site) -> int:
+    """A seed for one model at its wrapping, which it keeps if the user has set one; its copies keep it as well."""
+    chosen = site.settings.seed()
+    base = torch.initial_seed() if chosen is None else chosen
+    return schedule.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), site.keep(Wrappings).next())
+
+
+def _log_summary(site: Site) -> None:
+    """Log the summary once, when the first model is wrapped."""
+    if site.activation is not None and log.first_time("summary"):
+        for lost in site.activation.verify():
+            log.warning(lost)
+        log.info(site.activation.summary())
+
+
+class Wrappings:
+    """Counts wrapped models, so that each gets a seed of its own."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def next(self) -> int:
+        """The number of one more, from 0."""
+        return next(self._numbers)

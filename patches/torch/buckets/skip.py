@@ -1,0 +1,217 @@
+"""A gradient bucket of which no rank used any parameter is not communicated.
+
+All ranks skip the same layers, so each rank knows it without communication. The decision is taken in DDP's
+communication hook, which calls the user's own one for all other buckets.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from types import ModuleType
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.layerdrop import cover
+from ddpfix.patching import temporary
+from ddpfix.patching.site import Site
+from ddpfix.ranks.traffic import COUNTED, Traffic
+
+from ..internals import reducer
+from ..pipeline import ddp
+from . import cost, order
+from .window import Window, window_of
+
+# Hooks of torch that keep no state between buckets, so that a bucket can be left out without an effect on the others.
+_STATELESS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+Hook = Callable[[Any, distributed.GradBucket], Any]
+
+
+class Unsent:
+    """The state of our communication hook for one wrapped model.
+
+    Args:
+        wrapper: a weak reference to the model under DDP.
+        window: what the ranks skip in one window of gradient accumulation.
+        inner: state and hook of the user's own, or of torch's.
+    """
+
+    def __init__(self, wrapper: Any, window: Window, inner: Optional[Tuple[Any, Hook]] = None) -> None:
+        self.wrapper, self.window, self.inner = wrapper, window, inner
+        # While a dummy reduction sets the order of the buckets.
+        self.in_dummy_reduction = False
+        # After undo.
+        self.ended = False
+        self.traffic = Traffic()
+
+    def idle(self, bucket: distributed.GradBucket) -> bool:
+        """Whether no rank used any parameter of this bucket."""
+        unused = self.window.unused
+        if not unused or self.ended:
+            return False
+        wrapper = self.wrapper()
+        # A rank that has joined shadows forwards that it did not run.
+        if wrapper is None or wrapper._join_config.enable:
+            return False
+        # A parameter with a gradient was used, or the optimizer's zero_grad keeps zeros.
+        return all(p.grad is None and self.window.number(p) in unused for p in bucket.parameters())
+
+
+def skipping_buckets(state: Unsent, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The communication hook: the user's, or torch's own all-reduce, for every bucket that some rank used."""
+    buffer = bucket.buffer()
+    if state.in_dummy_reduction:
+        return _done(buffer)
+    size = buffer.numel() * buffer.element_size()
+    traffic = state.traffic
+    if state.idle(bucket):
+        traffic.kept += 1
+        traffic.saved += size
+        return _done(buffer)
+    traffic.buckets += 1
+    traffic.sent += size
+    if state.inner is not None:
+        user_state, hook = state.inner
+        future: torch.futures.Future[torch.Tensor] = hook(user_state, bucket)
+        return future
+    return _reduced(state, buffer)
+
+
+def _done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    devices = [buffer.device] if buffer.device.type != "cpu" else None
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(buffer)
+    return future
+
+
+def _reduced(state: Unsent, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    group = state.wrapper().process_group
+    # As DDP itself rounds: a product with the reciprocal, before the sum.
+    buffer.mul_(1.0 / group.size())
+    work = distributed.all_reduce(buffer, group=group, async_op=True)
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
+
+
+def buckets(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in."""
+    ddp.put(site, owner, BucketSkip())
+
+
+class BucketSkip(ddp.Stage):
+    """Registers the hook before the first step, or around the one that the user registers."""
+
+    place = "bucket_skip"
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        if window_of(model) is not None:
+            # All ranks measure together, so this happens now and not when a rank first trains.
+            model.plan = (call.facts.get("plan") if call is not None else None) or _plan(model)
+            model.attach(self.place, functools.partial(self._first_forward, model))
+
+    def _first_forward(self, model: ddp.Wrapped) -> None:
+        if ddp.trains(model.wrapper):
+            model.detach(self.place)
+            _begin(model)
+
+    def hook(self, model: ddp.Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
+        if model.hook_state is not None and model.hook_state.inner is None:
+            # Our hook is registered already, and torch takes no second one.
+            model.hook_state.inner = (state, hook)
+            return True
+        if model.hook_state is not None or not _shares_skips(model):
+            return False
+        if not _stateless(hook):
+            name = getattr(hook, "__qualname__", repr(hook))
+            log.info(f"gradients of skipped layers are communicated: {name} may keep something from bucket to bucket")
+            model.detach(self.place)
+            return False
+        _install(model, (state, hook))
+        return True
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        if model.hook_state is not None:
+            # torch cannot remove a hook: from here on it sends every bucket.
+            model.hook_state.ended = True
+            model.hook_state = None
+
+
+def _begin(model: ddp.Wrapped) -> None:
+    """Register the hook and set the order of the buckets, before the first step."""
+    try:
+        _consider(model)
+    except Exception as error:
+        name = type(model.wrapper.module).__name__
+        log.warning(f"gradients of skipped layers are communicated: a {name} gave {error!r}")
+        return
+    # An error in the middle of a reduction must not be caught.
+    _set_bucket_order(model)
+
+
+def _consider(model: ddp.Wrapped) -> None:
+    """Register the hook in a model that skips the same layers on all ranks, if it saves time."""
+    if model.hook_state is not None or not _shares_skips(model):
+        return
+    wrapper = model.wrapper
+    if model.plan is None or not model.plan.together:
+        return
+    if getattr(wrapper, "_comm_hooks", None):
+        log.info("a communication hook was registered before ddpfix: gradients of skipped layers are communicated")
+        return
+    try:
+        _install(model, None)
+    except RuntimeError as error:
+        # torch has one hook a model, and its built-in ones are not listed everywhere.
+        log.info(f"gradients of skipped layers are communicated: {str(error).splitlines()[0]}")
+
+
+def _plan(model: ddp.Wrapped) -> cost.Plan:
+    # A model without a name may be on some ranks only, so nothing is measured for it.
+    if not model.number or not _shares_skips(model):
+        return cost.NOTHING
+    return cost.for_model(model.wrapper.module, model.wrapper.bucket_bytes_cap, model.wrapper.process_group)
+
+
+def _set_bucket_order(model: ddp.Wrapped) -> None:
+    """Give DDP the order of its buckets, if it has their sizes: without the flag it rebuilds them."""
+    state = model.hook_state
+    if state is None or not model.sized or not reducer.AT_ANY_TIME:
+        return
+    # A rank that has joined rebuilds its buckets by itself.
+    if model.wrapper._join_config.enable:
+        return
+    with temporary.replaced(state, "in_dummy_reduction", True):
+        order.give_order(model.wrapper, model.parameters)
+
+
+def _shares_skips(model: ddp.Wrapped) -> bool:
+    wrapper = model.wrapper
+    if model.window is None or distributed.get_world_size(wrapper.process_group) < 2:
+        return False
+    if getattr(wrapper, "static_graph", False) or getattr(wrapper, "mixed_precision", None) is not None:
+        return False
+    return any(_shared(module) for _, module, _ in cover.active(wrapper.module))
+
+
+def _shared(module: Any) -> bool:
+    """Whether all ranks take the same decisions for this module."""
+    return any(level in cover.COVERED and not cover.COVERED[level].never for level in type(module).__mro__)
+
+
+def _install(model: ddp.Wrapped, inner: Optional[Tuple[Any, Hook]]) -> None:
+    assert model.window is not None
+    wrapper = model.wrapper
+    state = Unsent(weakref.ref(wrapper), model.window, inner)
+    distributed._register_comm_hook(wrapper.reducer, state, skipping_buckets)
+    model.hook_state = state
+    COUNTED[wrapper] = state.traffic
+
+
+def _stateless(hook: Any) -> bool:
+    # If the user's hook is one of them, its module is imported already.
+    known = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+    return any(hook is getattr(known, name, None) for name in _STATELESS)

@@ -1,0 +1,26 @@
+"""``gradient_as_bucket_view=True``, where the user asks for it (``DDPFIX_BUCKET_VIEW=1``)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+
+from ..pipeline import ddp
+
+_KEYWORD = "gradient_as_bucket_view"
+
+
+def of_buckets(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in: gradients are not copied out of the buckets that were reduced."""
+    ddp.put(site, owner, BucketView())
+
+
+class BucketView(ddp.Stage):
+    place = "bucket_view"
+
+    def arguments(self, call: ddp.Call) -> None:
+        if call.arguments.setdefault(_KEYWORD, True) is False:
+            log.info(f"{_KEYWORD}=False is your own setting and stays (DDPFIX_BUCKET_VIEW=1 is for models without one)")

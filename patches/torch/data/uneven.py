@@ -1,0 +1,64 @@
+"""Ranks with different numbers of batches, in a loop of one's own, under accelerate, Trainer and Lightning.
+
+This is done only where it was asked for (``DDPFIX_UNEVEN=pad`` or ``stop``). A program that counts steps, and begins a
+loader anew where it ends, trains rightly in plain torch with any numbers of batches; no rank can know whether another
+one is such a program, or waits for it.
+
+A pass over a DataLoader is looked after from the first batch on that is asked for after a model under DDP was trained
+in this pass. Then all ranks come together once (:mod:`.together`): whoever comes to no such place (an evaluation on
+one rank, a loader that only one rank reads) makes the others wait half a minute, and nothing is done from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, Optional
+
+from ddpfix.patching.dynamo import skip_frames, skip_module
+from ddpfix.patching.site import Site
+from ddpfix.ranks.uneven import Held, policy
+
+from ..internals import process_groups
+from ..pipeline import ddp, trained
+from . import even_iterations, even_lengths
+
+
+def watch(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in."""
+    own = site.keep(even_iterations.Passes)
+    own.begin_with(policy(site, "a loop of your own") == "stop", site.keep(Held))
+    ddp.put(site, owner, Uneven(own.forwards))
+    site.at_undo(own.forget)
+    for each in (even_iterations, even_lengths, trained):
+        skip_module(sys.modules[each.__name__])
+
+
+def first_pass(site: Site, module: ModuleType, owner: Any) -> None:
+    """Look after the pass that begins with an iterator."""
+    site.wrap(owner, "__init__", site.keep(even_iterations.Passes).begin)
+
+
+def next_pass(site: Site, module: ModuleType, owner: Any) -> None:
+    """Look after the pass that begins when persistent workers begin anew."""
+    site.wrap(owner, "_reset", site.keep(even_iterations.Passes).begin)
+
+
+def batches(site: Site, module: ModuleType, owner: Any) -> None:
+    """Give as many batches as on the other ranks."""
+    site.wrap_hot(owner, "__next__", site.keep(even_iterations.Passes).next_batch)
+    skip_frames(vars(owner)["__next__"])
+
+
+class Uneven(ddp.Stage):
+    """Counts the training forwards that end in a reduction over all ranks."""
+
+    place = "uneven"
+
+    def __init__(self, forwards: trained.Forwards) -> None:
+        self._forwards = forwards
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        ranks = process_groups.ranks_of(model.wrapper.process_group)
+        if 1 < len(ranks) == len(process_groups.ranks_of(None)):
+            model.attach(self.place, trained.Counter(model.wrapper, self._forwards).begin)

@@ -1,0 +1,144 @@
+"""Completes the three errors of DDP: the parameters by name, on which ranks, the cause, and the line that cures it.
+
+"Expected to have finished reduction" is raised at the next forward, "Expected to mark a variable ready only once" and
+"Your training graph has changed" within a backward. torch's own message stays as it is, in front of the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import ModuleType
+from typing import Any, Optional
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+from ddpfix.ranks import parameter_names
+
+from ..pipeline import backward, ddp
+
+# The modules of some parameters, for messages of other stages.
+in_short = parameter_names.in_short
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+TWICE = "Expected to mark a variable ready only once"
+CHANGED = "training graph has changed in this iteration"
+ERRORS = (UNFINISHED, TWICE, CHANGED)
+_OURS = "\nddpfix: "
+
+
+def reduction(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in."""
+    inside = Site("torch.backward", site.settings, site.activation)
+    site.parts.append(inside)
+    site.at_undo(inside.undo)
+    ddp.put(site, owner, Diagnosis(inside))
+
+
+class Diagnosis(ddp.Stage):
+    """Collects evidence in the first steps of each model, and completes the errors.
+
+    Args:
+        site: of the wrapper of ``torch.autograd.backward``, which is put on with the first model.
+    """
+
+    place = "diagnosis"
+
+    def __init__(self, site: Site) -> None:
+        self._site, self._backwards = site, backward.Backwards()
+        self._cases: weakref.WeakKeyDictionary[Any, Case] = weakref.WeakKeyDictionary()
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        self.ended(model)
+        case = self._cases[model.wrapper] = Case(model, self._backwards)
+        if model.finalizer is not None:
+            # No reduction is left unfinished, so that no step is worth a look.
+            model.attach(self.place, failed=case.forward_failed)
+        else:
+            model.attach(self.place, case.forward_begins, case.forward_ended, case.forward_failed)
+        self._backwards.look_at(self._site, case, looks=model.finalizer is None)
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        wrapper = model.wrapper
+        # A model that is no more has taken its case along.
+        case = None if wrapper is None else self._cases.pop(wrapper, None)
+        if case is not None:
+            case.end()
+
+
+class Case:
+    """What is known of one model.
+
+    Args:
+        model: its record.
+        backwards: tells it of them.
+    """
+
+    def __init__(self, model: ddp.Wrapped, backwards: backward.Backwards) -> None:
+        fresh = f"{__package__}.evidence" not in sys.modules
+        from .evidence import Evidence
+        from .toolkit_lines import callers
+
+        if fresh:
+            ddp.untrace()
+        self.model, self.wrapped_by, self._backwards = model, callers(), backwards
+        self.evidence = Evidence(model)
+        # How many errors were explained: what ranks compare has a name of its own each time.
+        self.number = 0
+
+    def forward_begins(self) -> None:
+        """A forward with gradients begins."""
+        try:
+            self.evidence.before()
+        except Exception as problem:
+            self._give_up(problem)
+
+    def forward_ended(self, output: Any) -> None:
+        """A forward with gradients has ended."""
+        try:
+            self.evidence.after(output)
+        except Exception as problem:
+            self._give_up(problem)
+
+    def _give_up(self, problem: Exception) -> None:
+        log.debug(f"the steps of a model are not looked at any more: {problem!r}")
+        self.end()
+        self.model.detach(Diagnosis.place)
+
+    def forward_failed(self, error: BaseException) -> None:
+        """A forward has failed, perhaps because DDP has not finished the step before."""
+        try:
+            self.evidence.failed()
+            if _is_torchs(error):
+                self._complete(error, None)
+        except Exception as problem:
+            log.debug(f"an error of DDP is left as it is: {problem!r}")
+
+    def backward_failed(self, error: BaseException, roots: Any) -> None:
+        """A backward has failed, perhaps that of another model."""
+        if _is_torchs(error) and self.model.wrapper is not None:
+            self._complete(error, roots)
+
+    def _complete(self, error: BaseException, roots: Any) -> None:
+        from . import explanation
+
+        message = str(error)
+        kind = next(each for each in ERRORS if each in message)
+        if kind is UNFINISHED:
+            text = explanation.unfinished(self, message)
+        elif kind is TWICE:
+            text = explanation.twice(self, message, error, roots)
+        else:
+            text = explanation.changed(self, roots)
+        if text:
+            # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
+            error.args = (f"{message}{_OURS}{text}",)
+
+    def end(self) -> None:
+        """Undo: take all hooks away."""
+        self._backwards.forget(self)
+        self.evidence.stop()
+
+
+def _is_torchs(error: BaseException) -> bool:
+    message = str(error) if isinstance(error, RuntimeError) else ""
+    return any(each in message for each in ERRORS) and _OURS not in message

@@ -1,0 +1,173 @@
+"""Two forwards before one backward, of a model with buffers (pytorch issue 22095).
+
+DDP broadcasts the buffers of rank 0 into those of all ranks before each forward. Where an earlier forward still waits
+for its backward (a GAN, a contrastive loss), autograd then refuses: "one of the variables needed for gradient
+computation has been modified by an inplace operation", although nothing that the backward reads has changed. torch 2.12
+hides all of these writes from autograd. Here a write is hidden only where that is exact: the buffer has the value that
+it had, or it is a running statistic of a normalization in training mode, which no backward reads. Any other write ends
+in torch's error.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from types import ModuleType
+from typing import Any, Callable, FrozenSet, List, Optional, Tuple
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+
+from ..pipeline import ddp
+
+_SET: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+
+
+def stage(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in: it notes which forwards wait for a backward."""
+    if not _hides_by_itself(owner):
+        ddp.put(site, owner, Buffers())
+
+
+def broadcast(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap DDP's broadcast of buffers."""
+    if not _hides_by_itself(owner):
+        site.wrap_hot(owner, "_sync_buffers", _hidden)
+
+
+def _hides_by_itself(owner: Any) -> bool:
+    return "_unsafe_preserve_version_counter" in vars(owner)["_sync_buffers"].__code__.co_names
+
+
+class Buffers(ddp.Stage):
+    place = "buffers"
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        wrapper = model.wrapper
+        if wrapper.broadcast_buffers and next(wrapper.module.buffers(), None) is not None:
+            model.forwards = Forwards(wrapper)
+            model.attach(self.place, after=model.forwards.ended)
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        model.forwards = None
+
+
+class _Forward:
+    """A forward that waits for its backward; the graph alone keeps it alive.
+
+    Attributes:
+        statistics: the ids of the normalizations that were in training mode.
+    """
+
+    def __init__(self, statistics: FrozenSet[int]) -> None:
+        self.statistics = statistics
+        self.waits = True
+
+    def reached(self, *gradients: Any) -> None:
+        self.waits = False
+
+
+class Forwards:
+    """The forwards of one model under DDP whose graphs no backward has reached.
+
+    Args:
+        wrapper: the model under DDP.
+    """
+
+    def __init__(self, wrapper: Any) -> None:
+        self._norms = [weakref.ref(module) for module in wrapper.module.modules() if _keeps_statistics(module)]
+        self._begun: weakref.WeakSet[_Forward] = weakref.WeakSet()
+
+    def ended(self, output: Any) -> None:
+        """Called after a forward with gradients enabled."""
+        nodes = [tensor.grad_fn for tensor in ddp.tensors(output) if tensor.grad_fn is not None]
+        if nodes:
+            forward = _Forward(self._in_training())
+            self._begun.add(forward)
+            for node in nodes:
+                node.register_hook(functools.partial(_reached, forward))
+
+    def waiting(self) -> List[_Forward]:
+        return [forward for forward in self._begun if forward.waits]
+
+    def unread(self, forwards: List[_Forward]) -> FrozenSet[int]:
+        """The ids of buffers that no backward of these forwards reads, whatever their values."""
+        ids = frozenset.intersection(*(forward.statistics for forward in forwards))
+        norms = [norm for norm in (ref() for ref in self._norms) if norm is not None and id(norm) in ids]
+        return frozenset(id(buffer) for norm in norms for buffer in norm._buffers.values())
+
+    def _in_training(self) -> FrozenSet[int]:
+        norms = [norm for norm in (ref() for ref in self._norms) if norm is not None]
+        return frozenset(id(norm) for norm in norms if norm.training)
+
+
+def _keeps_statistics(module: Any) -> bool:
+    """Whether this is torch's own normalization: a backward of its training mode uses the statistics of the batch."""
+    if not isinstance(module, _NormBase) or "forward" in vars(module):
+        return False
+    return bool(module.track_running_stats) and type(module).forward.__module__.startswith("torch.nn.")
+
+
+def _reached(forward: _Forward, *gradients: Any) -> None:
+    """Called after a node of the forward has run in a backward."""
+    forward.reached()
+
+
+def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _sync_buffers(self: Any) -> Any:
+        model = ddp.of(self)
+        forwards = None if model is None else model.forwards
+        waiting = [] if forwards is None else forwards.waiting()
+        if forwards is None or not waiting or hasattr(self, "buffer_hook"):
+            return original(self)
+        writes = Writes(self, forwards.unread(waiting))
+        result = original(self)
+        writes.hide()
+        log.once(
+            f"a {type(self.module).__name__} has forwards before the backward of an earlier one: what DDP's broadcast"
+            " writes into its buffers is hidden from autograd where no gradient depends on it"
+        )
+        return result
+
+    return _sync_buffers
+
+
+class Writes:
+    """The buffers of a model in front of a broadcast.
+
+    Args:
+        wrapper: the model under DDP.
+        unread: ids of buffers whose values no backward reads.
+    """
+
+    def __init__(self, wrapper: Any, unread: FrozenSet[int]) -> None:
+        held = [buffer for buffer in wrapper.module.buffers() if not buffer.is_inference()]
+        self._held: List[Tuple[Any, int, Any]] = [
+            (buffer, buffer._version, None if id(buffer) in unread else buffer.detach().clone()) for buffer in held
+        ]
+
+    def hide(self) -> None:
+        """Give buffers that no backward will miss the version that they had."""
+        hidden = [each for each in self._held if each[2] is None or torch.equal(each[2], each[0])]
+        shown = [(buffer, buffer._version) for buffer, _, _ in self._held if not _among(buffer, hidden)]
+        for buffer, version, _ in hidden:
+            _set_version(buffer, version)
+        for buffer, version in shown:
+            # A view shares its version with others.
+            if buffer._version != version:
+                _set_version(buffer, version)
+
+
+def _among(buffer: Any, held: List[Tuple[Any, int, Any]]) -> bool:
+    return any(buffer is other for other, _, _ in held)
+
+
+def _set_version(tensor: Any, version: int) -> None:
+    try:
+        _SET((tensor,), (version,))
+    except TypeError:
+        # Older releases take one tensor.
+        _SET(tensor, version)

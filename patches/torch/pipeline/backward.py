@@ -1,0 +1,90 @@
+"""The one wrapper of ``torch.autograd.backward``: DDP raises two of its errors in there, and leaves no graph after it.
+
+It is put on when the first model is wrapped by DDP, and looks at the outermost backward only: reentrant checkpoints
+call backward within one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, List
+
+import torch
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+
+if TYPE_CHECKING:
+    from ..diagnosis.stage import Case
+
+Cases = List["weakref.ref[Case]"]
+# Whether a backward runs.
+_RUNS = [False]
+
+
+class Backwards:
+    """The cases that are told of backwards, in one activation; those of models that are no more go by themselves."""
+
+    def __init__(self) -> None:
+        self.known: Cases = []
+        # Those whose reductions may be left unfinished.
+        self.looking: Cases = []
+
+    def look_at(self, site: Site, case: Case, looks: bool) -> None:
+        """Tell a case of backwards, until the site is undone or the case is no more.
+
+        Args:
+            site: of the wrapper.
+            case: of a model; its ``backward_failed(error, roots)`` is called with what a backward has raised.
+            looks: whether its ``evidence.backward_ended(roots)`` is called after each backward.
+        """
+        if not site.records:
+            site.wrap_hot(torch.autograd, "backward", self._around)
+            site.at_undo(self.known.clear)
+            site.at_undo(self.looking.clear)
+        for cases in (self.known, self.looking) if looks else (self.known,):
+            cases.append(weakref.ref(case, cases.remove))
+
+    def forget(self, case: Case) -> None:
+        """Do not tell this one any more."""
+        for cases in (self.known, self.looking):
+            cases[:] = [each for each in cases if each() is not case]
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        known, looking, runs = self.known, self.looking, _RUNS
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if runs[0] or not known:
+                return original(*args, **kwargs)
+            runs[0] = True
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                self._failed(error, args[0] if args else kwargs.get("tensors"))
+                raise
+            finally:
+                runs[0] = False
+            if looking:
+                self._ended(args[0] if args else kwargs.get("tensors"))
+            return result
+
+        return backward
+
+    def _ended(self, roots: Any) -> None:
+        for reference in tuple(self.looking):
+            case = reference()
+            if case is not None:
+                try:
+                    case.evidence.backward_ended(roots)
+                except Exception as problem:
+                    self.forget(case)
+                    log.debug(f"backwards are not looked at any more: {problem!r}")
+
+    def _failed(self, error: BaseException, roots: Any) -> None:
+        for reference in tuple(self.known):
+            case = reference()
+            try:
+                if case is not None:
+                    case.backward_failed(error, roots)
+            except Exception as problem:
+                log.debug(f"an error of a backward is left as it is: {problem!r}")

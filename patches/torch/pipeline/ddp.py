@@ -1,0 +1,346 @@
+"""The one wrapper of ``DistributedDataParallel``: its constructor, its forward, and ``register_comm_hook``.
+
+What ddpfix does for a model under DDP is done by stages (:class:`Stage`). A patch id of the matrix puts one stage in;
+their order is :data:`ORDER`, whatever the order of the matrix, and each works without the others. A stage looks at the
+constructor's arguments, and attaches callbacks to a model that run before and after its forwards. A model for which a
+stage has nothing to do pays nothing for that stage.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import weakref
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import torch
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.layerdrop import schedule, training
+from ddpfix.patching.dynamo import skip_frames, skip_module
+from ddpfix.patching.site import Site
+from ddpfix.ranks import roll_call, wrap_hooks
+
+from ..internals import modes, process_groups
+from .order import ORDER as ORDER
+from .order import REDUCER as REDUCER
+from .stage import Call as Call
+from .stage import Stage as Stage
+
+if TYPE_CHECKING:
+    from ..buckets.cost import Plan
+    from ..buckets.skip import Unsent
+    from ..buckets.window import Window
+    from ..forwards.pending import Forwards
+    from ..unused.finalizer import Finalizer
+
+# Where the stages are, beside this room.
+_PATCHES = __package__.rpartition(".")[0] + "."
+# Called with torch's own forward, the wrapper, and the arguments of each forward that has no gradients enabled.
+Unseen = Callable[[Callable[..., Any], Any, Any, Any], Any]
+UNSEEN: List[Unseen] = []
+Inputs = Callable[[Any, Any], None]
+Before = Callable[[], None]
+After = Callable[[Any], None]
+Failed = Callable[[BaseException], None]
+
+
+class Wrapped:
+    """The record of one model under DDP.
+
+    Attributes:
+        parameters: the parameters that DDP reduces, in the order of the reducer's own numbers, as they were at
+            construction.
+        names: the names of these parameters.
+        holds: whether all micro-batches of an accumulation window skip the same layers.
+        flag_is_ours: whether find_unused_parameters=True was set by ddpfix and by nobody else.
+        finalizer: completes its reductions after backward, if the model has no flag.
+        window: its accumulation window, if it skips layers on all ranks alike.
+        plan: how its layers share buckets.
+        hook_state: the state of our communication hook, if it is registered.
+        forwards: the forwards that wait for a backward, if DDP broadcasts its buffers.
+        averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
+        number: the name of this model in messages between the ranks of its group; "" for a copy, which some ranks may
+            have alone, until all ranks need one (:meth:`name_together`).
+    """
+
+    def __init__(self, wrapper: Any, number: str = "") -> None:
+        self._wrapper = weakref.ref(wrapper)
+        # DDP's own order, which has no public accessor. A parameter that is replaced later stays in DDP's list.
+        self.parameters: List[Any] = list(wrapper._build_params_for_reducer()[0])
+        named = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
+        self.names: List[str] = [named.get(id(parameter), "?") for parameter in self.parameters]
+        self.number = number
+        self.holds = False
+        self.flag_is_ours = False
+        # Whether DDP's reducer knows the sizes of buckets for when it makes them anew.
+        self.sized = False
+        self.finalizer: Optional[Finalizer] = None
+        self.window: Optional[Window] = None
+        self.plan: Optional[Plan] = None
+        self.hook_state: Optional[Unsent] = None
+        self.forwards: Optional[Forwards] = None
+        self.averages = True
+        # Called with the positional and the keyword arguments of each forward that has gradients enabled.
+        self.inputs: Tuple[Inputs, ...] = ()
+        self.before: Tuple[Before, ...] = ()
+        self.after: Tuple[After, ...] = ()
+        self.failed: Tuple[Failed, ...] = ()
+        self._attached: Dict[str, Tuple[Optional[Before], Optional[After], Optional[Failed]]] = {}
+
+    @property
+    def wrapper(self) -> Any:
+        return self._wrapper()
+
+    def name_together(self) -> str:
+        """Its name, from a place to which all ranks of its group come in the same order."""
+        if not self.number:
+            group = process_groups.members_of(self.wrapper.process_group).name
+            self.number = roll_call.name_of_next(group, "copy")
+        return self.number
+
+    def attach(
+        self,
+        place: str,
+        before: Optional[Before] = None,
+        after: Optional[After] = None,
+        failed: Optional[Failed] = None,
+    ) -> None:
+        """Call these before, after, and at an error of each forward that has gradients enabled."""
+        self._attached[place] = (before, after, failed)
+        self._arrange()
+
+    def detach(self, place: str) -> None:
+        if self._attached.pop(place, None) is not None:
+            self._arrange()
+
+    def _arrange(self) -> None:
+        attached = [self._attached[place] for place in ORDER if place in self._attached]
+        self.before = tuple(before for before, _, _ in attached if before is not None)
+        self.after = tuple(after for _, after, _ in reversed(attached) if after is not None)
+        self.failed = tuple(failed for _, _, failed in reversed(attached) if failed is not None)
+
+
+# None for models that were wrapped before ddpfix was activated: their ranks agreed on nothing, so they stay unchanged.
+MODELS: weakref.WeakKeyDictionary[Any, Optional[Wrapped]] = weakref.WeakKeyDictionary()
+_STAGES: List[Stage] = []
+# The site of the three wrappers, as long as there are stages.
+_SITE: List[Site] = []
+
+
+def of(wrapper: Any) -> Optional[Wrapped]:
+    """The record of a model under DDP; None if it was wrapped without ddpfix."""
+    return MODELS.get(wrapper)
+
+
+def known() -> List[Wrapped]:
+    """The records of all models under DDP."""
+    return [model for model in list(MODELS.values()) if model is not None]
+
+
+def put(site: Site, owner: Any, stage: Stage) -> None:
+    """Put a stage in its place, until the patch is undone.
+
+    Args:
+        site: of the patch that the stage belongs to.
+        owner: the class ``DistributedDataParallel``.
+        stage: not one whose place is taken already.
+    """
+    if not _SITE:
+        # A wrapper that cannot be put on leaves nothing behind.
+        _SITE.append(_wrap(Site("torch.ddp", site.settings, site.activation), owner))
+    site.parts.append(_SITE[0])
+    _STAGES.append(stage)
+    skip_module(sys.modules[type(stage).__module__])
+    _STAGES.sort(key=lambda each: ORDER.index(each.place))
+    site.at_undo(lambda: _take_out(stage))
+
+
+def _wrap(site: Site, owner: Any) -> Site:
+    _name_those_before(owner)
+    try:
+        site.wrap(owner, "__init__", _built)
+        site.wrap_hot(owner, "forward", _forward)
+        skip_frames(vars(owner)["forward"])
+        untrace()
+        site.wrap(owner, "register_comm_hook", _registered)
+    except Exception:
+        site.undo()
+        raise
+    return site
+
+
+def untrace() -> None:
+    """torch.compile leaves what stages do before and after a forward to Python, and compiles what it did before."""
+    ours = [module for name, module in list(sys.modules.items()) if name.startswith(_PATCHES)]
+    for module in [*ours, schedule, training, wrap_hooks]:
+        skip_module(module)
+
+
+def _take_out(stage: Stage) -> List[str]:
+    _STAGES.remove(stage)
+    for model in known():
+        stage.ended(model)
+        model.detach(stage.place)
+    if _STAGES:
+        return []
+    MODELS.clear()
+    return _SITE.pop().undo()
+
+
+def _name_those_before(owner: Any) -> None:
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    # One that is being built just now has no module yet: its constructor is covered from here on.
+    found = [each for each in gc.get_objects() if issubclass(type(each), owner)]
+    for wrapper in [each for each in found if "module" in vars(each).get("_modules", ())]:
+        MODELS[wrapper] = None
+        log.warning(
+            f"a {type(wrapper.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated: it"
+            " is not covered. Activate ddpfix first (import ddpfix.auto as the first line)."
+        )
+
+
+def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    try:
+        bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    except TypeError:
+        # The error is torch's, or the arguments are those of another patcher's wrapper.
+        wrapped(*args, **kwargs)
+        MODELS[wrapper] = None
+        return
+    call = Call(bound)
+    call.facts["failure"] = wrap_hooks.run_before_wrap(call.module)
+    for stage in _STAGES:
+        stage.arguments(call)
+    with call.around:
+        if call.arguments.get("init_sync", True):
+            _meet_within(wrapper, call)
+        wrapped(*bound.args, **bound.kwargs)
+    with modes.hidden():
+        _record(wrapper, call)
+
+
+def _meet_within(wrapper: Any, call: Call) -> None:
+    """Have the ranks meet where DDP's constructor asks for its parameters: between its checks and its collectives.
+
+    A constructor that torch refuses on one rank, whose program goes on, is none that the other ranks wait for. Where
+    DDP communicates nothing (``init_sync=False``), one rank may even build a model of its own.
+    """
+    build = wrapper._build_params_for_reducer
+
+    def met() -> Any:
+        vars(wrapper).pop(_BUILD, None)
+        call.number = roll_call.name_of_next(process_groups.members_of(call.group).name, "model")
+        with modes.hidden():
+            for stage in _STAGES:
+                stage.together(call)
+        return build()
+
+    vars(wrapper)[_BUILD] = met
+    call.around.callback(vars(wrapper).pop, _BUILD, None)
+
+
+_BUILD = "_build_params_for_reducer"
+
+
+def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
+    """Record a new model, made by the constructor or as a copy, and run the stages on it."""
+    try:
+        model = MODELS[wrapper] = Wrapped(wrapper, "" if call is None else call.number)
+    except Exception as error:
+        MODELS[wrapper] = None
+        log.warning(f"a {type(wrapper.module).__name__} under DDP is left as it is: {error!r}")
+        return None
+    for stage in _STAGES:
+        try:
+            stage.built(model, call)
+        except Exception as error:
+            model.detach(stage.place)
+            log.warning(f"{stage.place} of a {type(wrapper.module).__name__} under DDP is left to torch: {error!r}")
+    return model
+
+
+def rebuild_stages(model: Wrapped) -> None:
+    """Rebuild the stages that read the reducer: DDP has made another one for a model that was not trained yet."""
+    for stage in _STAGES:
+        if stage.place in REDUCER:
+            model.detach(stage.place)
+            stage.built(model, None)
+
+
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Functions in C only, so that torch.compile finds no Python frame here.
+    models: Any = MODELS
+    find, ref, enabled, unseen = models.data.get, weakref.ref, torch.is_grad_enabled, UNSEEN
+    # What stages read of a tensor is no call of the program's, which a subclass of tensors or a mode may count.
+    uncounted = torch._C.DisableTorchFunction
+
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if not enabled():
+            return unseen[0](original, self, inputs, kwargs) if unseen else original(self, *inputs, **kwargs)
+        model = find(ref(self)) or _copy(self)
+        if model is None:
+            return original(self, *inputs, **kwargs)
+        try:
+            if model.inputs:
+                with uncounted():
+                    for look in model.inputs:
+                        look(inputs, kwargs)
+            for before in model.before:
+                before()
+            output = original(self, *inputs, **kwargs)
+            with uncounted():
+                for after in model.after:
+                    after(output)
+        except BaseException as error:
+            for failed in model.failed:
+                failed(error)
+            raise
+        return output
+
+    return forward
+
+
+def _copy(wrapper: Any) -> Optional[Wrapped]:
+    """The record of a copy of a wrapped model; None for a model that was wrapped before ddpfix was activated."""
+    return None if wrapper in MODELS else _record(wrapper, None)
+
+
+def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    model = MODELS.get(wrapper)
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    for stage in _STAGES if model is not None else ():
+        if stage.hook(model, wrapped, given["state"], given["hook"]):  # type: ignore[arg-type]
+            return None
+    return wrapped(*args, **kwargs)
+
+
+def trains(wrapper: Any) -> bool:
+    """Whether a forward of a model under DDP is one of training: what counts is the mode that its layers see."""
+    return bool(wrapper.module.training)
+
+
+def tensors(output: Any) -> Sequence[Any]:
+    """The tensors in a forward's output, as DDP finds them."""
+    if type(output) is torch.Tensor:
+        return (output,)
+    from torch.nn.parallel.distributed import _find_tensors
+
+    return list(_find_tensors(output))
+
+
+def replica(model: Wrapped) -> Optional[training.Replica]:
+    """The agreed seed and the steps of a model; None if its ranks have not agreed."""
+    return training.replica_of(model.wrapper)

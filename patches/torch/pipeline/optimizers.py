@@ -1,0 +1,63 @@
+"""What the stages that look at optimizer steps share."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence, Set
+
+import torch
+
+from ..internals import process_groups
+from . import ddp
+
+_compiler: Any = getattr(torch, "compiler", None)
+_compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
+# How many modes of a program (TorchDispatchMode, TorchFunctionMode) see each function of torch that is called.
+_NAMES = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
+_MODES: List[Callable[[], int]] = [getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)]
+
+
+def is_hidden() -> bool:
+    """Whether nothing may be done here: it is compiled, captured in a CUDA graph, or counted by the program's mode."""
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return bool(_compiling() or capturing or any(depth() for depth in _MODES))
+
+
+def is_torchs(optimizer: Any) -> bool:
+    """Whether an optimizer does what torch's own does: one of the user's, or his hooks, may move parameters as well."""
+    own_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer).__module__.startswith("torch.optim.") and not own_hooks
+
+
+def is_alone(model: ddp.Wrapped) -> bool:
+    """Whether a model has no other replica, or is no more."""
+    return model.wrapper is None or len(process_groups.ranks_of(model.wrapper.process_group)) == 1
+
+
+def trained(optimizer: Any, known: Sequence[Any] = ()) -> List[ddp.Wrapped]:
+    """The replicated models of which an optimizer has parameters.
+
+    Args:
+        optimizer: any of torch's kind.
+        known: models that are left out.
+    """
+    held: Set[int] = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found = [model for model in ddp.known() if model not in known and not is_alone(model)]
+    return [model for model in found if any(id(parameter) in held for parameter in model.parameters)]
+
+
+def averages(state: Any, hook: Any) -> bool:
+    """Whether a communication hook is one of torch's that leave the same gradients on all ranks."""
+    place = str(getattr(hook, "__module__", ""))
+    # Local SGD has replicas differ between two averagings; another hook may be wrapped around its own.
+    local = "localsgd" in f"{place} {type(state).__module__}".lower()
+    return place.startswith("torch.") and not local
+
+
+def replicated(model: ddp.Wrapped) -> bool:
+    """Whether the ranks are to have the same parameters after this step."""
+    wrapper = model.wrapper
+    if wrapper is None or not model.averages or getattr(getattr(wrapper, "_join_config", None), "enable", False):
+        # Under a hook of the user's own nobody knows; ranks that have joined early do not step with the others.
+        return False
+    # A step on gradients of this rank alone: the program averages in a way of its own (local SGD).
+    return bool(wrapper.require_backward_grad_sync)

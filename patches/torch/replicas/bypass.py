@@ -1,0 +1,49 @@
+"""Calls past the wrapper in programs that belong to no toolkit: routed where the user asks for it.
+
+A program may mean such a call to stay on its rank: it adapts a model by itself for a while, or averages gradients in
+a way of its own. So nothing is changed, and nothing said, by default.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any, Optional
+
+from ddpfix.patching.site import Site
+
+from ...common import past
+from ..internals import process_groups
+from ..pipeline import ddp
+
+
+def route(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in (``DDPFIX_PAST_WRAPPER=route``)."""
+    ddp.put(site, owner, Past(site))
+
+
+class Past(ddp.Stage):
+    """Has training forwards of wrapped models go through their wrappers.
+
+    Args:
+        site: of the patch that it belongs to.
+    """
+
+    place = "past"
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        ranks = process_groups.ranks_of(model.wrapper.process_group)
+        # Perhaps not all ranks have a copy.
+        if call is not None and len(ranks) > 1:
+            kind = type(model.wrapper.module).__name__
+            past.route(self._site, model.wrapper, ranks, functools.partial(_told, kind))
+
+
+def _told(kind: str, where: str) -> str:
+    return (
+        f"{where} calls a {kind} past its DistributedDataParallel wrapper: calls in training forwards go through the"
+        " wrapper, so that their gradients are averaged"
+    )

@@ -1,0 +1,347 @@
+"""Notes where this rank's program is and what a step has seen, and hands a row to the writer after each step.
+
+All of it runs in the thread that trains. What goes wrong here ends the trace with a line for debugging, and nothing
+else: no error of it reaches the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from multiprocessing import util
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+from ddpfix.trace import forks, schema
+from ddpfix.trace.writer import Writer
+
+from ..pipeline import optimizers
+from . import async_values, header
+from .step_row import Epochs, Memory, StepRow
+from .traced_model import Traced
+
+# A program that wraps a model anew for each epoch is not described for ever.
+_MODELS = 64
+_at_end: Callable[[Callable[[], Any]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+
+class Recorder:
+    """The trace of this process.
+
+    Args:
+        site: of the patch.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.on = True
+        self.writer: Optional[Writer] = None
+        self.place, self._since = schema.OTHER, time.perf_counter()
+        self.steps = 0
+        self.row = StepRow()
+        self._thread = threading.main_thread().ident
+        self._models: List[Traced] = []
+        self._layers = self._parameters = self._wrapped = 0
+        # The end of the last step, or the first thing that was seen.
+        self._ended: Optional[float] = None
+        # The last row, which a second optimizer may add to, and which optimizers have stepped in it.
+        self._last: Dict[str, Any] = {}
+        self._optimizers: List[int] = []
+        self._stepping: List[Tuple[int, float, int]] = []
+        self._forwards: List[Optional[Tuple[str, float]]] = []
+        self._memory, self._epochs = Memory(), Epochs()
+        self._numbers = async_values.Numbers()
+        # When the engine came to the end of the backward that runs, before DDP waits for its buckets.
+        self._local: Any = None
+        # The patches as the trace has them.
+        self._head: List[Dict[str, str]] = []
+        # The settings as the trace has them.
+        self._told: Dict[str, Any] = {}
+        self._held: List[Tuple[str, str, float]] = []
+        self._finalize: Any = None
+        self.stock_layerdrop = site.settings["layerdrop"] == "stock"
+        log.LISTENERS.append(self._heard)
+
+    # The files.
+
+    def open(self) -> bool:
+        """Make the files of this rank, once; whether the trace is written."""
+        if self.writer is not None or not self.on:
+            return self.on
+        self._thread = threading.get_ident()
+        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+        rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        writer = Writer(Path(self._site.settings["trace"]), rank, lambda: (self.steps, self.place, self._since))
+        self.writer = writer
+        head = header.run(self._site, rank)
+        self._head = head["patches"]
+        writer.line(schema.RUN, **head)
+        for level, text, moment in self._held:
+            writer.line(schema.EVENT, time=moment, step=0, level=level, text=text)
+        self._held.clear()
+        self.on = writer.open()
+        if self.on:
+            forks.watch(self)
+            # Also at the end of a process that multiprocessing has started, which runs no other handlers.
+            self._finalize = util.Finalize(None, self._exit, exitpriority=100)
+        return self.on
+
+    def end(self) -> None:
+        """Undo: write what there is, and close the files."""
+        self.on = False
+        if self._heard in log.LISTENERS:
+            log.LISTENERS.remove(self._heard)
+        if self._finalize is not None:
+            self._finalize.cancel()
+            self._finalize = None
+        forks.forget(self)
+        if self.writer is not None:
+            self.writer.close("ended")
+
+    def _exit(self) -> None:
+        self.on = False
+        if self.writer is not None:
+            self.writer.close(header.how_it_ends())
+
+    def forked(self) -> None:
+        """In a child: it leaves no trace."""
+        self.on = False
+        self._finalize = None
+        if self.writer is not None:
+            self.writer.abandon()
+
+    def _fail(self, error: BaseException) -> None:
+        self.on = False
+        log.debug(f"the trace ends: {error!r}")
+        if self.writer is not None:
+            self.writer.line(
+                schema.EVENT, time=time.time(), step=self.steps, level="warning", text=f"no rows: {error!r}"
+            )
+
+    def _heard(self, level: str, text: str) -> None:
+        """Take a line that ddpfix logs."""
+        if not self.on:
+            return
+        if self.writer is None:
+            if len(self._held) < 1000:
+                self._held.append((level, text, time.time()))
+            return
+        self.writer.line(schema.EVENT, time=time.time(), step=self.steps, level=level, text=text)
+        if level == "error":
+            self.writer.urgent()
+
+    # Places.
+
+    def here(self) -> bool:
+        """Whether this thread trains, and the trace is on."""
+        return self.on and threading.get_ident() == self._thread
+
+    def enter(self, place: str) -> Optional[Tuple[str, float]]:
+        """The program comes to a place; None where it is within another one, to which its time belongs."""
+        if self.place is not schema.OTHER and self.place is not schema.OPTIMIZER:
+            return None
+        now = time.perf_counter()
+        if self._ended is None:
+            self._ended = now
+        token = self.place, now
+        self.place, self._since = place, now
+        return token
+
+    def leave(self, token: Optional[Tuple[str, float]]) -> None:
+        if token is None:
+            return
+        before, began = token
+        now = time.perf_counter()
+        self.row.add(self.place, now - began)
+        if before is schema.OPTIMIZER:
+            self.row.inner += now - began
+        self.place, self._since = before, now
+
+    # Batches.
+
+    def read(self, iterator: Any) -> None:
+        self._epochs.read(iterator)
+
+    # Forwards.
+
+    def built(self, model: Any) -> Optional[Traced]:
+        """A model was wrapped; None where it is not traced."""
+        if not self.open() or self._wrapped == _MODELS or self.writer is None:
+            return None
+        traced = Traced(self, model, self._wrapped, self._layers, self._parameters)
+        self._wrapped += 1
+        self._layers += len(traced.layers)
+        self._parameters += len(model.names)
+        self._models = [*(each for each in self._models if each.is_alive()), traced]
+        self.writer.line(schema.MODEL, **traced.line())
+        return traced
+
+    def fed(self, inputs: Any, kwargs: Any) -> None:
+        """A training forward of a wrapped model is given these."""
+        if self.here():
+            try:
+                self.row.seen.fed(inputs, kwargs)
+            except Exception as error:
+                # A tensor of a class of its own: it has no shape that could be told.
+                log.debug(f"inputs are not looked at: {error!r}")
+
+    def forward_begins(self) -> None:
+        if self.here():
+            self._forwards.append(self.enter(schema.FORWARD))
+
+    def forward_ended(self) -> None:
+        if self._forwards:
+            self.leave(self._forwards.pop())
+
+    # Backwards.
+
+    def backward_begins(self, tensors: Any) -> Any:
+        """A backward is about to run; returns what :meth:`backward_ended` needs, None for one within another."""
+        if not self.here():
+            return None
+        token = self.enter(schema.BACKWARD)
+        if token is None:
+            return None
+        self._local, hook = None, None
+        self._forwards.clear()
+        try:
+            if not self.row.backwards:
+                for model in self._models:
+                    model.backward_begins()
+            hook = self._look_at(tensors if isinstance(tensors, torch.Tensor) else None)
+        except Exception as error:
+            self._fail(error)
+        return token, hook
+
+    def backward_ended(self, begun: Any) -> None:
+        if begun is None:
+            return
+        token, hook = begun
+        self.leave(token)
+        try:
+            self._backward_ended(hook)
+        except Exception as error:
+            self._fail(error)
+
+    def _look_at(self, loss: Any) -> Any:
+        if loss is None or optimizers.is_hidden():
+            return None
+        value = self._numbers.of_loss(loss)
+        if value is not None:
+            self.row.losses.append(value)
+        node = loss.grad_fn
+        if node is None or not self._models:
+            return None
+        return node.register_prehook(lambda gradients: _at_end(self._local_end))
+
+    def _local_end(self) -> None:
+        """Called when all gradients of this rank are there, before DDP waits for its buckets."""
+        if self._local is None:
+            self._local = async_values.mark(timed=True) if torch.cuda.is_initialized() else time.perf_counter()
+
+    def _backward_ended(self, hook: Any) -> None:
+        self.row.backwards += 1
+        if hook is not None:
+            hook.remove()
+        if self._local is None:
+            return
+        if isinstance(self._local, float):
+            self.row.waits.append(self._since - self._local)
+        else:
+            self.row.waits.append(async_values.between(self._local, async_values.mark(timed=True)))
+
+    def scaled(self, given: Any, made: Any) -> None:
+        """A gradient scaler has made a larger loss: the one that it was given is meant."""
+        if self.here():
+            self._numbers.scaled(given, made)
+
+    def clipped(self, norm: Any) -> None:
+        """``clip_grad_norm_`` has returned."""
+        if not self.here() or optimizers.is_hidden():
+            return
+        try:
+            self.row.norm = self._numbers.of(norm)
+        except Exception as error:
+            self._fail(error)
+
+    # Steps.
+
+    def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """The hook before each optimizer's step."""
+        if optimizers.is_hidden() or not self.on or (self.writer is not None and not self.here()):
+            return
+        try:
+            if self._is_within(id(optimizer)) or not self.open():
+                return
+            for model in self._models:
+                model.step_begins(self.row)
+            token = self.enter(schema.OPTIMIZER)
+            began = time.perf_counter() if token is None else token[1]
+            self._stepping.append((id(optimizer), began, self.row.backwards))
+        except Exception as error:
+            self._fail(error)
+
+    def _is_within(self, optimizer: int) -> bool:
+        """Whether this is the step of a base class, which a subclass calls in its own."""
+        for known, _, backwards in self._stepping:
+            if known == optimizer and backwards == self.row.backwards:
+                return True
+            if known == optimizer:
+                # That step has ended with an error.
+                self._stepping.clear()
+                self.place, self.row.inner = schema.OTHER, 0.0
+                break
+        return False
+
+    def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """The hook after each optimizer's step."""
+        if optimizers.is_hidden() or not self.here():
+            return
+        try:
+            if not self._stepping or self._stepping[-1][0] != id(optimizer):
+                return
+            _, began, _ = self._stepping.pop()
+            now = time.perf_counter()
+            self.row.add(schema.OPTIMIZER, now - began - self.row.inner)
+            if self.place is schema.OPTIMIZER and not self._stepping:
+                self.place, self._since = schema.OTHER, now
+            self._row(id(optimizer), now)
+        except Exception as error:
+            self._fail(error)
+
+    def _row(self, optimizer: int, now: float) -> None:
+        row, self.row = self.row, StepRow()
+        seconds = now - (self._ended if self._ended is not None else now)
+        self._ended = now
+        if not row.backwards and optimizer not in self._optimizers and self._last:
+            # Several optimizers of one step.
+            self._optimizers.append(optimizer)
+            self._last["total"] = round(self._last["total"] + seconds, 6)
+            more = row.times.get(schema.OPTIMIZER, 0.0)
+            self._last["optimizer"] = round((self._last["optimizer"] or 0.0) + more, 6)
+            self._last["time"] = time.time()
+            return
+        self.steps += 1
+        self._optimizers = [optimizer]
+        self._last = {**row.values(self.steps, seconds), **self._memory.columns(now), "epoch": self._epochs.now()}
+        assert self.writer is not None
+        self.writer.row(self._last)
+        if self.steps == 1:
+            self._head = header.tell_patches(self._site, self.writer, self._head)
+        if self._told != log.SETTINGS:
+            self._told = header.tell_settings(self.writer, self._told)
+        self.on = self.writer.on
+
+
+def modules() -> Sequence[Any]:
+    """The modules of the trace, for torch.compile to leave alone."""
+    names = ("recorder", "traced", "layer_calls", "step_row", "batch_shape", "later", "trace_head", "trace")
+    found = [sys.modules.get(f"{__package__}.{name}") for name in names]
+    return [each for each in found if each is not None]

@@ -1,0 +1,154 @@
+"""``DDPFIX_TRACE=DIR``: each rank leaves a row for each optimizer step, which can be read after it was killed.
+
+Nothing is communicated, and nothing waits for a GPU. docs/trace.md has the format.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Callable, Optional
+
+from ddpfix.patching.dynamo import skip_frames, skip_module
+from ddpfix.patching.site import Site
+from ddpfix.trace import schema
+
+from ..pipeline import ddp
+from . import recorder
+from .recorder import Recorder
+from .traced_model import Traced
+
+
+class Recording:
+    """The recorder of one activation, which all targets of the patch share."""
+
+    def __init__(self) -> None:
+        self._recorder: Optional[Recorder] = None
+
+    def of(self, site: Site) -> Recorder:
+        """The recorder; made when it is first asked for."""
+        if self._recorder is None:
+            self._recorder = Recorder(site)
+            for module in recorder.modules():
+                skip_module(module)
+            site.at_undo(self._end)
+        return self._recorder
+
+    def _end(self) -> None:
+        made, self._recorder = self._recorder, None
+        if made is not None:
+            made.end()
+
+
+def _recorder(site: Site) -> Recorder:
+    return site.keep(Recording).of(site)
+
+
+def models(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in, which times forwards."""
+    ddp.put(site, owner, Trace(_recorder(site)))
+
+
+def batches(site: Site, module: ModuleType, owner: Any) -> None:
+    """Time the ``__next__`` of the loader's iterators."""
+    recording = _recorder(site)
+
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(self: Any) -> Any:
+            if not recording.here():
+                return original(self)
+            token = recording.enter(schema.DATA)
+            try:
+                return original(self)
+            finally:
+                recording.read(self)
+                recording.leave(token)
+
+        return __next__
+
+    site.wrap_hot(owner, "__next__", timed)
+    skip_frames(vars(owner)["__next__"])
+
+
+def backwards(site: Site, module: ModuleType, owner: Any) -> None:
+    """Time backwards and the steps of optimizers, and note losses."""
+    recording = _recorder(site)
+    _steps(site, recording)
+
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            begun = recording.backward_begins(tensors)
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                recording.backward_ended(begun)
+
+        return backward
+
+    site.wrap_hot(module, "backward", timed)
+    skip_frames(vars(module)["backward"])
+
+
+def norms(site: Site, module: ModuleType, owner: Any) -> None:
+    """Note the gradient norms that ``clip_grad_norm_`` returns."""
+    recording = _recorder(site)
+
+    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            norm = original(*args, **kwargs)
+            recording.clipped(norm)
+            return norm
+
+        return clip_grad_norm_
+
+    site.wrap_hot(module, "clip_grad_norm_", noted)
+    skip_frames(vars(module)["clip_grad_norm_"])
+
+
+def scales(site: Site, module: ModuleType, owner: Any) -> None:
+    """Know which loss is meant where a gradient scaler multiplies it."""
+    recording = _recorder(site)
+
+    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(self: Any, outputs: Any) -> Any:
+            made = original(self, outputs)
+            recording.scaled(outputs, made)
+            return made
+
+        return scale
+
+    site.wrap_hot(owner, "scale", noted)
+    skip_frames(vars(owner)["scale"])
+
+
+def _steps(site: Site, recording: Recorder) -> None:
+    """Have it called before and after the steps of all optimizers."""
+    from torch.optim import optimizer
+
+    handles = [
+        optimizer.register_optimizer_step_pre_hook(recording.step_begins),
+        optimizer.register_optimizer_step_post_hook(recording.step_ended),
+    ]
+    for handle in handles:
+        site.at_undo(handle.remove)
+
+
+class Trace(ddp.Stage):
+    """Times the forwards of models under DDP.
+
+    Args:
+        recording: the trace of this process.
+    """
+
+    place = "trace"
+
+    def __init__(self, recording: Recorder) -> None:
+        self._recording = recording
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        traced = self._recording.built(model)
+        if traced is not None:
+            model.inputs = (traced.fed, *model.inputs)
+            model.attach(self.place, traced.begin, traced.ended, traced.failed)
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        model.inputs = tuple(each for each in model.inputs if not isinstance(getattr(each, "__self__", None), Traced))

@@ -1,0 +1,133 @@
+"""The row of the optimizer step that runs: what has been seen since the step before it."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from typing import Any, Dict, List, Optional
+
+import torch
+
+from ddpfix.trace import schema
+
+from . import async_values, batch_shape
+
+# Seconds between two looks at the statistics of the GPU's memory, which take some 50 microseconds.
+_MEMORY = 0.2
+
+
+class StepRow:
+    """Times and findings since the last step.
+
+    Attributes:
+        times: seconds by place.
+        inner: seconds of forwards and backwards within the optimizer's step (a closure).
+        backwards: how many there were.
+        losses: of these.
+        waits: seconds in which they waited for other ranks.
+        norm: what ``clip_grad_norm_`` returned last.
+        skipped: the numbers of skipped layers.
+        unused: the numbers of parameters without a gradient.
+        sent: bytes of gradients that were communicated; None where no model is under DDP.
+        unsent: bytes that were not.
+        seen: the inputs.
+        optimizers: the ids of those that have stepped.
+    """
+
+    def __init__(self) -> None:
+        self.times: Dict[str, float] = {}
+        self.inner = 0.0
+        self.backwards = 0
+        self.losses: List[Any] = []
+        self.waits: List[Any] = []
+        self.norm: Any = None
+        self.skipped: Optional[List[int]] = None
+        self.unused: Optional[List[int]] = None
+        self.sent: Optional[int] = None
+        self.unsent: Optional[int] = None
+        self.seen = batch_shape.Seen()
+        self.optimizers: List[int] = []
+
+    def add(self, place: str, seconds: float) -> None:
+        self.times[place] = self.times.get(place, 0.0) + seconds
+
+    def values(self, step: int, total: float) -> Dict[str, Any]:
+        """The columns, as far as they are known."""
+        times = self.times
+        return {
+            "step": step,
+            "micro": self.backwards,
+            "time": time.time(),
+            "total": _rounded(total),
+            "data": _rounded(times.get(schema.DATA)),
+            "forward": _rounded(times.get(schema.FORWARD)),
+            "backward": _rounded(times.get(schema.BACKWARD)),
+            "wait": async_values.total(self.waits),
+            "optimizer": _rounded(times.get(schema.OPTIMIZER)),
+            "skipped": self.skipped,
+            "unused": self.unused,
+            "sent": self.sent,
+            "unsent": self.unsent,
+            "shape": self.seen.shape,
+            "padding": _rounded(self.seen.padding),
+            "loss": async_values.total(self.losses),
+            "norm": self.norm,
+        }
+
+
+def _rounded(seconds: Optional[float]) -> Optional[float]:
+    # Tenths of a microsecond are noise, and digits are bytes.
+    return None if seconds is None else round(seconds, 6)
+
+
+class Memory:
+    """The memory of this process."""
+
+    def __init__(self) -> None:
+        self._looked = 0.0
+        self._found: Dict[str, Any] = {}
+
+    def columns(self, now: float) -> Dict[str, Any]:
+        """``peak`` and ``reserved``; at most some tenths of a second old."""
+        if now - self._looked >= _MEMORY:
+            self._looked = now
+            self._found = _of_gpu() if torch.cuda.is_initialized() else _of_process()
+        return self._found
+
+
+def _of_gpu() -> Dict[str, Any]:
+    # Neither asks the GPU: torch's allocator keeps these numbers.
+    return {"peak": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.memory_reserved())}
+
+
+def _of_process() -> Dict[str, Any]:
+    try:
+        import resource
+    except ImportError:
+        return {}
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS has bytes, others have kibibytes.
+    return {"peak": most if sys.platform == "darwin" else most * 1024}
+
+
+class Epochs:
+    """The epoch of the sampler behind the batch that was read last."""
+
+    def __init__(self) -> None:
+        self._iterator: Optional[weakref.ref[Any]] = None
+
+    def read(self, iterator: Any) -> None:
+        """A batch comes from an iterator of a loader."""
+        if self._iterator is None or self._iterator() is not iterator:
+            self._iterator = weakref.ref(iterator)
+
+    def now(self) -> Optional[int]:
+        found = getattr(self._iterator() if self._iterator is not None else None, "_index_sampler", None)
+        for _ in range(4):
+            epoch = getattr(found, "epoch", None)
+            if isinstance(epoch, int):
+                return epoch
+            inner = getattr(found, "batch_sampler", None)
+            found = getattr(found, "sampler", None) if inner is None else inner
+        return None

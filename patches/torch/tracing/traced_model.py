@@ -1,0 +1,159 @@
+"""One model under DDP in a trace: the names that rows refer to, and what each forward and step adds to the row."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+from ddpfix.layerdrop import cover, training
+
+from ..buckets import window
+from ..pipeline import ddp, optimizers
+from .layer_calls import LayerCalls
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+    from .step_row import StepRow
+
+
+class Traced:
+    """What a trace has of one model.
+
+    Args:
+        recorder: of this process.
+        model: its record.
+        number: how many models were wrapped before.
+        first_layer: the number of its first layer in rows; the layers of all models are numbered one after the other.
+        first_parameter: the same for parameters.
+    """
+
+    def __init__(
+        self, recorder: Recorder, model: ddp.Wrapped, number: int, first_layer: int, first_parameter: int
+    ) -> None:
+        self._recorder, self._model, self.number = recorder, model, number
+        self.first_layer, self.first_parameter = first_layer, first_parameter
+        self._numbers: Dict[Tuple[str, int], int] = {}
+        self.layers: List[str] = []
+        modules = self._name_layers()
+        # LayerDrop as it is shipped draws for itself, so that only the calls of the layers tell what it skipped.
+        self._calls = LayerCalls(modules) if recorder.stock_layerdrop and modules else None
+        self._bytes = sum(each.numel() * each.element_size() for each in model.parameters)
+        # A model that is alone communicates nothing.
+        self._is_alone = optimizers.is_alone(model)
+        # Forwards since the last step, and those of them whose gradients are reduced.
+        self._forwards = self._reduced = 0
+        # Whether gradients of an earlier step were there when the first backward of this one began.
+        self._kept = False
+        # What the hook on the buckets has counted up to the last step.
+        self._counted = 0, 0
+        self._seen: Optional[training.Step] = None
+
+    def _name_layers(self) -> List[Any]:
+        """Number the layers; returns their modules."""
+        modules = []
+        module = self._model.wrapper.module
+        names = {id(part): name for name, part in module.named_modules()}
+        replica = ddp.replica(self._model)
+        for name, holder, _ in cover.active(module):
+            shown = name if replica is None else replica.key(holder)[0]
+            for place, layer in window.layers_of(shown, holder):
+                if place not in self._numbers:
+                    self._numbers[place] = len(self.layers)
+                    self.layers.append(names.get(id(layer), f"{place[0]}.{place[1]}"))
+                    modules.append(layer)
+        return modules
+
+    def is_alive(self) -> bool:
+        return self._model.wrapper is not None
+
+    def line(self) -> Dict[str, Any]:
+        """The values of the ``model`` line."""
+        return {
+            "number": self.number,
+            "class": type(self._model.wrapper.module).__name__,
+            "layers": self.layers,
+            "first_layer": self.first_layer,
+            "parameters": self._model.names,
+            "first_parameter": self.first_parameter,
+            "wrapped_at": time.time(),
+        }
+
+    def fed(self, inputs: Any, kwargs: Any) -> None:
+        """Called with the arguments of each forward that has gradients enabled."""
+        self._recorder.fed(inputs, kwargs)
+
+    def begin(self) -> None:
+        self._recorder.forward_begins()
+        if self._calls is not None:
+            self._calls.begin()
+
+    def ended(self, output: Any) -> None:
+        """Called after each such forward."""
+        recorder = self._recorder
+        recorder.forward_ended()
+        if self._calls is not None:
+            self._calls.end()
+        if recorder.here():
+            self._forwards += 1
+            wrapper = self._model.wrapper
+            self._reduced += bool(wrapper.require_backward_grad_sync)
+            replica = training.replica_of(wrapper)
+            step = replica.last if replica is not None else None
+            if self._calls is not None:
+                numbers = [self.first_layer + number for number in self._calls.skipped()]
+                recorder.row.skipped = [*(recorder.row.skipped or []), *numbers]
+            elif step is not None and step is not self._seen:
+                self._seen = step
+                self._skipped(step, recorder.row)
+
+    def backward_begins(self) -> None:
+        """Called before the first backward of a step.
+
+        Under the flag DDP leaves ``grad`` as it was where no rank has a gradient: it tells who got none only where it
+        was None before, and not after ``zero_grad(set_to_none=False)``.
+        """
+        wrapper = self._model.wrapper
+        if self._model.finalizer is None and wrapper is not None and wrapper.find_unused_parameters:
+            self._kept = any(each.grad is not None for each in self._model.parameters)
+
+    def failed(self, error: BaseException) -> None:
+        self._recorder.forward_ended()
+        if self._calls is not None:
+            self._calls.end()
+
+    def _skipped(self, step: training.Step, row: StepRow) -> None:
+        """Add the layers that a forward has skipped; of a layer that is called several times, each skip counts."""
+        if row.skipped is None:
+            row.skipped = []
+        for skip in step.skipped:
+            number = self._numbers.get((skip.module, skip.layer))
+            if number is not None and not skip.part:
+                row.skipped.append(self.first_layer + number)
+
+    def step_begins(self, row: StepRow) -> None:
+        """Called before an optimizer's step: add what the forwards since the last one have left."""
+        if not self._forwards:
+            return
+        unused = self._unused()
+        if unused is not None:
+            row.unused = [*(row.unused or []), *(self.first_parameter + index for index in unused)]
+        sent, unsent = self._traffic()
+        row.sent, row.unsent = (row.sent or 0) + sent, (row.unsent or 0) + unsent
+        self._forwards = self._reduced = 0
+
+    def _unused(self) -> Optional[List[int]]:
+        """The numbers of the parameters that got no gradient in the last reduction; None where nobody knows."""
+        model = self._model
+        if model.finalizer is not None:
+            return sorted(model.finalizer.left_out)
+        wrapper = model.wrapper
+        if wrapper is not None and wrapper.find_unused_parameters and not self._kept:
+            return [index for index, each in enumerate(model.parameters) if each.requires_grad and each.grad is None]
+        return None
+
+    def _traffic(self) -> Tuple[int, int]:
+        state = self._model.hook_state
+        if state is None:
+            return (0 if self._is_alone else self._reduced * self._bytes), 0
+        before, self._counted = self._counted, (state.traffic.sent, state.traffic.saved)
+        return self._counted[0] - before[0], self._counted[1] - before[1]

@@ -1,0 +1,238 @@
+"""Steps with several backwards: how many a model has, on all ranks alike.
+
+A loop that calls backward for one output after the other is right in plain torch if each parameter gets its gradient in
+one of them: DDP completes its buckets in the last one. In the first such step DDP is finalized after each backward and
+armed again for the next. From then on the ranks know how many there are, and the reduction is finalized after the last
+one, so that no gradient is communicated twice.
+
+Ranks that do not call backward equally often would mix up the gradients of different steps. So a step that has more or
+fewer backwards than the one before begins, or ends, with a roll-call; the others cost nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ddpfix import log
+from ddpfix.ranks import roll_call
+
+from ..internals import process_groups
+from ..pipeline import ddp
+from .states import PENDING, RUNNING
+
+if TYPE_CHECKING:
+    from .finalizer import Finalizer
+
+
+class Backwards:
+    """The backwards of one model's steps.
+
+    Args:
+        model: its record.
+    """
+
+    def __init__(self, model: ddp.Wrapped) -> None:
+        self._model = model
+        self._roll: Optional[roll_call.RollCall] = None
+        # How many backwards of this step have ended, and how many all ranks expect in a step.
+        self.done, self.expected = 0, 1
+        # Whether each parameter gets its gradient in one backward of a step: one reduction is enough then.
+        self.one_gradient_each = False
+        # Whether this step has more backwards than the one before.
+        self._more = False
+        # The parameters that each reduction of this step has left out.
+        self._left_out: List[Dict[int, Any]] = []
+        self._pending: Optional[Gradients] = None
+        # Whether gradients of this step were used between two of its backwards.
+        self.used_between = False
+        # Whether a step of this model may wait for a further backward.
+        self.may_wait = False
+        _add_optimizer_hook()
+
+    @property
+    def usual(self) -> bool:
+        """Whether this step is like most: one backward, after which everything was reduced."""
+        return self.done == self.expected == 1 and not self._more and not self._left_out
+
+    def is_last(self) -> bool:
+        """Whether the backward that runs is the last one before the reduction."""
+        return not self.one_gradient_each or self.done + 1 >= self.expected
+
+    def ended(self) -> bool:
+        """A backward has ended; returns whether the reduction is to be finalized now."""
+        last = self.is_last()
+        self.done += 1
+        return last
+
+    def one_more(self) -> bool:
+        """A backward begins after the reduction; returns whether the step before had none.
+
+        Raises:
+            RollCallError: it does not begin on all ranks.
+        """
+        if self.done < self.expected:
+            return False
+        self._more = True
+        self._check_all_ranks(f"backward {self.done + 1} of a step of {type(self._model.wrapper.module).__name__}")
+        return True
+
+    def agree_to(self, wanted: bool) -> bool:
+        """Whether ``wanted`` is true on all ranks."""
+        return self._roll_call().same("yes" if wanted else "no") and wanted
+
+    def reduced(self, left_out: Dict[int, Any]) -> None:
+        """Record that a reduction has ended, to which all parameters but these have contributed."""
+        if self.done > 1 or self.expected > 1 or left_out:
+            self._left_out.append(left_out)
+        self._pending = None
+
+    def step_ended(self) -> None:
+        """The next step begins.
+
+        Raises:
+            RollCallError: the ranks have not called backward equally often.
+        """
+        done, more = self.done, self._more
+        self.done, self._more = 0, False
+        if more or (done < self.expected and not self.one_gradient_each):
+            self._check_all_ranks(f"a step with {done} backwards of {type(self._model.wrapper.module).__name__}")
+            self.expected = done
+            self.one_gradient_each = done > 1 and self._once_on_all_ranks()
+        self._left_out.clear()
+        self.used_between = False
+
+    def _once_on_all_ranks(self) -> bool:
+        reductions = len(self._left_out)
+        numbers = range(len(self._model.parameters))
+        disjoint = all(sum(number in left for left in self._left_out) == reductions - 1 for number in numbers)
+        complete = disjoint and not self.used_between
+        agreed = self._roll_call().same("each parameter once" if complete else "some more than once, or never")
+        if complete and agreed:
+            log.debug(f"a step has {self.expected} backwards, and one reduction after the last of them")
+        return complete and agreed
+
+    def _check_all_ranks(self, word: str) -> None:
+        if not self._roll_call().same(word):
+            raise roll_call.RollCallError(f"ddpfix: this rank has {word}, and others have more or fewer")
+
+    def _roll_call(self) -> roll_call.RollCall:
+        if self._roll is None:
+            group = self._model.wrapper.process_group
+            ranks = process_groups.ranks_of(group)
+            self._roll = roll_call.RollCall(self._model.name_together(), ranks, roll_call.limit_of(group))
+        return self._roll
+
+    # The time between two backwards.
+
+    def wait(self, finalizer: Finalizer) -> None:
+        """Wait for more backwards before the reduction; a step may still have fewer."""
+        self._pending = Gradients(self._model.parameters)
+        self.may_wait = True
+
+    def use(self, finalizer: Finalizer) -> None:
+        """Reduce pending gradients before an optimizer uses them.
+
+        Raises:
+            RuntimeError: they were changed before.
+        """
+        if self._pending is not None and self._pending.changed():
+            raise RuntimeError(
+                f"ddpfix: gradients of {type(self._model.wrapper.module).__name__} were changed before they were"
+                f" averaged: a step had {self.expected} backwards so far, and DDP waits for the last one; this one has"
+                f" {self.done}. Call backward equally often in each step (or once, for the sum of the losses), or set"
+                " DDPFIX_UNUSED=off and find_unused_parameters as torch asks for it."
+            )
+        finalizer.finalize_pending()
+
+    def explain(self) -> str:
+        """An addition to torch's error about missing gradients; "" if no backward is pending."""
+        if self._pending is None:
+            return ""
+        return (
+            f"\nddpfix: a step had {self.expected} backwards so far, the last one had {self.done}, and no optimizer of"
+            " torch's has stepped since"
+        )
+
+    def end(self) -> None:
+        self.may_wait = False
+        # The models that are still there, without this one.
+        if not any(finalizer.backwards is not self for finalizer in _finalizers()):
+            _remove_optimizer_hook()
+
+
+class Gradients:
+    """A record of the gradients of one model after a backward."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = parameters
+        self._gradients: List[Tuple[Any, int]] = [_version(p.grad) for p in parameters]
+
+    def changed(self) -> bool:
+        return any(
+            parameter.grad is not gradient or (gradient is not None and gradient._version != version)
+            for parameter, (gradient, version) in zip(self._parameters, self._gradients)
+        )
+
+
+def _version(gradient: Any) -> Tuple[Any, int]:
+    return gradient, 0 if gradient is None else gradient._version
+
+
+def _finalizers() -> List[Finalizer]:
+    finalizers = (model.finalizer for model in ddp.known())
+    return [finalizer for finalizer in finalizers if finalizer is not None]
+
+
+_HANDLES: List[Any] = []
+
+
+def _add_optimizer_hook() -> None:
+    from torch.optim import optimizer
+
+    if not _HANDLES:
+        _HANDLES.append(optimizer.register_optimizer_step_pre_hook(_step_begins))
+
+
+def _remove_optimizer_hook() -> None:
+    while _HANDLES:
+        _HANDLES.pop().remove()
+
+
+def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    finalizers = _finalizers()
+    for finalizer in finalizers:
+        # An optimizer within the backward uses gradients before anything can average them, in plain torch as well.
+        if finalizer.state is RUNNING and _holds(optimizer, finalizer):
+            finalizer.left_to_torch = True
+    affected = [each for each in finalizers if each.backwards.may_wait and _holds(optimizer, each)]
+    if not affected:
+        return None
+    _complete(affected)
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+    # The optimizer uses the gradients as soon as a closure returns.
+    reducing = _then(closure, lambda: _complete(affected))
+    if "closure" in kwargs:
+        return args[:1], {**kwargs, "closure": reducing}
+    return (args[0], reducing, *args[2:]), kwargs
+
+
+def _then(closure: Callable[[], Any], action: Callable[[], None]) -> Callable[[], Any]:
+    def both() -> Any:
+        value = closure()
+        action()
+        return value
+
+    return both
+
+
+def _complete(finalizers: Sequence[Finalizer]) -> None:
+    for finalizer in finalizers:
+        if finalizer.state is PENDING:
+            finalizer.backwards.use(finalizer)
+
+
+def _holds(optimizer: Any, finalizer: Finalizer) -> bool:
+    own = {id(parameter) for parameter in finalizer.parameters}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])

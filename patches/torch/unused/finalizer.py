@@ -1,0 +1,345 @@
+"""Finalizes the reductions of one model at the end of its backwards, and again if more gradients come.
+
+DDP without the flag waits for every parameter's gradient. At the end of each outermost backward that trains the model,
+the parameters for which DDP still waits are marked as ready without gradient: DDP completes its buckets, with zeros,
+and averages. If a gradient still comes in the same step, DDP is armed again, and finalized again at the end of that
+backward: the mean is linear, so mean(mean(a) + b) = mean(a) + mean(b). Both are local acts of each rank: they
+need no agreement and no walk through the graph, and do nothing in a step in which every parameter was used (pytorch
+issue 90171 requests this). docs/unused-parameters.md has the states and the path of a step.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import OrderedDict
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
+
+import torch
+
+from ddpfix import log
+
+from ..diagnosis import stage as diagnosis
+from ..internals import autograd, reducer
+from ..pipeline import ddp
+from . import backward_count, unregistered
+from .gradient_hooks import Arrivals
+from .local_gradients import FirstStep
+from .states import ARMED, FINALIZED, IDLE, LOCAL, PENDING, RUNNING
+
+_AT_END = reducer.at_end_of_backward
+# States in which a gradient begins a backward of this model.
+_BETWEEN = (ARMED, PENDING, FINALIZED)
+# The first steps notice a backward that does not pass through the outputs of the wrapper (a loss kept in the model).
+_NOTICED_STEPS = 2
+NOT_FINALIZED = (
+    "ddpfix: DDP still waits for gradients after those that are missing were marked as ready, so they are not averaged."
+    " Please report this with the versions of torch and ddpfix; DDPFIX_UNUSED=find does without."
+)
+
+
+class Finalizer:
+    """The reductions of one model under DDP.
+
+    Args:
+        model: its record.
+    """
+
+    def __init__(self, model: ddp.Wrapped) -> None:
+        self._model = model
+        self._wrapper = weakref.ref(model.wrapper, functools.partial(_gone, sys.is_finalizing, self.end))
+        self.parameters = model.parameters
+        self.state = IDLE
+        self.backwards = backward_count.Backwards(model)
+        self.arrivals = Arrivals(self, self.parameters)
+        # Parameters that are left out of the reduction that runs -> the gradient that they had before it.
+        self.left_out: Dict[int, Any] = {}
+        self._queue_end = functools.partial(_AT_END, self._ended)
+        # What the backward that runs does with the parameters, according to the engine.
+        self._effect = autograd.REACHES
+        # The state before that backward.
+        self._before = IDLE
+        # Keeps this rank's own gradients in a first step that may have more backwards.
+        self._first = FirstStep(self)
+        # Whether the hooks on parameters stay.
+        self._keeps_arrivals = False
+        # How many reductions have ended, and how many of them ddpfix has finalized.
+        self._reductions = self._finalized = 0
+        # Whether ddpfix finalized the last reduction; gradients after one that DDP finished itself are left alone.
+        self._by_us = False
+        # A tensor whose hooks are registered on nodes.
+        self._hooked = torch.zeros((), requires_grad=True)
+        self._hooked._backward_hooks = OrderedDict(((0, self.output_reached),))
+        # Whether an optimizer has stepped within the backward that runs: torch then ends this step with its own error.
+        self.left_to_torch = False
+        # Parameters without a gradient in all backwards of the step so far, and whether some had none at all before.
+        self._absent: Optional[FrozenSet[int]] = None
+        self._zeros = self._logged = False
+        # How many checkpoints had hidden a part of a graph when DDP was armed.
+        self.armed_at = self._begun_at = 0
+        ALL.add(self)
+
+    @property
+    def _reducer(self) -> Any:
+        return self._wrapper().reducer  # type: ignore[union-attr]
+
+    def is_static(self) -> bool:
+        return bool(getattr(self._wrapper(), "static_graph", False))
+
+    # Forwards.
+
+    def forward_begins(self) -> None:
+        """Called before a forward with gradients enabled."""
+        self._begun_at = autograd.HIDING[0]
+        backwards = self.backwards
+        if backwards.done and self.state is not PENDING and self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
+            if backwards.usual:
+                backwards.done = 0
+            else:
+                backwards.step_ended()
+            if self.arrivals.on and not self._keeps_arrivals and self._reductions >= _NOTICED_STEPS:
+                self.arrivals.stop()
+
+    def forward_ended(self, output: Any) -> None:
+        """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
+        if self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
+            if self.state is not ARMED:
+                self._armed()
+        elif self.state is not ARMED:
+            # If DDP is armed, it stays so through such a forward.
+            self.state = LOCAL
+            return
+        for tensor in ddp.tensors(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                self._add_hook(tensor)
+
+    def _add_hook(self, tensor: Any) -> None:
+        """Put a hook on the node behind an output; on the tensor itself it would be visible (when it is saved, say)."""
+        if not self._reductions:
+            tensor.grad_fn.register_prehook(self._first.output())
+        elif tensor.output_nr == 0:
+            # Tensor.register_hook does the same with the node, in five times the time.
+            tensor.grad_fn._register_hook_dict(self._hooked)
+        else:
+            tensor.grad_fn.register_prehook(self.output_reached)
+
+    def _armed(self) -> None:
+        self.state, self._by_us = ARMED, False
+        self.left_out = {}
+        # In front of this forward plain torch would have raised its error.
+        if self._absent and not self._logged:
+            self._logged = True
+            self._log_first_time(sorted(self._absent))
+        self._absent = None
+        self._first.ended()
+        self.armed_at = self._begun_at
+        if self.arrivals.on:
+            self.arrivals.forget()
+
+    # Backwards.
+
+    def output_reached(self, gradients: Any) -> None:
+        """Called when a gradient comes to an output, within the outermost backward also under checkpointing."""
+        if self.state in _BETWEEN:
+            self._backward_begins()
+
+    def parameter_reached(self) -> None:
+        """Called when a gradient comes to a parameter in a backward that the finalizer does not know of."""
+        if self.state is ARMED or self.state is PENDING or (self.state is FINALIZED and self._by_us):
+            # A module may have been wrapped twice; the backward is that of the wrapper which was called.
+            others = (other for other in ALL if other is not self and other.state is RUNNING)
+            if not any(other.shares(self) for other in others):
+                self._backward_begins()
+
+    def shares(self, other: Finalizer) -> bool:
+        """Whether two models have a parameter in common."""
+        own = {id(parameter) for parameter in self.parameters}
+        return any(id(parameter) in own for parameter in other.parameters)
+
+    def _backward_begins(self) -> None:
+        self._effect = self.arrivals.view.effect()
+        if self._effect is autograd.LEAVES_ALONE:
+            if torch.is_grad_enabled():
+                # The graph of these gradients (create_graph) leads to the parameters past all outputs.
+                self._keep_arrival_hooks()
+            return
+        self._before = self.state
+        if self.state is FINALIZED and self._effect is autograd.UNSURE:
+            return
+        if self.state is FINALIZED:
+            self._arm_again()
+        self.state, self.left_to_torch = RUNNING, False
+        # DDP may queue its own end behind this callback; the one that it queues comes after that.
+        _AT_END(self._queue_end)
+        if self._finalized or len(ALL) > 1:
+            self._mark_at_start()
+
+    def _arm_again(self) -> None:
+        if self.backwards.one_more():
+            # All ranks have to contribute the same kind: either their own gradients, or the mean.
+            self.backwards.used_between = self.backwards.used_between or self._first.used()
+            if self.backwards.agree_to(self._first.may_restore()):
+                self._first.restore()
+        self.left_out = {}
+        self.arrivals.forget()
+        reducer.arm_again(self._reducer)
+
+    def _keep_arrival_hooks(self) -> None:
+        self._keeps_arrivals = True
+        self.arrivals.resume()
+
+    def _mark_at_start(self) -> None:
+        """Mark the parameters that the engine will not reach now, so that no bucket waits for the end of backward.
+
+        This is not done in the first step, from which DDP takes the order of its buckets, unless another model waits
+        for the same backward: otherwise the buckets of both would not come in the same order on all ranks.
+        """
+        if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
+            others = any(other.state is ARMED or other.state is RUNNING for other in ALL if other is not self)
+            if others or (self._finalized and self._reductions > 1):
+                self._mark(self.arrivals.unreachable(at_once=others))
+
+    def _mark(self, indices: List[int]) -> None:
+        self.left_out.update((index, self.parameters[index].grad) for index in indices)
+        reducer.mark_ready(self._reducer, self.parameters, indices)
+
+    def _ended(self) -> None:
+        if self.state is not RUNNING:
+            return
+        if self._effect is autograd.UNSURE and not self._any_arrived():
+            # It was for something else, or this rank has used no parameter: an old torch cannot distinguish them.
+            self.state = self._before
+            return
+        last = self.backwards.ended()
+        if self._complete():
+            if self.arrivals.arrived_twice:
+                self._reduce_again()
+            elif self.left_out or not self._reductions or not self.backwards.usual:
+                self._reduced(by_us=bool(self.left_out))
+            else:
+                self.state, self._by_us = FINALIZED, False
+                self._absent = frozenset()
+                self._reductions += 1
+                if not self._reductions & (self._reductions - 1):
+                    unregistered.warn_if_any(self._model)
+        elif self.left_to_torch:
+            self.state = IDLE
+        elif last:
+            self._finalize()
+        else:
+            self.state = PENDING
+            self.backwards.wait(self)
+
+    def _any_arrived(self) -> bool:
+        """Whether a gradient has come to a parameter."""
+        return bool(self.arrivals.arrived) if self.arrivals.on else bool(reducer.unfinished(self._reducer))
+
+    def _complete(self) -> bool:
+        """Whether DDP has finished by itself."""
+        if self.arrivals.on:
+            arrived = len(self.arrivals.arrived) + len(self.left_out)
+            if arrived == len(self.parameters):
+                return not reducer.AT_ANY_TIME or not reducer.unfinished(self._reducer)
+            return False
+        if reducer.unfinished(self._reducer):
+            return False
+        # Nothing was marked as ready; where nothing is hidden, this rank has used no parameter at all.
+        return self._effect is not autograd.UNSEEN
+
+    def _reduce_again(self) -> None:
+        """Reduce gradients that came after DDP's own end in one backward (a module in two reentrant checkpoints)."""
+        self._keep_arrival_hooks()
+        self._arm_again()
+        self.backwards.ended()
+        reducer.mark_ready(self._reducer, self.parameters, range(len(self.parameters)))
+        reducer.at_end_of_backward(self._has_finalized)
+
+    def finalize_pending(self) -> None:
+        """Finalize before the gradients are used, although the expected further backward has not come."""
+        self.state = RUNNING
+        reducer.within_backward(self._finalize)
+
+    def _finalize(self) -> None:
+        """Mark the parameters that DDP still waits for; called at the end of a backward."""
+        unregistered.raise_if_any(self._model)
+        if not self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
+            # With bucket views DDP has divided and sent the gradients in place already.
+            self._first.keep(self._reductions)
+        if self.arrivals.on:
+            self._mark([n for n in self.arrivals.missing() if n not in self.left_out])
+        elif self._effect is autograd.UNSEEN and not reducer.unfinished(self._reducer):
+            self._mark(list(range(len(self.parameters))))
+        else:
+            self._mark_named()
+        # DDP has queued its end behind this callback.
+        reducer.at_end_of_backward(self._has_finalized)
+
+    def _mark_named(self) -> None:
+        """Mark the parameters that torch lists as missing, a hundred at a time."""
+        named, more = reducer.missing(self._reducer)
+        while named and not set(named) <= set(self.left_out):
+            self._mark(named)
+            named, more = reducer.missing(self._reducer) if more else ([], False)
+
+    def _has_finalized(self) -> None:
+        # Before torch 2.1 to ask after the first reduction is a collective, which a rank that left nothing out does not
+        # run. There all parameters have arrived or are marked: see _complete.
+        if (reducer.AT_ANY_TIME or self._reductions) and reducer.unfinished(self._reducer):
+            raise RuntimeError(NOT_FINALIZED)
+        self._reduced(by_us=True)
+
+    def _reduced(self, by_us: bool) -> None:
+        self.state, self._by_us = FINALIZED, by_us
+        self._reductions += 1
+        restored = self._restored()
+        for index in restored:
+            self.parameters[index].grad = self.left_out[index]
+        self._zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
+        # Behind a reentrant checkpoint gradients come in a backward of their own, so that nothing is known of them.
+        is_hidden = autograd.HIDING[0] != self.armed_at
+        absent = () if is_hidden else self.left_out
+        self._absent = frozenset(n for n in absent if self._absent is None or n in self._absent)
+        # Keep no reference to gradients that the loop may drop.
+        self.left_out = dict.fromkeys(self.left_out)
+        self.backwards.reduced(self.left_out)
+        if not self._reductions & (self._reductions - 1):
+            unregistered.warn_if_any(self._model)
+        if not by_us:
+            return
+        self._first.reduced()
+        self._finalized += bool(self.left_out)
+        self._keep_arrival_hooks()
+
+    def _restored(self) -> List[int]:
+        """Parameters whose gradients are restored: no rank used them, or they were frozen."""
+        unused = self._model.window.unused if self._model.window is not None else frozenset()
+        return [n for n in self.left_out if n in unused or not self.parameters[n].requires_grad]
+
+    def _log_first_time(self, numbers: Sequence[int]) -> None:
+        """Say which parameters no backward of a step has reached, when the next forward of the model begins."""
+        names = [self._model.names[number] for number in numbers]
+        # Under the flag a gradient that was None would have stayed so.
+        how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
+        log.info(
+            f"{len(names)} parameters of {type(self._wrapper().module).__name__} got no gradient in a step"  # type: ignore
+            f" ({diagnosis.in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
+            f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
+            " does neither)"
+        )
+
+    def end(self) -> None:
+        """Undo: remove all hooks from the model. A backward that runs already is still finalized."""
+        ALL.discard(self)
+        self.arrivals.stop(for_good=True)
+        self.backwards.end()
+
+
+def _gone(is_finalizing: Callable[[], bool], end: Callable[[], None], reference: Any) -> None:
+    """The wrapper is no more; at the end of the interpreter so may be everything else."""
+    if not is_finalizing():
+        end()
+
+
+# The finalizers of all models.
+ALL: weakref.WeakSet[Finalizer] = weakref.WeakSet()

@@ -1,0 +1,156 @@
+"""``find_unused_parameters=True`` reaches DDP where the model needs it and the user has not chosen otherwise.
+
+A model that skips layers leaves their parameters without gradient; DDP then fails in the next forward (pytorch issue
+90171, speechbrain 2340, transformers 17116).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Callable, Dict, List, Optional
+
+from ddpfix import log
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import Registry, Site
+from ddpfix.ranks import wrap_hooks
+
+from ..pipeline import ddp
+
+FLAG = "find_unused_parameters"
+# possible(arguments): whether a model can train without the flag whatever it leaves unused (see :mod:`.finalizer`).
+FLAG_ALTERNATIVES: Registry[Callable[[Dict[str, Any]], bool]] = Registry(wrap_hooks.AT)
+
+
+def decide(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in: the flag is decided at DDP's constructor, whoever builds it."""
+    ddp.put(site, owner, Flag(site.settings["unused"]))
+
+
+class Flag(ddp.Stage):
+    """Changes the arguments ``find_unused_parameters`` and ``static_graph``.
+
+    Args:
+        mode: auto, find or static.
+    """
+
+    place = "flag"
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+
+    def arguments(self, call: ddp.Call) -> None:
+        requested = user_choice(call.arguments)
+        if self._mode == "static" and _may_be_static(call.module):
+            call.arguments.update({"static_graph": True, FLAG: False})
+        elif _decide(call.arguments, self._mode == "find"):
+            call.facts["flag is ours"] = self._mode != "find" and not call.arguments.get(FLAG)
+            call.arguments[FLAG] = True
+        log.setting(FLAG, requested, bool(call.arguments.get(FLAG)), self._note(call.arguments))
+
+    def _note(self, arguments: Dict[str, Any]) -> str:
+        if arguments.get("static_graph"):
+            return "static_graph=True"
+        return "" if self._mode == "auto" else f"DDPFIX_UNUSED={self._mode}"
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        model.flag_is_ours = call is not None and call.facts.get("flag is ours", False)
+
+    def hook(self, model: ddp.Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
+        if model.flag_is_ours and getattr(hook, "__name__", "") in _EXCLUDED_HOOKS:
+            _unset_flag(model, hook.__name__)
+        return False
+
+
+# Hooks that start further collectives, which interleave with the one of DDP's bitmap of used parameters: ranks may wait
+# for ever (gloo does), in plain torch as well.
+_EXCLUDED_HOOKS = ("powerSGD_hook", "batched_powerSGD_hook")
+
+
+def _unset_flag(model: ddp.Wrapped, hook: str) -> None:
+    """Rebuild DDP's reducer without the flag, as DDP does for a copy, if the model can train without it."""
+    wrapper = model.wrapper
+    if not any(possible({}) for possible in FLAG_ALTERNATIVES):
+        return
+    model.flag_is_ours = wrapper.find_unused_parameters = False
+    parameters, sparse = wrapper._build_params_for_reducer()
+    names = wrapper._build_debug_param_to_name_mapping(parameters)
+    wrapper._ddp_init_helper(parameters, sparse, names, False)
+    ddp.rebuild_stages(model)
+    log.info(
+        f"{FLAG} is taken back: {hook} and the flag may make ranks wait for each other for ever. What goes unused is"
+        " marked as ready after each backward"
+    )
+
+
+def _may_be_static(model: Any) -> bool:
+    skipping = [entry for entry in cover.active(model) if _trainable(entry[1])]
+    if skipping:
+        log.warning(
+            f"DDPFIX_UNUSED=static cannot work with LayerDrop ({_named(skipping)}): {FLAG} is chosen as by auto"
+        )
+    return not skipping
+
+
+def _decide(arguments: Dict[str, Any], always: bool) -> bool:
+    """Whether to set the flag to True."""
+    # DDP waits for no gradient of a frozen layer, skipped or not.
+    skipping = [entry for entry in cover.active(arguments["module"]) if _trainable(entry[1])]
+    idle = wrap_hooks.reasons(arguments["module"])
+    if not skipping and not idle and not always:
+        return _was_dropped(arguments)
+    names = _named(skipping)
+    user_value = user_choice(arguments)
+    if arguments.get("static_graph"):
+        # A static graph accepts parameters that are unused in every step.
+        if skipping:
+            log.warning(f"static_graph=True cannot work with LayerDrop ({names}): set the rate to 0, or leave it out")
+        return False
+    if user_value is not None:
+        if not user_value and (skipping or idle):
+            _warn(names, idle)
+        # A toolkit may drop its user's setting before it builds DDP.
+        return user_value
+    reasons = ([f"{names} skips layers"] if names else []) + idle
+    against = [] if always else wrap_hooks.excluded(arguments["module"])
+    if against and any(possible(arguments) for possible in FLAG_ALTERNATIVES):
+        log.info(
+            f"{FLAG} is left out: {', '.join(against)} excludes it. {'; '.join(reasons)}: reductions are"
+            " finalized after each backward (DDPFIX_UNUSED=find takes the flag)"
+        )
+        return False
+    if not arguments.get(FLAG):
+        log.info(f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}")
+    return True
+
+
+def _was_dropped(arguments: Dict[str, Any]) -> bool:
+    """Whether the user has typed True, and the toolkit has lost it before it builds DDP."""
+    if wrap_hooks.user_choice() != (True, True) or arguments.get("static_graph") or arguments.get(FLAG):
+        return False
+    log.info(f"{FLAG}=True: it was given to the toolkit, which does not hand it on")
+    return True
+
+
+def _trainable(module: Any) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _warn(names: str, idle: List[str]) -> None:
+    why = "; ".join(([f"with LayerDrop active in {names}"] if names else []) + idle)
+    fix = "Leave it out, or set DDPFIX_LAYERDROP=off." if names and not idle else "Leave it out."
+    log.warning(
+        f"{FLAG}=False is your own setting and stays; {why}, the next step raises 'Expected to have finished"
+        f" reduction'. {fix}"
+    )
+
+
+def user_choice(arguments: Dict[str, Any]) -> Optional[bool]:
+    """The user's value: as reported by the toolkit that builds the model, else the argument if there is one."""
+    known, value = wrap_hooks.user_choice()
+    return value if known else arguments.get(FLAG)
+
+
+def _named(skipping: Any) -> str:
+    shown = [f"{type(module).__name__} (rate {rate:g})" for _, module, rate in skipping]
+    unique = list(dict.fromkeys(shown))
+    return ", ".join(unique[:4]) + (" and others" if len(unique) > 4 else "")

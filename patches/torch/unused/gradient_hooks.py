@@ -1,0 +1,101 @@
+"""Records which parameters of one model get gradients, at the nodes where autograd accumulates them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence
+
+from ..internals import autograd
+from .states import RUNNING
+
+if TYPE_CHECKING:
+    from .finalizer import Finalizer
+
+# How often the engine's answer is compared with the gradients that came before it is relied on.
+_COMPARED = 2
+
+
+class Arrivals:
+    """Hooks on the nodes at which gradients arrive; they cost some tenths of a microsecond each.
+
+    Every model has them in its first steps. They stay on a model that leaves parameters out, because a gradient that
+    comes after the reduction has to be noticed whatever path its backward takes.
+
+    Args:
+        finalizer: its ``parameter_reached`` is called for a gradient of a backward that it does not know of.
+        parameters: in DDP's order.
+    """
+
+    def __init__(self, finalizer: Finalizer, parameters: Sequence[Any]) -> None:
+        self._finalizer = finalizer
+        self._nodes = autograd.accumulators(parameters)
+        self.view = autograd.View(parameters, self._nodes)
+        self._hooks: List[Any] = []
+        self._over = False
+        # The numbers of the parameters whose gradients have come since DDP was armed.
+        self.arrived: Dict[int, None] = {}
+        # Whether a gradient has come twice in the same backward.
+        self.arrived_twice = False
+        # The parameters that the engine will not reach, until they are compared with the arrived ones; how often that
+        # was done, and whether the engine was wrong once.
+        self._expected: Sequence[int] = ()
+        self._compared = 0
+        self._hidden = False
+        self.resume()
+
+    @property
+    def on(self) -> bool:
+        return bool(self._hooks)
+
+    def resume(self) -> None:
+        """Record the gradients that come from here on."""
+        if not self._hooks and not self._over:
+            self._hooks = [node.register_prehook(self._recorder(n)) for n, node in enumerate(self._nodes)]
+
+    def stop(self, for_good: bool = False) -> None:
+        self._over = self._over or for_good
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.arrived = {}
+
+    def forget(self) -> None:
+        """Forget the recorded gradients: DDP is armed, and what has come so far is reduced."""
+        self._compare()
+        self.arrived, self.arrived_twice = {}, False
+
+    def missing(self) -> List[int]:
+        """The numbers of the parameters whose gradients have not come."""
+        return [number for number in range(len(self._nodes)) if number not in self.arrived]
+
+    def _recorder(self, number: int) -> Callable[[Any], None]:
+        finalizer = self._finalizer
+
+        def record(gradients: Any) -> None:
+            if finalizer.state is not RUNNING:
+                finalizer.parameter_reached()
+            if finalizer.state is RUNNING and number not in finalizer.left_out:
+                self.arrived_twice = self.arrived_twice or number in self.arrived
+                self.arrived[number] = None
+
+        return record
+
+    def unreachable(self, at_once: bool) -> List[int]:
+        """The parameters that the beginning backward will not reach and no earlier one has; [] while that is not sure.
+
+        Args:
+            at_once: whether to rely on it before it was compared with arrived gradients, if nothing can be hidden.
+        """
+        if self._hidden or not self.on or autograd.hides_since(self._finalizer.armed_at):
+            return []
+        numbers = [number for number in self.view.left_out() if number not in self.arrived]
+        if self._compared >= _COMPARED:
+            return numbers
+        self._expected = numbers
+        return numbers if at_once and numbers and not autograd.may_hide() else []
+
+    def _compare(self) -> None:
+        """Stop relying on the engine once it was wrong: it does not see what a reentrant checkpoint hides."""
+        if self._expected:
+            self._compared += 1
+            self._hidden = self._hidden or any(number in self.arrived for number in self._expected)
+            self._expected = ()

@@ -1,0 +1,86 @@
+"""The first step of a model without the flag, in which the number of backwards is not known yet.
+
+If no backward has reached some output, each rank keeps its own gradients beside their mean. They replace the mean when
+another backward follows, so that the sum is rounded as if there had been one reduction.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, List, Optional
+
+from .backward_count import Gradients
+
+if TYPE_CHECKING:
+    from .finalizer import Finalizer
+
+
+class FirstStep:
+    """Keeps the gradients of a rank until the next step begins.
+
+    Args:
+        finalizer: of the model.
+    """
+
+    def __init__(self, finalizer: Finalizer) -> None:
+        self._finalizer = weakref.ref(finalizer)
+        self._outputs: List[weakref.ref[Output]] = []
+        # On the CPU, because it may need as much memory as all gradients.
+        self._own: List[Any] = []
+        self._mean: Optional[Gradients] = None
+
+    @property
+    def _parameters(self) -> Any:
+        return self._finalizer().parameters  # type: ignore[union-attr]
+
+    def output(self) -> Output:
+        """A hook for one output."""
+        made = Output(self._finalizer())
+        self._outputs.append(weakref.ref(made))
+        return made
+
+    def keep(self, reductions: int) -> None:
+        """Copy the gradients of this rank, which are about to be averaged, after this number of reductions."""
+        if reductions and not self._own:
+            return
+        outputs = [reference() for reference in self._outputs]
+        if any(output is not None and not output.reached for output in outputs):
+            gradients = [parameter.grad for parameter in self._parameters]
+            self._own = [None if each is None else each.detach().to("cpu", copy=True) for each in gradients]
+
+    def reduced(self) -> None:
+        """Record the mean, after the gradients were averaged."""
+        if self._own:
+            self._mean = Gradients(self._parameters)
+
+    def used(self) -> bool:
+        """Whether the mean was changed (clipped, say), so that it must stay."""
+        return self._mean is not None and self._mean.changed()
+
+    def may_restore(self) -> bool:
+        return bool(self._own) and not self.used()
+
+    def restore(self) -> None:
+        """Put this rank's own gradients back, because another backward begins."""
+        for parameter, own in zip(self._parameters, self._own):
+            if own is None:
+                parameter.grad = None
+            else:
+                parameter.grad.detach().copy_(own)
+
+    def ended(self) -> None:
+        """Forget everything, because the next reduced step begins."""
+        self._outputs, self._own, self._mean = [], [], None
+
+
+class Output:
+    """A hook on one output. It lives as long as the graph behind the output does."""
+
+    __slots__ = ("__weakref__", "_finalizer", "reached")
+
+    def __init__(self, finalizer: Any) -> None:
+        self._finalizer, self.reached = finalizer, False
+
+    def __call__(self, gradients: Any) -> None:
+        self.reached = True
+        self._finalizer.output_reached(gradients)

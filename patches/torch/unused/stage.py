@@ -1,0 +1,99 @@
+"""DDP without ``find_unused_parameters``: which models have their reductions finalized after backward.
+
+``auto`` does so wherever DDP has no flag and the user has not set ``find_unused_parameters=False`` explicitly; ``late``
+does so everywhere, instead of the flag. :mod:`.finalizer` has the method.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Dict, Optional, Type
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+from ddpfix.ranks.store import can_ask
+
+from ..buckets.window import window_of
+from ..pipeline import ddp
+from . import flag
+
+if TYPE_CHECKING:
+    from .finalizer import Finalizer
+
+
+def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stage in."""
+    site.register(flag.FLAG_ALTERNATIVES, _possible)
+    ddp.put(site, owner, Finalize(everywhere=site.settings["unused"] == "late"))
+
+
+class Finalize(ddp.Stage):
+    """Finalizes where DDP has no flag and the user has not set ``find_unused_parameters=False`` explicitly.
+
+    Args:
+        everywhere: also where the user has set it.
+    """
+
+    place = "finalize"
+
+    def __init__(self, everywhere: bool) -> None:
+        self._everywhere = everywhere
+
+    def arguments(self, call: ddp.Call) -> None:
+        call.facts["refused"] = flag.user_choice(call.arguments) is False
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        wrapper = model.wrapper
+        refused = call is not None and call.facts["refused"] and not self._everywhere
+        if refused or wrapper.find_unused_parameters:
+            return
+        reason = impossible(wrapper)
+        if reason:
+            log.debug(f"reductions of a {type(wrapper.module).__name__} are left to torch: {reason}")
+            return
+        finalizer = model.finalizer = _finalizer()(model)
+        window_of(model)
+        model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)
+        replica = ddp.replica(model)
+        if replica is not None:
+            # Without the flag, checkpointing of either kind works.
+            replica.flagged = False
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        if model.finalizer is not None:
+            model.finalizer.end()
+            model.finalizer = None
+
+
+def _finalizer() -> Type[Finalizer]:
+    """The class; a process without a model under DDP does without its six modules."""
+    fresh = f"{__package__}.finalizer" not in sys.modules
+    from .finalizer import Finalizer
+
+    if fresh:
+        ddp.untrace()
+    return Finalizer
+
+
+def _possible(arguments: Dict[str, Any]) -> bool:
+    """Whether reductions can be finalized, as far as the constructor's arguments show it."""
+    return can_ask() and not any(arguments.get(name) for name in ("static_graph", "mixed_precision", *_DELAYED))
+
+
+_DELAYED = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
+
+
+def impossible(wrapper: Any) -> str:
+    """Why reductions cannot be finalized with right gradients; "" if they can."""
+    if getattr(wrapper, "static_graph", False):
+        return "static_graph=True counts on the same parameters in each step"
+    if getattr(wrapper, "mixed_precision", None) is not None:
+        return "DDP's own mixed precision reports gradients in its own way"
+    if getattr(wrapper, "_use_python_reducer", False):
+        return "compiled autograd reduces without a reducer"
+    if getattr(wrapper, "_delay_all_reduce_params", None) or getattr(wrapper, "_delay_all_reduce_all_params", False):
+        return "some of its parameters are reduced by themselves"
+    if not can_ask():
+        return "ranks cannot be asked whether a step has more backwards on all of them"
+    return ""

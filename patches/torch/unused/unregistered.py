@@ -1,0 +1,61 @@
+"""Parameters of a wrapped model that DDP does not know: a layer replaced, added or set free after wrapping.
+
+DDP takes its list of parameters at construction. A parameter that is trained but not in that list is not averaged;
+plain torch raises an error only if a parameter of the list gets no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from ddpfix import log
+
+from ..diagnosis import stage as diagnosis
+from ..pipeline import ddp
+
+
+def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
+    """The parameters of the module, by name, which DDP does not reduce although nobody has told it to ignore them."""
+    wrapper = model.wrapper
+    known = {id(parameter) for parameter in model.parameters}
+    ignored = getattr(wrapper, "parameters_to_ignore", ())
+    named = wrapper.module.named_parameters()
+    return {name: parameter for name, parameter in named if id(parameter) not in known and name not in ignored}
+
+
+def unreduced(model: ddp.Wrapped) -> List[str]:
+    """The names of those that are trained and have a gradient, which DDP does not average."""
+    return [name for name, each in unknown(model).items() if each.requires_grad and each.grad is not None]
+
+
+def raise_if_any(model: ddp.Wrapped) -> None:
+    """Raise if DDP does not know a trained parameter; plain torch would end this reduction with an error.
+
+    Raises:
+        RuntimeError: a parameter is trained that DDP does not know.
+    """
+    names = unreduced(model)
+    if names:
+        raise RuntimeError(f"ddpfix: {_described(model, names)}: {_FIX}")
+
+
+def warn_if_any(model: ddp.Wrapped) -> None:
+    """Say so if DDP does not know a trained parameter, after a reduction that plain torch would complete too."""
+    names = unreduced(model)
+    if names:
+        log.warning(f"{_described(model, names)}. Where all ranks are to have the same: {_FIX}")
+
+
+_FIX = "wrap the model after its layers are chosen and unfrozen, or wrap it again"
+
+
+def _described(model: ddp.Wrapped, names: List[str]) -> str:
+    here = {id(parameter) for parameter in model.wrapper.module.parameters()}
+    replaced = [name for name, parameter in zip(model.names, model.parameters) if id(parameter) not in here]
+    text = (
+        f"DDP does not average {len(names)} parameters of {type(model.wrapper.module).__name__}"
+        f" ({diagnosis.in_short(names)}): they were added, replaced or unfrozen after wrapping"
+    )
+    return text + (
+        f". DDP still waits for the ones that they replaced ({diagnosis.in_short(replaced)})" if replaced else ""
+    )
