@@ -313,6 +313,11 @@ def active(model: Any) -> List[Tuple[str, Any, float]]:
     return [(name, module, rate) for name, module, rate in rated if rate > 0]
 
 
+def may_skip(model: Any) -> bool:
+    """Whether a model has modules that draw for their layers, at whatever rate now."""
+    return any(level in COVERED for part in model.modules() for level in type(part).__mro__)
+
+
 def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
     """The call of the current step, the one that a recomputation repeats, or outside of a wrapped model None."""
     past = recompute.repeated(module, args, kwargs)

@@ -18,6 +18,7 @@ import torch
 from ddpfix.patches.torch.buckets import skip
 from ddpfix.patches.torch.pipeline import ddp
 from ddpfix.patches.torch.unused import stage as finalize
+from ddpfix.patches.torch.unused.states import REDUCTION
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -95,7 +96,7 @@ class Arm:
         options["find_unused_parameters"] = kind in ("stock", "find")
         self.wrapped = DistributedDataParallel(self.encoder, process_group=group, **options)
         model = ddp.of(self.wrapped)
-        if kind == "late" and model.finalizer is None:
+        if kind == "late" and REDUCTION.of(model) is None:
             # The flag was refused in so many words above, which auto would leave alone.
             finalize.Finalize(everywhere=True).built(model, None)
         if keeps:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List
 
 import torch
 from ddpfix.patches.torch.pipeline import ddp
+from ddpfix.patches.torch.unused.states import REDUCTION
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -101,7 +102,9 @@ def measured(plan: Dict[str, Any]) -> Dict[str, Any]:
     arms["ddpfix"] = Arm(plan, group)
     if plan.get("at_end"):
         arms["at the end"] = Arm(plan, group)
-        finalizer: Any = ddp.of(arms["at the end"].wrapped).finalizer
+        model = ddp.of(arms["at the end"].wrapped)
+        assert model is not None
+        finalizer: Any = REDUCTION.of(model)
         finalizer._mark_at_start = lambda: None
     torch.manual_seed(dist.get_rank())
     _CHOICE.seed(dist.get_rank())

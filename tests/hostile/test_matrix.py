@@ -65,7 +65,7 @@ def check(matrix: Optional[Matrix]) -> None:
         "a" * 2_000_000,
         "<<: {schema: 2}\n",
         "schema: 2\nschema: 2\n",
-        GOOD.replace("torch.flag:decide", '"torch.flag:decide\\n"').replace("schema: 2", 'schema: "2"'),
+        GOOD.replace("torch.unused.flag:decide", '"torch.unused.flag:decide\\n"').replace("schema: 2", 'schema: "2"'),
         GOOD.replace('"2.16"', f'"{"9" * 100_000}"'),
         GOOD.replace('"2.16"', "!!float 2.16"),
         GOOD.replace("a problem", '"\\0\\e[31m"'),

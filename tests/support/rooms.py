@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,10 +29,16 @@ def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
             yield from at_run_time(node)
 
 
-def imported(name: str, path: Path) -> Iterator[str]:
-    """The modules that a file imports when it runs, at its top or inside of functions."""
+def imported(name: str, path: Path, nodes: Callable[[ast.AST], Iterable[ast.AST]] = at_run_time) -> Iterator[str]:
+    """The modules that a file imports, at its top or inside of functions.
+
+    Args:
+        name: of the module.
+        path: its file.
+        nodes: gives the nodes that count; by default those that run. ``ast.walk``: types as well.
+    """
     package = name.rpartition(".")[0]
-    for node in at_run_time(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -46,6 +52,28 @@ def imported(name: str, path: Path) -> Iterator[str]:
 
 
 IMPORTS: Dict[str, List[str]] = {name: list(imported(name, path)) for name, path in FILES.items()}
+
+
+# The rooms of patches/torch from the lowest floor up; those of one floor do not know each other.
+FLOORS: Tuple[Tuple[str, ...], ...] = (
+    ("internals",),
+    ("pipeline",),
+    ("agreement", "buckets", "data", "forwards", "jobs"),
+    ("unused", "sharded"),
+    ("diagnosis", "tracing", "replicas"),
+    ("probe",),
+)
+INSIDE = "ddpfix.patches.torch."
+
+
+def inner(name: str) -> str:
+    """The room of a module of patches/torch; "" for any other."""
+    return name[len(INSIDE) :].split(".")[0] if name.startswith(INSIDE) and not name.endswith("__init__") else ""
+
+
+def floor(name: str) -> int:
+    """The floor of such a room, from 0."""
+    return next(number for number, names in enumerate(FLOORS) if name in names)
 
 
 def room(name: str) -> str:
@@ -67,3 +95,13 @@ def picture() -> str:
     hidden = ("__init__", "__main__", "auto")
     shown = sorted(pair for pair in arrows if not set(pair) & set(hidden))
     return "\n".join(["```mermaid", "graph TD", *(f"    {one} --> {other}" for one, other in shown), "```"])
+
+
+def inner_picture() -> str:
+    """The rooms of patches/torch as a diagram (mermaid)."""
+    arrows: Set[Tuple[str, str]] = set()
+    for name, path in FILES.items():
+        for other in imported(name, path, ast.walk) if inner(name) else ():
+            if inner(other) and inner(other) != inner(name):
+                arrows.add((inner(name), inner(other)))
+    return "\n".join(["```mermaid", "graph TD", *(f"    {one} --> {other}" for one, other in sorted(arrows)), "```"])

@@ -34,7 +34,7 @@ toolkits:
 patches:
   torch.unused:
     toolkit: torch
-    code: torch.flag:decide
+    code: torch.unused.flag:decide
     setting: unused
     when: [auto, find]
     instead: {find: auto}
@@ -99,7 +99,10 @@ def test_a_good_one_loads(tmp_path: Path) -> None:
     patch = loaded.patches["torch.unused"]
     assert patch.when == ("auto", "find") and patch.instead == {"find": "auto"}
     assert patch.examined == {"Model": ("54cfe6d62560",)}
-    assert [patch.code_at(target) for target in first.targets] == ["torch.flag:user_choice", "torch.flag:decide"]
+    assert [patch.code_at(target) for target in first.targets] == [
+        "torch.unused.flag:user_choice",
+        "torch.unused.flag:decide",
+    ]
 
 
 def test_the_expected_parameters_of_a_place_may_be_others(tmp_path: Path) -> None:
@@ -112,7 +115,7 @@ def test_what_torch_has_is_shared_by_all(tmp_path: Path) -> None:
     other = """\
   transformers.one:
     toolkit: transformers
-    code: torch.flag:decide
+    code: torch.unused.flag:decide
     problem: a problem
     evidence: [e]
     rows:
@@ -193,12 +196,22 @@ BAD = {
         "'torch' is missing",
     ),
     "unknown toolkit": ("toolkit: torch", "toolkit: tocrh", "tocrh", "accepted are torch, transformers"),
-    "unknown code file": ("torch.flag:decide", "torch.unsued:find", "torch.unsued:find", "'toolkit.file:function'"),
-    "unknown function": ("torch.flag:decide", "torch.unused:fnid", "torch.unused:fnid", "'toolkit.file:function'"),
-    "code from elsewhere": ("torch.flag:decide", "os:system", "os:system", "is not shipped"),
-    "code by a path": ("torch.flag:decide", '"..ddpfix.cli:main"', "..ddpfix", "is not shipped"),
+    "unknown code file": (
+        "torch.unused.flag:decide",
+        "torch.unsued:find",
+        "torch.unsued:find",
+        "'toolkit.file:function'",
+    ),
+    "unknown function": (
+        "torch.unused.flag:decide",
+        "torch.unused:fnid",
+        "torch.unused:fnid",
+        "'toolkit.file:function'",
+    ),
+    "code from elsewhere": ("torch.unused.flag:decide", "os:system", "os:system", "is not shipped"),
+    "code by a path": ("torch.unused.flag:decide", '"..ddpfix.cli:main"', "..ddpfix", "is not shipped"),
     "no code": (
-        "    code: torch.flag:decide\n",
+        "    code: torch.unused.flag:decide\n",
         "",
         "call: user_choice",
         "the file of the patch's code, which is missing",

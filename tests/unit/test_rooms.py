@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from typing import Dict, List, Set
 
 import pytest
 
-from tests.support.rooms import FILES, IMPORTS, ours, room
+from tests.support.rooms import FILES, IMPORTS, floor, imported, inner, ours, room
 
 # The rooms of the engine, and which others each may import. What stands alone in ddpfix/ is a room of its own.
 MAY_KNOW: Dict[str, Set[str]] = {
@@ -65,6 +66,24 @@ def test_a_patch_knows_neither_the_engine_nor_another_toolkit(name: str) -> None
 @pytest.mark.parametrize("name", [n for n in FILES if not n.startswith(("ddpfix.patches.", "ddpfix.cli.demo"))])
 def test_the_engine_imports_no_toolkit(name: str) -> None:
     assert not {other.split(".")[0] for other in IMPORTS[name]} & set(TOOLKITS)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if inner(name)])
+def test_a_room_of_ddp_imports_only_rooms_below(name: str) -> None:
+    """Types are counted: who needs another room to be understood knows it."""
+    for other in imported(name, FILES[name], ast.walk):
+        there = inner(other)
+        if there and there != inner(name):
+            assert floor(there) < floor(inner(name)), f"{name} imports {other}"
+
+
+def test_there_is_no_circle_in_the_rooms_of_ddp() -> None:
+    """Not between their modules either, types counted."""
+    knows = {name: set(imported(name, FILES[name], ast.walk)) for name in FILES if inner(name)}
+    while knows:
+        free = {name for name, others in knows.items() if not (others - {name}) & set(knows)}
+        assert free, f"these import each other: {sorted(knows)}"
+        knows = {name: others for name, others in knows.items() if name not in free}
 
 
 def test_there_is_no_circle() -> None:

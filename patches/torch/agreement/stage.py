@@ -15,7 +15,6 @@ from ddpfix.layerdrop import cover, schedule, training
 from ddpfix.patching.site import Site
 from ddpfix.ranks import agreement, wrap_hooks
 
-from ..buckets import window
 from ..internals import process_groups
 from ..pipeline import ddp
 from . import resume
@@ -79,7 +78,7 @@ class Agreement(ddp.Stage):
             replica = training.register(wrapper, wrapper.module, seed, start)
             replica.flagged = flagged
             replica.is_alone = distributed.get_world_size(wrapper.process_group) < 2
-            if flagged or window.may_skip(wrapper.module):
+            if flagged or cover.may_skip(wrapper.module):
                 replica.tells = start is not None and start.is_first
                 steps = Steps(model, replica)
                 model.attach(self.place, steps.begin, steps.end, steps.failed)

@@ -24,7 +24,7 @@ from ddpfix.ranks.traffic import COUNTED, Traffic
 from ..internals import reducer
 from ..pipeline import ddp
 from . import cost, order
-from .window import Window, window_of
+from .window import WINDOW, Window, window_of
 
 # Hooks of torch that keep no state between buckets, so that a bucket can be left out without an effect on the others.
 _STATELESS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
@@ -97,6 +97,11 @@ def _reduced(state: Unsent, buffer: torch.Tensor) -> torch.futures.Future[torch.
     return future
 
 
+# How the layers of a model share buckets, and the state of our communication hook where it is registered.
+PLAN: ddp.Slot[cost.Plan] = ddp.Slot()
+UNSENT: ddp.Slot[Unsent] = ddp.Slot()
+
+
 def buckets(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
     ddp.put(site, owner, BucketSkip())
@@ -110,7 +115,7 @@ class BucketSkip(ddp.Stage):
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         if window_of(model) is not None:
             # All ranks measure together, so this happens now and not when a rank first trains.
-            model.plan = (call.facts.get("plan") if call is not None else None) or _plan(model)
+            PLAN.put(model, (call.facts.get("plan") if call is not None else None) or _plan(model))
             model.attach(self.place, functools.partial(self._first_forward, model))
 
     def _first_forward(self, model: ddp.Wrapped) -> None:
@@ -119,11 +124,12 @@ class BucketSkip(ddp.Stage):
             _begin(model)
 
     def hook(self, model: ddp.Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
-        if model.hook_state is not None and model.hook_state.inner is None:
+        ours = UNSENT.of(model)
+        if ours is not None and ours.inner is None:
             # Our hook is registered already, and torch takes no second one.
-            model.hook_state.inner = (state, hook)
+            ours.inner = (state, hook)
             return True
-        if model.hook_state is not None or not _shares_skips(model):
+        if ours is not None or not _shares_skips(model):
             return False
         if not _stateless(hook):
             name = getattr(hook, "__qualname__", repr(hook))
@@ -134,10 +140,10 @@ class BucketSkip(ddp.Stage):
         return True
 
     def ended(self, model: ddp.Wrapped) -> None:
-        if model.hook_state is not None:
+        ours = UNSENT.clear(model)
+        if ours is not None:
             # torch cannot remove a hook: from here on it sends every bucket.
-            model.hook_state.ended = True
-            model.hook_state = None
+            ours.ended = True
 
 
 def _begin(model: ddp.Wrapped) -> None:
@@ -154,10 +160,10 @@ def _begin(model: ddp.Wrapped) -> None:
 
 def _consider(model: ddp.Wrapped) -> None:
     """Register the hook in a model that skips the same layers on all ranks, if it saves time."""
-    if model.hook_state is not None or not _shares_skips(model):
+    if UNSENT.of(model) is not None or not _shares_skips(model):
         return
-    wrapper = model.wrapper
-    if model.plan is None or not model.plan.together:
+    wrapper, plan = model.wrapper, PLAN.of(model)
+    if plan is None or not plan.together:
         return
     if getattr(wrapper, "_comm_hooks", None):
         log.info("a communication hook was registered before ddpfix: gradients of skipped layers are communicated")
@@ -178,7 +184,7 @@ def _plan(model: ddp.Wrapped) -> cost.Plan:
 
 def _set_bucket_order(model: ddp.Wrapped) -> None:
     """Give DDP the order of its buckets, if it has their sizes: without the flag it rebuilds them."""
-    state = model.hook_state
+    state = UNSENT.of(model)
     if state is None or not model.sized or not reducer.AT_ANY_TIME:
         return
     # A rank that has joined rebuilds its buckets by itself.
@@ -190,7 +196,7 @@ def _set_bucket_order(model: ddp.Wrapped) -> None:
 
 def _shares_skips(model: ddp.Wrapped) -> bool:
     wrapper = model.wrapper
-    if model.window is None or distributed.get_world_size(wrapper.process_group) < 2:
+    if WINDOW.of(model) is None or distributed.get_world_size(wrapper.process_group) < 2:
         return False
     if getattr(wrapper, "static_graph", False) or getattr(wrapper, "mixed_precision", None) is not None:
         return False
@@ -203,11 +209,11 @@ def _shared(module: Any) -> bool:
 
 
 def _install(model: ddp.Wrapped, inner: Optional[Tuple[Any, Hook]]) -> None:
-    assert model.window is not None
-    wrapper = model.wrapper
-    state = Unsent(weakref.ref(wrapper), model.window, inner)
+    wrapper, window = model.wrapper, WINDOW.of(model)
+    assert window is not None
+    state = Unsent(weakref.ref(wrapper), window, inner)
     distributed._register_comm_hook(wrapper.reducer, state, skipping_buckets)
-    model.hook_state = state
+    UNSENT.put(model, state)
     COUNTED[wrapper] = state.traffic
 
 

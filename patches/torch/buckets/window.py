@@ -95,17 +95,15 @@ class Window:
         return self._layers
 
 
+WINDOW: ddp.Slot[Window] = ddp.Slot()
+
+
 def window_of(model: ddp.Wrapped) -> Optional[Window]:
     """The accumulation window of a model that may skip layers, called after each forward; None for other models."""
-    if model.window is None and ddp.replica(model) is not None and may_skip(model.wrapper.module):
-        window = model.window = Window(model)
+    if WINDOW.of(model) is None and ddp.replica(model) is not None and cover.may_skip(model.wrapper.module):
+        window = WINDOW.put(model, Window(model))
         model.attach(Hold.place, after=window.forward_ended)
-    return model.window
-
-
-def may_skip(module: Any) -> bool:
-    """Whether a model has modules that draw for their layers, at whatever rate now."""
-    return any(level in cover.COVERED for part in module.modules() for level in type(part).__mro__)
+    return WINDOW.of(model)
 
 
 def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> Dict[Tuple[str, int], List[int]]:

@@ -16,6 +16,7 @@ from torch.nn.modules import module as modules
 
 from ..internals import reducer
 from ..pipeline import ddp
+from ..unused.states import REDUCTION
 
 # Forwards in which the modules that run are noted: an error mostly comes after the first one.
 NOTED_FORWARDS = 2
@@ -52,7 +53,7 @@ class Evidence:
         wrapper = model.wrapper
         self._numbers = {id(parameter): number for number, parameter in enumerate(model.parameters)}
         self.is_static = bool(getattr(wrapper, "static_graph", False))
-        self.is_plain = model.finalizer is None and not wrapper.find_unused_parameters
+        self.is_plain = REDUCTION.of(model) is None and not wrapper.find_unused_parameters
         self.steps = self.forwards = self.backwards = 0
         self.ran: Optional[Set[int]] = None
         self.ran_before: Set[int] = set()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 from ...common.lines import release
+from ..unused.states import REDUCTION
 from . import causes, parameter_groups, toolkit_lines
+from .case import Case
 from .other_ranks import Others, names_of
-
-if TYPE_CHECKING:
-    from .stage import Case
 
 _TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
 _LINE = "\n    "
@@ -36,8 +35,9 @@ def unfinished(case: Case, message: str) -> str:
     count = "1 parameter" if len(missing) == 1 else f"{len(missing) or 'some'} parameters"
     head = f"{count} got no gradient on {others.here}{_step(case)}{others.say()}:"
     head += parameter_groups.listed(groups) or " torch names none"
-    if model.finalizer is not None:
-        head += model.finalizer.backwards.explain()
+    reduction = REDUCTION.of(model)
+    if reduction is not None:
+        head += reduction.backwards.explain()
     if evidence.is_static:
         return head + _told([_no_more(case, groups), *others.disagree()], _not_static(case))
     if model.wrapper.find_unused_parameters:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, List, Sequence
+from typing import List, Sequence
 
 from ddpfix.ranks import comparison
 
 from ..internals import process_groups
 from ..pipeline import ddp
 from . import parameter_groups
-
-if TYPE_CHECKING:
-    from .stage import Case
+from .case import Case
 
 
 class Others:

@@ -13,12 +13,10 @@ from typing import Any, Optional
 
 from ddpfix import log
 from ddpfix.patching.site import Site
-from ddpfix.ranks import parameter_names
 
 from ..pipeline import backward, ddp
+from ..unused.states import REDUCTION
 
-# The modules of some parameters, for messages of other stages.
-in_short = parameter_names.in_short
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 TWICE = "Expected to mark a variable ready only once"
 CHANGED = "training graph has changed in this iteration"
@@ -45,17 +43,17 @@ class Diagnosis(ddp.Stage):
 
     def __init__(self, site: Site) -> None:
         self._site, self._backwards = site, backward.Backwards()
-        self._cases: weakref.WeakKeyDictionary[Any, Case] = weakref.WeakKeyDictionary()
+        self._cases: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         self.ended(model)
-        case = self._cases[model.wrapper] = Case(model, self._backwards)
-        if model.finalizer is not None:
+        case = self._cases[model.wrapper] = Watched(model, self._backwards)
+        if REDUCTION.of(model) is not None:
             # No reduction is left unfinished, so that no step is worth a look.
             model.attach(self.place, failed=case.forward_failed)
         else:
             model.attach(self.place, case.forward_begins, case.forward_ended, case.forward_failed)
-        self._backwards.look_at(self._site, case, looks=model.finalizer is None)
+        self._backwards.look_at(self._site, case, looks=REDUCTION.of(model) is None)
 
     def ended(self, model: ddp.Wrapped) -> None:
         wrapper = model.wrapper
@@ -65,7 +63,7 @@ class Diagnosis(ddp.Stage):
             case.end()
 
 
-class Case:
+class Watched:
     """What is known of one model.
 
     Args:
@@ -112,6 +110,10 @@ class Case:
                 self._complete(error, None)
         except Exception as problem:
             log.debug(f"an error of DDP is left as it is: {problem!r}")
+
+    def backward_ended(self, roots: Any) -> None:
+        """A backward has ended, perhaps that of another model."""
+        self.evidence.backward_ended(roots)
 
     def backward_failed(self, error: BaseException, roots: Any) -> None:
         """A backward has failed, perhaps that of another model."""

@@ -48,11 +48,11 @@ class Buffers(ddp.Stage):
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         wrapper = model.wrapper
         if wrapper.broadcast_buffers and next(wrapper.module.buffers(), None) is not None:
-            model.forwards = Forwards(wrapper)
-            model.attach(self.place, after=model.forwards.ended)
+            forwards = FORWARDS.put(model, Forwards(wrapper))
+            model.attach(self.place, after=forwards.ended)
 
     def ended(self, model: ddp.Wrapped) -> None:
-        model.forwards = None
+        FORWARDS.clear(model)
 
 
 class _Forward:
@@ -111,6 +111,10 @@ def _keeps_statistics(module: Any) -> bool:
     return bool(module.track_running_stats) and type(module).forward.__module__.startswith("torch.nn.")
 
 
+# The forwards that wait for a backward, of a model whose buffers DDP broadcasts.
+FORWARDS: ddp.Slot[Forwards] = ddp.Slot()
+
+
 def _reached(forward: _Forward, *gradients: Any) -> None:
     """Called after a node of the forward has run in a backward."""
     forward.reached()
@@ -119,7 +123,7 @@ def _reached(forward: _Forward, *gradients: Any) -> None:
 def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
     def _sync_buffers(self: Any) -> Any:
         model = ddp.of(self)
-        forwards = None if model is None else model.forwards
+        forwards = None if model is None else FORWARDS.of(model)
         waiting = [] if forwards is None else forwards.waiting()
         if forwards is None or not waiting or hasattr(self, "buffer_hook"):
             return original(self)

@@ -7,17 +7,23 @@ call backward within one.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, List
+from typing import Any, Callable, List, Protocol
 
 import torch
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 
-if TYPE_CHECKING:
-    from ..diagnosis.stage import Case
 
-Cases = List["weakref.ref[Case]"]
+class Observer(Protocol):
+    """What is told of backwards."""
+
+    def backward_ended(self, roots: Any) -> None: ...
+
+    def backward_failed(self, error: BaseException, roots: Any) -> None: ...
+
+
+Observers = List["weakref.ref[Observer]"]
 # Whether a backward runs.
 _RUNS = [False]
 
@@ -26,17 +32,17 @@ class Backwards:
     """The cases that are told of backwards, in one activation; those of models that are no more go by themselves."""
 
     def __init__(self) -> None:
-        self.known: Cases = []
+        self.known: Observers = []
         # Those whose reductions may be left unfinished.
-        self.looking: Cases = []
+        self.looking: Observers = []
 
-    def look_at(self, site: Site, case: Case, looks: bool) -> None:
+    def look_at(self, site: Site, case: Observer, looks: bool) -> None:
         """Tell a case of backwards, until the site is undone or the case is no more.
 
         Args:
             site: of the wrapper.
             case: of a model; its ``backward_failed(error, roots)`` is called with what a backward has raised.
-            looks: whether its ``evidence.backward_ended(roots)`` is called after each backward.
+            looks: whether its ``backward_ended(roots)`` is called after each backward.
         """
         if not site.records:
             site.wrap_hot(torch.autograd, "backward", self._around)
@@ -45,7 +51,7 @@ class Backwards:
         for cases in (self.known, self.looking) if looks else (self.known,):
             cases.append(weakref.ref(case, cases.remove))
 
-    def forget(self, case: Case) -> None:
+    def forget(self, case: Observer) -> None:
         """Do not tell this one any more."""
         for cases in (self.known, self.looking):
             cases[:] = [each for each in cases if each() is not case]
@@ -75,7 +81,7 @@ class Backwards:
             case = reference()
             if case is not None:
                 try:
-                    case.evidence.backward_ended(roots)
+                    case.backward_ended(roots)
                 except Exception as problem:
                     self.forget(case)
                     log.debug(f"backwards are not looked at any more: {problem!r}")

@@ -13,7 +13,6 @@ import inspect
 import sys
 import weakref
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Dict,
@@ -33,120 +32,25 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks import roll_call, wrap_hooks
 
 from ..internals import modes, process_groups
+from .model import MODELS as MODELS
+from .model import Slot as Slot
+from .model import Wrapped as Wrapped
+from .model import known as known
+from .model import of as of
+from .model import replica as replica
 from .order import ORDER as ORDER
 from .order import REDUCER as REDUCER
 from .stage import Call as Call
 from .stage import Stage as Stage
-
-if TYPE_CHECKING:
-    from ..buckets.cost import Plan
-    from ..buckets.skip import Unsent
-    from ..buckets.window import Window
-    from ..forwards.pending import Forwards
-    from ..unused.finalizer import Finalizer
 
 # Where the stages are, beside this room.
 _PATCHES = __package__.rpartition(".")[0] + "."
 # Called with torch's own forward, the wrapper, and the arguments of each forward that has no gradients enabled.
 Unseen = Callable[[Callable[..., Any], Any, Any, Any], Any]
 UNSEEN: List[Unseen] = []
-Inputs = Callable[[Any, Any], None]
-Before = Callable[[], None]
-After = Callable[[Any], None]
-Failed = Callable[[BaseException], None]
-
-
-class Wrapped:
-    """The record of one model under DDP.
-
-    Attributes:
-        parameters: the parameters that DDP reduces, in the order of the reducer's own numbers, as they were at
-            construction.
-        names: the names of these parameters.
-        holds: whether all micro-batches of an accumulation window skip the same layers.
-        flag_is_ours: whether find_unused_parameters=True was set by ddpfix and by nobody else.
-        finalizer: completes its reductions after backward, if the model has no flag.
-        window: its accumulation window, if it skips layers on all ranks alike.
-        plan: how its layers share buckets.
-        hook_state: the state of our communication hook, if it is registered.
-        forwards: the forwards that wait for a backward, if DDP broadcasts its buffers.
-        averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
-        number: the name of this model in messages between the ranks of its group; "" for a copy, which some ranks may
-            have alone, until all ranks need one (:meth:`name_together`).
-    """
-
-    def __init__(self, wrapper: Any, number: str = "") -> None:
-        self._wrapper = weakref.ref(wrapper)
-        # DDP's own order, which has no public accessor. A parameter that is replaced later stays in DDP's list.
-        self.parameters: List[Any] = list(wrapper._build_params_for_reducer()[0])
-        named = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
-        self.names: List[str] = [named.get(id(parameter), "?") for parameter in self.parameters]
-        self.number = number
-        self.holds = False
-        self.flag_is_ours = False
-        # Whether DDP's reducer knows the sizes of buckets for when it makes them anew.
-        self.sized = False
-        self.finalizer: Optional[Finalizer] = None
-        self.window: Optional[Window] = None
-        self.plan: Optional[Plan] = None
-        self.hook_state: Optional[Unsent] = None
-        self.forwards: Optional[Forwards] = None
-        self.averages = True
-        # Called with the positional and the keyword arguments of each forward that has gradients enabled.
-        self.inputs: Tuple[Inputs, ...] = ()
-        self.before: Tuple[Before, ...] = ()
-        self.after: Tuple[After, ...] = ()
-        self.failed: Tuple[Failed, ...] = ()
-        self._attached: Dict[str, Tuple[Optional[Before], Optional[After], Optional[Failed]]] = {}
-
-    @property
-    def wrapper(self) -> Any:
-        return self._wrapper()
-
-    def name_together(self) -> str:
-        """Its name, from a place to which all ranks of its group come in the same order."""
-        if not self.number:
-            group = process_groups.members_of(self.wrapper.process_group).name
-            self.number = roll_call.name_of_next(group, "copy")
-        return self.number
-
-    def attach(
-        self,
-        place: str,
-        before: Optional[Before] = None,
-        after: Optional[After] = None,
-        failed: Optional[Failed] = None,
-    ) -> None:
-        """Call these before, after, and at an error of each forward that has gradients enabled."""
-        self._attached[place] = (before, after, failed)
-        self._arrange()
-
-    def detach(self, place: str) -> None:
-        if self._attached.pop(place, None) is not None:
-            self._arrange()
-
-    def _arrange(self) -> None:
-        attached = [self._attached[place] for place in ORDER if place in self._attached]
-        self.before = tuple(before for before, _, _ in attached if before is not None)
-        self.after = tuple(after for _, after, _ in reversed(attached) if after is not None)
-        self.failed = tuple(failed for _, _, failed in reversed(attached) if failed is not None)
-
-
-# None for models that were wrapped before ddpfix was activated: their ranks agreed on nothing, so they stay unchanged.
-MODELS: weakref.WeakKeyDictionary[Any, Optional[Wrapped]] = weakref.WeakKeyDictionary()
 _STAGES: List[Stage] = []
 # The site of the three wrappers, as long as there are stages.
 _SITE: List[Site] = []
-
-
-def of(wrapper: Any) -> Optional[Wrapped]:
-    """The record of a model under DDP; None if it was wrapped without ddpfix."""
-    return MODELS.get(wrapper)
-
-
-def known() -> List[Wrapped]:
-    """The records of all models under DDP."""
-    return [model for model in list(MODELS.values()) if model is not None]
 
 
 def put(site: Site, owner: Any, stage: Stage) -> None:
@@ -339,8 +243,3 @@ def tensors(output: Any) -> Sequence[Any]:
     from torch.nn.parallel.distributed import _find_tensors
 
     return list(_find_tensors(output))
-
-
-def replica(model: Wrapped) -> Optional[training.Replica]:
-    """The agreed seed and the steps of a model; None if its ranks have not agreed."""
-    return training.replica_of(model.wrapper)

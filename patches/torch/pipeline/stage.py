@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Optional
+from typing import Any, Callable, ClassVar, Dict, Optional
 
-if TYPE_CHECKING:
-    from .ddp import Wrapped
+from .model import Wrapped
 
 
 class Call:

@@ -25,9 +25,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.ranks.parameter_names import in_short
 from ddpfix.ranks.store import default_store, has, keys, put
 
-from ..diagnosis import stage as diagnosis
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
 from . import fingerprint
@@ -310,12 +310,12 @@ class Watch:
         names = [self._names[number] for number in found.numbers]
         parts = [
             f"{len(names)} of {len(self._names)} parameters, first {names[0]} (by {found.most:.2g} or more):"
-            f" {diagnosis.in_short(names)}",
+            f" {in_short(names)}",
             *(f"{name} {there} there, {own} here" for name, there, own in found.rates),
         ]
         return (
-            f"rank {process_groups.own_rank()} differs from rank {self._ranks[0]} in {type(model.wrapper.module).__name__}"
-            f" since {since}: {'; '.join(parts)}. {_HINT}"
+            f"rank {process_groups.own_rank()} differs from rank {self._ranks[0]} in"
+            f" {type(model.wrapper.module).__name__} since {since}: {'; '.join(parts)}. {_HINT}"
         )
 
     def _tell(self, text: str) -> None:

@@ -342,6 +342,4 @@ class Recorder:
 
 def modules() -> Sequence[Any]:
     """The modules of the trace, for torch.compile to leave alone."""
-    names = ("recorder", "traced", "layer_calls", "step_row", "batch_shape", "later", "trace_head", "trace")
-    found = [sys.modules.get(f"{__package__}.{name}") for name in names]
-    return [each for each in found if each is not None]
+    return [module for name, module in list(sys.modules.items()) if name.startswith(f"{__package__}.")]

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Tuple
 
 from ddpfix.layerdrop import cover, training
 
 from ..buckets import window
+from ..buckets.skip import UNSENT
 from ..pipeline import ddp, optimizers
+from ..unused.states import REDUCTION
 from .layer_calls import LayerCalls
+from .step_row import StepRow
 
-if TYPE_CHECKING:
-    from .recorder import Recorder
-    from .step_row import StepRow
+
+class Sink(Protocol):
+    """What takes the measurements of a model, see :class:`.recorder.Recorder`."""
+
+    row: StepRow
+    stock_layerdrop: bool
+
+    def here(self) -> bool: ...
+
+    def fed(self, inputs: Any, kwargs: Any) -> None: ...
+
+    def forward_begins(self) -> None: ...
+
+    def forward_ended(self) -> None: ...
 
 
 class Traced:
@@ -27,9 +41,7 @@ class Traced:
         first_parameter: the same for parameters.
     """
 
-    def __init__(
-        self, recorder: Recorder, model: ddp.Wrapped, number: int, first_layer: int, first_parameter: int
-    ) -> None:
+    def __init__(self, recorder: Sink, model: ddp.Wrapped, number: int, first_layer: int, first_parameter: int) -> None:
         self._recorder, self._model, self.number = recorder, model, number
         self.first_layer, self.first_parameter = first_layer, first_parameter
         self._numbers: Dict[Tuple[str, int], int] = {}
@@ -113,7 +125,7 @@ class Traced:
         was None before, and not after ``zero_grad(set_to_none=False)``.
         """
         wrapper = self._model.wrapper
-        if self._model.finalizer is None and wrapper is not None and wrapper.find_unused_parameters:
+        if REDUCTION.of(self._model) is None and wrapper is not None and wrapper.find_unused_parameters:
             self._kept = any(each.grad is not None for each in self._model.parameters)
 
     def failed(self, error: BaseException) -> None:
@@ -144,15 +156,16 @@ class Traced:
     def _unused(self) -> Optional[List[int]]:
         """The numbers of the parameters that got no gradient in the last reduction; None where nobody knows."""
         model = self._model
-        if model.finalizer is not None:
-            return sorted(model.finalizer.left_out)
+        reduction = REDUCTION.of(model)
+        if reduction is not None:
+            return sorted(reduction.left_out)
         wrapper = model.wrapper
         if wrapper is not None and wrapper.find_unused_parameters and not self._kept:
             return [index for index, each in enumerate(model.parameters) if each.requires_grad and each.grad is None]
         return None
 
     def _traffic(self) -> Tuple[int, int]:
-        state = self._model.hook_state
+        state = UNSENT.of(self._model)
         if state is None:
             return (0 if self._is_alone else self._reduced * self._bytes), 0
         before, self._counted = self._counted, (state.traffic.sent, state.traffic.saved)

@@ -11,17 +11,14 @@ fewer backwards than the one before begins, or ends, with a roll-call; the other
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.ranks import roll_call
 
 from ..internals import process_groups
 from ..pipeline import ddp
-from .states import PENDING, RUNNING
-
-if TYPE_CHECKING:
-    from .finalizer import Finalizer
+from .states import PENDING, REDUCTION, RUNNING, Reduction
 
 
 class Backwards:
@@ -124,12 +121,12 @@ class Backwards:
 
     # The time between two backwards.
 
-    def wait(self, finalizer: Finalizer) -> None:
+    def wait(self, reduction: Reduction) -> None:
         """Wait for more backwards before the reduction; a step may still have fewer."""
         self._pending = Gradients(self._model.parameters)
         self.may_wait = True
 
-    def use(self, finalizer: Finalizer) -> None:
+    def use(self, reduction: Reduction) -> None:
         """Reduce pending gradients before an optimizer uses them.
 
         Raises:
@@ -142,7 +139,7 @@ class Backwards:
                 f" {self.done}. Call backward equally often in each step (or once, for the sum of the losses), or set"
                 " DDPFIX_UNUSED=off and find_unused_parameters as torch asks for it."
             )
-        finalizer.finalize_pending()
+        reduction.finalize_pending()
 
     def explain(self) -> str:
         """An addition to torch's error about missing gradients; "" if no backward is pending."""
@@ -156,7 +153,7 @@ class Backwards:
     def end(self) -> None:
         self.may_wait = False
         # The models that are still there, without this one.
-        if not any(finalizer.backwards is not self for finalizer in _finalizers()):
+        if not any(reduction.backwards is not self for reduction in _reductions()):
             _remove_optimizer_hook()
 
 
@@ -178,9 +175,9 @@ def _version(gradient: Any) -> Tuple[Any, int]:
     return gradient, 0 if gradient is None else gradient._version
 
 
-def _finalizers() -> List[Finalizer]:
-    finalizers = (model.finalizer for model in ddp.known())
-    return [finalizer for finalizer in finalizers if finalizer is not None]
+def _reductions() -> List[Reduction]:
+    found = (REDUCTION.of(model) for model in ddp.known())
+    return [reduction for reduction in found if reduction is not None]
 
 
 _HANDLES: List[Any] = []
@@ -199,12 +196,12 @@ def _remove_optimizer_hook() -> None:
 
 
 def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    finalizers = _finalizers()
-    for finalizer in finalizers:
+    reductions = _reductions()
+    for reduction in reductions:
         # An optimizer within the backward uses gradients before anything can average them, in plain torch as well.
-        if finalizer.state is RUNNING and _holds(optimizer, finalizer):
-            finalizer.left_to_torch = True
-    affected = [each for each in finalizers if each.backwards.may_wait and _holds(optimizer, each)]
+        if reduction.state is RUNNING and _holds(optimizer, reduction):
+            reduction.left_to_torch = True
+    affected = [each for each in reductions if each.backwards.may_wait and _holds(optimizer, each)]
     if not affected:
         return None
     _complete(affected)
@@ -227,12 +224,12 @@ def _then(closure: Callable[[], Any], action: Callable[[], None]) -> Callable[[]
     return both
 
 
-def _complete(finalizers: Sequence[Finalizer]) -> None:
-    for finalizer in finalizers:
-        if finalizer.state is PENDING:
-            finalizer.backwards.use(finalizer)
+def _complete(reductions: Sequence[Reduction]) -> None:
+    for reduction in reductions:
+        if reduction.state is PENDING:
+            reduction.backwards.use(reduction)
 
 
-def _holds(optimizer: Any, finalizer: Finalizer) -> bool:
-    own = {id(parameter) for parameter in finalizer.parameters}
+def _holds(optimizer: Any, reduction: Reduction) -> bool:
+    own = {id(parameter) for parameter in reduction.parameters}
     return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])

@@ -19,8 +19,9 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
 import torch
 
 from ddpfix import log
+from ddpfix.ranks.parameter_names import in_short
 
-from ..diagnosis import stage as diagnosis
+from ..buckets.window import WINDOW
 from ..internals import autograd, reducer
 from ..pipeline import ddp
 from . import backward_count, unregistered
@@ -313,7 +314,8 @@ class Finalizer:
 
     def _restored(self) -> List[int]:
         """Parameters whose gradients are restored: no rank used them, or they were frozen."""
-        unused = self._model.window.unused if self._model.window is not None else frozenset()
+        window = WINDOW.of(self._model)
+        unused = frozenset() if window is None else window.unused
         return [n for n in self.left_out if n in unused or not self.parameters[n].requires_grad]
 
     def _log_first_time(self, numbers: Sequence[int]) -> None:
@@ -323,7 +325,7 @@ class Finalizer:
         how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
         log.info(
             f"{len(names)} parameters of {type(self._wrapper().module).__name__} got no gradient in a step"  # type: ignore
-            f" ({diagnosis.in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
+            f" ({in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
             f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
             " does neither)"
         )

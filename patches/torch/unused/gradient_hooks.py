@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 from ..internals import autograd
-from .states import RUNNING
-
-if TYPE_CHECKING:
-    from .finalizer import Finalizer
+from .states import RUNNING, Reduction
 
 # How often the engine's answer is compared with the gradients that came before it is relied on.
 _COMPARED = 2
@@ -21,12 +18,12 @@ class Arrivals:
     comes after the reduction has to be noticed whatever path its backward takes.
 
     Args:
-        finalizer: its ``parameter_reached`` is called for a gradient of a backward that it does not know of.
+        reduction: its ``parameter_reached`` is called for a gradient of a backward that it does not know of.
         parameters: in DDP's order.
     """
 
-    def __init__(self, finalizer: Finalizer, parameters: Sequence[Any]) -> None:
-        self._finalizer = finalizer
+    def __init__(self, reduction: Reduction, parameters: Sequence[Any]) -> None:
+        self._reduction = reduction
         self._nodes = autograd.accumulators(parameters)
         self.view = autograd.View(parameters, self._nodes)
         self._hooks: List[Any] = []
@@ -68,12 +65,12 @@ class Arrivals:
         return [number for number in range(len(self._nodes)) if number not in self.arrived]
 
     def _recorder(self, number: int) -> Callable[[Any], None]:
-        finalizer = self._finalizer
+        reduction = self._reduction
 
         def record(gradients: Any) -> None:
-            if finalizer.state is not RUNNING:
-                finalizer.parameter_reached()
-            if finalizer.state is RUNNING and number not in finalizer.left_out:
+            if reduction.state is not RUNNING:
+                reduction.parameter_reached()
+            if reduction.state is RUNNING and number not in reduction.left_out:
                 self.arrived_twice = self.arrived_twice or number in self.arrived
                 self.arrived[number] = None
 
@@ -85,7 +82,7 @@ class Arrivals:
         Args:
             at_once: whether to rely on it before it was compared with arrived gradients, if nothing can be hidden.
         """
-        if self._hidden or not self.on or autograd.hides_since(self._finalizer.armed_at):
+        if self._hidden or not self.on or autograd.hides_since(self._reduction.armed_at):
             return []
         numbers = [number for number in self.view.left_out() if number not in self.arrived]
         if self._compared >= _COMPARED:

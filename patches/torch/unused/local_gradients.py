@@ -7,23 +7,21 @@ another backward follows, so that the sum is rounded as if there had been one re
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, List, Optional
+from typing import Any, List, Optional
 
 from .backward_count import Gradients
-
-if TYPE_CHECKING:
-    from .finalizer import Finalizer
+from .states import Reduction
 
 
 class FirstStep:
     """Keeps the gradients of a rank until the next step begins.
 
     Args:
-        finalizer: of the model.
+        reduction: of the model.
     """
 
-    def __init__(self, finalizer: Finalizer) -> None:
-        self._finalizer = weakref.ref(finalizer)
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = weakref.ref(reduction)
         self._outputs: List[weakref.ref[Output]] = []
         # On the CPU, because it may need as much memory as all gradients.
         self._own: List[Any] = []
@@ -31,11 +29,11 @@ class FirstStep:
 
     @property
     def _parameters(self) -> Any:
-        return self._finalizer().parameters  # type: ignore[union-attr]
+        return self._reduction().parameters  # type: ignore[union-attr]
 
     def output(self) -> Output:
         """A hook for one output."""
-        made = Output(self._finalizer())
+        made = Output(self._reduction())
         self._outputs.append(weakref.ref(made))
         return made
 
@@ -76,11 +74,11 @@ class FirstStep:
 class Output:
     """A hook on one output. It lives as long as the graph behind the output does."""
 
-    __slots__ = ("__weakref__", "_finalizer", "reached")
+    __slots__ = ("__weakref__", "_reduction", "reached")
 
-    def __init__(self, finalizer: Any) -> None:
-        self._finalizer, self.reached = finalizer, False
+    def __init__(self, reduction: Any) -> None:
+        self._reduction, self.reached = reduction, False
 
     def __call__(self, gradients: Any) -> None:
         self.reached = True
-        self._finalizer.output_reached(gradients)
+        self._reduction.output_reached(gradients)

@@ -17,6 +17,7 @@ from ddpfix.ranks.store import can_ask
 from ..buckets.window import window_of
 from ..pipeline import ddp
 from . import flag
+from .states import REDUCTION
 
 if TYPE_CHECKING:
     from .finalizer import Finalizer
@@ -52,7 +53,8 @@ class Finalize(ddp.Stage):
         if reason:
             log.debug(f"reductions of a {type(wrapper.module).__name__} are left to torch: {reason}")
             return
-        finalizer = model.finalizer = _finalizer()(model)
+        finalizer = _finalizer()(model)
+        REDUCTION.put(model, finalizer)
         window_of(model)
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)
         replica = ddp.replica(model)
@@ -61,9 +63,9 @@ class Finalize(ddp.Stage):
             replica.flagged = False
 
     def ended(self, model: ddp.Wrapped) -> None:
-        if model.finalizer is not None:
-            model.finalizer.end()
-            model.finalizer = None
+        reduction = REDUCTION.clear(model)
+        if reduction is not None:
+            reduction.end()
 
 
 def _finalizer() -> Type[Finalizer]:

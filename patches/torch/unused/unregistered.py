@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ddpfix import log
+from ddpfix.ranks.parameter_names import in_short
 
-from ..diagnosis import stage as diagnosis
 from ..pipeline import ddp
 
 
@@ -54,8 +54,6 @@ def _described(model: ddp.Wrapped, names: List[str]) -> str:
     replaced = [name for name, parameter in zip(model.names, model.parameters) if id(parameter) not in here]
     text = (
         f"DDP does not average {len(names)} parameters of {type(model.wrapper.module).__name__}"
-        f" ({diagnosis.in_short(names)}): they were added, replaced or unfrozen after wrapping"
+        f" ({in_short(names)}): they were added, replaced or unfrozen after wrapping"
     )
-    return text + (
-        f". DDP still waits for the ones that they replaced ({diagnosis.in_short(replaced)})" if replaced else ""
-    )
+    return text + (f". DDP still waits for the ones that they replaced ({in_short(replaced)})" if replaced else "")
