@@ -158,6 +158,7 @@ def test_code_is_needed_for_a_fix_only(tmp_path: Path) -> None:
 # (what is replaced, by what, where the error is, what the message has to say)
 FIRST_ROW, LAST_ROW = '- from: "1.13"', '- from: "2.10"'
 VERSIONS = '["1.13.1", "2.1.0", "2.4.1"]'
+CODE = "torch.unused.flag:decide"
 BAD = {
     "not YAML": ("schema: 2", "schema: [2", "toolkits:", "not valid YAML"),
     "tab": ("  transformers: transformers\n", "\ttransformers: t\n", "\ttransformers", "not valid YAML"),
@@ -208,8 +209,8 @@ BAD = {
         "torch.unused:fnid",
         "'toolkit.file:function'",
     ),
-    "code from elsewhere": ("torch.unused.flag:decide", "os:system", "os:system", "is not shipped"),
-    "code by a path": ("torch.unused.flag:decide", '"..ddpfix.cli:main"', "..ddpfix", "is not shipped"),
+    "code from elsewhere": (CODE, "os:system", "os:system", "is not shipped"),
+    "code by a path": (CODE, '"..ddpfix.cli:main"', "..ddpfix", "is not shipped"),
     "no code": (
         "    code: torch.unused.flag:decide\n",
         "",

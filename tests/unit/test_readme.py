@@ -30,7 +30,7 @@ def test_an_old_part_is_found_and_made_anew(tmp_path: Path) -> None:
 def test_every_page_has_its_generated_part() -> None:
     """A page without it would be up to date for ever."""
     named = {page.name: page.read_text(encoding="utf-8") for page in readme.generated()}
-    calls = {"README.md": "toolkits()", "usage.md": "values()", "architecture.md": "picture()"}
+    calls = {"README.md": "toolkits()", "usage.md": "values()", "architecture.md": "rooms.picture()"}
     calls["CONTRIBUTING.md"] = "durations()"
     calls["versions.md"], calls["trace.md"] = "versions()", "columns()"
     calls["faults.md"], calls["upstream.md"] = "faults()", "upstream()"
