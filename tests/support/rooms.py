@@ -97,6 +97,26 @@ def picture() -> str:
     return "\n".join(["```mermaid", "graph TD", *(f"    {one} --> {other}" for one, other in shown), "```"])
 
 
+# Attributes with an underscore that are public all the same, or Python's own.
+_PUBLIC = {"_replace", "_getframe", "_exit"}
+
+
+def private_names(path: Path) -> List[str]:
+    """The private names of torch in a file: attributes with an underscore that the file does not define itself."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    names = [node.attr for node in attributes]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            names += [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant) and type(arg.value) is str]
+    private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+    return sorted(set(private) - own - _PUBLIC)
+
+
 def inner_picture() -> str:
     """The rooms of patches/torch as a diagram (mermaid)."""
     arrows: Set[Tuple[str, str]] = set()

@@ -8,7 +8,7 @@ from typing import Dict, List, Set
 
 import pytest
 
-from tests.support.rooms import FILES, IMPORTS, floor, imported, inner, ours, room
+from tests.support.rooms import FILES, IMPORTS, floor, imported, inner, ours, private_names, room
 
 # The rooms of the engine, and which others each may import. What stands alone in ddpfix/ is a room of its own.
 MAY_KNOW: Dict[str, Set[str]] = {
@@ -75,6 +75,11 @@ def test_a_room_of_ddp_imports_only_rooms_below(name: str) -> None:
         there = inner(other)
         if there and there != inner(name):
             assert floor(there) < floor(inner(name)), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if inner(name) not in ("", "internals")])
+def test_private_names_of_torch_stand_in_one_room(name: str) -> None:
+    assert private_names(FILES[name]) == []
 
 
 def test_there_is_no_circle_in_the_rooms_of_ddp() -> None:

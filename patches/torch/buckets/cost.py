@@ -18,6 +18,7 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.layerdrop import cover
 
+from ..internals import process_groups
 from .window import droppable
 
 # All-reduces of each kind in a round, after one that is not counted, the bytes of the large ones, and rounds.
@@ -47,7 +48,7 @@ def measured(group: Any, device: torch.device) -> Costs:
         group: the process group that DDP will use, or None for the default one.
         device: where gradients are.
     """
-    key = distributed.distributed_c10d._get_default_group() if group is None else group
+    key = process_groups.default() if group is None else group
     if key not in _KNOWN:
         costs = _KNOWN[key] = _measure(group, device)
         log.debug(

@@ -22,6 +22,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.traffic import COUNTED, Traffic
 
 from ..internals import reducer
+from ..internals import wrapper as private
 from ..pipeline import ddp
 from . import cost, order
 from .window import WINDOW, Window, window_of
@@ -55,7 +56,7 @@ class Unsent:
             return False
         wrapper = self.wrapper()
         # A rank that has joined shadows forwards that it did not run.
-        if wrapper is None or wrapper._join_config.enable:
+        if wrapper is None or private.joins(wrapper):
             return False
         # A parameter with a gradient was used, or the optimizer's zero_grad keeps zeros.
         return all(p.grad is None and self.window.number(p) in unused for p in bucket.parameters())
@@ -165,7 +166,7 @@ def _consider(model: ddp.Wrapped) -> None:
     wrapper, plan = model.wrapper, PLAN.of(model)
     if plan is None or not plan.together:
         return
-    if getattr(wrapper, "_comm_hooks", None):
+    if private.has_hook(wrapper):
         log.info("a communication hook was registered before ddpfix: gradients of skipped layers are communicated")
         return
     try:
@@ -188,7 +189,7 @@ def _set_bucket_order(model: ddp.Wrapped) -> None:
     if state is None or not model.sized or not reducer.AT_ANY_TIME:
         return
     # A rank that has joined rebuilds its buckets by itself.
-    if model.wrapper._join_config.enable:
+    if private.joins(model.wrapper):
         return
     with temporary.replaced(state, "in_dummy_reduction", True):
         order.give_order(model.wrapper, model.parameters)
@@ -212,7 +213,7 @@ def _install(model: ddp.Wrapped, inner: Optional[Tuple[Any, Hook]]) -> None:
     wrapper, window = model.wrapper, WINDOW.of(model)
     assert window is not None
     state = Unsent(weakref.ref(wrapper), window, inner)
-    distributed._register_comm_hook(wrapper.reducer, state, skipping_buckets)
+    private.register_hook(wrapper, state, skipping_buckets)
     UNSENT.put(model, state)
     COUNTED[wrapper] = state.traffic
 

@@ -144,9 +144,5 @@ def _described(kind: str, number: int) -> str:
 
 def are_divided(ranks: Sequence[int]) -> bool:
     """Whether some of these ranks, not all, form a group: they may share samples on purpose (tensor parallelism)."""
-    from torch.distributed import distributed_c10d
-
-    world = getattr(distributed_c10d, "_world", distributed_c10d)
-    groups = getattr(world, "pg_group_ranks", None) or getattr(world, "_pg_group_ranks", {})
     held = set(ranks)
-    return any(1 < len(group) < len(held) and held.issuperset(group) for group in groups.values())
+    return any(1 < len(group) < len(held) and held.issuperset(group) for group in process_groups.known())

@@ -13,6 +13,7 @@ import torch
 
 from ddpfix.ranks import lookahead, uneven
 
+from ..internals import loaders
 from ..pipeline import trained
 from . import even_lengths
 
@@ -189,9 +190,9 @@ class Source:
             # on the ranks that have not read anything again.
             with _kept(self._loader):
                 if _is_persistent(self._loader):
-                    self.iterator._reset(self._loader)
+                    loaders.begin_again(self.iterator, self._loader)
                 else:
-                    self._other = self._loader._get_iterator()
+                    self._other = loaders.another(self._loader)
                 self._ahead = next(self, lookahead.NOTHING)
         finally:
             self._passes.reads_again = outer

@@ -70,7 +70,7 @@ class Evidence:
         self._behind: List[Tuple[str, Set[int]]] = []
         self._armed = False
         self._alarms = self._noted = 0
-        self._asks = self.is_plain and hasattr(wrapper.reducer, "_check_reducer_finalized")
+        self._asks = self.is_plain and reducer.can_ask(wrapper.reducer)
 
     # Forwards.
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Callable
 
-from torch.distributed.algorithms.join import _JoinConfig
-
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
+from ..internals.wrapper import without_join
 from ..pipeline import ddp
 
 
@@ -39,9 +38,5 @@ def _forward(original: Callable[..., Any], wrapper: Any, inputs: Any, kwargs: An
         return original(wrapper, *inputs, **kwargs)
     # DDP takes this forward for one after which buffers need not be broadcast: the other ranks take the next one for
     # one before which they need to be.
-    with temporary.replaced(wrapper, "require_forward_param_sync", False), _without_join(wrapper):
+    with temporary.replaced(wrapper, "require_forward_param_sync", False), without_join(wrapper):
         return original(wrapper, *inputs, **kwargs)
-
-
-def _without_join(wrapper: Any) -> Any:
-    return temporary.replaced(wrapper, "_join_config", _JoinConfig.construct_disabled_join_config())

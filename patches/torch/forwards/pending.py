@@ -16,14 +16,12 @@ from types import ModuleType
 from typing import Any, Callable, FrozenSet, List, Optional, Tuple
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 
+from ..internals import tensors
 from ..pipeline import ddp
-
-_SET: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
@@ -97,7 +95,7 @@ class Forwards:
         """The ids of buffers that no backward of these forwards reads, whatever their values."""
         ids = frozenset.intersection(*(forward.statistics for forward in forwards))
         norms = [norm for norm in (ref() for ref in self._norms) if norm is not None and id(norm) in ids]
-        return frozenset(id(buffer) for norm in norms for buffer in norm._buffers.values())
+        return frozenset(id(buffer) for norm in norms for buffer in tensors.buffers_in(norm).values())
 
     def _in_training(self) -> FrozenSet[int]:
         norms = [norm for norm in (ref() for ref in self._norms) if norm is not None]
@@ -106,7 +104,7 @@ class Forwards:
 
 def _keeps_statistics(module: Any) -> bool:
     """Whether this is torch's own normalization: a backward of its training mode uses the statistics of the batch."""
-    if not isinstance(module, _NormBase) or "forward" in vars(module):
+    if not tensors.is_norm(module) or "forward" in vars(module):
         return False
     return bool(module.track_running_stats) and type(module).forward.__module__.startswith("torch.nn.")
 
@@ -150,28 +148,21 @@ class Writes:
     def __init__(self, wrapper: Any, unread: FrozenSet[int]) -> None:
         held = [buffer for buffer in wrapper.module.buffers() if not buffer.is_inference()]
         self._held: List[Tuple[Any, int, Any]] = [
-            (buffer, buffer._version, None if id(buffer) in unread else buffer.detach().clone()) for buffer in held
+            (buffer, tensors.version(buffer), None if id(buffer) in unread else buffer.detach().clone())
+            for buffer in held
         ]
 
     def hide(self) -> None:
         """Give buffers that no backward will miss the version that they had."""
         hidden = [each for each in self._held if each[2] is None or torch.equal(each[2], each[0])]
-        shown = [(buffer, buffer._version) for buffer, _, _ in self._held if not _among(buffer, hidden)]
+        shown = [(buffer, tensors.version(buffer)) for buffer, _, _ in self._held if not _among(buffer, hidden)]
         for buffer, version, _ in hidden:
-            _set_version(buffer, version)
+            tensors.set_version(buffer, version)
         for buffer, version in shown:
             # A view shares its version with others.
-            if buffer._version != version:
-                _set_version(buffer, version)
+            if tensors.version(buffer) != version:
+                tensors.set_version(buffer, version)
 
 
 def _among(buffer: Any, held: List[Tuple[Any, int, Any]]) -> bool:
     return any(buffer is other for other, _, _ in held)
-
-
-def _set_version(tensor: Any, version: int) -> None:
-    try:
-        _SET((tensor,), (version,))
-    except TypeError:
-        # Older releases take one tensor.
-        _SET(tensor, version)

@@ -19,6 +19,15 @@ UNSURE = "may be for something else"
 HIDING = [0]
 
 
+# Whether the engine can be asked.
+KNOWS = _WILL is not None
+
+
+def will_reach(node: Any) -> bool:
+    """Return whether the backward that runs now comes to a node; False where the engine cannot be asked."""
+    return _WILL is not None and bool(_WILL(node))
+
+
 def accumulators(parameters: Iterable[Any]) -> List[Any]:
     """The nodes of the graph at which gradients arrive, one a parameter; DDP keeps the same ones alive."""
     edge = getattr(torch.autograd.graph, "get_gradient_edge", None)

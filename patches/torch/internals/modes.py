@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager
+from typing import Any, Callable, ContextManager, List
 
 import torch
+
+# A context in which no subclass of tensors and no function mode is called.
+Uncounted = torch._C.DisableTorchFunction
 
 
 def hidden() -> ContextManager[None]:
     """A context in which no mode of the program's is called; subclasses of tensors still are what they are."""
-    return _hidden() if _any_mode() else contextlib.nullcontext()
+    return _hidden() if any_mode() else contextlib.nullcontext()
 
 
-def _any_mode() -> bool:
-    counts = (getattr(torch._C, name, None) for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack"))
-    return any(count is not None and count() for count in counts)
+# How many modes of a program (TorchDispatchMode, TorchFunctionMode) see each function of torch that is called.
+_NAMES = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
+_DEPTHS: List[Callable[[], int]] = [getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)]
+
+
+def any_mode() -> bool:
+    """Return whether a mode of the program's is on."""
+    return any(depth() for depth in _DEPTHS)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Which ranks hold parts of one sharded model: all of them have to skip the same layers."""
+"""Process groups, their members, and which ranks hold parts of one sharded model: all of them skip the same layers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,20 @@ def members_of(group: Any, ranks: Optional[List[int]] = None) -> Members:
     found = whole if ranks is None else ranks
     # Of a hybrid's ranks each knows another group as its own: what all of them know is the default one.
     return Members(groups.name_of(group if found == whole else None, found), found, own_rank())
+
+
+def default() -> Any:
+    """The default process group."""
+    return distributed.distributed_c10d._get_default_group()
+
+
+def known() -> List[List[int]]:
+    """The global ranks of all process groups that this process has made."""
+    from torch.distributed import distributed_c10d
+
+    world = getattr(distributed_c10d, "_world", distributed_c10d)
+    groups = getattr(world, "pg_group_ranks", None) or getattr(world, "_pg_group_ranks", {})
+    return [list(members) for members in groups.values()]
 
 
 def own_rank() -> int:

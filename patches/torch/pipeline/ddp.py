@@ -32,6 +32,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks import roll_call, wrap_hooks
 
 from ..internals import modes, process_groups
+from ..internals.wrapper import BUILD, find_tensors
 from .model import MODELS as MODELS
 from .model import Slot as Slot
 from .model import Wrapped as Wrapped
@@ -142,21 +143,18 @@ def _meet_within(wrapper: Any, call: Call) -> None:
     A constructor that torch refuses on one rank, whose program goes on, is none that the other ranks wait for. Where
     DDP communicates nothing (``init_sync=False``), one rank may even build a model of its own.
     """
-    build = wrapper._build_params_for_reducer
+    build = getattr(wrapper, BUILD)
 
     def met() -> Any:
-        vars(wrapper).pop(_BUILD, None)
+        vars(wrapper).pop(BUILD, None)
         call.number = roll_call.name_of_next(process_groups.members_of(call.group).name, "model")
         with modes.hidden():
             for stage in _STAGES:
                 stage.together(call)
         return build()
 
-    vars(wrapper)[_BUILD] = met
-    call.around.callback(vars(wrapper).pop, _BUILD, None)
-
-
-_BUILD = "_build_params_for_reducer"
+    vars(wrapper)[BUILD] = met
+    call.around.callback(vars(wrapper).pop, BUILD, None)
 
 
 def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
@@ -189,7 +187,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     models: Any = MODELS
     find, ref, enabled, unseen = models.data.get, weakref.ref, torch.is_grad_enabled, UNSEEN
     # What stages read of a tensor is no call of the program's, which a subclass of tensors or a mode may count.
-    uncounted = torch._C.DisableTorchFunction
+    uncounted = modes.Uncounted
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if not enabled():
@@ -240,6 +238,4 @@ def tensors(output: Any) -> Sequence[Any]:
     """The tensors in a forward's output, as DDP finds them."""
     if type(output) is torch.Tensor:
         return (output,)
-    from torch.nn.parallel.distributed import _find_tensors
-
-    return list(_find_tensors(output))
+    return find_tensors(output)

@@ -9,6 +9,7 @@ from ddpfix.layerdrop import training
 from ddpfix.ranks import roll_call
 
 from ..internals import process_groups
+from ..internals.wrapper import parameters_of
 from .order import ORDER
 
 T = TypeVar("T")
@@ -35,8 +36,8 @@ class Wrapped:
 
     def __init__(self, wrapper: Any, number: str = "") -> None:
         self._wrapper = weakref.ref(wrapper)
-        # DDP's own order, which has no public accessor. A parameter that is replaced later stays in DDP's list.
-        self.parameters: List[Any] = list(wrapper._build_params_for_reducer()[0])
+        # A parameter that is replaced later stays in DDP's list.
+        self.parameters = parameters_of(wrapper)
         named = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
         self.names: List[str] = [named.get(id(parameter), "?") for parameter in self.parameters]
         self.number = number

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence, Set
+from typing import Any, List, Sequence, Set
 
 import torch
 
-from ..internals import process_groups
+from ..internals import modes, process_groups, tensors
+from ..internals.wrapper import joins
 from . import ddp
 
 _compiler: Any = getattr(torch, "compiler", None)
 _compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
-# How many modes of a program (TorchDispatchMode, TorchFunctionMode) see each function of torch that is called.
-_NAMES = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
-_MODES: List[Callable[[], int]] = [getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)]
 
 
 def is_hidden() -> bool:
     """Whether nothing may be done here: it is compiled, captured in a CUDA graph, or counted by the program's mode."""
     capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return bool(_compiling() or capturing or any(depth() for depth in _MODES))
+    return bool(_compiling() or capturing or modes.any_mode())
 
 
 def is_torchs(optimizer: Any) -> bool:
     """Whether an optimizer does what torch's own does: one of the user's, or his hooks, may move parameters as well."""
-    own_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    own_hooks = tensors.has_step_hooks(optimizer)
     return type(optimizer).__module__.startswith("torch.optim.") and not own_hooks
 
 
@@ -56,7 +54,7 @@ def averages(state: Any, hook: Any) -> bool:
 def replicated(model: ddp.Wrapped) -> bool:
     """Whether the ranks are to have the same parameters after this step."""
     wrapper = model.wrapper
-    if wrapper is None or not model.averages or getattr(getattr(wrapper, "_join_config", None), "enable", False):
+    if wrapper is None or not model.averages or joins(wrapper):
         # Under a hook of the user's own nobody knows; ranks that have joined early do not step with the others.
         return False
     # A step on gradients of this rank alone: the program averages in a way of its own (local SGD).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Callable, List
 
+from ..internals.wrapper import joins
 from . import ddp
 
 
@@ -50,7 +51,7 @@ class Counter:
         wrapper = self._wrapper()
         if wrapper is None or not (ddp.trains(wrapper) and wrapper.require_backward_grad_sync):
             return
-        if getattr(getattr(wrapper, "_join_config", None), "enable", False):
+        if joins(wrapper):
             # The program has ranks with different numbers of batches, and does something about it.
             return
         self._forwards.begin()

@@ -12,7 +12,7 @@ import threading
 import time
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import distributed
@@ -22,6 +22,7 @@ from ddpfix.patching.site import Site
 from ddpfix.trace import forks, schema
 from ddpfix.trace.writer import Writer
 
+from ..internals import reducer
 from ..pipeline import optimizers
 from . import async_values, header
 from .step_row import Epochs, Memory, StepRow
@@ -29,7 +30,7 @@ from .traced_model import Traced
 
 # A program that wraps a model anew for each epoch is not described for ever.
 _MODELS = 64
-_at_end: Callable[[Callable[[], Any]], None] = torch.autograd.Variable._execution_engine.queue_callback
+_at_end = reducer.at_end_of_backward
 
 
 class Recorder:

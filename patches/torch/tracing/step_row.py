@@ -11,6 +11,7 @@ import torch
 
 from ddpfix.trace import schema
 
+from ..internals import loaders
 from . import async_values, batch_shape
 
 # Seconds between two looks at the statistics of the GPU's memory, which take some 50 microseconds.
@@ -123,7 +124,7 @@ class Epochs:
             self._iterator = weakref.ref(iterator)
 
     def now(self) -> Optional[int]:
-        found = getattr(self._iterator() if self._iterator is not None else None, "_index_sampler", None)
+        found = loaders.sampler_of(self._iterator() if self._iterator is not None else None)
         for _ in range(4):
             epoch = getattr(found, "epoch", None)
             if isinstance(epoch, int):

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from ddpfix import log
 from ddpfix.ranks import roll_call
 
-from ..internals import process_groups
+from ..internals import process_groups, tensors
 from ..pipeline import ddp
 from .states import PENDING, REDUCTION, RUNNING, Reduction
 
@@ -166,13 +166,13 @@ class Gradients:
 
     def changed(self) -> bool:
         return any(
-            parameter.grad is not gradient or (gradient is not None and gradient._version != version)
+            parameter.grad is not gradient or (gradient is not None and tensors.version(gradient) != version)
             for parameter, (gradient, version) in zip(self._parameters, self._gradients)
         )
 
 
 def _version(gradient: Any) -> Tuple[Any, int]:
-    return gradient, 0 if gradient is None else gradient._version
+    return gradient, 0 if gradient is None else tensors.version(gradient)
 
 
 def _reductions() -> List[Reduction]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections import OrderedDict
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
 
 import torch
@@ -23,6 +22,7 @@ from ddpfix.ranks.parameter_names import in_short
 
 from ..buckets.window import WINDOW
 from ..internals import autograd, reducer
+from ..internals.tensors import Prehook
 from ..pipeline import ddp
 from . import backward_count, unregistered
 from .gradient_hooks import Arrivals
@@ -69,9 +69,8 @@ class Finalizer:
         self._reductions = self._finalized = 0
         # Whether ddpfix finalized the last reduction; gradients after one that DDP finished itself are left alone.
         self._by_us = False
-        # A tensor whose hooks are registered on nodes.
-        self._hooked = torch.zeros((), requires_grad=True)
-        self._hooked._backward_hooks = OrderedDict(((0, self.output_reached),))
+        # For the nodes behind outputs.
+        self._hook = Prehook(self.output_reached)
         # Whether an optimizer has stepped within the backward that runs: torch then ends this step with its own error.
         self.left_to_torch = False
         # Parameters without a gradient in all backwards of the step so far, and whether some had none at all before.
@@ -120,8 +119,7 @@ class Finalizer:
         if not self._reductions:
             tensor.grad_fn.register_prehook(self._first.output())
         elif tensor.output_nr == 0:
-            # Tensor.register_hook does the same with the node, in five times the time.
-            tensor.grad_fn._register_hook_dict(self._hooked)
+            self._hook.put(tensor.grad_fn)
         else:
             tensor.grad_fn.register_prehook(self.output_reached)
 

@@ -14,6 +14,7 @@ from ddpfix.layerdrop import cover
 from ddpfix.patching.site import Registry, Site
 from ddpfix.ranks import wrap_hooks
 
+from ..internals.wrapper import rebuild
 from ..pipeline import ddp
 
 FLAG = "find_unused_parameters"
@@ -72,9 +73,7 @@ def _unset_flag(model: ddp.Wrapped, hook: str) -> None:
     if not any(possible({}) for possible in FLAG_ALTERNATIVES):
         return
     model.flag_is_ours = wrapper.find_unused_parameters = False
-    parameters, sparse = wrapper._build_params_for_reducer()
-    names = wrapper._build_debug_param_to_name_mapping(parameters)
-    wrapper._ddp_init_helper(parameters, sparse, names, False)
+    rebuild(wrapper)
     ddp.rebuild_stages(model)
     log.info(
         f"{FLAG} is taken back: {hook} and the flag may make ranks wait for each other for ever. What goes unused is"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 
+from ..internals import wrapper as private
 from ..pipeline import ddp
 
 
@@ -66,12 +67,11 @@ def _begin(model: ddp.Wrapped, count: _Count) -> None:
 
 def _advise(wrapper: Any, count: _Count) -> None:
     try:
-        record: Dict[str, Any] = wrapper._get_ddp_logging_data()
-        static = bool(wrapper.reducer._ddp_graph_static())
+        record = private.record(wrapper)
     except Exception as error:
         log.debug(f"DDP has no record of its steps: {error!r}")
         return
-    text = advice(static, int(record.get("unused_parameter_size", 0)), count.steps, count.accumulates)
+    text = advice(record["static"], int(record.get("unused_parameter_size", 0)), count.steps, count.accumulates)
     if text:
         log.info(f"{type(wrapper.module).__name__}: {text}")
 

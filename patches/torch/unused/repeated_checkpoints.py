@@ -19,10 +19,11 @@ from torch import nn
 
 from ddpfix import log
 
+from ..internals import autograd
+from ..internals.tensors import child, has_hooks, parameters_in
 from . import finalizer
 from .states import ARMED, RUNNING
 
-_WILL = getattr(torch._C, "_will_engine_execute_node", None)
 _PLAIN = (int, float, bool, str, type(None))
 
 
@@ -50,7 +51,7 @@ class _Use:
     def will_run(self) -> bool:
         """Whether the backward that runs now comes to it; called within one."""
         node = self._node()
-        return node is not None and not self.ran and _WILL is not None and bool(_WILL(node))
+        return node is not None and not self.ran and autograd.will_reach(node)
 
 
 _MOST_KEYS = 4096
@@ -77,7 +78,7 @@ class Checkpoints:
             preserve: as for ``checkpoint(preserve_rng_state)``.
             args: of the function.
         """
-        target = _target(function, args) if _WILL is not None and torch.is_grad_enabled() and finalizer.ALL else None
+        target = _target(function, args) if autograd.KNOWS and torch.is_grad_enabled() and finalizer.ALL else None
         if target is None:
             return self._reentrant(function, preserve, *args)
         uses = self._uses.get(target.key)
@@ -134,7 +135,7 @@ class Recomputed:
     def _is_reduced(self) -> bool:
         """Whether DDP waits for these gradients, and knows the parameters one by one."""
         own = {id(parameter): parameter for parameter in self._target.module.parameters() if parameter.requires_grad}
-        hooked = any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in own.values())
+        hooked = any(has_hooks(p) for p in own.values())
         plain = all(type(parameter) is nn.Parameter for parameter in own.values())
         return plain and not hooked and any(_waits_for(model, own) for model in list(finalizer.ALL))
 
@@ -181,10 +182,11 @@ class _replaced:
 
     def __enter__(self) -> None:
         for module in self._module.modules():
-            for name, parameter in list(module._parameters.items()):
+            parameters = parameters_in(module)
+            for name, parameter in list(parameters.items()):
                 if id(parameter) in self._now:
-                    self._held.append((module._parameters, name, parameter))
-                    module._parameters[name] = self._now[id(parameter)]
+                    self._held.append((parameters, name, parameter))
+                    parameters[name] = self._now[id(parameter)]
 
     def __exit__(self, *error: Any) -> None:
         for parameters, name, parameter in self._held:
@@ -238,7 +240,7 @@ def _in_closure(function: types.FunctionType) -> Optional[Tuple[nn.Module, Any]]
     names = function.__code__.co_names
     if not names:
         return modules[0], None
-    part = modules[0]._modules.get(names[0]) if len(names) == 1 else None
+    part = child(modules[0], names[0]) if len(names) == 1 else None
     is_called = part is not None and not isinstance(part, (nn.ModuleList, nn.ModuleDict))
     return (part, None) if is_called and part is not None else None
 

@@ -15,6 +15,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.store import can_ask
 
 from ..buckets.window import window_of
+from ..internals import wrapper as private
 from ..pipeline import ddp
 from . import flag
 from .states import REDUCTION
@@ -92,9 +93,9 @@ def impossible(wrapper: Any) -> str:
         return "static_graph=True counts on the same parameters in each step"
     if getattr(wrapper, "mixed_precision", None) is not None:
         return "DDP's own mixed precision reports gradients in its own way"
-    if getattr(wrapper, "_use_python_reducer", False):
+    if private.has_python_reducer(wrapper):
         return "compiled autograd reduces without a reducer"
-    if getattr(wrapper, "_delay_all_reduce_params", None) or getattr(wrapper, "_delay_all_reduce_all_params", False):
+    if private.delays(wrapper):
         return "some of its parameters are reduced by themselves"
     if not can_ask():
         return "ranks cannot be asked whether a step has more backwards on all of them"

@@ -1,0 +1,74 @@
+"""What DDP's wrapper keeps under names that are not public."""
+
+from __future__ import annotations
+
+from typing import Any, ContextManager, Dict, List, Sequence
+
+from torch import distributed
+
+from ddpfix.patching import temporary
+
+# The method of the constructor that collects the parameters: after all checks, before the first collective.
+BUILD = "_build_params_for_reducer"
+
+
+def parameters_of(wrapper: Any) -> List[Any]:
+    """Return the parameters that DDP reduces, in the order of the reducer's own numbers."""
+    return list(wrapper._build_params_for_reducer()[0])
+
+
+def rebuild(wrapper: Any) -> None:
+    """Make the reducer anew, as DDP does for a copy of a model."""
+    parameters, sparse = wrapper._build_params_for_reducer()
+    names = wrapper._build_debug_param_to_name_mapping(parameters)
+    wrapper._ddp_init_helper(parameters, sparse, names, False)
+
+
+def record(wrapper: Any) -> Dict[str, Any]:
+    """Return DDP's own record of the steps, and whether the same parameters were unused in all: ``static``."""
+    return {**wrapper._get_ddp_logging_data(), "static": bool(wrapper.reducer._ddp_graph_static())}
+
+
+def joins(wrapper: Any) -> bool:
+    """Return whether a model runs within ``join()``, so that this rank may be the only one that still trains."""
+    return bool(getattr(getattr(wrapper, "_join_config", None), "enable", False))
+
+
+def without_join(wrapper: Any) -> ContextManager[Any]:
+    """A context in which a model does not run within ``join()``."""
+    from torch.distributed.algorithms.join import _JoinConfig
+
+    return temporary.replaced(wrapper, "_join_config", _JoinConfig.construct_disabled_join_config())
+
+
+def has_hook(wrapper: Any) -> bool:
+    """Return whether a communication hook is registered, as far as DDP has a list of them."""
+    return bool(getattr(wrapper, "_comm_hooks", None))
+
+
+def register_hook(wrapper: Any, state: Any, hook: Any) -> None:
+    """Register a communication hook with the reducer, past DDP's list of them.
+
+    Raises:
+        RuntimeError: there is one.
+    """
+    distributed._register_comm_hook(wrapper.reducer, state, hook)
+
+
+def has_python_reducer(wrapper: Any) -> bool:
+    """Return whether compiled autograd reduces, without a reducer."""
+    return bool(getattr(wrapper, "_use_python_reducer", False))
+
+
+def delays(wrapper: Any) -> bool:
+    """Return whether some parameters are reduced by themselves (``delay_all_reduce_named_params``)."""
+    return bool(
+        getattr(wrapper, "_delay_all_reduce_params", None) or getattr(wrapper, "_delay_all_reduce_all_params", False)
+    )
+
+
+def find_tensors(output: Any) -> Sequence[Any]:
+    """Return the tensors in a forward's output, as DDP finds them."""
+    from torch.nn.parallel.distributed import _find_tensors
+
+    return list(_find_tensors(output))
