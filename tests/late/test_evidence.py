@@ -46,7 +46,7 @@ class Heads(nn.Module):
 
 def case_of(wrapper: Any) -> diagnosis.Case:
     stage: Any = next(stage for stage in ddp._STAGES if stage.place == "diagnosis")
-    found: diagnosis.Case = stage._cases[wrapper]
+    found: diagnosis.Watched = stage._cases[wrapper]
     return found
 
 

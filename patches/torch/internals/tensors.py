@@ -8,8 +8,11 @@ from typing import Any, Callable, Dict
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-# None in a torch that cannot.
 _SET_VERSION: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+
+
+# Whether a write can be hidden from autograd.
+CAN_SET_VERSION = _SET_VERSION is not None
 
 
 def version(tensor: Any) -> int:
