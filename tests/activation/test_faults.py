@@ -178,7 +178,7 @@ def test_there_is_nobody_to_tell(place: Place, where: str) -> None:
 
 
 BROKEN_PATCH: Dict[str, Tuple[str, str]] = {
-    "exception": ("torch/agreement.py", "\n1 / 0\n"),
+    "exception": ("torch/agreement/stage.py", "\n1 / 0\n"),
     "syntax": ("torch/unused/flag.py", "\ndef more(site, module, owner) = 1\n"),
 }
 
