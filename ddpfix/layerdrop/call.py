@@ -198,14 +198,14 @@ def layer_count(module: Any) -> int:
 
 def _is_layer(value: Any) -> bool:
     """Whether a value is a module with parameters: one without is an augmentation, and each rank has its own."""
-    return isinstance(value, torch.nn.Module) and any(map(_has_weights, value.modules()))
-
-
-def _has_weights(module: torch.nn.Module) -> bool:
-    """Whether a module has a parameter; while FSDP1 has it gathered, a tensor stands in the parameter's place."""
-    return any(each is not None for each in module._parameters.values()) or any(
-        isinstance(each, torch.Tensor) and each.requires_grad for each in vars(module).values()
+    return isinstance(value, torch.nn.Module) and (
+        next(value.parameters(), None) is not None or any(map(_is_gathered, value.modules()))
     )
+
+
+def _is_gathered(module: torch.nn.Module) -> bool:
+    """Whether FSDP1 has put a tensor in the place of a parameter, as it does while it has them gathered."""
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in vars(module).values())
 
 
 def is_numpy_generator(value: Any) -> bool:

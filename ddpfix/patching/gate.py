@@ -120,7 +120,7 @@ def _waiting(stub: _Stub, was: Any, gate: Optional[Gate]) -> Callable[..., Any]:
         if gate is not None:
             gate.pass_through()
         # A layer that somebody has put around a method may learn its instance only when it is bound.
-        if in_class and args:
+        if in_class and args and args[0] is not None:
             return stub.then.__get__(args[0], type(args[0]))(*args[1:], **kwargs)
         return stub.then(*args, **kwargs)
 

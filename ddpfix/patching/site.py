@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from importlib import import_module
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
-
-import wrapt
 
 from ddpfix.patching.appearance import looks_like
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, is_proxy, stale_copies, take_back_copies
 from ddpfix.patching.registry import Registry as Registry
+from ddpfix.patching.wrapped import Layer, called_by
 
 if TYPE_CHECKING:
     # Python 3.8 has it, and nothing asks for it at run time.
@@ -34,44 +32,6 @@ class PatchError(RuntimeError):
     """A patch cannot be put in place; the message says why. The engine reports it and leaves the toolkit as it was."""
 
 
-class _BoundLayer(wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _by_name(self) if self._self_instance is None else (getattr, (self._self_instance, self.__name__))
-
-
-class _Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
-    """wrapt's wrapper refuses to be pickled and copied; a function goes by its name and is its own copy."""
-
-    __bound_function_wrapper__ = _BoundLayer
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        # A class hands out a plain function as it is, the same one each time: ``Class.method is Class.method``.
-        if instance is None and isinstance(self.__wrapped__, FunctionType):
-            return self
-        return super().__get__(instance, owner)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _by_name(self)
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-
-def _by_name(function: Any) -> Any:
-    """How a patched function is pickled: by its name, and read without ddpfix as well.
-
-    Only what a module itself holds goes by its name as a plain function does: what a class hands out is another object
-    each time.
-    """
-    *above, name = function.__qualname__.split(".")
-    if not above:
-        return name
-    return getattr, (functools.reduce(getattr, above, import_module(function.__module__)), name)
-
-
 def _bound_first(original: Any) -> Callable[..., Any]:
     """Another patcher's method wrapper learns its instance when it is bound, not from the first argument."""
 
@@ -80,35 +40,6 @@ def _bound_first(original: Any) -> Callable[..., Any]:
         return original.__get__(self, type(self))(*args, **kwargs)
 
     return call
-
-
-def _bound(wrapped: Any, instance: Any) -> Any:
-    """A method is a bound one, also where it was called as ``Class.method(instance)``.
-
-    For such a call wrapt hands out a partial object, whose signature, in its older releases, still has ``self``.
-    """
-    if instance is not None and issubclass(type(wrapped), wrapt.PartialCallableObjectProxy):
-        return MethodType(wrapped.__wrapped__, instance)
-    return wrapped
-
-
-def _called(wrapper: Callable[..., Any], is_method: bool) -> Callable[..., Any]:
-    """What wrapt calls for a layer of ours.
-
-    Args:
-        wrapper: see :meth:`Site.wrap`.
-        is_method: whether it stands in the place of a plain function of a class.
-    """
-
-    @functools.wraps(wrapper)
-    def called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if is_method and instance is None and args:
-            # Called as ``Class.method(instance)``.
-            instance, args = args[0], args[1:]
-            wrapped = wrapped.__get__(instance, type(instance))
-        return wrapper(_bound(wrapped, instance), instance, args, kwargs)
-
-    return called
 
 
 class Kept:
@@ -212,8 +143,10 @@ class Site:
 
         with LOCK:
             original = self._raw(owner, attribute)
-            called = _called(wrapper, isinstance(owner, type) and isinstance(original, FunctionType))
-            self.replace(owner, attribute, _Layer(original, called))
+            called = called_by(
+                wrapper, owner if isinstance(owner, type) and isinstance(original, FunctionType) else None
+            )
+            self.replace(owner, attribute, Layer(original, called))
 
     def wrap_hot(self, owner: Any, attribute: str, make: Callable[[Any], Callable[..., Any]]) -> None:
         """Wrap a function that runs every step: ``make(original)`` returns a plain closure, which pickles by name."""

@@ -18,8 +18,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddpfix.background import Background
 from ddpfix.ranks.store import keys
 
-# Seconds in which a server that is there takes a connection; and in which torch's client has made one to a busy server.
-_THERE, _BUSY = 2.0, 10.0
+# Seconds in which a server takes or refuses a connection; and in which torch's client has made one to a busy server.
+_SLOW, _BUSY = 2.0, 10.0
 # Seconds between two looks whether the server is still there.
 _LOOK = 0.1
 _CLOSED = getattr(select, "POLLRDHUP", 0)
@@ -43,7 +43,7 @@ class Connection:
         self._clone: Any = None
         before = _sockets() if own else {}
         # The first rank, which keeps the store, may be done with the group before this one has come so far.
-        self._is_lost = not _is_there(store)
+        self._is_lost = own and _has_ended(store)
         if own and not self._is_lost:
             self._copy(keys(store, name))
         new = set(_sockets().items()) - set(before.items()) if _port(self._clone) else set()
@@ -61,7 +61,8 @@ class Connection:
                 copies.append(store.clone())
 
         made, last = Background(copy), time.monotonic() + _BUSY
-        while made.is_alive() and time.monotonic() < last and _is_there(store):
+        made.join(_LOOK)
+        while made.is_alive() and time.monotonic() < last and not _has_ended(store):
             made.join(_LOOK)
         self._is_lost = made.is_alive()
         self._clone = copies[0] if copies else None
@@ -102,14 +103,18 @@ def _port(store: Any) -> Optional[int]:
     return getattr(_base(store), "port", None)
 
 
-def _is_there(store: Any) -> bool:
-    """Whether the server behind a store takes connections; True where there is none."""
+def _has_ended(store: Any) -> bool:
+    """Whether the server behind a store refuses connections; a slow answer is none, it may have much to do."""
     base = _base(store)
     host, port = getattr(base, "host", None), _port(base)
     if host is None or port is None:
+        return False
+    try:
+        socket.create_connection((host, port), _SLOW).close()
+    except ConnectionRefusedError:
         return True
-    with contextlib.suppress(OSError), socket.create_connection((host, port), _THERE):
-        return True
+    except OSError:
+        return False
     return False
 
 

@@ -85,7 +85,6 @@ def run(checkout: Path, words: List[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.sampled(inside=False)
 def test_the_page_leads_to_a_toolkit_that_works(checkout: Path) -> None:
     tested, plan, explained, generated, _ = [run(checkout, words) for words in commands()]
     noted = json.loads((checkout / "tests" / "results" / "toykit-1.0.json").read_text(encoding="utf-8"))

@@ -248,6 +248,21 @@ def replaced_and_put_back(rank, size):
     return count, DDP.__init__ is kept
 
 
+@program()
+def functions_of_a_class(rank, size):
+    """A class hands out the same function each time, which refuses what is no instance."""
+    found = [DDP.__init__ is DDP.__init__, DDP.forward is DDP.forward, DataLoader.__iter__ is DataLoader.__iter__]
+    for bad in ((), (None,), (None, net()), (3, net())):
+        try:
+            DDP.__init__(*bad)
+        except Exception as failure:
+            found.append((type(failure).__name__, str(failure)))
+    wrapped = DDP.__new__(DDP)
+    DDP.__init__(wrapped, module=net(), find_unused_parameters=False)
+    fit(wrapped, rank, other=True)
+    return found, state(wrapped)
+
+
 @dataclass
 class Output:
     logits: torch.Tensor
