@@ -8,7 +8,6 @@ so the work of a rank does not grow with the world size.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import sys
@@ -50,17 +49,14 @@ def announce() -> None:
     store = stores.group_store()
     if store is not None:
         enter(store)
-        atexit.unregister(_announce_end)
-        if default_store() is not None:
-            atexit.register(_announce_end)
 
 
 # Ranks that have ended with an error: how many, and each under its number.
 _ENDED, _ANY = "ended", "any"
 
 
-def _announce_end() -> None:
-    """Tell the ranks that may be waiting for this one that it ends with an error."""
+def announce_end() -> None:
+    """Tell the ranks that may be waiting for this one that it ends with an error; nothing where it ends without."""
     if getattr(sys, "last_value", None) is None:
         return
     # The process that holds the store may have ended already, and then nobody can be told.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import subprocess
 import sys
 import threading
@@ -74,8 +73,7 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "last_value", ValueError("before the restart"), raising=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     agreement.announce()
-    agreement._announce_end()
-    atexit.unregister(agreement._announce_end)
+    agreement.announce_end()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     first = meeting_of(0, store, monkeypatch)
     assert first._missing([1]) == [1], "the mark of the earlier start is not one of this"
@@ -122,7 +120,6 @@ def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         _of_torch(store, monkeypatch)
         monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
         agreement.announce()
-        atexit.unregister(agreement._announce_end)
         server.kill()
         server.wait(20)
     with pytest.raises(agreement.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):

@@ -83,8 +83,12 @@ def test_a_shuffled_matrix_is_compiled_to_the_same_decisions(tmp_path: Path, see
         assert decided(whole, installed, {}) == decided(loader.load(), installed, {})
 
 
-# Patches of DDP are stages, whose order is the pipeline's; what others register there is independent of each other.
-_PIPELINE = "torch.nn.parallel.distributed:DistributedDataParallel."
+# What the pipeline wraps for all patches has a written order of its own (patches/torch/pipeline/order.py).
+_PIPELINE = (
+    "torch.nn.parallel.distributed:DistributedDataParallel.",
+    "torch.distributed.distributed_c10d:init_process_group",
+    "torch.utils.checkpoint:CheckpointFunction.apply",
+)
 
 
 def test_patches_that_change_one_place_say_which_comes_first() -> None:

@@ -17,6 +17,7 @@ from ddpfix.ranks import agreement, wrap_hooks
 
 from ..internals import process_groups
 from ..pipeline import ddp
+from ..pipeline.process_group import Follower, ProcessGroup
 from . import resume
 
 NOT_MET = (
@@ -37,15 +38,19 @@ def ranks(site: Site, module: ModuleType, owner: Any) -> None:
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Leave a mark in the store when the process group comes up, or at once where it is up already."""
-    site.wrap(module, "init_process_group", _group_up)
-    if distributed.is_available() and distributed.is_initialized():
+    site.keep(ProcessGroup).follow(site, module, Mark())
+
+
+class Mark(Follower):
+    """Leaves a mark that ddpfix is active on this rank, and another one where it ends with an error."""
+
+    place = "agreement"
+
+    def up(self) -> None:
         agreement.announce()
 
-
-def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    result = wrapped(*args, **kwargs)
-    agreement.announce()
-    return result
+    def exits(self) -> None:
+        agreement.announce_end()
 
 
 class Agreement(ddp.Stage):

@@ -25,7 +25,7 @@ from ..internals import reducer
 from ..internals import wrapper as private
 from ..pipeline import ddp
 from . import cost, order
-from .window import WINDOW, Window, window_of
+from .window import WINDOW, Window, leave, window_of
 
 # Hooks of torch that keep no state between buckets, so that a bucket can be left out without an effect on the others.
 _STATELESS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
@@ -114,7 +114,7 @@ class BucketSkip(ddp.Stage):
     place = "bucket_skip"
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
-        if window_of(model) is not None:
+        if window_of(model, self.place) is not None:
             # All ranks measure together, so this happens now and not when a rank first trains.
             PLAN.put(model, (call.facts.get("plan") if call is not None else None) or _plan(model))
             model.attach(self.place, functools.partial(self._first_forward, model))
@@ -145,6 +145,7 @@ class BucketSkip(ddp.Stage):
         if ours is not None:
             # torch cannot remove a hook: from here on it sends every bucket.
             ours.ended = True
+        leave(model, self.place)
 
 
 def _begin(model: ddp.Wrapped) -> None:

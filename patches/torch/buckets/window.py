@@ -8,7 +8,7 @@ parameter that one of them used counts as used.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ddpfix.layerdrop import cover, training
 from ddpfix.patching.site import Site
@@ -53,6 +53,8 @@ class Window:
         self._reduced: Optional[training.Step] = None
         self._begun = False
         self._seen: Optional[training.Step] = None
+        # The places of the stages that need it.
+        self.users: Set[str] = set()
         # Numbers of the parameters that no rank has used.
         self.unused: FrozenSet[int] = _NOTHING
 
@@ -96,14 +98,33 @@ class Window:
 
 
 WINDOW: ddp.Slot[Window] = ddp.Slot()
+_PLACE = "window"
 
 
-def window_of(model: ddp.Wrapped) -> Optional[Window]:
-    """The accumulation window of a model that may skip layers, called after each forward; None for other models."""
-    if WINDOW.of(model) is None and ddp.replica(model) is not None and cover.may_skip(model.wrapper.module):
+def window_of(model: ddp.Wrapped, user: str) -> Optional[Window]:
+    """Return the accumulation window of a model that may skip layers, which follows its forwards; None for others.
+
+    Args:
+        model: its record.
+        user: the place of the stage that needs it, until :func:`leave`.
+    """
+    window = WINDOW.of(model)
+    if window is None and ddp.replica(model) is not None and cover.may_skip(model.wrapper.module):
         window = WINDOW.put(model, Window(model))
-        model.attach(Hold.place, after=window.forward_ended)
-    return WINDOW.of(model)
+        model.attach(_PLACE, after=window.forward_ended)
+    if window is not None:
+        window.users.add(user)
+    return window
+
+
+def leave(model: ddp.Wrapped, user: str) -> None:
+    """Say that a stage needs the window of a model no more; it goes with the last one."""
+    window = WINDOW.of(model)
+    if window is not None:
+        window.users.discard(user)
+        if not window.users:
+            model.detach(_PLACE)
+            WINDOW.clear(model)
 
 
 def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> Dict[Tuple[str, int], List[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.patching.site import Site
@@ -46,8 +46,11 @@ class Diagnosis(ddp.Stage):
         self._cases: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        before = self._cases.get(model.wrapper)
         self.ended(model)
-        case = self._cases[model.wrapper] = Watched(model, self._backwards)
+        case = self._cases[model.wrapper] = Watched(
+            model, self._backwards, None if before is None else before.wrapped_by
+        )
         if REDUCTION.of(model) is not None:
             # No reduction is left unfinished, so that no step is worth a look.
             model.attach(self.place, failed=case.forward_failed)
@@ -69,16 +72,20 @@ class Watched:
     Args:
         model: its record.
         backwards: tells it of them.
+        wrapped_by: what has wrapped it, if that was found before; None: what calls now.
     """
 
-    def __init__(self, model: ddp.Wrapped, backwards: backward.Backwards) -> None:
+    def __init__(
+        self, model: ddp.Wrapped, backwards: backward.Backwards, wrapped_by: Optional[Tuple[str, ...]] = None
+    ) -> None:
         fresh = f"{__package__}.evidence" not in sys.modules
         from .evidence import Evidence
         from .toolkit_lines import callers
 
         if fresh:
             ddp.untrace()
-        self.model, self.wrapped_by, self._backwards = model, callers(), backwards
+        self.model, self._backwards = model, backwards
+        self.wrapped_by = callers() if wrapped_by is None else wrapped_by
         self.evidence = Evidence(model)
         # How many errors were explained: what ranks compare has a name of its own each time.
         self.number = 0

@@ -6,12 +6,13 @@ import functools
 import sys
 import weakref
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ddpfix.patching.site import Site
 
 from ..pipeline import ddp
-from .world import World
+from ..pipeline.process_group import ProcessGroup
+from .world import Beside
 
 if TYPE_CHECKING:
     from ddpfix.ranks.sentinel import Sentinel
@@ -59,17 +60,14 @@ class Counter:
 
 
 class Failing:
-    """What one activation tells the other ranks of a failure with.
+    """What counts the steps of one activation, and tells the other ranks of a failure.
 
     Attributes:
         steps: counts the training forwards; None where nothing does.
-        world: follows the process group of all ranks.
     """
 
     def __init__(self) -> None:
         self.steps: Optional[Steps] = None
-        self.world = World(self._make, self._end, self._leave)
-        self._sentinel: Optional[Sentinel] = None
 
     def step(self) -> Optional[int]:
         """The training forward that was begun last; None where no model is under DDP, or nothing counts them."""
@@ -84,23 +82,41 @@ class Failing:
         """Count with these from here on; with nothing if None."""
         self.steps = steps
 
-    def _make(self, store: Any, rank: int, size: int) -> None:
+
+class Reporter(Beside):
+    """Tells the other ranks why this one fails, and this one why another one did.
+
+    Args:
+        step: gives the number of the training forward that was begun last.
+    """
+
+    place = "failures"
+
+    def __init__(self, step: Callable[[], Optional[int]]) -> None:
+        self._step = step
+        self._sentinel: Optional[Sentinel] = None
+
+    def make(self, store: Any, rank: int, size: int) -> None:
         # Not at the head of this file: a process without a group needs none of it.
         from ddpfix.ranks import exits
         from ddpfix.ranks.sentinel import Sentinel
 
         exits.watch()
-        self._sentinel = Sentinel(store, rank, size, self.step)
+        self._sentinel = Sentinel(store, rank, size, self._step)
 
-    def _leave(self) -> None:
+    def exits(self) -> None:
         if self._sentinel is not None:
             self._sentinel.leave()
 
-    def _end(self, how: str) -> None:
+    def end(self, how: str) -> None:
         sentinel, self._sentinel = self._sentinel, None
         if sentinel is not None:
             sentinel.end(how)
             _forget()
+
+    def undone(self) -> None:
+        super().undone()
+        _forget()
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
@@ -113,13 +129,7 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Begin when the process group comes up, or at once where it is up already."""
-    site.at_undo(_forget)
-    site.keep(Failing).world.follow(site, module)
-
-
-def group_end(site: Site, module: ModuleType, owner: Any) -> None:
-    """A rank that leaves its process group says so, and is not taken for one that was killed."""
-    site.keep(Failing).world.follow_end(site, module)
+    site.keep(ProcessGroup).follow(site, module, Reporter(site.keep(Failing).step))
 
 
 def _forget() -> None:

@@ -11,7 +11,6 @@ change of the process moves, ddpfix too. From CPython 3.14 on such a thread stan
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -19,10 +18,10 @@ import time
 from types import ModuleType
 from typing import Any, List, NamedTuple
 
-from torch import distributed
-
 from ddpfix.background import NATIVE
 from ddpfix.patching.site import Site
+
+from ..pipeline.process_group import Follower, ProcessGroup
 
 # Seconds: what a thread gets that only waits for the GIL, between two looks, and in all; the last is of the processor's
 # time, because on a machine with much to do a thread that is about to be ready gets little of it.
@@ -36,42 +35,23 @@ _THREADS = "/proc/self/task"
 ENDS_THREADS = sys.version_info < (3, 14)
 
 
+class Exit(Follower):
+    """Has the process wait at its exit, or when its groups are destroyed."""
+
+    place = "gloo_exit"
+
+    def destroyed(self) -> None:
+        if ENDS_THREADS:
+            settle()
+
+    def exits(self) -> None:
+        if ENDS_THREADS:
+            settle()
+
+
 def group(site: Site, module: ModuleType, owner: Any) -> None:
-    """Have the process wait at its exit while there is a process group."""
-    site.wrap(module, "init_process_group", _group_up)
-    site.at_undo(_forget)
-    if distributed.is_available() and distributed.is_initialized():
-        _remember()
-
-
-def group_end(site: Site, module: ModuleType, owner: Any) -> None:
-    """Wait when the groups are destroyed, and not at the exit."""
-    site.wrap(module, "destroy_process_group", _group_down)
-
-
-def _group_down(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    result = wrapped(*args, **kwargs)
-    if ENDS_THREADS and not distributed.is_initialized():
-        settle()
-        _forget()
-    return result
-
-
-def _group_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    result = wrapped(*args, **kwargs)
-    _remember()
-    return result
-
-
-def _remember() -> None:
-    """Register the wait; once, however many groups come."""
-    _forget()
-    if ENDS_THREADS:
-        atexit.register(settle)
-
-
-def _forget() -> None:
-    atexit.unregister(settle)
+    """Follow the process group."""
+    site.keep(ProcessGroup).follow(site, module, Exit())
 
 
 def settle() -> None:

@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ddpfix.patching.site import Site
 
+from ..pipeline.process_group import ProcessGroup
 from . import failures
-from .world import World
+from .world import Beside
 
 if TYPE_CHECKING:
     from ddpfix.ranks.hang.watch import Watch
 
 
-class Watching:
+class Watching(Beside):
     """The watch of one activation.
 
-    Attributes:
-        world: follows the process group of all ranks.
+    Args:
+        site: has the limits, the folder for stacks, and what counts steps.
     """
 
-    def __init__(self) -> None:
-        self.world = World(self._make, self._end, self._leave)
+    place = "hang"
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
         self._watch: Optional[Watch] = None
-        # Makes the watch from the store, this rank and the number of ranks.
-        self._watch_of: Optional[Callable[[Any, int, int], Watch]] = None
 
-    def set(self, site: Site) -> None:
-        """Take the limits, the folder for stacks, and what counts steps."""
-        self._watch_of = functools.partial(_watch, site, site.keep(failures.Failing))
+    def make(self, store: Any, rank: int, size: int) -> None:
+        self._watch = _watch(self._site, self._site.keep(failures.Failing), store, rank, size)
 
-    def _make(self, store: Any, rank: int, size: int) -> None:
-        if self._watch_of is not None:
-            self._watch = self._watch_of(store, rank, size)
+    def exits(self) -> None:
+        self.end("ended")
 
-    def _leave(self) -> None:
-        self._end("ended")
-
-    def _end(self, how: str) -> None:
+    def end(self, how: str) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.end(how)
@@ -47,17 +42,8 @@ class Watching:
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Watch from when the process group comes up, or at once where it is up already."""
-    if site.settings["hang"] == "off":
-        return
-    watching = site.keep(Watching)
-    watching.set(site)
-    watching.world.follow(site, module)
-
-
-def group_end(site: Site, module: ModuleType, owner: Any) -> None:
-    """A rank that leaves its process group says so."""
     if site.settings["hang"] != "off":
-        site.keep(Watching).world.follow_end(site, module)
+        site.keep(ProcessGroup).follow(site, module, Watching(site))
 
 
 def _watch(site: Site, failing: failures.Failing, store: Any, rank: int, size: int) -> Watch:

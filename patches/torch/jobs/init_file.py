@@ -8,15 +8,18 @@ its age is told.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from types import ModuleType
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, ContextManager, Dict, Iterator, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.patching.site import Site
+
+from ..pipeline.process_group import Follower, ProcessGroup
 
 # Seconds after which a group that does not come up is told about.
 _PATIENCE = 30.0
@@ -25,15 +28,23 @@ _MARGIN = 2.0
 _SCHEME = "file://"
 
 
+class InitFile(Follower):
+    """Logs the age of an old file where the group does not come up."""
+
+    place = "init_file"
+
+    def coming_up(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> ContextManager[None]:
+        line = _about(_file(args, kwargs))
+        return _watched(line) if line else contextlib.nullcontext()
+
+
 def group(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``init_process_group``."""
-    site.wrap(module, "init_process_group", _comes_up)
+    """Follow the process group."""
+    site.keep(ProcessGroup).follow(site, module, InitFile())
 
 
-def _comes_up(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    line = _about(_file(args, kwargs))
-    if not line:
-        return wrapped(*args, **kwargs)
+@contextlib.contextmanager
+def _watched(line: str) -> Iterator[None]:
     is_up = threading.Event()
 
     def watch() -> None:
@@ -42,7 +53,7 @@ def _comes_up(wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[s
 
     Background(watch)
     try:
-        return wrapped(*args, **kwargs)
+        yield
     except Exception:
         log.on_every_rank(line)
         raise

@@ -6,13 +6,16 @@ call backward within one.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import Any, Callable, List, Protocol
+from typing import Any, Callable, List, Protocol, Set
 
 import torch
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+
+from ..internals import autograd
 
 
 class Observer(Protocol):
@@ -24,8 +27,8 @@ class Observer(Protocol):
 
 
 Observers = List["weakref.ref[Observer]"]
-# Whether a backward runs.
-_RUNS = [False]
+# The threads in which an outermost backward runs.
+_RUNS: Set[int] = set()
 
 
 class Backwards:
@@ -58,18 +61,22 @@ class Backwards:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         known, looking, runs = self.known, self.looking, _RUNS
+        thread = threading.get_ident
+        # Where the engine does not tell, all threads count as one: its own threads call backward within a checkpoint.
+        is_nested: Callable[[], bool] = autograd.runs_here if autograd.TELLS else (lambda: bool(runs))
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if runs[0] or not known:
+            if not known or is_nested():
                 return original(*args, **kwargs)
-            runs[0] = True
+            here = thread()
+            runs.add(here)
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 self._failed(error, args[0] if args else kwargs.get("tensors"))
                 raise
             finally:
-                runs[0] = False
+                runs.discard(here)
             if looking:
                 self._ended(args[0] if args else kwargs.get("tensors"))
             return result

@@ -10,6 +10,7 @@ ORDER = (
     "flag",  # Every later stage depends on whether DDP looks for unused parameters.
     "bucket_view",  # Changes an argument of its own.
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
+    "window",  # Records what a forward has skipped; stages that ask for it do so at the end of a backward.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
     "samples",  # Looks at the inputs of a forward, which no stage changes.
     "evaluation",  # Concerns forwards without gradients only, which no other stage sees.
@@ -18,9 +19,24 @@ ORDER = (
     "past",  # Looks at the finished wrapper only, and changes nothing of it.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
+    "second_backward",  # Notes where a step begins, in models that the stages above have the flag set for.
     "buffers",  # Notes which forwards wait for a backward, which no stage above changes.
     "advice",  # Counts the steps of models that have the flag, which the stage of that name decides.
     "diagnosis",  # Innermost: it completes the error that DDP raises.
 )
 # The stages that read DDP's flag or reducer when a model is built.
-REDUCER = ("finalize", "advice")
+REDUCER = ("finalize", "advice", "diagnosis")
+# Who follows the process group, the first one told first that it is up, and last that it ends.
+GROUP = (
+    "agreement",  # The other ranks of a model wait for a rank that has left its mark.
+    "gloo_exit",  # Waits for gloo's threads last, also for those of what the next ones have sent.
+    "failures",  # Says how the program has ended, after the one whose reports it may need.
+    "hang",  # Looks at no rank that ends.
+    "init_file",  # Innermost: it watches torch's own call.
+)
+# Who is called at the steps of optimizers, before and after them.
+STEPS = (
+    "trace",  # The time of a step has what the others do before it, and not what they do after it.
+    "drift",  # Looks at what the step before has left.
+    "finalize",  # Innermost: it reduces gradients that wait, and a closure's.
+)

@@ -30,6 +30,7 @@ from ddpfix.ranks.store import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
+from ..pipeline.steps import Steps
 from . import fingerprint
 from .interval import Pace
 
@@ -52,7 +53,7 @@ class DriftError(RuntimeError):
 
 def watch(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    stage = Drift(str(site.settings["drift"]), int(site.settings["drift_steps"]))
+    stage = Drift(site.keep(Steps), str(site.settings["drift"]), int(site.settings["drift_steps"]))
     ddp.put(site, owner, stage)
     site.at_undo(stage.end)
 
@@ -82,15 +83,15 @@ class Drift(ddp.Stage):
     """Watches the optimizers of models that DDP replicates.
 
     Args:
+        steps: of optimizers.
         mode: ``warn`` or ``error``.
         every: optimizer steps between two comparisons, at least.
     """
 
     place = "drift"
 
-    def __init__(self, mode: str, every: int) -> None:
-        self._mode, self._every = mode, every
-        self._handles: List[Any] = []
+    def __init__(self, steps: Steps, mode: str, every: int) -> None:
+        self._optimizer_steps, self._mode, self._every = steps, mode, every
         self._counts: weakref.WeakKeyDictionary[ddp.Wrapped, Counts] = weakref.WeakKeyDictionary()
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
         self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Watch]]] = weakref.WeakKeyDictionary()
@@ -102,12 +103,9 @@ class Drift(ddp.Stage):
             return
         counts = self._counts[model] = Counts(model)
         model.attach(self.place, after=counts.forward_ended)
+        if not self._models:
+            self._optimizer_steps.follow(self.place, self._steps, self._stepped)
         self._models += 1
-        if not self._handles:
-            from torch.optim import optimizer
-
-            self._handles.append(optimizer.register_optimizer_step_pre_hook(self._steps))
-            self._handles.append(optimizer.register_optimizer_step_post_hook(self._stepped))
 
     def hook(self, model: ddp.Wrapped, register: Any, state: Any, hook: Any) -> bool:
         model.averages = optimizers.averages(state, hook)
@@ -115,8 +113,7 @@ class Drift(ddp.Stage):
 
     def end(self) -> None:
         """Undo: look at no optimizer any more."""
-        while self._handles:
-            self._handles.pop().remove()
+        self._optimizer_steps.leave(self.place)
         self._watched.clear()
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -30,7 +30,7 @@ class Ring:
         self._next += 1
         with torch.no_grad():
             slot.copy_(tensor.detach().reshape(()).to(torch.float64), non_blocking=True)
-        event = mark()
+        event = mark(device=tensor.device)
         return lambda: float(slot) if event.query() else None
 
 
@@ -68,10 +68,11 @@ class Numbers:
         return self._rings[index].copy(tensor)
 
 
-def mark(timed: bool = False) -> Any:
-    """An event on the current stream of the current GPU."""
+def mark(timed: bool = False, device: Any = None) -> Any:
+    """Return an event on the current stream of a GPU; None: of the current one."""
     event = torch.cuda.Event(enable_timing=timed)
-    event.record()
+    # What a tensor's value is copied on is the stream of its own GPU, which the program need not have made current.
+    event.record(torch.cuda.current_stream(device))
     return event
 
 

@@ -13,6 +13,7 @@ from ddpfix.patching.site import Site
 from ddpfix.trace import schema
 
 from ..pipeline import ddp
+from ..pipeline.steps import Steps
 from . import recorder
 from .recorder import Recorder
 from .traced_model import Traced
@@ -122,14 +123,9 @@ def scales(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _steps(site: Site, recording: Recorder) -> None:
     """Have it called before and after the steps of all optimizers."""
-    from torch.optim import optimizer
-
-    handles = [
-        optimizer.register_optimizer_step_pre_hook(recording.step_begins),
-        optimizer.register_optimizer_step_post_hook(recording.step_ended),
-    ]
-    for handle in handles:
-        site.at_undo(handle.remove)
+    steps = site.keep(Steps)
+    steps.follow(Trace.place, recording.step_begins, recording.step_ended)
+    site.at_undo(lambda: steps.leave(Trace.place))
 
 
 class Trace(ddp.Stage):

@@ -18,7 +18,10 @@ from ddpfix.ranks import roll_call
 
 from ..internals import process_groups, tensors
 from ..pipeline import ddp
+from ..pipeline.steps import Steps
 from .states import PENDING, REDUCTION, RUNNING, Reduction
+
+PLACE = "finalize"
 
 
 class Backwards:
@@ -26,10 +29,11 @@ class Backwards:
 
     Args:
         model: its record.
+        steps: of optimizers.
     """
 
-    def __init__(self, model: ddp.Wrapped) -> None:
-        self._model = model
+    def __init__(self, model: ddp.Wrapped, steps: Steps) -> None:
+        self._model, self._steps = model, steps
         self._roll: Optional[roll_call.RollCall] = None
         # How many backwards of this step have ended, and how many all ranks expect in a step.
         self.done, self.expected = 0, 1
@@ -44,7 +48,7 @@ class Backwards:
         self.used_between = False
         # Whether a step of this model may wait for a further backward.
         self.may_wait = False
-        _add_optimizer_hook()
+        steps.follow(PLACE, before=_step_begins)
 
     @property
     def usual(self) -> bool:
@@ -154,7 +158,7 @@ class Backwards:
         self.may_wait = False
         # The models that are still there, without this one.
         if not any(reduction.backwards is not self for reduction in _reductions()):
-            _remove_optimizer_hook()
+            self._steps.leave(PLACE)
 
 
 class Gradients:
@@ -178,21 +182,6 @@ def _version(gradient: Any) -> Tuple[Any, int]:
 def _reductions() -> List[Reduction]:
     found = (REDUCTION.of(model) for model in ddp.known())
     return [reduction for reduction in found if reduction is not None]
-
-
-_HANDLES: List[Any] = []
-
-
-def _add_optimizer_hook() -> None:
-    from torch.optim import optimizer
-
-    if not _HANDLES:
-        _HANDLES.append(optimizer.register_optimizer_step_pre_hook(_step_begins))
-
-
-def _remove_optimizer_hook() -> None:
-    while _HANDLES:
-        _HANDLES.pop().remove()
 
 
 def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

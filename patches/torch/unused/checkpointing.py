@@ -8,36 +8,46 @@ around a layer, or around a whole encoder in the user's own code.
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
-from typing import Any
+from typing import Any, Callable, Sequence
+
+import torch
 
 from ddpfix import log
 from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 
-from ..internals import autograd
-from . import repeated_checkpoints
+from ..pipeline.checkpoints import Checkpoints
+from . import second_backward
+from .repeated_checkpoints import Repeated, called
 
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``CheckpointFunction``, the reentrant kind; ``checkpoint`` itself stays what torch.compile knows."""
-    inherited = owner.apply
-    checkpoints = repeated_checkpoints.Checkpoints(owner, inherited)
+    """Run reentrant checkpoints as other ones where DDP has the flag."""
+    checkpoints = site.keep(Checkpoints)
+    repeated = Repeated(owner, checkpoints.own)
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        autograd.HIDING[0] += 1
-        if cls is not owner or len(args) < 2 or kwargs:
-            # A subclass may have a forward and a backward of its own, which torch's own apply calls.
-            return super(owner, cls).apply(*args, **kwargs)
-        function, preserve, *rest = args
+    def run(function: Any, preserve: bool, args: Sequence[Any]) -> Any:
         step = training.current()
-        if step is None or not step.replica.flagged:
-            return checkpoints.call(function, preserve, rest)
+        if step is None or not step.replica.flagged or not _sends_gradients(function, args):
+            return repeated.call(function, preserve, args)
         log.once(_NON_REENTRANT)
-        return module.checkpoint(function, *rest, use_reentrant=False, preserve_rng_state=preserve)
+        second_backward.refuse(step.replica)
+        return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
-    site.replace(owner, "apply", classmethod(functools.wraps(getattr(inherited, "__func__", inherited))(apply)))
+    checkpoints.run(site, owner, run)
+    site.at_undo(second_backward.forget)
+
+
+def _sends_gradients(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether gradients of parameters may come from a checkpoint, as far as it is known what it runs.
+
+    The reentrant kind trains nothing where none of its inputs needs a gradient; the other kind would.
+    """
+    if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+        return False
+    found = called(function)
+    return found is None or any(parameter.requires_grad for parameter in found[0].parameters())
 
 
 _NON_REENTRANT = (

@@ -24,6 +24,7 @@ from ..buckets.window import WINDOW
 from ..internals import autograd, reducer
 from ..internals.tensors import Prehook
 from ..pipeline import ddp
+from ..pipeline.steps import Steps
 from . import backward_count, unregistered
 from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep
@@ -45,14 +46,15 @@ class Finalizer:
 
     Args:
         model: its record.
+        steps: of optimizers.
     """
 
-    def __init__(self, model: ddp.Wrapped) -> None:
+    def __init__(self, model: ddp.Wrapped, steps: Steps) -> None:
         self._model = model
         self._wrapper = weakref.ref(model.wrapper, functools.partial(_gone, sys.is_finalizing, self.end))
         self.parameters = model.parameters
         self.state = IDLE
-        self.backwards = backward_count.Backwards(model)
+        self.backwards = backward_count.Backwards(model, steps)
         self.arrivals = Arrivals(self, self.parameters)
         # Parameters that are left out of the reduction that runs -> the gradient that they had before it.
         self.left_out: Dict[int, Any] = {}

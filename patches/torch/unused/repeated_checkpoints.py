@@ -57,7 +57,7 @@ class _Use:
 _MOST_KEYS = 4096
 
 
-class Checkpoints:
+class Repeated:
     """The reentrant checkpoints of one activation whose graphs are alive.
 
     Args:
@@ -214,7 +214,7 @@ def _target(function: Any, args: Sequence[Any]) -> Optional[Target]:
     if given and isinstance(given[0], nn.Module) and isinstance(function, types.FunctionType):
         # A method that is not bound, as transformers 5 hands it over.
         function = types.MethodType(function, given.pop(0))
-    found = _called(function)
+    found = called(function)
     others = tuple(each for each in (*given, *named) if not isinstance(each, torch.Tensor))
     if found is None or not all(isinstance(each, _PLAIN) for each in others):
         return None
@@ -222,7 +222,7 @@ def _target(function: Any, args: Sequence[Any]) -> Optional[Target]:
     return Target(module, (id(module), code, others))
 
 
-def _called(function: Any) -> Optional[Tuple[nn.Module, Any]]:
+def called(function: Any) -> Optional[Tuple[nn.Module, Any]]:
     """A module, and the code of the method of it that is called."""
     if isinstance(function, nn.Module):
         return function, None

@@ -14,9 +14,11 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import can_ask
 
-from ..buckets.window import window_of
+from ..buckets.window import leave, window_of
 from ..internals import wrapper as private
 from ..pipeline import ddp
+from ..pipeline.checkpoints import Checkpoints
+from ..pipeline.steps import Steps
 from . import flag
 from .states import REDUCTION
 
@@ -27,20 +29,26 @@ if TYPE_CHECKING:
 def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
     site.register(flag.FLAG_ALTERNATIVES, _possible)
-    ddp.put(site, owner, Finalize(everywhere=site.settings["unused"] == "late"))
+    ddp.put(site, owner, Finalize(site.keep(Steps), everywhere=site.settings["unused"] == "late"))
+
+
+def checkpoints(site: Site, module: ModuleType, owner: Any) -> None:
+    """Count reentrant checkpoints: reductions are finalized by what the engine sees, and these hide a part of it."""
+    site.keep(Checkpoints).count(site, owner)
 
 
 class Finalize(ddp.Stage):
     """Finalizes where DDP has no flag and the user has not set ``find_unused_parameters=False`` explicitly.
 
     Args:
+        steps: of optimizers.
         everywhere: also where the user has set it.
     """
 
     place = "finalize"
 
-    def __init__(self, everywhere: bool) -> None:
-        self._everywhere = everywhere
+    def __init__(self, steps: Steps, everywhere: bool) -> None:
+        self._steps, self._everywhere = steps, everywhere
 
     def arguments(self, call: ddp.Call) -> None:
         call.facts["refused"] = flag.user_choice(call.arguments) is False
@@ -54,9 +62,9 @@ class Finalize(ddp.Stage):
         if reason:
             log.debug(f"reductions of a {type(wrapper.module).__name__} are left to torch: {reason}")
             return
-        finalizer = _finalizer()(model)
+        finalizer = _finalizer()(model, self._steps)
         REDUCTION.put(model, finalizer)
-        window_of(model)
+        window_of(model, self.place)
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)
         replica = ddp.replica(model)
         if replica is not None:
@@ -67,6 +75,7 @@ class Finalize(ddp.Stage):
         reduction = REDUCTION.clear(model)
         if reduction is not None:
             reduction.end()
+            leave(model, self.place)
 
 
 def _finalizer() -> Type[Finalizer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any, Dict, List, Tuple
 
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.patches("torch.late")
 SAMPLE, SWEEP = range(50), {2: range(50, 650), 3: range(200)}
 # Seeds a test: few enough that a breach is found in a part of the time, enough for a start of the processes.
 PART = 100
+# The least that is more than rounding, in programs of either precision.
+ROUNDING = 1e-6
 PARTS: List[Any] = [pytest.param(2, SAMPLE, id="sample", marks=pytest.mark.sampled(inside=True))]
 PARTS += [
     pytest.param(size, seeds[first : first + PART], id=f"{size}-{first}", marks=pytest.mark.sampled(inside=False))
@@ -40,13 +43,18 @@ def verdicts(seeds: range, size: int) -> Dict[int, Verdict]:
 
 
 def is_known(seed: int, size: int, verdict: Verdict) -> bool:
-    """Whether a breach is of a kind that is left as it is.
+    """Whether a breach is of a kind that is left as it is (docs/unused-parameters.md).
 
-    A second backward that begins after DDP has ended its reduction by itself, past the outputs or under the flag, adds
-    gradients on each rank alone, in plain torch and under ddpfix. Where another step of the program makes plain torch
-    end with an error, ddpfix trains on.
+    A second backward that begins past the outputs after DDP has ended its reduction by itself adds gradients on each
+    rank alone, in plain torch and under ddpfix. Where another step of the program makes plain torch end with an error,
+    ddpfix trains on. And where a step has several backwards of different parts, the buckets of later ones are in
+    another order than in plain torch, which three ranks see in the last bit of a sum.
     """
-    return draw(seed, size).backward in ("auxiliary loss", "retained") and verdict.text.startswith("not as by hand")
+    backward = draw(seed, size).backward
+    far = re.search(r" differ from plain torch's after step \d+ by (\S+)", verdict.text)
+    if far is not None:
+        return size > 2 and backward == "each head" and float(far[1]) < ROUNDING
+    return backward == "auxiliary loss" and verdict.text.startswith("not as by hand")
 
 
 @pytest.mark.parametrize(("size", "seeds"), PARTS)

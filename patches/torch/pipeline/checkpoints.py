@@ -1,0 +1,66 @@
+"""The one wrapper of torch's reentrant checkpoints, ``CheckpointFunction.apply``.
+
+It counts them, because what such a checkpoint hides from the graph is not seen by who asks the engine, and has one
+subscriber that runs them otherwise. ``checkpoint`` itself stays what torch.compile knows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Optional, Sequence
+
+from ddpfix.patching.site import Site
+
+from ..internals import autograd
+from .shared import Shared
+
+# Runs one: with what is checkpointed, whether its random state is preserved, and the arguments.
+Run = Callable[[Any, bool, Sequence[Any]], Any]
+
+
+class Checkpoints:
+    """The reentrant checkpoints of one activation."""
+
+    def __init__(self) -> None:
+        self._shared: Shared[Optional[Run]] = Shared("torch.checkpoints", ("run", "count"))
+        self._inherited: Any = None
+
+    def own(self, *args: Any) -> Any:
+        """Run one as torch does, while the wrapper is on."""
+        return self._inherited(*args)
+
+    def count(self, site: Site, owner: Any) -> None:
+        """Count them (:data:`.autograd.HIDING`) until the patch is undone.
+
+        Args:
+            site: of the patch.
+            owner: the class ``CheckpointFunction``.
+        """
+        self._shared.join(site, "count", None, functools.partial(self._put_on, owner))
+
+    def run(self, site: Site, owner: Any, run: Run) -> None:
+        """Count them, and have them run by another function, until the patch is undone.
+
+        Args:
+            site: of the patch.
+            owner: the class ``CheckpointFunction``.
+            run: see :data:`Run`.
+        """
+        self._shared.join(site, "run", run, functools.partial(self._put_on, owner))
+
+    def _put_on(self, owner: Any, site: Site) -> None:
+        inherited, shared = owner.apply, self._shared
+        self._inherited = inherited
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            autograd.HIDING[0] += 1
+            if cls is not owner or len(args) < 2 or kwargs:
+                # A subclass may have a forward and a backward of its own, which torch's own apply calls.
+                return super(owner, cls).apply(*args, **kwargs)  # type: ignore[misc]
+            run = shared.subscribers[0]
+            if run is None:
+                return inherited(*args)
+            function, preserve, *rest = args
+            return run(function, preserve, rest)
+
+        site.replace(owner, "apply", classmethod(functools.wraps(getattr(inherited, "__func__", inherited))(apply)))

@@ -1,0 +1,108 @@
+"""The one wrapper of ``init_process_group`` and ``destroy_process_group``, and the one handler at the exit.
+
+Followers learn of the process group of all ranks in the order of :data:`.order.GROUP`, and of its end, and of the end
+of a process whose group is still up, in the opposite one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+from types import ModuleType
+from typing import Any, ClassVar, ContextManager, Dict, Tuple
+
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.patching.site import Site
+
+from .order import GROUP
+from .shared import Shared
+
+
+class Follower:
+    """Follows the process group of all ranks. ``place`` is its name in :data:`.order.GROUP`."""
+
+    place: ClassVar[str]
+
+    def coming_up(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> ContextManager[None]:
+        """Called with the arguments of ``init_process_group``; returns what is open while it runs."""
+        return contextlib.nullcontext()
+
+    def up(self) -> None:
+        """Called when the group is up, or at once where it was up before the patch."""
+
+    def leaving(self) -> None:
+        """Called before this rank leaves the group of all ranks."""
+
+    def destroyed(self) -> None:
+        """Called after ``destroy_process_group`` where no group is left."""
+
+    def exits(self) -> None:
+        """Called by atexit, where the program ends with its group up."""
+
+    def undone(self) -> None:
+        """Called when the patch is undone."""
+
+
+class ProcessGroup:
+    """The process group of all ranks in one activation."""
+
+    def __init__(self) -> None:
+        self._shared: Shared[Follower] = Shared("torch.process_group", GROUP)
+
+    def follow(self, site: Site, module: ModuleType, follower: Follower) -> None:
+        """Have a follower called until the patch is undone.
+
+        Args:
+            site: of the patch.
+            module: ``distributed_c10d``.
+            follower: not one whose place is taken already.
+        """
+        self._shared.join(site, follower.place, follower, functools.partial(self._put_on, module))
+        site.at_undo(follower.undone)
+        if distributed.is_available() and distributed.is_initialized():
+            self._at_exit()
+            follower.up()
+
+    def _put_on(self, module: ModuleType, site: Site) -> None:
+        site.wrap(module, "init_process_group", self._init)
+        site.wrap(module, "destroy_process_group", self._destroy)
+        site.at_undo(lambda: atexit.unregister(self._exits))
+
+    def _init(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        followers = self._shared.subscribers
+        with contextlib.ExitStack() as opened:
+            for each in followers:
+                opened.enter_context(each.coming_up(args, kwargs))
+            result = wrapped(*args, **kwargs)
+        self._at_exit()
+        for each in followers:
+            each.up()
+        return result
+
+    def _at_exit(self) -> None:
+        # Functions of the program that were registered before run after this one.
+        atexit.unregister(self._exits)
+        atexit.register(self._exits)
+
+    def _destroy(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        given = kwargs.get("group", args[0] if args else None)
+        followers = self._shared.subscribers[::-1]
+        if given is None or given is getattr(distributed.group, "WORLD", None):
+            for each in followers:
+                each.leaving()
+        result = wrapped(*args, **kwargs)
+        if not distributed.is_initialized():
+            for each in followers:
+                each.destroyed()
+            atexit.unregister(self._exits)
+        return result
+
+    def _exits(self) -> None:
+        for each in self._shared.subscribers[::-1]:
+            try:
+                each.exits()
+            except Exception as error:
+                log.debug(f"{each.place} at the exit: {error!r}")

@@ -1,0 +1,218 @@
+"""What several patches share in the pipeline stays as long as one of them needs it, and is one thing for all."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List, cast
+
+import pytest
+import torch
+from ddpfix.patches.torch.buckets import window
+from ddpfix.patches.torch.internals import autograd
+from ddpfix.patches.torch.pipeline import backward, ddp
+from ddpfix.patches.torch.pipeline.steps import Steps
+from ddpfix.patches.torch.tracing import async_values
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as optimizers
+from torch.utils.checkpoint import checkpoint
+
+import ddpfix
+from ddpfix.patching.site import Site
+from tests.support.rows import needs
+
+pytestmark = pytest.mark.patches("torch.late", "torch.diagnosis", "torch.reentrant")
+TELLS = autograd.TELLS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("store") / "store"
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def undone() -> Iterator[None]:
+    yield
+    assert ddpfix.deactivate() == []
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.one(x), self.other(x)
+
+
+class Behind(nn.Module):
+    """A layer behind a reentrant checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Any, frozen: bool = False) -> Any:
+        h = self.first(x).detach() if frozen else self.first(x)
+        return checkpoint(self.layer, h, use_reentrant=True)
+
+
+@needs("torch.late")
+@pytest.mark.parametrize("settings", [{}, {"torch_reentrant": "0"}])
+def test_checkpoints_are_counted_whichever_patch_is_off(settings: Dict[str, str]) -> None:
+    original = vars(torch.utils.checkpoint.CheckpointFunction).get("apply")
+    ddpfix.activate(log="off", **settings)
+    before = autograd.HIDING[0]
+    Behind()(torch.ones(1, 2)).sum().backward()
+    assert autograd.HIDING[0] > before
+    assert ddpfix.deactivate() == []
+    assert vars(torch.utils.checkpoint.CheckpointFunction).get("apply") is original
+
+
+class Seen:
+    """Counts the errors of backwards."""
+
+    def __init__(self) -> None:
+        self.errors: List[str] = []
+
+    def backward_ended(self, roots: Any) -> None:
+        raise NotImplementedError
+
+    def backward_failed(self, error: BaseException, roots: Any) -> None:
+        self.errors.append(str(error))
+
+
+@pytest.mark.skipif(not TELLS, reason="before torch 2.1 the engine does not tell whether it runs in a thread")
+def test_a_backward_in_a_thread_is_noticed_while_another_one_runs() -> None:
+    site, seen = Site("a test"), Seen()
+    backward.Backwards().look_at(site, seen, looks=False)
+    begun, ended = threading.Event(), threading.Event()
+
+    def wait(gradient: Any) -> None:
+        begun.set()
+        assert ended.wait(20)
+
+    first = torch.ones(1, requires_grad=True)
+    first.register_hook(wait)
+    thread = threading.Thread(target=lambda: (first * 2).backward())
+    thread.start()
+    try:
+        assert begun.wait(20)
+        with pytest.raises(RuntimeError):
+            torch.ones(2, requires_grad=True).mul(2).backward()
+    finally:
+        ended.set()
+        thread.join()
+        assert site.undo() == []
+    assert len(seen.errors) == 1
+
+
+def test_a_value_is_waited_for_on_the_stream_of_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: what torch is asked for."""
+    recorded: List[Any] = []
+    event = SimpleNamespace(record=lambda *stream: recorded.append(stream), query=lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"the stream of {device}")
+    ring = async_values.Ring.__new__(async_values.Ring)
+    ring._host, ring._next = torch.zeros(4, dtype=torch.float64), 0
+    value = SimpleNamespace(device="cuda:1", detach=lambda: torch.tensor([3.0]))
+    assert ring.copy(value)() == 3.0
+    assert recorded == [("the stream of cuda:1",)]
+
+
+def test_the_window_of_a_model_outlives_the_patch_before_torch_2_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window.cover, "may_skip", lambda module: True)
+    monkeypatch.setattr(window.ddp, "replica", lambda model: SimpleNamespace(last=None))
+    ddpfix.activate(log="off", unused="off")
+    model = cast(Any, ddp.of(DistributedDataParallel(nn.Linear(2, 2))))
+    followed = window.window_of(model, "finalize")
+    assert followed is not None and window.window_of(model, "bucket_skip") is followed
+    # What is taken out with the patch that holds decisions for a window.
+    window.Hold().ended(model)
+    model.detach(window.Hold.place)
+    assert followed.forward_ended in model.after
+    window.leave(model, "finalize")
+    assert followed.forward_ended in model.after
+    window.leave(model, "bucket_skip")
+    assert followed.forward_ended not in model.after and window.WINDOW.of(model) is None
+
+
+@needs("torch.late")
+def test_a_model_whose_reducer_is_made_anew_is_diagnosed_as_what_it_is() -> None:
+    ddpfix.activate(log="off")
+    wrapper = DistributedDataParallel(Heads(), find_unused_parameters=True)
+    model = cast(Any, ddp.of(wrapper))
+    stage: Any = next(stage for stage in ddp._STAGES if stage.place == "diagnosis")
+    before = stage._cases[wrapper]
+    assert before.forward_begins in model.before, "under the flag steps are looked at"
+    wrapper.find_unused_parameters = False
+    ddp.rebuild_stages(model)
+    after = stage._cases[wrapper]
+    assert after is not before and after.wrapped_by == before.wrapped_by
+    assert after.forward_begins not in model.before, "finalized reductions leave nothing to look at"
+    assert not stage._backwards.looking
+
+
+def test_hooks_at_the_steps_of_optimizers_are_one_pair_in_a_written_order() -> None:
+    before = len(optimizers._global_optimizer_pre_hooks)
+    steps, called = Steps(), []  # type: ignore[var-annotated]
+    steps.follow("finalize", lambda *_: called.append("finalize"), lambda *_: called.append("finalized"))
+    steps.follow("trace", lambda *_: called.append("trace"), lambda *_: called.append("traced"))
+    assert len(optimizers._global_optimizer_pre_hooks) == before + 1
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    torch.optim.SGD([parameter], lr=0.5).step()
+    assert called == ["trace", "finalize", "traced", "finalized"]
+    steps.leave("trace")
+    steps.leave("finalize")
+    steps.leave("finalize")
+    assert len(optimizers._global_optimizer_pre_hooks) == before
+
+
+class Twice(nn.Module):
+    """An encoder behind a reentrant checkpoint, and a loss of its own beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind = Behind()
+
+    def forward(self, x: Any, **kwargs: Any) -> Any:
+        return self.behind(x, **kwargs)
+
+
+def test_a_second_backward_under_the_flag_raises_where_a_checkpoint_was_made_another_one() -> None:
+    """Plain torch ends the first backward; nothing may be added on each rank alone in its place."""
+    plain = DistributedDataParallel(Twice(), find_unused_parameters=True)
+    with pytest.raises(RuntimeError, match="mark a variable ready only once"):
+        plain(torch.ones(1, 2)).sum().backward()
+    ddpfix.activate(log="off")
+    model = DistributedDataParallel(Twice(), find_unused_parameters=True)
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="begun after DDP had averaged"):
+        loss.backward()
+    # Every step is another one, and one of several micro-batches is none.
+    model(torch.ones(1, 2)).sum().backward()
+    with model.no_sync():
+        for _ in range(2):
+            loss = model(torch.ones(1, 2)).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+    model(torch.ones(1, 2)).sum().backward()
+    assert ddpfix.deactivate() == []
+    loss = model.module(torch.ones(1, 2)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def test_a_checkpoint_that_trains_nothing_is_left_as_it_is() -> None:
+    """torch's reentrant kind gives no gradient to parameters where no input needs one; the other kind would."""
+    ddpfix.activate(log="off")
+    model = DistributedDataParallel(Twice(), find_unused_parameters=True)
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
+        output = model(torch.ones(1, 2), frozen=True)
+    assert not output.requires_grad
