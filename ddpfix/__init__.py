@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from ddpfix.layerdrop.training import skipped_layers as skipped_layers
     from ddpfix.matrix.model import MatrixError as MatrixError
     from ddpfix.matrix.settings import SettingsError as SettingsError
+    from ddpfix.models.traffic import traffic as traffic
     from ddpfix.probing.alone import probe as probe
-    from ddpfix.ranks.agreement import AgreementError as AgreementError
-    from ddpfix.ranks.traffic import traffic as traffic
+    from ddpfix.ranks.agreement.meeting import AgreementError as AgreementError
 
 _MODULES = {
     "activate": "engine",
     "deactivate": "engine",
     "report": "engine",
-    "AgreementError": "ranks.agreement",
+    "AgreementError": "ranks.agreement.meeting",
     "MatrixError": "matrix.model",
     "SettingsError": "matrix.settings",
     "probe": "probing.alone",
     "skipped_layers": "layerdrop.training",
-    "traffic": "ranks.traffic",
+    "traffic": "models.traffic",
 }
 __all__ = [
     "AgreementError",

@@ -7,8 +7,8 @@ from typing import Any, Callable
 
 from ddpfix import log
 from ddpfix.layerdrop import code_copy, cover, drawing
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks import wrap_hooks
 
 # change(site, owner, examined): changes one class, whose code was examined or not; raises PatchError, and leaves it as
 # it was, where it has another shape than expected.

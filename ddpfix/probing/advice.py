@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
+from ddpfix.models import parameter_names
 from ddpfix.probing.result import Result
-from ddpfix.ranks import parameter_names
 
 FLAG = "find_unused_parameters=True"
 _LATE = "DDPFIX=1 trains it without the flag: reductions are finalized after each backward"

@@ -11,9 +11,9 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import torch
 
 from ddpfix.layerdrop import cover
+from ddpfix.models import parameter_names, wrap_hooks
 from ddpfix.probing import graph
 from ddpfix.probing.result import Checkpoint, Result, Skipping
-from ddpfix.ranks import parameter_names, wrap_hooks
 
 # DDP takes a parameter as ready also where autograd sends it no gradient. Before torch 2.1 that is how ddpfix finalizes
 # reductions, so that it means nothing there in a model under DDP.

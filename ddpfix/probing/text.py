@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ddpfix.ranks import parameter_names
+from ddpfix.models import parameter_names
 
 _WIDTH = 118
 # Lines of a list of parameters or modules.

@@ -11,9 +11,9 @@ import torch
 from torch.nn.modules import module as modules
 
 from ddpfix import log
+from ddpfix.models import recomputed
 from ddpfix.probing.phases import Phases
 from ddpfix.probing.subject import Subject
-from ddpfix.ranks import recomputed
 
 # owner(module, around) -> the model that a module belongs to; None: to none that trains. ``around``: calls it is in.
 Owner = Callable[[Any, List[Any]], Optional[Subject]]

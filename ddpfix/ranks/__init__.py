@@ -1,1 +1,1 @@
-"""What ranks tell each other, and what looks at a model before it is wrapped."""
+"""What ranks tell each other, a room a subject (docs/architecture.md)."""

@@ -20,9 +20,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ddpfix import log
+from ddpfix.models import recomputed
 from ddpfix.patching.site import Site
-from ddpfix.ranks import consent, groups, recomputed, roll_call
-from ddpfix.ranks.store import default_store
+from ddpfix.ranks.groups.names import name_of
+from ddpfix.ranks.store import consent, roll_call
+from ddpfix.ranks.store.keys import default_store
 
 # Seconds for which a rank waits at the first call from a place.
 _LIMIT = 30.0
@@ -65,7 +67,7 @@ def route(site: Site, wrapper: Any, ranks: Sequence[int], told: Callable[[str], 
     routes = site.keep(Routes)
     if module in routes.by_module or not _is_plain(wrapper, module) or default_store() is None:
         return
-    name = roll_call.name_of_next(groups.name_of(wrapper.process_group, ranks), "past")
+    name = roll_call.name_of_next(name_of(wrapper.process_group, ranks), "past")
     routes.by_module[module] = own = Route(wrapper, ranks, name, told)
     if _BY_INSTANCE:
         module._compiled_call_impl = own

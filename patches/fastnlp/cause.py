@@ -21,8 +21,8 @@ from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
-from ddpfix.ranks import error_file
-from ddpfix.ranks.last_words import follows
+from ddpfix.ranks.failures import error_file
+from ddpfix.ranks.failures.last_words import follows
 
 from . import peers
 

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Type
 
 from ddpfix.background import Background
-from ddpfix.ranks import first_failure
-from ddpfix.ranks.last_words import follows
+from ddpfix.ranks.failures import first_failure
+from ddpfix.ranks.failures.last_words import follows
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
 _PATIENCE = 5.0

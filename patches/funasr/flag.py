@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any, ContextManager, Optional
 
 from ddpfix import log
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
 from . import entry
 from .config import section, truth

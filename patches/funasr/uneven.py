@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, List
 
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks.uneven import Held, policy
+from ddpfix.ranks.uneven.policy import Held, policy
 
 from . import epochs
 from .batches import Batch, evened

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 from ddpfix import log
+from ddpfix.models import wrap_hooks
 from ddpfix.patching import source_hash
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
 
 @dataclass(frozen=True)

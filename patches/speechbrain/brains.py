@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import distributed
 
-from ddpfix.ranks import async_sum
+from ddpfix.ranks.uneven import async_sum
 
 # What SpeechBrain itself gives its process group from 0.5.16 on: the slowest rank may be at a long validation.
 _TIMEOUT = timedelta(hours=2)
@@ -21,5 +21,5 @@ def together(brain: Any) -> bool:
 
 
 def cpu_group() -> Any:
-    """A gloo group of all ranks, or None (:func:`ddpfix.ranks.async_sum.cpu_group`); every rank has to come here."""
+    """A gloo group of all ranks, or None (:func:`.async_sum.cpu_group`); every rank has to come here."""
     return async_sum.cpu_group(_TIMEOUT)

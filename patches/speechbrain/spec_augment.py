@@ -12,8 +12,8 @@ from typing import Any, Iterator, Tuple
 import torch
 
 from ddpfix import log
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
 NAME = "masked_spec_embed"
 

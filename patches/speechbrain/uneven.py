@@ -4,7 +4,7 @@ With a DataLoader of the user's own, or an IterableDataset, ranks may have diffe
 longer ranks then wait in an all-reduce that the others never enter, for up to two hours. Ranks agree at the beginning
 of an epoch: the shorter ones read some batches again (``pad``), or all stop at the shortest (``stop``). Where some
 rank cannot say how many it has, they agree one batch ahead instead, beside the training step
-(:mod:`ddpfix.ranks.streams`).
+(:mod:`ddpfix.ranks.uneven.streams`).
 
 Validation is not touched: its forward has no collective, and a batch that counts twice would change its numbers. The
 exception is InputNormalization of 1.0.3 over a batch or globally, which reduces in evaluation, too.
@@ -25,8 +25,8 @@ from torch.utils.data import IterableDataset
 from ddpfix import log
 from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks import gather_rows, streams
-from ddpfix.ranks.uneven import Held, line, policy
+from ddpfix.ranks.uneven import gather_rows, streams
+from ddpfix.ranks.uneven.policy import Held, line, policy
 
 from . import brains
 

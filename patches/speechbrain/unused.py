@@ -12,8 +12,8 @@ import weakref
 from types import ModuleType
 from typing import Any, MutableMapping, Optional
 
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
 from . import options, spec_augment
 

@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
 from ddpfix.patching.site import Site
-from ddpfix.ranks import groups, roll_call
+from ddpfix.ranks.groups.names import name_of
+from ddpfix.ranks.store import roll_call
 
 from . import brains
 
@@ -84,7 +85,7 @@ class Compared:
             return
         states = {name: _state(module) for name, module in brain.modules.items() if self._is_new(module)}
         ranks = list(range(distributed.get_world_size()))
-        name = roll_call.name_of_next(groups.name_of(None, ranks), "brain")
+        name = roll_call.name_of_next(name_of(None, ranks), "brain")
         calls = roll_call.RollCall(f"unwrapped/{name}", ranks)
         shapes = [
             (name, [(each, tuple(value.shape), str(value.dtype)) for each, value in state])

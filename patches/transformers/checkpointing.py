@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, List
 
 from ddpfix import log
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
 _FUNCTION = "_gradient_checkpointing_func"
 

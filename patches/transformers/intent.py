@@ -9,8 +9,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Optional
 
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
 from .notes import Notes
 

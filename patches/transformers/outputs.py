@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 from torch.utils import _pytree as pytree
 
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
 
 def tree(site: Site, module: ModuleType, owner: Any) -> None:

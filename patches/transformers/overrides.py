@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 
 from ddpfix import log
 from ddpfix.layerdrop import cover
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks import wrap_hooks
 
 
 def rates(site: Site, module: ModuleType, owner: Any) -> None:

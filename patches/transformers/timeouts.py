@@ -21,7 +21,7 @@ from typing import Any, Callable, ContextManager, Optional
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
-from ddpfix.ranks import limits
+from ddpfix.ranks.groups import timeouts
 
 from .notes import Notes
 
@@ -74,7 +74,7 @@ def _passed_on(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _accelerator_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
-    was_up = limits.group_is_up()
+    was_up = timeouts.group_is_up()
     wrapped(*args, **kwargs)
     handler: Any = getattr(instance, "init_handler", None)
     if _GIVEN.of(handler) and isinstance(handler.timeout, timedelta):
@@ -83,7 +83,7 @@ def _accelerator_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> No
 
 
 def _arguments_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
-    was_up = limits.group_is_up()
+    was_up = timeouts.group_is_up()
     wrapped(*args, **kwargs)
     seconds = _ddp_timeout(instance)
     if seconds is not None:
@@ -122,13 +122,13 @@ def _compare(seconds: float, given: str, was_up: bool) -> None:
         given: where the user gave it, as code.
         was_up: whether the group was up before.
     """
-    if not limits.group_is_up():
+    if not timeouts.group_is_up():
         return
-    has = limits.shortest()
+    has = timeouts.shortest()
     log.setting(given, f"{seconds:g} s", "unknown" if has is None else f"{has:g} s")
     if has == seconds or (has is None and not was_up):
         return
-    if has is not None and has < seconds and limits.lengthen(seconds):
+    if has is not None and has < seconds and timeouts.lengthen(seconds):
         log.setting(given, f"{seconds:g} s", f"{seconds:g} s", f"the process group had {has:g} s")
         log.once(f"the process group had a time limit of {has:g} s; {given} holds now")
     else:

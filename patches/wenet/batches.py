@@ -1,4 +1,4 @@
-"""A loader that gives all ranks as many batches (:mod:`ddpfix.ranks.lookahead`).
+"""A loader that gives all ranks as many batches (:mod:`ddpfix.ranks.uneven.lookahead`).
 
 What ranks exchange about the next batch: how many have one, and how many have failed.
 """
@@ -13,7 +13,8 @@ import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ranks import first_failure, gather_rows, lookahead
+from ddpfix.ranks.failures import first_failure
+from ddpfix.ranks.uneven import gather_rows, lookahead
 
 from .filler import Filler
 

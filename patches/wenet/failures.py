@@ -13,7 +13,7 @@ from typing import Any, Dict, Tuple
 from torch import distributed
 
 from ddpfix.patching.site import Site
-from ddpfix.ranks import first_failure
+from ddpfix.ranks.failures import first_failure
 
 
 def propagate(site: Site, module: ModuleType, owner: Any) -> None:

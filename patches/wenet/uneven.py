@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks import async_sum
-from ddpfix.ranks.uneven import Held, policy
+from ddpfix.ranks.uneven import async_sum
+from ddpfix.ranks.uneven.policy import Held, policy
 
 from . import batches, filler
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch.utils.checkpoint
 
+from ddpfix.models import wrap_hooks
 from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks import wrap_hooks
 
 # Whether WeNet is about to wrap a model that it gives the flag's False, which is no wish of the user's.
 _SWITCHED_OFF: ContextVar[bool] = ContextVar("ddpfix_wenet_switched_off", default=False)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import engine
-from ddpfix.ranks.traffic import COUNTED
+from ddpfix.models.traffic import COUNTED
 from tests.benchmarks import slowed
 
 # (flag or late, unsent, bucket views); stock's ranks draw each for itself.

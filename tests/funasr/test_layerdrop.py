@@ -18,8 +18,8 @@ from ddpfix.patches.funasr import checkpoint, layerdrop
 from torch.utils.checkpoint import checkpoint as run_again
 
 from ddpfix.layerdrop import cover, training
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 from tests.funasr import launch, recipes, trained
 from tests.support.decided import decided
 

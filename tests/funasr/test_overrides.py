@@ -42,7 +42,7 @@ def init(self, module, *args, **kwargs):
     recorder.record["names"] = [name for name, _ in module.named_parameters()]
     recorder.record["sums"] = {name: p.double().sum().item() for name, p in module.named_parameters()}
     if "ddpfix" in sys.modules:
-        from ddpfix.ranks import wrap_hooks
+        from ddpfix.models import wrap_hooks
         recorder.record["user_choice"] = list(wrap_hooks.user_choice())
     built(self, module, *args, **kwargs)
 DDP.__init__ = init

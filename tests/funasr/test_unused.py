@@ -11,8 +11,8 @@ import torch
 from ddpfix.patches.funasr import unused
 
 from ddpfix.matrix import loader
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 from tests.funasr import launch, recipes, tiny_model, trained
 
 pytestmark = pytest.mark.patches("funasr.unused")

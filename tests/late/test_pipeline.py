@@ -147,7 +147,7 @@ def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
 
 def test_the_flag_is_decided_without_the_agreement() -> None:
     """What looks at a model is called though ``torch.steps`` is off."""
-    from ddpfix.ranks import wrap_hooks
+    from ddpfix.models import wrap_hooks
 
     seen: List[Any] = []
     ddpfix.activate(torch_steps="0", log="off")

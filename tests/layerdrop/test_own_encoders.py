@@ -14,8 +14,8 @@ from torch import nn
 
 from ddpfix.layerdrop import cover, everywhere, training
 from ddpfix.layerdrop.code_copy import Traits
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 
 pytestmark = pytest.mark.patches("torch.unused", "transformers.layerdrop")
 SHARE = everywhere.sharing(Traits())

@@ -17,8 +17,8 @@ from torch import nn
 
 from ddpfix import log
 from ddpfix.layerdrop import cover, training
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 from tests.support import zoo
 
 RELEASE = Version(transformers.__version__)

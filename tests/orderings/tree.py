@@ -283,10 +283,10 @@ class World:
         for module, name in (
             ("layerdrop.cover", "COVERED"),
             ("layerdrop.cover", "RECORDERS"),
-            ("ranks.wrap_hooks", "_BEFORE"),
-            ("ranks.wrap_hooks", "_REASONS"),
-            ("ranks.wrap_hooks", "_NOT_REENTRANT"),
-            ("ranks.wrap_hooks", "_EXCLUDED"),
+            ("models.wrap_hooks", "_BEFORE"),
+            ("models.wrap_hooks", "_REASONS"),
+            ("models.wrap_hooks", "_NOT_REENTRANT"),
+            ("models.wrap_hooks", "_EXCLUDED"),
             ("patching.layers", "IN_PLACE"),
         ):
             held = getattr(sys.modules.get(f"ddpfix.{module}"), name, ())

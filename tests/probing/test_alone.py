@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ddpfix
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import wrap_hooks
 from tests.support import ranks, zoo
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpfix.ranks import agreement
+from ddpfix.ranks.agreement import meeting
 
 MODELS = 3
 
@@ -44,7 +44,7 @@ def in_group(stage: Dict[str, Any]) -> List[int]:
     members = stage.get("members") or list(range(size))
     group = distributed.new_group(members)
     # ddpfix is activated in this group a second time; a rank counts once all the same.
-    agreement.announce()
+    meeting.announce()
     seeds = (
         [wrapped(rank, members, group, stage["seed"] + number) for number in range(MODELS)] if rank in members else []
     )
@@ -59,8 +59,8 @@ def wrapped(rank: int, members: List[int], group: Any, seed: int) -> int:
     """Train a model for a step, and have ranks agree on a seed as its wrapping does."""
     model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
     model(torch.ones(1, 2) * rank).sum().backward()
-    own = agreement.Members("of this test", members, rank)
-    agreed = agreement.meet(own, {"seed": str(seed)}, seed + 1000 * rank, 60.0)
+    own = meeting.Members("of this test", members, rank)
+    agreed = meeting.meet(own, {"seed": str(seed)}, seed + 1000 * rank, 60.0)
     assert agreed is not None
     return agreed
 

@@ -10,8 +10,9 @@ from typing import Any, List
 import pytest
 from torch import distributed
 
-from ddpfix.ranks import comparison, store
-from ddpfix.ranks.comparison import Finding
+from ddpfix.ranks.store import comparison
+from ddpfix.ranks.store import keys as store
+from ddpfix.ranks.store.comparison import Finding
 
 LIMIT = 0.3
 

@@ -11,10 +11,10 @@ from typing import Dict, List
 import pytest
 from torch import distributed
 
-from ddpfix.ranks import agreement
-from ddpfix.ranks.bulletin import Bulletin
-from ddpfix.ranks.connection import Connection
-from ddpfix.ranks.sentinel import Sentinel
+from ddpfix.ranks.agreement import meeting
+from ddpfix.ranks.failures.bulletin import Bulletin
+from ddpfix.ranks.failures.sentinel import Sentinel
+from ddpfix.ranks.store.connection import Connection
 from tests.support.ports import free_port
 from tests.support.ranks import environment
 
@@ -72,8 +72,8 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 1)
     monkeypatch.setattr(sys, "last_value", ValueError("before the restart"), raising=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    agreement.announce()
-    agreement.announce_end()
+    meeting.announce()
+    meeting.announce_end()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     first = meeting_of(0, store, monkeypatch)
     assert first._missing([1]) == [1], "the mark of the earlier start is not one of this"
@@ -86,10 +86,10 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
         late.join()
 
 
-def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> agreement._Meeting:
+def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> meeting._Meeting:
     """A meeting of two ranks in one process; each rank has a store object of its own."""
     monkeypatch.setattr(distributed, "get_rank", lambda *_: rank)
-    return agreement._Meeting(distributed.PrefixStore("", store), agreement.Members("all", [0, 1], rank), {}, 60.0)
+    return meeting._Meeting(distributed.PrefixStore("", store), meeting.Members("all", [0, 1], rank), {}, 60.0)
 
 
 def _of_torch(store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +119,11 @@ def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         store.get("read")
         _of_torch(store, monkeypatch)
         monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
-        agreement.announce()
+        meeting.announce()
         server.kill()
         server.wait(20)
-    with pytest.raises(agreement.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
-        agreement.meet(agreement.Members("all", [0, 1], 0), {}, 7, 5.0)
+    with pytest.raises(meeting.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
+        meeting.meet(meeting.Members("all", [0, 1], 0), {}, 7, 5.0)
 
 
 def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:

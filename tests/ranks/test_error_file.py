@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpfix.ranks import error_file
+from ddpfix.ranks.failures import error_file
 from tests.ranks import launch
 
 SCRIPT = """
 import sys, time
 import torch
 from torch import distributed
-from ddpfix.ranks import first_failure
+from ddpfix.ranks.failures import first_failure
 
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
@@ -93,7 +93,7 @@ def test_without_elastic_nothing_is_written(tmp_path: Path, monkeypatch: pytest.
 
 FULL = """
 import os, resource, sys
-from ddpfix.ranks import error_file
+from ddpfix.ranks.failures import error_file
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 try:

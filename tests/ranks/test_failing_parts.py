@@ -17,9 +17,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ddpfix.ranks import bulletin, collectives, connection, exits, first_failure, last_words
-from ddpfix.ranks.bulletin import Bulletin, End, Life
-from ddpfix.ranks.connection import Connection, StoreLostError
+from ddpfix.ranks.failures import bulletin, exits, first_failure, last_words
+from ddpfix.ranks.failures.bulletin import Bulletin, End, Life
+from ddpfix.ranks.groups import collectives
+from ddpfix.ranks.store import connection
+from ddpfix.ranks.store.connection import Connection, StoreLostError
 from tests.ranks import failing
 
 
@@ -69,8 +71,8 @@ def test_exits_are_given_back() -> None:
 
 ENDS = """
 import atexit, code, contextlib, sys, threading, unittest
-from ddpfix.ranks import exits
-from ddpfix.ranks.main_thread import MainThread
+from ddpfix.ranks.failures import exits
+from ddpfix.ranks.failures.main_thread import MainThread
 exits.watch()
 main = MainThread()
 def report():
@@ -142,7 +144,7 @@ def test_a_program_that_has_come_to_its_end(line: str) -> None:
 
 WORKER = """
 import multiprocessing, sys, threading
-from ddpfix.ranks import exits
+from ddpfix.ranks.failures import exits
 
 def work(how):
     exits.watch()

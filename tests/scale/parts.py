@@ -18,10 +18,10 @@ from ddpfix.patches.torch.replicas import divergence, interval
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ranks import agreement
-from ddpfix.ranks import store as stores
+from ddpfix.ranks.agreement import meeting
+from ddpfix.ranks.hang import monitor as hang
 from ddpfix.ranks.hang import stacks
-from ddpfix.ranks.hang import watch as hang
+from ddpfix.ranks.store import keys as stores
 from tests.scale.counted import Count
 from tests.scale.world import World
 
@@ -79,9 +79,9 @@ def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -
     """
 
     def rank(number: int) -> Any:
-        agreement.announce()
+        meeting.announce()
         facts = {**FACTS, "LayerDrop": "off"} if number == differs else FACTS
-        return agreement.meet(agreement.Members("all", world.ranks, number), facts, SEED + number, limit)
+        return meeting.meet(meeting.Members("all", world.ranks, number), facts, SEED + number, limit)
 
     # The threads of thousands of ranks share one interpreter here, and would do nothing but look.
     with mock.patch.object(stores, "_LOOKS", LOOKS):

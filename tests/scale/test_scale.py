@@ -7,8 +7,8 @@ from typing import Iterator, List, Tuple
 
 import pytest
 
-from ddpfix.ranks.agreement import AgreementError
-from ddpfix.ranks.store import absent, read
+from ddpfix.ranks.agreement.meeting import AgreementError
+from ddpfix.ranks.store.keys import absent, read
 from tests.scale import parts
 from tests.scale.server import Server
 from tests.scale.world import World

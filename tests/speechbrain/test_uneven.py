@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from ddpfix.patching.site import Site
-from ddpfix.ranks.uneven import Held
+from ddpfix.ranks.uneven.policy import Held
 from tests.speechbrain import launch, tiny_recipe, tiny_runs
 from tests.speechbrain.tiny_runs import by_hand, error, run, since
 

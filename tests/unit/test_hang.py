@@ -17,9 +17,9 @@ from torch import distributed
 from ddpfix.matrix import loader
 from ddpfix.ranks.hang import absent as gone
 from ddpfix.ranks.hang import loaders, places, processes, stacks, verdict, words
+from ddpfix.ranks.hang.monitor import PERIOD
 from ddpfix.ranks.hang.places import Spot
 from ddpfix.ranks.hang.position import Position, Tracker
-from ddpfix.ranks.hang.watch import PERIOD
 
 TORCH = os.path.dirname(torch.__file__)
 

@@ -8,7 +8,7 @@ from typing import Dict, List, Set
 
 import pytest
 
-from tests.support.rooms import FILES, IMPORTS, floor, imported, inner, ours, private_names, room
+from tests.support.rooms import FILES, IMPORTS, RANKS, floor, imported, inner, of_ranks, ours, private_names, room
 
 # The rooms of the engine, and which others each may import. What stands alone in ddpfix/ is a room of its own.
 MAY_KNOW: Dict[str, Set[str]] = {
@@ -19,22 +19,23 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "state": set(),
     "matrix": {"import_hook", "state"},
     "patching": {"log", "state"},
+    "models": {"log", "patching"},
     "ranks": {"background", "log", "patching"},
-    "layerdrop": {"log", "patching", "ranks"},
-    "probing": {"layerdrop", "log", "ranks"},
+    "layerdrop": {"log", "models", "patching", "ranks"},
+    "probing": {"layerdrop", "log", "models", "ranks"},
     "waiting": {"matrix"},
     "engine": {"_env", "import_hook", "log", "matrix", "patching", "state", "waiting"},
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
     "trace": {"background", "log"},
-    "cli": {"_env", "layerdrop", "matrix", "patching", "probing", "ranks", "state", "trace", "waiting"},
+    "cli": {"_env", "layerdrop", "matrix", "models", "patching", "probing", "ranks", "state", "trace", "waiting"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
-    "__init__": {"engine", "layerdrop", "matrix", "probing", "ranks"},
+    "__init__": {"engine", "layerdrop", "matrix", "models", "probing", "ranks"},
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.
-FOR_PATCHES = {"background", "log", "patching", "ranks", "layerdrop", "probing", "trace"}
+FOR_PATCHES = {"background", "log", "models", "patching", "ranks", "layerdrop", "probing", "trace"}
 # What variables are called, which messages tell.
 NAMES = "ddpfix.matrix.settings"
 # Folders of patches/ that others may import.
@@ -66,6 +67,15 @@ def test_a_patch_knows_neither_the_engine_nor_another_toolkit(name: str) -> None
 @pytest.mark.parametrize("name", [n for n in FILES if not n.startswith(("ddpfix.patches.", "ddpfix.cli.demo"))])
 def test_the_engine_imports_no_toolkit(name: str) -> None:
     assert not {other.split(".")[0] for other in IMPORTS[name]} & set(TOOLKITS)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if of_ranks(name)])
+def test_a_room_of_ranks_imports_only_rooms_below(name: str) -> None:
+    for other in imported(name, FILES[name], ast.walk):
+        there = of_ranks(other)
+        if there and there != of_ranks(name):
+            floors = [names for names in RANKS if {there, of_ranks(name)} & set(names)]
+            assert len(floors) == 2 and there in floors[0], f"{name} imports {other}"
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if inner(name)])

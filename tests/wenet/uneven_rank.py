@@ -25,7 +25,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         epochs.run(scenario, folder / scenario["name"])
         return
     import ddpfix
-    from ddpfix.ranks import sentinel
+    from ddpfix.ranks.failures import sentinel
 
     original = epochs.patched()
     ddpfix.activate(**scenario["settings"])

@@ -14,9 +14,9 @@ import time
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ddpfix.ranks import collectives
+from ddpfix.ranks.failures.last_words import OWN
+from ddpfix.ranks.groups import collectives
 from ddpfix.ranks.hang import loaders, places, processes, progress
-from ddpfix.ranks.last_words import OWN
 
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
 _Key = Tuple[int, CodeType, int]

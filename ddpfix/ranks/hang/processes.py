@@ -8,7 +8,7 @@ import socket
 import time
 from typing import List, NamedTuple
 
-from ddpfix.ranks.bulletin import space
+from ddpfix.ranks.failures.bulletin import space
 
 GONE, STOPPED, TRACED, DISK = "Z", "T", "t", "D"
 _WORDS = {

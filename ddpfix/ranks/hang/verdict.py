@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ddpfix.ranks import collectives
+from ddpfix.ranks.groups import collectives
 from ddpfix.ranks.hang import places, words
 from ddpfix.ranks.hang.absent import GONE, LEFT, SILENT, STOPPED, TRACED, Absent
 from ddpfix.ranks.hang.position import POINT_TO_POINT, Position

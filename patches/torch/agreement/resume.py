@@ -15,7 +15,8 @@ from torch import distributed
 
 from ddpfix.layerdrop import schedule, training
 from ddpfix.patching.site import Site
-from ddpfix.ranks import agreement, store
+from ddpfix.ranks.agreement import meeting
+from ddpfix.ranks.store import keys
 
 
 class Start:
@@ -33,9 +34,9 @@ class Start:
     def __init__(self, site: Site, model: Any, members: List[int], seed: int, group: str) -> None:
         self._is_chosen, self._seed = site.settings.seed() is not None, seed
         kind = type(model).__qualname__
-        number = store.count(store.default_store(), f"position/{kind}")
+        number = keys.count(keys.default_store(), f"position/{kind}")
         self._key = schedule.fold(schedule.text_key(kind), number)
-        self._word = agreement.Word(members, distributed.get_rank(), group)
+        self._word = meeting.Word(members, distributed.get_rank(), group)
         self.is_first = self._word.is_mine
 
     def __call__(self, replica: training.Replica) -> Tuple[int, int]:

@@ -8,10 +8,10 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 
 from ddpfix.layerdrop import cover, training
+from ddpfix.models import recomputed, wrap_hooks
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
-from ddpfix.ranks import recomputed, wrap_hooks
-from ddpfix.ranks.agreement import Members
+from ddpfix.ranks.agreement.meeting import Members
 
 from . import resume
 from . import stage as agreement

@@ -12,8 +12,9 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.layerdrop import cover, schedule, training
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks import agreement, wrap_hooks
+from ddpfix.ranks.agreement import meeting
 
 from ..internals import process_groups
 from ..pipeline import ddp
@@ -47,10 +48,10 @@ class Mark(Follower):
     place = "agreement"
 
     def up(self) -> None:
-        agreement.announce()
+        meeting.announce()
 
     def exits(self) -> None:
-        agreement.announce_end()
+        meeting.announce_end()
 
 
 class Agreement(ddp.Stage):
@@ -144,7 +145,7 @@ def watch(output: Any, step: training.Step) -> None:
             tensor.grad_fn.register_hook(reached)
 
 
-def agree_on(site: Site, model: Any, members: agreement.Members, failure: Optional[Exception] = None) -> Optional[int]:
+def agree_on(site: Site, model: Any, members: meeting.Members, failure: Optional[Exception] = None) -> Optional[int]:
     """Compare with the other ranks, and return the shared seed (None: ranks cannot agree here).
 
     Args:
@@ -160,8 +161,8 @@ def agree_on(site: Site, model: Any, members: agreement.Members, failure: Option
     facts = {} if site.activation is None else dict(site.activation.facts())
     facts.update({"LayerDrop": rates, "failure": "" if failure is None else repr(failure)})
     try:
-        seed = agreement.meet(members, facts, _seed(site), site.settings.seconds())
-    except agreement.StoreFailedError as error:
+        seed = meeting.meet(members, facts, _seed(site), site.settings.seconds())
+    except meeting.StoreFailedError as error:
         if rates:
             raise
         log.debug(str(error))
@@ -174,7 +175,7 @@ def agree_on(site: Site, model: Any, members: agreement.Members, failure: Option
 
 def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
     """The seed of a copy: made from its group's first model without waiting, since only some ranks may train it."""
-    seed = agreement.agreed(process_groups.members_of(wrapper.process_group).name)
+    seed = meeting.agreed(process_groups.members_of(wrapper.process_group).name)
     return None if seed is None else schedule.fold(seed, schedule.text_key("copy"))
 
 

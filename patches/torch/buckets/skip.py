@@ -17,9 +17,9 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.layerdrop import cover
+from ddpfix.models.traffic import COUNTED, Traffic
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
-from ddpfix.ranks.traffic import COUNTED, Traffic
 
 from ..internals import reducer
 from ..internals import wrapper as private

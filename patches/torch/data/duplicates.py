@@ -21,7 +21,7 @@ import torch
 
 from ddpfix import log
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import default_store, has, keys, put
+from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers

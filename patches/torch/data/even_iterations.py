@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
 
-from ddpfix.ranks import lookahead, uneven
+from ddpfix.ranks.uneven import lookahead, policy
 
 from ..internals import loaders
 from ..pipeline import trained
@@ -39,9 +39,9 @@ class Passes:
         self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         # Whether all ranks end with the first one that has no more; None where nothing is looked after.
         self._stop: Optional[bool] = None
-        self._held: Optional[uneven.Held] = None
+        self._held: Optional[policy.Held] = None
 
-    def begin_with(self, stop: bool, held: uneven.Held) -> None:
+    def begin_with(self, stop: bool, held: policy.Held) -> None:
         """Look after the passes that begin from now on.
 
         Args:

@@ -11,9 +11,11 @@ from typing import Any, Iterator, List, Optional, Tuple
 from torch.utils import data
 
 from ddpfix import log
-from ddpfix.ranks import async_sum, consent, gather_rows, limits, lookahead, streams, uneven
-from ddpfix.ranks.async_sum import PendingSum
-from ddpfix.ranks.store import count, default_store, has, keys, look_until, put
+from ddpfix.ranks.groups import timeouts
+from ddpfix.ranks.store import consent
+from ddpfix.ranks.store.keys import count, default_store, has, keys, look_until, put
+from ddpfix.ranks.uneven import async_sum, gather_rows, lookahead, policy, streams
+from ddpfix.ranks.uneven.async_sum import PendingSum
 
 from ..internals import process_groups
 from ..pipeline import trained
@@ -83,7 +85,7 @@ def batches(
     loop = f"{asker} {type(loader.dataset).__name__} {loader.batch_size} {given}"
     place = f"uneven/{count(store, 'uneven')}/{meetings.forwards.begun}/{loop}"
     # Another rank that waits in a collective meanwhile is not to run into its limit.
-    limit = min(_LIMIT, (limits.shortest() or _LIMIT) / 4)
+    limit = min(_LIMIT, (timeouts.shortest() or _LIMIT) / 4)
     if not consent.all_come(place, process_groups.ranks_of(None), limit):
         meetings.give_up(
             f"not all ranks asked for batch {given + 1} of a {type(loader.dataset).__name__} after the same training"
@@ -100,7 +102,7 @@ def batches(
     if len(set(numbers)) == 1:
         return None
     target = min(numbers) if stop else max(numbers)
-    log.info(uneven.line([given + number for number in numbers], given + target))
+    log.info(policy.line([given + number for number in numbers], given + target))
     return Counted(source, target)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
-from ddpfix.ranks.uneven import Held, policy
+from ddpfix.ranks.uneven.policy import Held, policy
 
 from ..internals import process_groups
 from ..pipeline import ddp, trained

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import List, Sequence
 
-from ddpfix.ranks import comparison
+from ddpfix.ranks.store import comparison
 
 from ..internals import process_groups
 from ..pipeline import ddp

@@ -6,8 +6,8 @@ from typing import Any, List, Optional
 
 from torch import distributed
 
-from ddpfix.ranks import groups
-from ddpfix.ranks.agreement import Members
+from ddpfix.ranks.agreement.meeting import Members
+from ddpfix.ranks.groups.names import name_of
 
 
 def ranks_of(group: Any) -> List[int]:
@@ -27,7 +27,7 @@ def members_of(group: Any, ranks: Optional[List[int]] = None) -> Members:
     whole = ranks_of(group)
     found = whole if ranks is None else ranks
     # Of a hybrid's ranks each knows another group as its own: what all of them know is the default one.
-    return Members(groups.name_of(group if found == whole else None, found), found, own_rank())
+    return Members(name_of(group if found == whole else None, found), found, own_rank())
 
 
 def default() -> Any:

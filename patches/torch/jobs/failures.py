@@ -1,4 +1,4 @@
-"""A rank that fails tells all ranks why, wherever there is a process group; :mod:`ddpfix.ranks.sentinel` has how."""
+"""A rank that fails tells all ranks why, wherever there is a process group; :mod:`.failures.sentinel` has how."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..pipeline.process_group import ProcessGroup
 from .world import Beside
 
 if TYPE_CHECKING:
-    from ddpfix.ranks.sentinel import Sentinel
+    from ddpfix.ranks.failures.sentinel import Sentinel
 
 
 class Steps(ddp.Stage):
@@ -98,8 +98,8 @@ class Reporter(Beside):
 
     def make(self, store: Any, rank: int, size: int) -> None:
         # Not at the head of this file: a process without a group needs none of it.
-        from ddpfix.ranks import exits
-        from ddpfix.ranks.sentinel import Sentinel
+        from ddpfix.ranks.failures import exits
+        from ddpfix.ranks.failures.sentinel import Sentinel
 
         exits.watch()
         self._sentinel = Sentinel(store, rank, size, self._step)
@@ -133,6 +133,6 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _forget() -> None:
-    exits: Any = sys.modules.get("ddpfix.ranks.exits")
+    exits: Any = sys.modules.get("ddpfix.ranks.failures.exits")
     if exits is not None:
         exits.forget()

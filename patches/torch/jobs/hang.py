@@ -12,7 +12,7 @@ from . import failures
 from .world import Beside
 
 if TYPE_CHECKING:
-    from ddpfix.ranks.hang.watch import Watch
+    from ddpfix.ranks.hang.monitor import Watch
 
 
 class Watching(Beside):
@@ -48,7 +48,7 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _watch(site: Site, failing: failures.Failing, store: Any, rank: int, size: int) -> Watch:
     # Not at the head of this file: a process without a group needs none of it.
-    from ddpfix.ranks.hang.watch import Limits, Watch
+    from ddpfix.ranks.hang.monitor import Limits, Watch
 
     limits = Limits(*_seconds(site))
     return Watch(store, rank, size, failing.step, limits, _folder(site), failing.micro)

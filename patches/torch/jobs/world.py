@@ -7,8 +7,8 @@ from typing import Any
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ranks.connection import is_torchs
-from ddpfix.ranks.store import default_store
+from ddpfix.ranks.store.connection import is_torchs
+from ddpfix.ranks.store.keys import default_store
 
 from ..pipeline.process_group import Follower
 

@@ -27,9 +27,10 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.layerdrop import schedule, training
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
-from ddpfix.ranks import roll_call, wrap_hooks
+from ddpfix.ranks.store import roll_call
 
 from ..internals import modes, process_groups
 from ..internals.wrapper import BUILD, find_tensors

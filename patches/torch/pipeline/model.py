@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, TypeVar, cast
 
 from ddpfix.layerdrop import training
-from ddpfix.ranks import roll_call
+from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups
 from ..internals.wrapper import parameters_of

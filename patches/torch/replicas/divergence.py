@@ -24,9 +24,9 @@ from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
+from ddpfix.models.parameter_names import in_short
 from ddpfix.patching.site import Site
-from ddpfix.ranks.parameter_names import in_short
-from ddpfix.ranks.store import default_store, has, keys, put
+from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers

@@ -15,7 +15,7 @@ from torch import distributed
 
 from ddpfix import __version__, log
 from ddpfix.patching.site import Site
-from ddpfix.ranks import last_words
+from ddpfix.ranks.failures import last_words
 from ddpfix.trace import schema
 from ddpfix.trace.writer import Writer
 
@@ -84,7 +84,7 @@ def how_it_ends() -> str:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and not isinstance(error, SystemExit):
         return f"failed: {last_words.words(error)}"
-    exits: Any = sys.modules.get("ddpfix.ranks.exits")
+    exits: Any = sys.modules.get("ddpfix.ranks.failures.exits")
     known = exits.last() if exits is not None else None
     if known is not None:
         return f"failed: {known.handled or f'exit code {known.code}{known.place}'}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
-from ddpfix.ranks import roll_call
+from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups, tensors
 from ..pipeline import ddp

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
 import torch
 
 from ddpfix import log
-from ddpfix.ranks.parameter_names import in_short
+from ddpfix.models.parameter_names import in_short
 
 from ..buckets.window import WINDOW
 from ..internals import autograd, reducer

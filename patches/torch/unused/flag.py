@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ddpfix import log
 from ddpfix.layerdrop import cover
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Registry, Site
-from ddpfix.ranks import wrap_hooks
 
 from ..internals.wrapper import rebuild
 from ..pipeline import ddp

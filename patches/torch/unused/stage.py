@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Type
 
 from ddpfix import log
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import can_ask
+from ddpfix.ranks.store.keys import can_ask
 
 from ..buckets.window import leave, window_of
 from ..internals import wrapper as private

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ddpfix import log
-from ddpfix.ranks.parameter_names import in_short
+from ddpfix.models.parameter_names import in_short
 
 from ..pipeline import ddp
 

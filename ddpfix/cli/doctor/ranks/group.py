@@ -12,7 +12,7 @@ from ddpfix.cli.doctor import private
 from ddpfix.cli.doctor.ranks import measure
 from ddpfix.cli.doctor.ranks.meeting import Meeting
 from ddpfix.cli.doctor.ranks.place import Place
-from ddpfix.ranks import agreement
+from ddpfix.ranks.agreement import meeting
 
 MAKING, AGREEING = "making the process group", "ddpfix's agreement"
 # What a rank does, in this order.
@@ -100,12 +100,12 @@ class Group:
 
     def _agree(self, facts: Dict[str, str], patience: float) -> Dict[str, Any]:
         begun = time.perf_counter()
-        agreement.announce()
+        meeting.announce()
         problem: Optional[str] = None
         try:
-            members = agreement.Members("doctor", list(range(self._place.size)), self._place.rank)
-            agreement.meet(members, facts, 0, patience)
-        except agreement.AgreementError as error:
+            members = meeting.Members("doctor", list(range(self._place.size)), self._place.rank)
+            meeting.meet(members, facts, 0, patience)
+        except meeting.AgreementError as error:
             problem = private.text(str(error))
         return {"problem": problem, "seconds": time.perf_counter() - begun}
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Callable, Dict, List, Optional
 
 from ddpfix.cli.doctor.ranks.place import Place
-from ddpfix.ranks.store import has, look_until, put
+from ddpfix.ranks.store.keys import has, look_until, put
 
 # Seconds between two looks at the store.
 _PAUSES = (0.001, 0.5)

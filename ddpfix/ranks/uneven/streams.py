@@ -1,4 +1,4 @@
-"""Ranks whose loaders cannot say how many batches they have end an epoch together (:mod:`ddpfix.ranks.lookahead`).
+"""Ranks whose loaders cannot say how many batches they have end an epoch together (:mod:`.lookahead`).
 
 What ranks exchange about the next batch: how many have one that they have not trained on in this epoch, and how many
 have any.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Iterator, List, Sequence
 
 from ddpfix import log
-from ddpfix.ranks import lookahead
+from ddpfix.ranks.uneven import lookahead
 
 
 class Agreed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence
 
-from ddpfix.ranks.async_sum import PendingSum
+from ddpfix.ranks.uneven.async_sum import PendingSum
 
 
 def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> List[List[int]]:
@@ -16,7 +16,8 @@ def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> 
         group: a process group; None is the default one.
 
     Raises:
-        RuntimeError: a rank has ended; :class:`~ddpfix.ranks.first_failure.PeerFailedError` if it left a cause.
+        RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failures.first_failure.PeerFailedError` if
+        it left a cause.
     """
     from torch import distributed
 

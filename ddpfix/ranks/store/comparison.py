@@ -12,7 +12,7 @@ import json
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from ddpfix.background import Background
-from ddpfix.ranks.store import default_store, has, keys, look_until, put
+from ddpfix.ranks.store.keys import default_store, has, keys, look_until, put
 
 # Seconds to wait for the other ranks, and for a store that does not answer.
 LIMIT = 2.0

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, List, Optional, Sequence
 
 from ddpfix import log
-from ddpfix.ranks import first_failure
+from ddpfix.ranks.failures import first_failure
 
 # By the default process group, ours of the same ranks, which torch keeps until the default one is destroyed. Both are
 # weak: a group that is kept alive keeps its store, and so the port that the next group may want.
@@ -62,7 +62,8 @@ class PendingSum:
         """The sums over all ranks; waits until the last rank has sent its numbers.
 
         Raises:
-            RuntimeError: a rank has ended; :class:`~ddpfix.ranks.first_failure.PeerFailedError` if it left a cause.
+            RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failures.first_failure.PeerFailedError` if
+                it left a cause.
         """
         try:
             self._work.wait()

@@ -14,7 +14,7 @@ import re
 import socket
 from typing import Any, Dict, List, Optional, Sequence
 
-from ddpfix.ranks.store import has
+from ddpfix.ranks.store.keys import has
 
 # Ranks of one host have numbers close to each other: how far from a rank its neighbours are looked for.
 _NEAR = 16

@@ -9,9 +9,9 @@ import contextlib
 from typing import Any, Iterator, List, Optional
 
 from ddpfix import log
-from ddpfix.ranks import error_file
-from ddpfix.ranks.last_words import follows
-from ddpfix.ranks.store import default_store, has, keys, look_until, put
+from ddpfix.ranks.failures import error_file
+from ddpfix.ranks.failures.last_words import follows
+from ddpfix.ranks.store.keys import default_store, has, keys, look_until, put
 
 # How long a failed rank waits until all others have seen the cause: rank 0 may hold the store, which ends with it.
 LINGER = 5.0

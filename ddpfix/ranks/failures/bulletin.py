@@ -8,9 +8,9 @@ import os
 import socket
 from typing import List, NamedTuple, Optional
 
-from ddpfix.ranks import first_failure
-from ddpfix.ranks.connection import Connection
-from ddpfix.ranks.store import has, put
+from ddpfix.ranks.failures import first_failure
+from ddpfix.ranks.store.connection import Connection
+from ddpfix.ranks.store.keys import has, put
 
 # Ends that are kept: whoever comes later has mostly failed because of these.
 _KEPT = 4

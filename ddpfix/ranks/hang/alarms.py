@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from ddpfix.ranks.connection import Connection
 from ddpfix.ranks.hang.position import Position
 from ddpfix.ranks.hang.processes import Who
-from ddpfix.ranks.store import absent, has, put, read
+from ddpfix.ranks.store.connection import Connection
+from ddpfix.ranks.store.keys import absent, has, put, read
 
 
 class Told(NamedTuple):

@@ -18,12 +18,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ddpfix import log
 from ddpfix.background import Background
-from ddpfix.ranks import collectives, error_file, limits
-from ddpfix.ranks.connection import Connection
+from ddpfix.ranks.failures import error_file
+from ddpfix.ranks.groups import collectives, timeouts
 from ddpfix.ranks.hang import absent, processes, stacks, verdict
-from ddpfix.ranks.hang.meeting import Meeting, Told
+from ddpfix.ranks.hang.alarms import Meeting, Told
 from ddpfix.ranks.hang.position import Position, Tracker
 from ddpfix.ranks.hang.processes import Who
+from ddpfix.ranks.store.connection import Connection
 
 # Seconds between two looks at this rank, and how many looks a second the store has to answer at most.
 PERIOD, LOOKS = 2.0, 200
@@ -160,7 +161,7 @@ class Watch:
 
     def _limit(self) -> float:
         """Seconds that are too long: fewer than collectives wait, so that this is said first."""
-        known = [limits.shortest(group) for group in collectives.groups()]
+        known = [timeouts.shortest(group) for group in collectives.groups()]
         self._least = min([self._given.hang, *(PART * each for each in known if each)])
         return self._least
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, Optional, Sequence
 
-from ddpfix.ranks.async_sum import PendingSum
+from ddpfix.ranks.uneven.async_sum import PendingSum
 
 # In the place of a batch: this rank has none.
 NOTHING = object()

@@ -18,7 +18,7 @@ import traceback
 from types import FrameType
 from typing import Any, Callable, List, NamedTuple, Optional
 
-from ddpfix.ranks.last_words import OWN, follows, is_users, words
+from ddpfix.ranks.failures.last_words import OWN, follows, is_users, words
 
 
 class Exit(NamedTuple):

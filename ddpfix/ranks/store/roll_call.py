@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Sequence
 
-from ddpfix.ranks import limits
-from ddpfix.ranks.store import count, delete, group_store, keys, look_until, passing_store, pauses
+from ddpfix.ranks.groups import timeouts
+from ddpfix.ranks.store.keys import count, delete, group_store, keys, look_until, passing_store, pauses
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0002, 0.05)
@@ -71,7 +71,7 @@ def limit_of(group: Any, most: float = LIMIT) -> float:
         group: a process group; None is the default one.
         most: the largest value.
     """
-    limit = limits.shortest(group)
+    limit = timeouts.shortest(group)
     return most if limit is None else min(most, limit / 2)
 
 
@@ -79,7 +79,7 @@ def name_of_next(group: str, kind: str) -> str:
     """A name for the next thing of a kind that the members of a group have in the same order, the same on all ranks.
 
     Args:
-        group: its name (:func:`ddpfix.ranks.groups.name_of`).
+        group: its name (:func:`ddpfix.ranks.groups.names.name_of`).
         kind: things of another kind are counted apart.
     """
     return f"{group}/{kind}/{count(group_store(), f'{group}/{kind}')}"

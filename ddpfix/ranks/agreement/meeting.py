@@ -15,10 +15,23 @@ import weakref
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
-from ddpfix.ranks import hosts, limits, roll_call
-from ddpfix.ranks import store as stores
-from ddpfix.ranks.groups import Members as Members
-from ddpfix.ranks.store import count, default_store, enter, has, is_here, keys, look_until, put, remember, remembered
+from ddpfix.ranks.agreement import hosts
+from ddpfix.ranks.groups import timeouts as limits
+from ddpfix.ranks.groups.names import Members as Members
+from ddpfix.ranks.store import keys as stores
+from ddpfix.ranks.store import roll_call
+from ddpfix.ranks.store.keys import (
+    count,
+    default_store,
+    enter,
+    has,
+    is_here,
+    keys,
+    look_until,
+    put,
+    remember,
+    remembered,
+)
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0005, 0.5)
@@ -135,7 +148,7 @@ class Word:
     Args:
         ranks: the global ranks of the group, in the group's order.
         rank: this process's global rank.
-        group: its name (:func:`ddpfix.ranks.groups.name_of`).
+        group: its name (:func:`ddpfix.ranks.groups.names.name_of`).
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, group: str) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpfix import log
 from ddpfix.background import Background
-from ddpfix.ranks import error_file, exits, first_failure, last_words, main_thread
-from ddpfix.ranks.bulletin import Bulletin, End, Life, is_gone
-from ddpfix.ranks.connection import Connection, StoreLostError
+from ddpfix.ranks.failures import error_file, exits, first_failure, last_words, main_thread
+from ddpfix.ranks.failures.bulletin import Bulletin, End, Life, is_gone
+from ddpfix.ranks.store.connection import Connection, StoreLostError
 
 # Seconds between two looks at the store, and how many looks a second the store has to answer at most.
 PERIOD, LOOKS = 2.0, 200

@@ -16,7 +16,7 @@ import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpfix.background import Background
-from ddpfix.ranks.store import keys
+from ddpfix.ranks.store.keys import keys
 
 # Seconds in which a server takes or refuses a connection; and in which torch's client has made one to a busy server.
 _SLOW, _BUSY = 2.0, 10.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ddpfix.ranks.store import default_store, has, keys, look_until, pauses, put
+from ddpfix.ranks.store.keys import default_store, has, keys, look_until, pauses, put
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0002, 0.05)

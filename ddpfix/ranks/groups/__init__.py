@@ -1,0 +1,1 @@
+"""Names, collectives and time-outs of process groups."""
