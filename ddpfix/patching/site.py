@@ -118,7 +118,7 @@ class Site:
 
     def in_force(self) -> List[Record]:
         """The records of this patch, and of the sites that it shares with other patches."""
-        return [*self.records, *(record for part in self.parts for record in part.records)]
+        return [*self.records, *(record for part in self.parts for record in part.in_force())]
 
     def replace(self, owner: Any, attribute: str, now: Any) -> None:
         """Set ``owner.attribute``; ``now`` may be a descriptor."""

@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from ddpfix.patches.torch.pipeline import ddp
+from ddpfix.patches.torch.pipeline.clock import Clock, Clocks
 from ddpfix.patches.torch.replicas import divergence, interval
 from torch import distributed
 
@@ -110,14 +111,15 @@ class _Replica:
         for parameter in self._wrapper.module.parameters():
             parameter.grad = torch.ones_like(parameter)
         self.model = ddp.Wrapped(self._wrapper, "model")
-        self.counts = divergence.Counts(self.model)
+        self._clock = Clock(self.model, Clocks())
+        self.counts = divergence.Counts(self._clock)
         self._watch = divergence.Watch(self.model, self.counts, "warn", EVERY)
         self._optimizer = torch.optim.SGD(self._wrapper.module.parameters(), lr=0.1)
 
     def step(self) -> bool:
         """One step; whether it is known by now that the replicas have parted."""
         self._watch.step_begins()
-        self.counts.forward_ended(None)
+        self._clock.end(None)
         self._watch.step_ended(self._optimizer)
         return bool(self.counts.reported)
 

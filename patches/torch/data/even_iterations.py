@@ -14,7 +14,7 @@ import torch
 from ddpfix.ranks.uneven import lookahead, policy
 
 from ..internals import loaders
-from ..pipeline import trained
+from ..pipeline.clock import Clocks
 from . import even_lengths
 
 # Modules between a loop and its batches.
@@ -33,7 +33,8 @@ class Passes:
     """
 
     def __init__(self) -> None:
-        self.forwards = trained.Forwards()
+        # Another one as soon as something is looked after.
+        self.forwards = Clocks()
         self.meetings = even_lengths.Meetings(self.forwards)
         self.reads_again = False
         self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
@@ -41,14 +42,16 @@ class Passes:
         self._stop: Optional[bool] = None
         self._held: Optional[policy.Held] = None
 
-    def begin_with(self, stop: bool, held: policy.Held) -> None:
+    def begin_with(self, stop: bool, held: policy.Held, clocks: Clocks) -> None:
         """Look after the passes that begin from now on.
 
         Args:
             stop: whether all ranks end with the first one that has no more batches; else they read theirs again.
             held: the loaders that a toolkit's own patch looks after.
+            clocks: count the training forwards.
         """
-        self._stop, self._held = stop, held
+        self._stop, self._held, self.forwards = stop, held, clocks
+        self.meetings = even_lengths.Meetings(clocks)
 
     def forget(self) -> None:
         """Look after no pass any more (undo)."""

@@ -18,7 +18,7 @@ from ddpfix.ranks.uneven import async_sum, gather_rows, lookahead, policy, strea
 from ddpfix.ranks.uneven.async_sum import PendingSum
 
 from ..internals import process_groups
-from ..pipeline import trained
+from ..pipeline.clock import Clocks
 
 # Seconds for which ranks wait for each other once a pass, and after which one looks whether another one has left.
 _LIMIT, _LOOK = 30.0, 1.0
@@ -56,7 +56,7 @@ class Meetings:
         over: whether they did not once: then nothing is done any more.
     """
 
-    def __init__(self, forwards: trained.Forwards) -> None:
+    def __init__(self, forwards: Clocks) -> None:
         self.forwards, self.over = forwards, False
 
     def give_up(self, why: str) -> None:
@@ -195,7 +195,7 @@ class Streamed(streams.Epoch):
         raise LeftError(self.batch if self.fresh else lookahead.NOTHING)
 
 
-def _dropped(forwards: trained.Forwards, place: str, progress: List[int]) -> None:
+def _dropped(forwards: Clocks, place: str, progress: List[int]) -> None:
     # The store is not asked here, in the midst of anything. Mostly all ranks leave in the same step.
     if progress:
         forwards.at_next(functools.partial(_leave, place, progress[0]))

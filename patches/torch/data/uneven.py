@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
 from ddpfix.ranks.uneven.policy import Held, policy
 
-from ..internals import process_groups
-from ..pipeline import ddp, trained
+from ..pipeline import clock
+from ..pipeline.clock import Clocks
 from . import even_iterations, even_lengths
 
 
 def watch(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    own = site.keep(even_iterations.Passes)
-    own.begin_with(policy(site, "a loop of your own") == "stop", site.keep(Held))
-    ddp.put(site, owner, Uneven(own.forwards))
+    own, clocks = site.keep(even_iterations.Passes), site.keep(Clocks)
+    own.begin_with(policy(site, "a loop of your own") == "stop", site.keep(Held), clocks)
+    clocks.follow(site, owner, "uneven")
+    clocks.counts = True
     site.at_undo(own.forget)
-    for each in (even_iterations, even_lengths, trained):
+    for each in (even_iterations, even_lengths, clock):
         skip_module(sys.modules[each.__name__])
 
 
@@ -48,17 +49,3 @@ def batches(site: Site, module: ModuleType, owner: Any) -> None:
     """Give as many batches as on the other ranks."""
     site.wrap_hot(owner, "__next__", site.keep(even_iterations.Passes).next_batch)
     skip_frames(vars(owner)["__next__"])
-
-
-class Uneven(ddp.Stage):
-    """Counts the training forwards that end in a reduction over all ranks."""
-
-    place = "uneven"
-
-    def __init__(self, forwards: trained.Forwards) -> None:
-        self._forwards = forwards
-
-    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
-        ranks = process_groups.ranks_of(model.wrapper.process_group)
-        if 1 < len(ranks) == len(process_groups.ranks_of(None)):
-            model.attach(self.place, trained.Counter(model.wrapper, self._forwards).begin)

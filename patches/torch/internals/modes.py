@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, List
+from typing import Any, ContextManager
 
 import torch
 
@@ -18,12 +18,12 @@ def hidden() -> ContextManager[None]:
 
 # How many modes of a program (TorchDispatchMode, TorchFunctionMode) see each function of torch that is called.
 _NAMES = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
-_DEPTHS: List[Callable[[], int]] = [getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)]
+_DISPATCH, _FUNCTION = (getattr(torch._C, name, lambda: 0) for name in _NAMES)
 
 
 def any_mode() -> bool:
     """Return whether a mode of the program's is on."""
-    return any(depth() for depth in _DEPTHS)
+    return bool(_DISPATCH() or _FUNCTION())
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ddpfix.patching.site import Site
 
+from ..pipeline.clock import Clocks
 from ..pipeline.process_group import ProcessGroup
-from . import failures
 from .world import Beside
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Watching(Beside):
         self._watch: Optional[Watch] = None
 
     def make(self, store: Any, rank: int, size: int) -> None:
-        self._watch = _watch(self._site, self._site.keep(failures.Failing), store, rank, size)
+        self._watch = _watch(self._site, self._site.keep(Clocks), store, rank, size)
 
     def exits(self) -> None:
         self.end("ended")
@@ -46,12 +46,12 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
         site.keep(ProcessGroup).follow(site, module, Watching(site))
 
 
-def _watch(site: Site, failing: failures.Failing, store: Any, rank: int, size: int) -> Watch:
+def _watch(site: Site, clocks: Clocks, store: Any, rank: int, size: int) -> Watch:
     # Not at the head of this file: a process without a group needs none of it.
     from ddpfix.ranks.hang.monitor import Limits, Watch
 
     limits = Limits(*_seconds(site))
-    return Watch(store, rank, size, failing.step, limits, _folder(site), failing.micro)
+    return Watch(store, rank, size, clocks.step, limits, _folder(site), clocks.micro)
 
 
 def _seconds(site: Site) -> Any:

@@ -61,22 +61,24 @@ class Backwards:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         known, looking, runs = self.known, self.looking, _RUNS
-        thread = threading.get_ident
+        thread, tells = threading.get_ident, autograd.TELLS
         # Where the engine does not tell, all threads count as one: its own threads call backward within a checkpoint.
-        is_nested: Callable[[], bool] = autograd.runs_here if autograd.TELLS else (lambda: bool(runs))
+        is_nested: Callable[[], bool] = autograd.runs_here if tells else (lambda: bool(runs))
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if not known or is_nested():
                 return original(*args, **kwargs)
-            here = thread()
-            runs.add(here)
+            here = 0 if tells else thread()
+            if not tells:
+                runs.add(here)
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 self._failed(error, args[0] if args else kwargs.get("tensors"))
                 raise
             finally:
-                runs.discard(here)
+                if not tells:
+                    runs.discard(here)
             if looking:
                 self._ended(args[0] if args else kwargs.get("tensors"))
             return result

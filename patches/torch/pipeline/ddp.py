@@ -33,7 +33,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.store import roll_call
 
 from ..internals import modes, process_groups
-from ..internals.wrapper import BUILD, find_tensors
+from ..internals.wrapper import BUILD, find_tensors, inner
 from .model import MODELS as MODELS
 from .model import Slot as Slot
 from .model import Wrapped as Wrapped
@@ -232,7 +232,7 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
 
 def trains(wrapper: Any) -> bool:
     """Whether a forward of a model under DDP is one of training: what counts is the mode that its layers see."""
-    return bool(wrapper.module.training)
+    return bool(inner(wrapper).training)
 
 
 def tensors(output: Any) -> Sequence[Any]:

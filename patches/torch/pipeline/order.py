@@ -5,7 +5,7 @@ from __future__ import annotations
 # Where each stage stands, the first one outermost: it sees the arguments first, and the end of a forward last.
 ORDER = (
     "trace",  # Times all that the other stages do as well, as a part of the forward.
-    "failures",  # Counts every training forward, also one in which a later stage fails.
+    "clock",  # Counts every training forward, also one in which a later stage fails.
     "agreement",  # Must come before every stage that communicates: all ranks have to be present.
     "flag",  # Every later stage depends on whether DDP looks for unused parameters.
     "bucket_view",  # Changes an argument of its own.
@@ -14,7 +14,6 @@ ORDER = (
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
     "samples",  # Looks at the inputs of a forward, which no stage changes.
     "evaluation",  # Concerns forwards without gradients only, which no other stage sees.
-    "uneven",  # Counts the forwards of training, and changes nothing of them.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
     "past",  # Looks at the finished wrapper only, and changes nothing of it.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.

@@ -30,6 +30,7 @@ from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
+from ..pipeline.clock import CLOCK, Clock, Clocks
 from ..pipeline.steps import Steps
 from . import fingerprint
 from .interval import Pace
@@ -54,6 +55,7 @@ class DriftError(RuntimeError):
 def watch(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
     stage = Drift(site.keep(Steps), str(site.settings["drift"]), int(site.settings["drift_steps"]))
+    site.keep(Clocks).follow(site, owner, stage.place)
     ddp.put(site, owner, stage)
     site.at_undo(stage.end)
 
@@ -61,22 +63,23 @@ def watch(site: Site, module: ModuleType, owner: Any) -> None:
 class Counts:
     """What all optimizers of one model have in common.
 
+    Args:
+        clock: counts the forwards that have prepared a reduction.
+
     Attributes:
-        forwards: how many forwards have prepared a reduction.
         watches: how many of its optimizers were watched.
         reported: whether it was said that its replicas differ.
     """
 
-    def __init__(self, model: ddp.Wrapped) -> None:
-        self._model = weakref.ref(model)
-        self.forwards = self.watches = 0
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.watches = 0
         self.reported = False
 
-    def forward_ended(self, output: Any) -> None:
-        """Called after a forward with gradients enabled."""
-        model = self._model()
-        if model is not None and model.wrapper.require_backward_grad_sync:
-            self.forwards += 1
+    @property
+    def forwards(self) -> int:
+        """How many forwards have prepared a reduction."""
+        return self._clock.prepared
 
 
 class Drift(ddp.Stage):
@@ -101,8 +104,10 @@ class Drift(ddp.Stage):
         # A model without a name may be on some ranks only.
         if not model.number or optimizers.is_alone(model):
             return
-        counts = self._counts[model] = Counts(model)
-        model.attach(self.place, after=counts.forward_ended)
+        clock = CLOCK.of(model)
+        if clock is None:
+            return
+        self._counts[model] = Counts(clock)
         if not self._models:
             self._optimizer_steps.follow(self.place, self._steps, self._stepped)
         self._models += 1

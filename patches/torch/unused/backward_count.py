@@ -185,12 +185,13 @@ def _reductions() -> List[Reduction]:
 
 
 def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    reductions = _reductions()
-    for reduction in reductions:
+    affected: List[Reduction] = []
+    for reduction in _reductions():
         # An optimizer within the backward uses gradients before anything can average them, in plain torch as well.
         if reduction.state is RUNNING and _holds(optimizer, reduction):
             reduction.left_to_torch = True
-    affected = [each for each in reductions if each.backwards.may_wait and _holds(optimizer, each)]
+        if reduction.backwards.may_wait and _holds(optimizer, reduction):
+            affected.append(reduction)
     if not affected:
         return None
     _complete(affected)

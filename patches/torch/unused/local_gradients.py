@@ -68,7 +68,8 @@ class FirstStep:
 
     def ended(self) -> None:
         """Forget everything, because the next reduced step begins."""
-        self._outputs, self._own, self._mean = [], [], None
+        if self._outputs or self._own:
+            self._outputs, self._own, self._mean = [], [], None
 
 
 class Output:

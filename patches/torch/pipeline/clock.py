@@ -1,0 +1,135 @@
+"""The one count of training forwards: which step a model is in, and which micro-batch of it.
+
+A step is a training forward: a forward with gradients enabled of a model in training mode (:func:`.ddp.trains`), also
+under ``no_sync``. Failures, hangs, the comparison of replicas and loops of uneven length read it here.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Callable, List, Optional
+
+from ddpfix.patching.site import Site
+
+from ..internals import process_groups
+from ..internals.wrapper import joins
+from . import ddp
+from .shared import Shared
+
+
+class Clock:
+    """The forwards of one model, which it outlives.
+
+    Attributes:
+        number: of the training forward that was begun last, from 1.
+        prepared: how many forwards have ended that prepared a reduction, in whatever mode.
+    """
+
+    def __init__(self, model: ddp.Wrapped, clocks: Clocks) -> None:
+        self._wrapper, self._clocks = weakref.ref(model.wrapper), clocks
+        ranks = process_groups.ranks_of(model.wrapper.process_group)
+        self._is_of_all = 1 < len(ranks) == len(process_groups.ranks_of(None))
+        self.number = self.prepared = 0
+        # The forwards ahead of those whose gradients are summed now, and whether the last one has ended such a sum.
+        self._before, self._reduced = 0, True
+
+    def begin(self) -> None:
+        """A forward with gradients enabled begins."""
+        wrapper = self._wrapper()
+        if wrapper is None or not ddp.trains(wrapper):
+            return
+        if self._reduced:
+            self._before = self.number
+        self._reduced = wrapper.require_backward_grad_sync
+        self.number += 1
+        self._clocks.last = self
+        if self._clocks.counts and self._reduced and self._is_of_all and not joins(wrapper):
+            self._clocks.begin()
+
+    def end(self, output: Any) -> None:
+        """A forward with gradients enabled has ended."""
+        wrapper = self._wrapper()
+        if wrapper is not None and wrapper.require_backward_grad_sync:
+            self.prepared += 1
+
+    def micro(self) -> int:
+        """Which micro-batch of its step the last forward is; 0 where ``no_sync`` is not used."""
+        number = self.number - self._before
+        return 0 if self._reduced and number == 1 else number
+
+
+CLOCK: ddp.Slot[Clock] = ddp.Slot()
+
+
+class Clocks:
+    """The clocks of all models in one activation.
+
+    Attributes:
+        last: that of the model whose training forward was begun last.
+        counts: whether forwards that end in a reduction over all ranks are counted for all models together.
+        begun: how many of those have begun: each is one on all ranks. A model under ``join()`` does not count, since
+            its program has ranks with different numbers of batches, and does something about it.
+    """
+
+    def __init__(self) -> None:
+        self.last: Optional[Clock] = None
+        self.counts, self.begun = False, 0
+        self._due: List[Callable[[], None]] = []
+        self._shared: Shared[None] = Shared("torch.clock", ("failures", "drift", "uneven"))
+
+    def follow(self, site: Site, owner: Any, place: str) -> None:
+        """Count until the patch is undone.
+
+        Args:
+            site: of the patch.
+            owner: the class ``DistributedDataParallel``.
+            place: whose patch it is.
+        """
+        self._shared.join(site, place, None, functools.partial(self._put_on, owner))
+
+    def _put_on(self, owner: Any, site: Site) -> None:
+        ddp.put(site, owner, Counting(self))
+        site.at_undo(self._stop)
+
+    def _stop(self) -> None:
+        self.last = None
+
+    def step(self) -> Optional[int]:
+        """The training forward that was begun last; None where no model is under DDP, or nothing counts."""
+        return None if self.last is None else self.last.number
+
+    def micro(self) -> int:
+        """Which micro-batch of its step that forward is; 0 where gradients are not accumulated."""
+        return 0 if self.last is None else self.last.micro()
+
+    def at_next(self, due: Callable[[], None]) -> None:
+        """Call this when the next forward begins that ends in a reduction over all ranks."""
+        self._due.append(due)
+
+    def forget(self) -> None:
+        """Count nothing over all ranks any more, and call nothing (undo)."""
+        self.counts = False
+        self._due.clear()
+
+    def begin(self) -> None:
+        """A forward that ends in a reduction over all ranks begins."""
+        while self._due:
+            self._due.pop()()
+        self.begun += 1
+
+
+class Counting(ddp.Stage):
+    """Gives each model its clock."""
+
+    place = "clock"
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        clock = CLOCK.put(model, Clock(model, self._clocks))
+        model.attach(self.place, clock.begin, clock.end)
+
+    def ended(self, model: ddp.Wrapped) -> None:
+        CLOCK.clear(model)
