@@ -71,7 +71,7 @@ class _Beginning:
         """Called with what the model is given in a forward that has gradients enabled."""
         self._inputs = None
         model = self._model()
-        if model is None or not model.wrapper.module.training:
+        if model is None or not ddp.trains(model.wrapper):
             return
         self._forwards += 1
         if self._forwards in _LOOKS:
