@@ -38,5 +38,5 @@ def traffic(wrapper: Any) -> Traffic:
     """
     found = COUNTED.get(wrapper)
     if found is None:
-        raise LookupError("the gradient buckets of this model are not looked at")
+        raise LookupError("the gradient buckets of this model are not observed")
     return found

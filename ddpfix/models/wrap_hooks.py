@@ -55,7 +55,7 @@ def run_before_wrap(model: Any, waiting: bool = True) -> Optional[Exception]:
         for action in [*_BEFORE, *(_BEFORE_WAITING if waiting else ())]:
             action(model)
     except Exception as error:
-        log.warning(f"the model could not be looked at ({error!r}); report this, and set DDPFIX=0 to go on without us")
+        log.warning(f"the model could not be inspected ({error!r}); report this, and set DDPFIX=0 to go on without us")
         return error
     return None
 
@@ -71,7 +71,7 @@ def forbid_reentrant(model: Any) -> None:
         try:
             action(model)
         except Exception as error:
-            log.warning(f"{action.__module__} could not look at a {type(model).__name__}: {error!r}")
+            log.warning(f"{action.__module__} could not inspect a {type(model).__name__}: {error!r}")
 
 
 def excludes(site: Site, what: Callable[[Any], str]) -> None:
@@ -99,7 +99,7 @@ def _answer(reason: Callable[[Any], str], model: Any) -> str:
         return reason(model)
     except Exception as error:
         # An error here is no reason to end the job: it goes on as without ddpfix.
-        log.warning(f"{reason.__module__} could not look at a {type(model).__name__}: {error!r}")
+        log.warning(f"{reason.__module__} could not inspect a {type(model).__name__}: {error!r}")
         return ""
 
 

@@ -87,7 +87,7 @@ def _how_ended(pid: int) -> str:
     try:
         done, status = os.waitpid(pid, os.WNOHANG)
     except OSError:
-        return "" if is_there(pid) else f"{where} is gone; its own message stands above."
+        return "" if is_there(pid) else f"{where} has exited; its own message stands above."
     if done == 0:
         return ""
     if os.WIFSIGNALED(status):

@@ -160,7 +160,7 @@ def _call(hooks: List[Hook], run: Run) -> None:
             # Raised on purpose: a setting that is invalid, or cannot work here.
             raise
         except Exception as error:
-            log.warning(f"{hook.__module__} could not look at the configuration, which stays as it was: {error!r}")
+            log.warning(f"{hook.__module__} could not read the configuration, which stays as it was: {error!r}")
 
 
 def _typed() -> Dict[str, str]:

@@ -37,7 +37,7 @@ def _downloaded(wrapped: Any, instance: Any, args: Any, kwargs: Dict[str, Any]) 
     try:
         return completed(result, users)
     except Exception as error:
-        log.warning(f"the configuration of {users.get('model')} could not be looked at: {error!r}")
+        log.warning(f"the configuration of {users.get('model')} could not be read: {error!r}")
         return result
 
 

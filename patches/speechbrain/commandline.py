@@ -70,7 +70,7 @@ def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any, typed: unknown.Typed
         return _parse(owner, wrapped, argv, typed)
     except Exception as error:
         # What is not accepted ends by SystemExit; anything else is a fault of ours, and no reason to end the job.
-        log.warning(f"the command line could not be looked at ({error!r}), and goes to SpeechBrain as it was typed")
+        log.warning(f"the command line could not be read ({error!r}), and goes to SpeechBrain as it was typed")
         result: Parsed = wrapped(argv)
         return result
 

@@ -84,7 +84,7 @@ def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
     if UNKNOWN in numbers:
         group = brains.cpu_group()
         if group is None:
-            log.warning("ranks cannot agree on their numbers of batches: this needs gloo, which is not to be had here")
+            log.warning("ranks cannot agree on their numbers of batches: this needs gloo, which is unavailable here")
             return loader
         return streams.Agreed(loader, stop, group)
     empty = [rank for rank, total in enumerate(totals) if not total]

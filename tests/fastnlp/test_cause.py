@@ -83,7 +83,7 @@ def test_a_rank_that_lost_its_peer_says_so(unpatched: Results, ours: Results) ->
     assert "by peer" in error
     last = error.splitlines()[-1]
     assert last.startswith("ddpfix: rank 0 did not fail first: the process ")
-    assert last.endswith(" of another rank is gone; its own message stands above.")
+    assert last.endswith(" of another rank has exited; its own message stands above.")
     assert FIRST not in ours["killed"][0].log
 
 

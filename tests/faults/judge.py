@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
         size: the number of ranks.
         end: ``survived``, ``ended`` or ``hung``.
         seconds: that it took.
-        told: how the user was told of the cause, in words.
+        told: what the user reads of the cause, in words.
         faults: what the rules say against it.
         plain: the end of the same run without ddpfix, where that was made.
     """

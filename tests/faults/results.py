@@ -27,7 +27,7 @@ def write(file: Path, outcomes: Sequence[Outcome]) -> None:
 def table(outcomes: Sequence[Outcome]) -> str:
     """One line a kind of fault."""
     lines = [
-        "| fault | runs | survived | ended with the cause | hung | against the rules | how the user was told |",
+        "| fault | runs | survived | ended with the cause | hung | against the rules | what the user reads |",
         "|---|---|---|---|---|---|---|",
     ]
     by_kind: Dict[str, List[Outcome]] = {kind: [each for each in outcomes if each.kind == kind] for kind in KINDS}

@@ -18,7 +18,7 @@ from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
 pytestmark = pytest.mark.patches("torch.drift")
-SAID = "rank 1 differs from rank 0 in Sequential since "
+SAID = "rank 1 diverged from rank 0 in Sequential "
 # What is said, by scenario; a comparison every four steps.
 PARTED = {
     "past_for_a_while": ["between steps 1 and 5: 4 of 4 parameters, first 0.weight (by "],
@@ -100,7 +100,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
 
 def lines(ranks: Ranks) -> List[List[str]]:
     """What each rank said of replicas that differ."""
-    return [[line for line in log.splitlines() if "differs from rank" in line] for log, _ in ranks]
+    return [[line for line in log.splitlines() if "diverged from rank" in line] for log, _ in ranks]
 
 
 def as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:

@@ -91,7 +91,7 @@ STAGED: Dict[str, Said] = {
     "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
     "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\), batch_idx 1 of epoch 1;", HERE, "stack tells"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
-    "killed_rank": Said("rank 2 ended without a word", r"process \d+ on \S+ is gone", "It was killed"),
+    "killed_rank": Said("rank 2 ended without a word", r"process \d+ on \S+ has exited", "It was killed"),
     "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "These are different calls"),
     "debugged": Said("rank 1 has been in a debugger", HERE, "Somebody debugs it: nothing is ended"),
 }

@@ -79,7 +79,7 @@ def test_wrong_values_and_errors_are_told() -> None:
         ([["gloo"], ["gloo"]], None, "gloo", ""),
         ([["nccl", "gloo"], ["nccl", "gloo"]], None, "nccl", ""),
         ([["nccl", "gloo"], ["gloo"]], None, "gloo", "some ranks have GPUs and NCCL"),
-        ([["gloo"], ["gloo"]], "nccl", None, "nccl is not to be had on 2 of 2"),
+        ([["gloo"], ["gloo"]], "nccl", None, "nccl is unavailable on 2 of 2"),
         ([["nccl", "gloo"], ["nccl", "gloo"]], "gloo", "gloo", ""),
     ],
 )

@@ -55,5 +55,5 @@ def _safe(name: str, look: Callable[[], Section]) -> Tuple[Dict[str, Any], List[
     try:
         return look()
     except Exception as error:
-        text = f"this part could not be looked at: {private.error(error)}"
+        text = f"this part could not be examined: {private.error(error)}"
         return {"error": private.error(error)}, [Finding(WARNING, name, text, "report it; the other parts are whole")]

@@ -177,7 +177,7 @@ class Word:
         if not self._asks:
             return None
         if store is None:
-            raise AgreementError("the process group in which this model was wrapped is no more")
+            raise AgreementError("the process group in which this model was wrapped has been destroyed")
         mine = keys(store, self._name)
         if self._speaks(store, mine):
             put(mine, "told", json.dumps(list(numbers)))

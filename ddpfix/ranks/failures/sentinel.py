@@ -221,9 +221,9 @@ class Sentinel:
         for rank, life in self._lives(_NEIGHBOURS).items():
             if is_gone(life):
                 return (
-                    f"rank {rank} ended without a word{self._last_seen(life)}: process {life.pid} on {life.host} is"
-                    " gone. It was killed (SIGKILL, as when the system has no memory left, or another signal) or called"
-                    " os._exit"
+                    f"rank {rank} ended without a word{self._last_seen(life)}: process {life.pid} on {life.host} has"
+                    " exited. It was killed (SIGKILL, as when the system has no memory left, or another signal) or"
+                    " called os._exit"
                 )
         return ""
 

@@ -36,7 +36,7 @@ _CONNECTIONS = 256
 _SHORT = 2.0
 _LEAVES = {"left": "has left its process group", "ended": "has come to the end of its program"}
 _ABSENT = {
-    processes.GONE: (absent.GONE, "ended without a word: process {0.pid} on {0.host} is gone"),
+    processes.GONE: (absent.GONE, "ended without a word: process {0.pid} on {0.host} has exited"),
     processes.STOPPED: (absent.STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
     processes.TRACED: (absent.TRACED, "is held by a debugger: process {0.pid} on {0.host}"),
 }

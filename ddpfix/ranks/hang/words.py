@@ -27,7 +27,7 @@ _GONE = {
     "stopped": "kill -CONT has it go on",
     "traced": "A debugger holds it: nothing is ended",
     "left": "",
-    "silent": "Code in C that keeps Python's lock, a machine that is gone, or a program without ddpfix?",
+    "silent": "Code in C that keeps Python's lock, a machine that is down, or a program without ddpfix?",
 }
 
 

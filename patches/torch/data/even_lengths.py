@@ -94,7 +94,7 @@ def batches(
         return None
     group = async_sum.cpu_group(_TIMEOUT)
     if group is None:
-        meetings.give_up("ranks cannot agree on their numbers of batches: this needs gloo, which is not to be had here")
+        meetings.give_up("ranks cannot agree on their numbers of batches: this needs gloo, which is unavailable here")
         return None
     numbers = [row[0] for row in gather_rows.gathered([_left(source, loader, given)], group=group)]
     if _UNKNOWN in numbers:

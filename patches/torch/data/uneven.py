@@ -4,9 +4,9 @@ This is done only where it was asked for (``DDPFIX_UNEVEN=pad`` or ``stop``). A 
 loader anew where it ends, trains rightly in plain torch with any numbers of batches; no rank can know whether another
 one is such a program, or waits for it.
 
-A pass over a DataLoader is looked after from the first batch on that is asked for after a model under DDP was trained
-in this pass. Then all ranks come together once (:mod:`.together`): whoever comes to no such place (an evaluation on
-one rank, a loader that only one rank reads) makes the others wait half a minute, and nothing is done from then on.
+ddpfix starts to manage a DataLoader iteration at the first batch after a DDP model has trained in it. All ranks then
+synchronise once (:mod:`.even_lengths`). If a rank does not arrive within 30 s (an evaluation on one rank, a loader that
+only one rank reads), ddpfix gives up for the rest of the run.
 """
 
 from __future__ import annotations

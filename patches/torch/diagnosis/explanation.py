@@ -116,7 +116,7 @@ def _why_twice(case: Case, number: int, reentrant: bool) -> Tuple[str, Cure]:
         return why, (f"non-reentrant checkpoints, {_where(lines)}", [lines.not_reentrant])
     without = (f"or without the flag, {_where(lines)}", [lines.do_not_find])
     if flag and evidence.forwards > 1:
-        why = f"{evidence.forwards} forwards before one backward: find_unused_parameters=True looks at the last one"
+        why = f"{evidence.forwards} forwards before one backward: find_unused_parameters=True searches the last one"
         return why, (f"one forward for all inputs, {without[0]}", without[1])
     if flag and number not in evidence.reached_by_outputs():
         why = f"the loss uses {name} outside of the forward of the wrapped model, where DDP has taken it for unused"

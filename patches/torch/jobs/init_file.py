@@ -79,9 +79,9 @@ def _about(file: Optional[str]) -> str:
         return ""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.st_mtime))
     return (
-        f"the process group is not up yet, and {file}, in which its ranks are to meet, was last written at {written},"
-        " before the process that has started this rank began. If an earlier run has left it, ranks wait for those of"
-        " that run: delete it before each run"
+        f"init_process_group has not returned: {file}, in which the ranks exchange their addresses, was last written at"
+        f" {written}, before the process that started this rank began. If a killed run has left it, ranks wait for the"
+        " ranks of that run: delete it before each run"
     )
 
 

@@ -42,9 +42,8 @@ _LINGER = 1.0
 # More optimizers of one model than these are one for each parameter or layer, and are not looked at.
 _OPTIMIZERS = 8
 _HINT = (
-    "Both have moved them by the same gradients. Where that is not intended, look for what changes a parameter on one"
-    " rank alone, or for an earlier training of the module past its wrapper (DDPFIX_DRIFT=error ends the job here, off"
-    " does not compare)"
+    "Both ranks applied the same gradients to them. Where that is not intended, find what changes a parameter on one"
+    " rank alone, or trains model.module outside of DDP (DDPFIX_DRIFT=error ends the job here, off does not compare)"
 )
 
 
@@ -308,7 +307,7 @@ class Watch:
 
     def _described(self, model: ddp.Wrapped, step: int, found: fingerprint.Difference) -> str:
         before = self._looks[self._looks.index(step) - 1]
-        since = f"between steps {before} and {step}" if before else f"step {step}"
+        when = f"between steps {before} and {step}" if before else f"in step {step}"
         names = [self._names[number] for number in found.numbers]
         parts = [
             f"{len(names)} of {len(self._names)} parameters, first {names[0]} (by {found.most:.2g} or more):"
@@ -316,8 +315,8 @@ class Watch:
             *(f"{name} {there} there, {own} here" for name, there, own in found.rates),
         ]
         return (
-            f"rank {process_groups.own_rank()} differs from rank {self._ranks[0]} in"
-            f" {type(model.wrapper.module).__name__} since {since}: {'; '.join(parts)}. {_HINT}"
+            f"rank {process_groups.own_rank()} diverged from rank {self._ranks[0]} in"
+            f" {type(model.wrapper.module).__name__} {when}: {'; '.join(parts)}. {_HINT}"
         )
 
     def _tell(self, text: str) -> None:

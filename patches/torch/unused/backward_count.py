@@ -139,7 +139,7 @@ class Backwards:
         if self._pending is not None and self._pending.changed():
             raise RuntimeError(
                 f"ddpfix: gradients of {type(self._model.wrapper.module).__name__} were changed before they were"
-                f" averaged: a step had {self.expected} backwards so far, and DDP waits for the last one; this one has"
+                f" averaged: earlier steps ran {self.expected} backwards, and DDP waits for the last one; this one ran"
                 f" {self.done}. Call backward equally often in each step (or once, for the sum of the losses), or set"
                 " DDPFIX_UNUSED=off and find_unused_parameters as torch asks for it."
             )
@@ -150,8 +150,8 @@ class Backwards:
         if self._pending is None:
             return ""
         return (
-            f"\nddpfix: a step had {self.expected} backwards so far, the last one had {self.done}, and no optimizer of"
-            " torch's has stepped since"
+            f"\nddpfix: earlier steps ran {self.expected} backwards, the last one ran {self.done}, and no torch"
+            " optimizer has stepped since"
         )
 
     def end(self) -> None:

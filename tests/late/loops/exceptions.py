@@ -275,7 +275,7 @@ def batch_skipped(loop: Loop) -> None:
         optimizer.step()
 
 
-@kind(plain="error", plain_cause=UNFINISHED, ours="error", cause="a step had 2 backwards so far, the last one had 1")
+@kind(plain="error", plain_cause=UNFINISHED, ours="error", cause="earlier steps ran 2 backwards, the last one ran 1")
 def left_after_the_first_backward(loop: Loop) -> None:
     """An early ``continue`` after the first of two backwards; the gradients so far are thrown away.
 

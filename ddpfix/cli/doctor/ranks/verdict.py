@@ -33,7 +33,7 @@ def backend(records: Sequence[Record], asked: Optional[str], problems: List[Dict
         problems.append(finding(BLOCKS, "ranks", text, cure, without["nccl"]))
     takes = asked or ("gloo" if without["nccl"] else "nccl")
     if without[takes]:
-        text = f"the backend {takes} is not to be had on {len(without[takes])} of {len(records)} ranks"
+        text = f"the backend {takes} is unavailable on {len(without[takes])} of {len(records)} ranks"
         problems.append(finding(BLOCKS, "ranks", text, "install a torch that has it (GPUs, for nccl)", without[takes]))
         return None
     return takes

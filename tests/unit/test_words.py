@@ -1,0 +1,52 @@
+"""What a person reads says what happens in the field's words; these phrases each stood for several of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from tests.support import readme
+
+# A phrase, and what to say in its place.
+BANNED: Dict[str, str] = {
+    "looks? at|looked at": "inspect, read, check, observe",
+    "looks? after|looked after": "manage",
+    "comes? together|came together": "synchronise",
+    "drifts? apart|drifted apart": "diverge",
+    "parts? in silence|parted": "diverge",
+    "takes? notes": "record",
+    "sets? free": "unfreeze",
+    "not to be had": "unavailable",
+    "is no more|are no more(?! \\w+ and)": "destroyed, exited",
+    "is gone|are gone": "exited, removed, destroyed",
+    "told (?:apart|by)": "distinguished, recognised",
+    "was told|were told|are told|is told(?! by an option)": "reported, logged",
+    "heard|hears": "received",
+    "whoever": "whatever, the rank that",
+    "of ours": "ddpfix's own",
+    "meant": "intended",
+    "passes? over": "iteration",
+}
+PAGES = [readme.README, *sorted(readme.DOCS.glob("*.md"))]
+
+
+def found(text: str) -> List[str]:
+    words = " ".join(text.split())
+    return [match[0] for phrase in BANNED for match in re.finditer(rf"\b(?:{phrase})\b", words, re.IGNORECASE)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_pages_and_messages_say_it_in_the_words_of_the_field(page: Path) -> None:
+    """docs/messages.md is one of the pages, and so are the texts of the matrix (docs/versions.md)."""
+    assert found(page.read_text(encoding="utf-8")) == []
+
+
+def test_the_words_are_seen() -> None:
+    assert found("Replicas drift apart; the process is gone, and it is looked\nat by nobody.") == [
+        "looked at",
+        "drift apart",
+        "is gone",
+    ]
