@@ -137,7 +137,8 @@ def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
     everything = [stage.place for stage in ddp._STAGES]
     ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **{off.replace(".", "_"): "0"})
     rest = [stage.place for stage in ddp._STAGES]
-    assert len(everything) - len(rest) == 1
+    # The clock of torch.failures is torch.drift's as well.
+    assert len(everything) - len(rest) == (off != "torch.failures")
     assert [place for place in everything if place in rest] == rest
     report = ddpfix.report()
     states = {entry.id: entry.state for entry in report.patches if entry.id in STAGES}

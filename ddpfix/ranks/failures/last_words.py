@@ -21,7 +21,8 @@ _FOLLOWS = re.compile(
 _WORKER = "Original Traceback (most recent call last):"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
-_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# The folder of the package: this file lies two folders below it.
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # In a checkout the patches are beside the engine (ddpfix/patches.py), in a wheel within it.
 _BESIDE = os.path.isfile(os.path.join(_HOME, "patches.py"))
 OWN = (os.path.join(_HOME, ""), *([os.path.join(os.path.dirname(_HOME), "patches", "")] if _BESIDE else []))
