@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any, Dict, Iterator
 
 import torch
@@ -26,6 +27,8 @@ def main(plan: Dict[str, Any], folder: str) -> str:
     """What torch elastic starts on each rank: behaves as a script that is the whole program of its process."""
     try:
         _prepare(plan, Path(folder))
+        if plan["ddpfix"]:
+            _as_outermost(sys._getframe())
         train(plan, Path(folder), inject.Fault(plan, Path(folder)))
     except BaseException:
         # As the interpreter does with an error that nobody handles: torch elastic's own wrapper for functions is not
@@ -36,6 +39,19 @@ def main(plan: Dict[str, Any], folder: str) -> str:
         sys.stderr.flush()
         ctypes.pythonapi.Py_Exit(1)
     return "done"
+
+
+def _as_outermost(frame: FrameType) -> None:
+    """Have ddpfix take this frame for the outermost one, as it is in a script: below it are those of the agent.
+
+    That an error has passed the outermost frame is what proves that it has ended the program.
+    """
+    from ddpfix.ranks.failures.main_thread import MainThread
+
+    def begin(self: MainThread) -> None:
+        self._outermost = frame
+
+    MainThread.__init__ = begin  # type: ignore[method-assign]
 
 
 def _prepare(plan: Dict[str, Any], folder: Path) -> None:
