@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
 import torch
 from ddpfix.patches.torch.diagnosis import parameter_groups
 from ddpfix.patches.torch.diagnosis import stage as diagnosis
 from ddpfix.patches.torch.pipeline import backward, ddp
-from torch import distributed, nn
+from torch import nn
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpfix
+from tests.late.one_rank import Heads, alone, undone  # noqa: F401
 from tests.support.rows import needs
 
 pytestmark = pytest.mark.patches("torch.diagnosis")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def undone() -> Iterator[None]:
-    yield
-    assert ddpfix.deactivate() == []
-
-
-class Heads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Any) -> Any:
-        return self.one(x), self.other(x)
 
 
 def case_of(wrapper: Any) -> diagnosis.Case:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, List, cast
+from typing import Any, Dict, List, cast
 
 import pytest
 import torch
@@ -13,40 +13,18 @@ from ddpfix.patches.torch.internals import autograd
 from ddpfix.patches.torch.pipeline import backward, ddp
 from ddpfix.patches.torch.pipeline.steps import Steps
 from ddpfix.patches.torch.tracing import async_values
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
 import ddpfix
 from ddpfix.patching.site import Site
+from tests.late.one_rank import Heads, alone, undone  # noqa: F401
 from tests.support.rows import needs
 
 pytestmark = pytest.mark.patches("torch.late", "torch.diagnosis", "torch.reentrant")
 TELLS = autograd.TELLS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def undone() -> Iterator[None]:
-    yield
-    assert ddpfix.deactivate() == []
-
-
-class Heads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Any) -> Any:
-        return self.one(x), self.other(x)
 
 
 class Behind(nn.Module):
