@@ -11,7 +11,7 @@ import torch
 from ddpfix.patches.torch.buckets import window
 from ddpfix.patches.torch.internals import autograd
 from ddpfix.patches.torch.pipeline import backward, ddp
-from ddpfix.patches.torch.pipeline.steps import Steps
+from ddpfix.patches.torch.pipeline.optimizer_hooks import Steps
 from ddpfix.patches.torch.tracing import async_values
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

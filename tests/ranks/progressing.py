@@ -22,7 +22,7 @@ class Net(nn.Module):
 
     def forward(self, x: Any, labels: Any = None) -> Any:
         # Here, since this module is loaded ahead of ddpfix where it is switched on late.
-        from ddpfix.patches.torch.pipeline.clock import Clocks
+        from ddpfix.patches.torch.pipeline.step_count import Clocks
 
         from ddpfix import engine
         from ddpfix.patching.site import Kept

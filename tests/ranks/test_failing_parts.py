@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ddpfix.ranks.failures import bulletin, exits, first_failure, last_words
+from ddpfix.ranks.failures import bulletin, first_failure, last_words, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life
 from ddpfix.ranks.groups import collectives
 from ddpfix.ranks.store import connection
@@ -58,25 +58,25 @@ def test_an_error_without_a_message_or_a_traceback() -> None:
 
 def test_exits_are_given_back() -> None:
     before, pickled = sys.exit, pickle.dumps(sys.exit)
-    exits.watch()
+    sys_exit.watch()
     try:
         assert sys.exit is not before
         assert inspect.signature(sys.exit) == inspect.signature(before)
         assert typing.get_type_hints(sys.exit) == typing.get_type_hints(before)
         assert pickle.dumps(sys.exit) == pickled
     finally:
-        exits.forget()
+        sys_exit.forget()
     assert sys.exit is before
 
 
 ENDS = """
 import atexit, code, contextlib, sys, threading, unittest
-from ddpfix.ranks.failures import exits
+from ddpfix.ranks.failures import sys_exit
 from ddpfix.ranks.failures.main_thread import MainThread
-exits.watch()
+sys_exit.watch()
 main = MainThread()
 def report():
-    last = exits.last()
+    last = sys_exit.last()
     print(main.is_over(), main.returned(), main.uncaught(), last and (last.handled or f"{last.code}{last.place}"))
 atexit.register(report)
 def leave(code):
@@ -144,13 +144,13 @@ def test_a_program_that_has_come_to_its_end(line: str) -> None:
 
 WORKER = """
 import multiprocessing, sys, threading
-from ddpfix.ranks.failures import exits
+from ddpfix.ranks.failures import sys_exit
 
 def work(how):
-    exits.watch()
+    sys_exit.watch()
     def report():
         threading.main_thread().join()
-        print(exits.last() and exits.last().code, flush=True)
+        print(sys_exit.last() and sys_exit.last().code, flush=True)
     threading.Thread(target=report).start()
     try:
         sys.exit(3)

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 from ddpfix.patches.torch.pipeline import ddp
-from ddpfix.patches.torch.pipeline.clock import Clock, Clocks
+from ddpfix.patches.torch.pipeline.step_count import Clock, Clocks
 from ddpfix.patches.torch.replicas import divergence, interval
 from torch import distributed
 

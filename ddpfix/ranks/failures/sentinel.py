@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpfix import log
 from ddpfix.background import Background
-from ddpfix.ranks.failures import error_file, exits, first_failure, last_words, main_thread
+from ddpfix.ranks.failures import error_file, first_failure, last_words, main_thread, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life, is_gone
 from ddpfix.ranks.store.connection import Connection, StoreLostError
 
@@ -86,7 +86,7 @@ class Sentinel:
             # Somebody runs these functions by hand.
             self._how = "stopped"
         self._leaving.set()
-        self._thread.join(_LONG if self._main.uncaught() is not None or exits.last() is not None else _SHORT)
+        self._thread.join(_LONG if self._main.uncaught() is not None or sys_exit.last() is not None else _SHORT)
 
     # In the thread of its own.
 
@@ -128,7 +128,7 @@ class Sentinel:
         """What has ended the program; None where it runs, has ended well, or nothing is proved."""
         if not self._main.is_over() or first_failure.is_told_elsewhere():
             return None
-        error, known = self._main.uncaught(), exits.last()
+        error, known = self._main.uncaught(), sys_exit.last()
         if error is not None:
             is_peers = isinstance(error, first_failure.PeerFailedError) or last_words.follows(error)
             text = last_words.sentence(self._rank, self._step(), error)

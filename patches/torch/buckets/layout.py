@@ -2,7 +2,7 @@
 
 Under ``find_unused_parameters=True`` the assignment that DDP makes at construction stays. Without the flag DDP rebuilds
 its buckets after the first step, and a newer torch accepts their sizes. Small layers share a bucket where many small
-collectives cost more than they save (:mod:`.bucket_cost`).
+collectives cost more than they save (:mod:`.cost`).
 """
 
 from __future__ import annotations

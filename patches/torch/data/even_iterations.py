@@ -14,7 +14,7 @@ import torch
 from ddpfix.ranks.uneven import lookahead, policy
 
 from ..internals import loaders
-from ..pipeline.clock import Clocks
+from ..pipeline.step_count import Clocks
 from . import even_lengths
 
 # Modules between a loop and its batches.

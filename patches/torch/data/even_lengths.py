@@ -18,7 +18,7 @@ from ddpfix.ranks.uneven import async_sum, gather_rows, lookahead, policy, strea
 from ddpfix.ranks.uneven.async_sum import PendingSum
 
 from ..internals import process_groups
-from ..pipeline.clock import Clocks
+from ..pipeline.step_count import Clocks
 
 # Seconds for which ranks wait for each other once a pass, and after which one looks whether another one has left.
 _LIMIT, _LOOK = 30.0, 1.0

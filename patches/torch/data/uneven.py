@@ -19,8 +19,8 @@ from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
 from ddpfix.ranks.uneven.policy import Held, policy
 
-from ..pipeline import clock
-from ..pipeline.clock import Clocks
+from ..pipeline import step_count
+from ..pipeline.step_count import Clocks
 from . import even_iterations, even_lengths
 
 
@@ -31,7 +31,7 @@ def watch(site: Site, module: ModuleType, owner: Any) -> None:
     clocks.follow(site, owner, "uneven")
     clocks.counts = True
     site.at_undo(own.forget)
-    for each in (even_iterations, even_lengths, clock):
+    for each in (even_iterations, even_lengths, step_count):
         skip_module(sys.modules[each.__name__])
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ddpfix.patching.site import Site
 
-from ..pipeline.clock import Clocks
 from ..pipeline.process_group import ProcessGroup
+from ..pipeline.step_count import Clocks
 from .world import Beside
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ class Reporter(Beside):
 
     def make(self, store: Any, rank: int, size: int) -> None:
         # Not at the head of this file: a process without a group needs none of it.
-        from ddpfix.ranks.failures import exits
+        from ddpfix.ranks.failures import sys_exit
         from ddpfix.ranks.failures.sentinel import Sentinel
 
-        exits.watch()
+        sys_exit.watch()
         self._sentinel = Sentinel(store, rank, size, self._step)
 
     def exits(self) -> None:
@@ -63,6 +63,6 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _forget() -> None:
-    exits: Any = sys.modules.get("ddpfix.ranks.failures.exits")
-    if exits is not None:
-        exits.forget()
+    sys_exit: Any = sys.modules.get("ddpfix.ranks.failures.sys_exit")
+    if sys_exit is not None:
+        sys_exit.forget()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ddpfix.patching.site import Site
 
-from ..pipeline.clock import Clocks
 from ..pipeline.process_group import ProcessGroup
+from ..pipeline.step_count import Clocks
 from .world import Beside
 
 if TYPE_CHECKING:

@@ -1,16 +1,15 @@
-"""The one wrapper of ``init_process_group`` and ``destroy_process_group``, and the one handler at the exit.
+"""The one wrapper of ``init_process_group`` and ``destroy_process_group``.
 
-Followers learn of the process group of all ranks in the order of :data:`.order.GROUP`, and of its end, and of the end
-of a process whose group is still up, in the opposite one.
+Followers learn of the process group of all ranks in the order of :data:`.order.GROUP`, and of its end in the opposite
+one; so they do of the end of a process whose group is still up (:mod:`.process_exit`).
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 from types import ModuleType
-from typing import Any, ClassVar, ContextManager, Dict, Tuple
+from typing import Any, Callable, ClassVar, ContextManager, Dict, Tuple
 
 from torch import distributed
 
@@ -18,6 +17,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 
 from .order import GROUP
+from .process_exit import ProcessExit
 from .shared import Shared
 
 
@@ -40,7 +40,7 @@ class Follower:
         """Called after ``destroy_process_group`` where no group is left."""
 
     def exits(self) -> None:
-        """Called by atexit, where the program ends with its group up."""
+        """Called where the program ends with its group up."""
 
     def undone(self) -> None:
         """Called when the patch is undone."""
@@ -51,6 +51,7 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self._shared: Shared[Follower] = Shared("torch.process_group", GROUP)
+        self._exit = ProcessExit(lambda: self._shared.subscribers)
 
     def follow(self, site: Site, module: ModuleType, follower: Follower) -> None:
         """Have a follower called until the patch is undone.
@@ -63,13 +64,13 @@ class ProcessGroup:
         self._shared.join(site, follower.place, follower, functools.partial(self._put_on, module))
         site.at_undo(follower.undone)
         if distributed.is_available() and distributed.is_initialized():
-            self._at_exit()
-            follower.up()
+            self._exit.expect()
+            _guarded(follower, follower.up)
 
     def _put_on(self, module: ModuleType, site: Site) -> None:
         site.wrap(module, "init_process_group", self._init)
         site.wrap(module, "destroy_process_group", self._destroy)
-        site.at_undo(lambda: atexit.unregister(self._exits))
+        site.at_undo(self._exit.forget)
 
     def _init(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         followers = self._shared.subscribers
@@ -77,32 +78,28 @@ class ProcessGroup:
             for each in followers:
                 opened.enter_context(each.coming_up(args, kwargs))
             result = wrapped(*args, **kwargs)
-        self._at_exit()
+        self._exit.expect()
         for each in followers:
-            each.up()
+            _guarded(each, each.up)
         return result
-
-    def _at_exit(self) -> None:
-        # Functions of the program that were registered before run after this one.
-        atexit.unregister(self._exits)
-        atexit.register(self._exits)
 
     def _destroy(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         given = kwargs.get("group", args[0] if args else None)
         followers = self._shared.subscribers[::-1]
         if given is None or given is getattr(distributed.group, "WORLD", None):
             for each in followers:
-                each.leaving()
+                _guarded(each, each.leaving)
         result = wrapped(*args, **kwargs)
         if not distributed.is_initialized():
             for each in followers:
-                each.destroyed()
-            atexit.unregister(self._exits)
+                _guarded(each, each.destroyed)
+            self._exit.forget()
         return result
 
-    def _exits(self) -> None:
-        for each in self._shared.subscribers[::-1]:
-            try:
-                each.exits()
-            except Exception as error:
-                log.debug(f"{each.place} at the exit: {error!r}")
+
+def _guarded(follower: Follower, action: Callable[[], None]) -> None:
+    """Call a follower: what fails in it is no reason for the program's own call to fail."""
+    try:
+        action()
+    except Exception as error:
+        log.debug(f"{follower.place} of the process group: {error!r}")

@@ -30,8 +30,8 @@ from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
-from ..pipeline.clock import CLOCK, Clock, Clocks
-from ..pipeline.steps import Steps
+from ..pipeline.optimizer_hooks import Steps
+from ..pipeline.step_count import CLOCK, Clock, Clocks
 from . import fingerprint
 from .interval import Pace
 

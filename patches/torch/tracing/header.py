@@ -84,8 +84,8 @@ def how_it_ends() -> str:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and not isinstance(error, SystemExit):
         return f"failed: {last_words.words(error)}"
-    exits: Any = sys.modules.get("ddpfix.ranks.failures.exits")
-    known = exits.last() if exits is not None else None
+    sys_exit: Any = sys.modules.get("ddpfix.ranks.failures.sys_exit")
+    known = sys_exit.last() if sys_exit is not None else None
     if known is not None:
         return f"failed: {known.handled or f'exit code {known.code}{known.place}'}"
     return "ended"

@@ -13,7 +13,7 @@ from ddpfix.patching.site import Site
 from ddpfix.trace import schema
 
 from ..pipeline import ddp
-from ..pipeline.steps import Steps
+from ..pipeline.optimizer_hooks import Steps
 from . import recorder
 from .recorder import Recorder
 from .traced_model import Traced

@@ -18,7 +18,7 @@ from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups, tensors
 from ..pipeline import ddp
-from ..pipeline.steps import Steps
+from ..pipeline.optimizer_hooks import Steps
 from .states import PENDING, REDUCTION, RUNNING, Reduction
 
 PLACE = "finalize"

@@ -24,7 +24,7 @@ from ..buckets.window import WINDOW
 from ..internals import autograd, reducer
 from ..internals.tensors import Prehook
 from ..pipeline import ddp
-from ..pipeline.steps import Steps
+from ..pipeline.optimizer_hooks import Steps
 from . import backward_count, unregistered
 from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep

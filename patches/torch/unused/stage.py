@@ -18,7 +18,7 @@ from ..buckets.window import leave, window_of
 from ..internals import wrapper as private
 from ..pipeline import ddp
 from ..pipeline.checkpoints import Checkpoints
-from ..pipeline.steps import Steps
+from ..pipeline.optimizer_hooks import Steps
 from . import flag
 from .states import REDUCTION
 
