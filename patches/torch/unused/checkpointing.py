@@ -8,6 +8,7 @@ around a layer, or around a whole encoder in the user's own code.
 
 from __future__ import annotations
 
+import weakref
 from types import ModuleType
 from typing import Any, Callable, Sequence
 
@@ -26,13 +27,16 @@ def kept(site: Site, module: ModuleType, owner: Any) -> None:
     """Run reentrant checkpoints as other ones where DDP has the flag."""
     checkpoints = site.keep(Checkpoints)
     repeated = Repeated(owner, checkpoints.own)
+    guarded: weakref.WeakSet[training.Replica] = weakref.WeakSet()
 
     def run(function: Any, preserve: bool, args: Sequence[Any]) -> Any:
         step = training.current()
         if step is None or not step.replica.flagged or not _sends_gradients(function, args):
             return repeated.call(function, preserve, args)
         log.once(_NON_REENTRANT)
-        second_backward.refuse(step.replica)
+        if step.replica not in guarded:
+            guarded.add(step.replica)
+            second_backward.refuse(step.replica)
         return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
     checkpoints.run(site, owner, run)
