@@ -15,12 +15,12 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 import torch
 
 from ddpfix.layerdrop import training
+from ddpfix.models.recomputed import TASK
 
 # Calls that wait for their backward; more than this are forgotten, oldest first (a training loop that never calls
 # backward must not leak).
 _KEPT = 1024
 _PAST: weakref.WeakKeyDictionary[Any, Deque[_Past]] = weakref.WeakKeyDictionary()
-_task = getattr(torch._C, "_current_graph_task_id", None)
 
 
 def forget() -> None:
@@ -73,9 +73,9 @@ def repeated(
         RuntimeError: this is a recomputation, and the call that it repeats cannot be determined.
     """
     kept = _PAST.get(module)
-    if not kept or (_task is not None and _task() == -1):
+    if not kept or (TASK is not None and TASK() == -1):
         return None
-    if _task is None and (training.current() is not None or not _matching(kept, args, kwargs)):
+    if TASK is None and (training.current() is not None or not _matching(kept, args, kwargs)):
         return None
     past = _find(list(kept), args, kwargs)
     if past is None:

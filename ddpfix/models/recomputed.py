@@ -9,14 +9,14 @@ from typing import Any, Optional
 import torch
 
 # Which backward runs on this thread, -1 for none: since torch 2.1.
-_TASK: Any = getattr(torch._C, "_current_graph_task_id", None)
+TASK: Any = getattr(torch._C, "_current_graph_task_id", None)
 # What repeats a forward in torch.utils.checkpoint, with and without reentrance.
 _REPEATING = ("backward", "unpack", "unpack_hook")
 
 
 def in_backward() -> bool:
     """Whether autograd runs a backward on this thread; in an older torch, whether its checkpoints repeat a forward."""
-    return bool(_TASK() >= 0) if _TASK is not None else _repeats(sys._getframe(1))
+    return bool(TASK() >= 0) if TASK is not None else _repeats(sys._getframe(1))
 
 
 def _repeats(frame: Optional[FrameType]) -> bool:

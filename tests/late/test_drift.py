@@ -165,7 +165,7 @@ def model(tmp_path: Any) -> Iterator[Any]:
 
 def test_a_single_rank_has_no_hook(model: Any) -> None:
     assert ddp.of(model) is not None
-    drift = next(stage for stage in ddp._STAGES if isinstance(stage, divergence.Drift))
+    drift = next(stage for stage in ddp.stages() if isinstance(stage, divergence.Drift))
     assert drift.place not in drift._optimizer_steps._at
 
 

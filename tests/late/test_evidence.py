@@ -23,13 +23,13 @@ CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 
 
 def case_of(wrapper: Any) -> diagnosis.Case:
-    stage: Any = next(stage for stage in ddp._STAGES if stage.place == "diagnosis")
+    stage: Any = next(stage for stage in ddp.stages() if stage.place == "diagnosis")
     found: diagnosis.Watched = stage._cases[wrapper]
     return found
 
 
 def backwards() -> backward.Backwards:
-    stage: Any = next(stage for stage in ddp._STAGES if stage.place == "diagnosis")
+    stage: Any = next(stage for stage in ddp.stages() if stage.place == "diagnosis")
     found: backward.Backwards = stage._backwards
     return found
 

@@ -18,7 +18,7 @@ from ddpfix.patches.torch.pipeline import ddp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpfix
@@ -27,6 +27,7 @@ from ddpfix.layerdrop import training
 from ddpfix.matrix import resolve
 from ddpfix.patching.site import Site
 from ddpfix.state import State
+from tests.late.one_rank import alone  # noqa: F401
 
 STAGES = [
     "torch.steps",
@@ -48,15 +49,6 @@ if Version(torch.__version__) < Version("2.12"):
     STAGES.append("torch.buffers")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of this process alone."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
 # The folders of traces that tests have been given.
 TRACES: List[Path] = []
 
@@ -76,7 +68,7 @@ def put(order: List[str]) -> List[Site]:
     assert running is not None
     sites = []
     for name in order:
-        site = Site(name, running.settings)
+        site = Site(name, running.settings, running)
         engine._code(running.matrix.patches[name].code)(site, ddp_module(), DistributedDataParallel)
         assert site.changes(), name
         sites.append(site)
@@ -109,12 +101,12 @@ def undo(sites: List[Site]) -> None:
 def test_any_order_of_the_matrix_gives_the_same_pipeline(order: List[str]) -> None:
     sites = put(order)
     before = attached()
-    places = [stage.place for stage in ddp._STAGES]
+    places = [stage.place for stage in ddp.stages()]
     undo(sites)
     ddpfix.deactivate()
     sites = put(STAGES)
     assert before == attached()
-    assert places == [stage.place for stage in ddp._STAGES] == sorted(places, key=ddp.ORDER.index)
+    assert places == [stage.place for stage in ddp.stages()] == sorted(places, key=ddp.ORDER.index)
     undo(sites)
 
 
@@ -127,16 +119,16 @@ def test_the_wrappers_go_with_the_last_stage(order: Tuple[int, ...]) -> None:
         # One layer each, however many stages there are.
         assert vars(DistributedDataParallel)["forward"].__wrapped__ is before["forward"]
         assert sites[index].undo() == []
-        assert len(ddp._STAGES) == 2 - count
+        assert len(ddp.stages()) == 2 - count
     assert {name: vars(DistributedDataParallel)[name] for name in before} == before
 
 
 @pytest.mark.parametrize("off", STAGES)
 def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
     ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1])
-    everything = [stage.place for stage in ddp._STAGES]
+    everything = [stage.place for stage in ddp.stages()]
     ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **{off.replace(".", "_"): "0"})
-    rest = [stage.place for stage in ddp._STAGES]
+    rest = [stage.place for stage in ddp.stages()]
     # The clock of torch.failures is torch.drift's as well.
     assert len(everything) - len(rest) == (off != "torch.failures")
     assert [place for place in everything if place in rest] == rest
@@ -220,7 +212,7 @@ def test_steps_leave_nothing_behind_and_take_no_longer() -> None:
 def test_a_stage_that_fails_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     ddpfix.activate(log="warning")
     monkeypatch.setattr(logging.getLogger("ddpfix"), "propagate", True)
-    monkeypatch.setattr(ddp._STAGES[-1], "built", lambda *_: 1 / 0)
+    monkeypatch.setattr(ddp.stages()[-1], "built", lambda *_: 1 / 0)
     model = DistributedDataParallel(nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     assert "is left to torch: ZeroDivisionError" in caplog.text
@@ -233,4 +225,4 @@ def test_the_stages_of_the_matrix_are_those_of_the_pipeline() -> None:
     assert current is not None
     running.update((decision.patch, decision) for decision in current.decisions)
     assert {name for name in STAGES if running[name].action == State.APPLY} == set(STAGES)
-    assert len(ddp._STAGES) == len(STAGES)
+    assert len(ddp.stages()) == len(STAGES)

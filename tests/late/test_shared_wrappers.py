@@ -12,6 +12,7 @@ from ddpfix.patches.torch.buckets import window
 from ddpfix.patches.torch.internals import autograd
 from ddpfix.patches.torch.pipeline import backward, ddp
 from ddpfix.patches.torch.pipeline.optimizer_hooks import Steps
+from ddpfix.patches.torch.pipeline.shared import Shared
 from ddpfix.patches.torch.tracing import async_values
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +20,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
 import ddpfix
-from ddpfix.patching.site import Site
+from ddpfix.patching.site import PatchError, Site
 from tests.late.one_rank import Heads, alone, undone  # noqa: F401
 from tests.support.rows import needs
 
@@ -124,7 +125,7 @@ def test_a_model_whose_reducer_is_made_anew_is_diagnosed_as_what_it_is() -> None
     ddpfix.activate(log="off")
     wrapper = DistributedDataParallel(Heads(), find_unused_parameters=True)
     model = cast(Any, ddp.of(wrapper))
-    stage: Any = next(stage for stage in ddp._STAGES if stage.place == "diagnosis")
+    stage: Any = next(stage for stage in ddp.stages() if stage.place == "diagnosis")
     before = stage._cases[wrapper]
     assert before.forward_begins in model.before, "under the flag steps are looked at"
     wrapper.find_unused_parameters = False
@@ -194,3 +195,16 @@ def test_a_checkpoint_that_trains_nothing_is_left_as_it_is() -> None:
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
         output = model(torch.ones(1, 2), frozen=True)
     assert not output.requires_grad
+
+
+def test_a_place_that_is_taken_or_in_no_order_is_refused() -> None:
+    """A stage whose line in the order was forgotten would else be put in nowhere, in silence."""
+    site, shared = Site("a test"), Shared[str]("torch.thing", ("first", "second"))
+    shared.join(site, "second", "two", lambda own: None)
+    with pytest.raises(PatchError, match="the place third of torch.thing is none of first, second"):
+        shared.join(site, "third", "three", lambda own: None)
+    with pytest.raises(PatchError, match="the place second of torch.thing is taken"):
+        shared.join(site, "second", "three", lambda own: None)
+    shared.join(site, "first", "one", lambda own: None)
+    assert shared.subscribers == ("one", "two")
+    assert site.undo() == [] and shared.subscribers == ()

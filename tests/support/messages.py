@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set
 
 ROOT = Path(__file__).parents[2]
 # The functions of ddpfix/log.py, and what comes of each.
@@ -135,12 +135,6 @@ def page() -> str:
 def _line(message: Message, path: Path) -> str:
     text = message.text.replace("|", "\\|").replace("<", "&lt;")
     return f"- {text} — *{message.kind}*, `{path.name}`"
-
-
-def said(lines: Sequence[str]) -> List[str]:
-    """Those of some lines of a log that no message of the page accounts for."""
-    known = [text.text for path in files() for text in of_file(path)]
-    return [line for line in lines if not any(matches(line, text) for text in known)]
 
 
 def matches(line: str, text: str) -> bool:

@@ -14,6 +14,7 @@ _MAKERS = {
     "Kept",
     "OrderedDict",
     "Registry",
+    "Shared",
     "WeakKeyDictionary",
     "WeakSet",
     "WeakValueDictionary",

@@ -106,7 +106,7 @@ def picture() -> str:
 
 
 # Attributes with an underscore that are public all the same, or Python's own.
-_PUBLIC = {"_replace", "_getframe", "_exit"}
+_PUBLIC = {"_replace", "_getframe", "_exit", "_current_frames"}
 
 
 def private_names(path: Path) -> List[str]:

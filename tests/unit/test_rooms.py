@@ -92,6 +92,15 @@ def test_private_names_of_torch_stand_in_one_room(name: str) -> None:
     assert private_names(FILES[name]) == []
 
 
+# What reads torch's process groups, and what reads its loaders.
+INTERNALS_OF_RANKS = {"ddpfix.ranks.groups.internals", "ddpfix.ranks.hang.loaders"}
+
+
+def test_private_names_of_torch_stand_in_one_place_a_subject_in_ranks() -> None:
+    found = {name for name in FILES if of_ranks(name) and private_names(FILES[name])}
+    assert found == INTERNALS_OF_RANKS
+
+
 def test_there_is_no_circle_in_the_rooms_of_ddp() -> None:
     """Not between their modules either, types counted."""
     knows = {name: set(imported(name, FILES[name], ast.walk)) for name in FILES if inner(name)}

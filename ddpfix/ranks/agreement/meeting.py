@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import weakref
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from ddpfix.ranks.agreement import hosts
+from ddpfix.ranks.agreement.marks import ANY, ENDED
 from ddpfix.ranks.groups import timeouts as limits
 from ddpfix.ranks.groups.names import Members as Members
 from ddpfix.ranks.store import keys as stores
@@ -23,7 +23,6 @@ from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import (
     count,
     default_store,
-    enter,
     has,
     is_here,
     keys,
@@ -51,36 +50,6 @@ class AgreementError(RuntimeError):
 
 class StoreFailedError(AgreementError):
     """The process group's store does not answer."""
-
-
-def announce() -> None:
-    """Leave a mark in the store that ddpfix is active on this rank; called when the process group has been initialized.
-
-    Other ranks wait for a late rank that has left its mark, but not for one without a mark or one that ended with an
-    error. In a store of the program's own there is no mark.
-    """
-    store = stores.group_store()
-    if store is not None:
-        enter(store)
-
-
-# Ranks that have ended with an error: how many, and each under its number.
-_ENDED, _ANY = "ended", "any"
-
-
-def announce_end() -> None:
-    """Tell the ranks that may be waiting for this one that it ends with an error; nothing where it ends without."""
-    if getattr(sys, "last_value", None) is None:
-        return
-    # The process that holds the store may have ended already, and then nobody can be told.
-    with contextlib.suppress(Exception):
-        from torch import distributed
-
-        store = default_store()
-        if store is not None:
-            store = keys(store, _ENDED)
-            store.add(str(distributed.get_rank()), 1)
-            store.add(_ANY, 1)
 
 
 def meet(members: Members, facts: Mapping[str, str], seed: int, limit: float) -> Optional[int]:
@@ -193,7 +162,7 @@ class Word:
         return int(mine.add("speakers", 1)) == 1
 
     def _told(self, store: Any, mine: Any, last: float) -> bool:
-        ended = keys(store, _ENDED)
+        ended = keys(store, ENDED)
 
         def give_up(waited: float) -> bool:
             if waited > _LONG and not self.is_mine and ended.add(str(self._first), 0):
@@ -208,7 +177,7 @@ class _Meeting:
         self.ranks, self.rank, self.limit = members.ranks, members.rank, limit
         # The count tells the meetings of one group apart; its members hold them in the same order.
         self.keys = keys(store, f"meet/{members.name}/{count(store, f'meet/{members.name}')}")
-        self.ended_ranks = keys(store, _ENDED)
+        self.ended_ranks = keys(store, ENDED)
         # In a store of the program's own nothing stays, and nobody says that it has ended.
         self.passes = stores.is_programs()
         self.store, self.facts = store, dict(facts)
@@ -230,7 +199,7 @@ class _Meeting:
     def _end_together(self) -> None:
         self.keys.add("seen", 1)
         if self.rank == self.ranks[0]:
-            some = not self.passes and bool(self.ended_ranks.add(_ANY, 0))
+            some = not self.passes and bool(self.ended_ranks.add(ANY, 0))
             coming = [rank for rank in self.ranks if not (some and self.ended_ranks.add(str(rank), 0))]
             # Who has come to this meeting has ddpfix.
             away = set(self._not_here())
@@ -335,7 +304,7 @@ class _Meeting:
 
     def _has_ended(self, awaited: Callable[[], List[int]]) -> bool:
         """Whether a rank that is waited for has ended with an error; one look at the store as long as none has."""
-        if self.passes or not self.ended_ranks.add(_ANY, 0):
+        if self.passes or not self.ended_ranks.add(ANY, 0):
             return False
         ended = [rank for rank in awaited() if self.ended_ranks.add(str(rank), 0)]
         if ended:

@@ -9,29 +9,23 @@ import contextlib
 import hashlib
 from typing import Any, Dict, List, Mapping
 
+from ddpfix.ranks.groups import internals
+
 
 def counts() -> Dict[str, int]:
     """The number of collectives by group, as far as its backend tells; the key is the same on all ranks of a group."""
-    members = _table("pg_group_ranks")
+    members = internals.table("pg_group_ranks")
     found: Dict[str, int] = {}
-    for group, name in list(_table("pg_names").items()):
+    for group, name in list(internals.table("pg_names").items()):
         with contextlib.suppress(Exception):
             ranks = hashlib.sha1(",".join(map(str, sorted(members[group]))).encode()).hexdigest()[:12]
-            found[f"{name} {ranks}"] = int(group._get_sequence_number_for_group())
+            found[f"{name} {ranks}"] = internals.collectives_of(group)
     return found
 
 
 def groups() -> List[Any]:
     """The groups that this rank is in."""
-    return list(_table("pg_names"))
-
-
-def _table(name: str) -> Dict[Any, Any]:
-    """What torch knows by group; torch 1.13 has it under another name."""
-    from torch.distributed import distributed_c10d
-
-    world: Any = getattr(distributed_c10d, "_world", None)
-    return getattr(world, name, None) or getattr(distributed_c10d, f"_{name}", {})
+    return list(internals.table("pg_names"))
 
 
 def is_beyond(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any, List, NamedTuple, Sequence
 
+from ddpfix.ranks.groups import internals
+
 
 class Members(NamedTuple):
     """The ranks that train one model.
@@ -34,7 +36,4 @@ def _torchs_name(group: Any) -> str:
     """The name under which torch keeps the keys of a group in its store, which is therefore the same on all ranks."""
     from torch.distributed import distributed_c10d
 
-    world: Any = getattr(distributed_c10d, "_world", None)
-    # torch 1.13 has a global.
-    names = distributed_c10d._pg_names if world is None else world.pg_names
-    return str(names.get(distributed_c10d.group.WORLD if group is None else group, ""))
+    return str(internals.table("pg_names").get(distributed_c10d.group.WORLD if group is None else group, ""))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from datetime import timedelta
 from typing import Any, List, Optional
+
+from ddpfix.ranks.groups import internals
 
 
 def group_is_up() -> bool:
@@ -20,7 +21,7 @@ def shortest(group: Any = None) -> Optional[float]:
     Args:
         group: a process group; None is the default one.
     """
-    return min((_limit(backend) for backend in _backends(group)), default=None)
+    return min((internals.limit_of(backend) for backend in _backends(group)), default=None)
 
 
 def lengthen(limit: float) -> bool:
@@ -32,31 +33,24 @@ def lengthen(limit: float) -> bool:
     Returns:
         whether no backend gives up before ``limit``. Where one would and cannot be changed, none is.
     """
-    shorter = [backend for backend in _backends() if _limit(backend) < limit]
+    shorter = [backend for backend in _backends() if internals.limit_of(backend) < limit]
     if not all(map(_can_change, shorter)):
         return False
     for backend in shorter:
-        backend._set_default_timeout(timedelta(seconds=limit))
+        internals.set_limit(backend, limit)
     return (shortest() or 0) >= limit
-
-
-def _limit(backend: Any) -> float:
-    return float(backend.options._timeout.total_seconds())
 
 
 def _backends(group: Any = None) -> List[Any]:
     """The backends of a group that tell their limit."""
     import torch
-    from torch.distributed import distributed_c10d
 
     found: List[Any] = []
     for device in ("cpu", "cuda"):
         # The names differ between releases, and a group has no backend for some devices.
         with contextlib.suppress(Exception):
-            whole: Any = group or distributed_c10d._get_default_group()
-            # A group of torch 1.13 has one backend for all devices, which it is.
-            backend = whole._get_backend(torch.device(device)) if hasattr(whole, "_get_backend") else whole
-            _limit(backend)
+            backend = internals.backend_of(group or internals.default_group(), torch.device(device))
+            internals.limit_of(backend)
             found.append(backend)
     return found
 
@@ -70,4 +64,4 @@ def _can_change(backend: Any) -> bool:
     from torch.torch_version import TorchVersion, __version__
 
     holds = {"ProcessGroupNCCL": "2.2", "ProcessGroupGloo": "2.13"}.get(type(backend).__name__)
-    return holds is not None and hasattr(backend, "_set_default_timeout") and TorchVersion(__version__) >= holds
+    return holds is not None and internals.takes_limit(backend) and TorchVersion(__version__) >= holds

@@ -13,6 +13,8 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
+from ddpfix.ranks.groups.internals import group_store as group_store
+from ddpfix.ranks.groups.internals import is_programs as is_programs
 
 # Keys in one message, where many are looked at.
 _TOGETHER = 64
@@ -39,24 +41,6 @@ class _Session:
 _SESSIONS: weakref.WeakKeyDictionary[Any, Optional[_Session]] = weakref.WeakKeyDictionary()
 # A key that is never put.
 _NO_KEY = "ddpfix"
-
-
-def group_store() -> Any:
-    """The store of the default process group, whoever has made it, or None where there is none."""
-    from torch.distributed import distributed_c10d
-
-    try:
-        return distributed_c10d._get_default_store()
-    except (RuntimeError, ValueError, AttributeError, KeyError):
-        return None
-
-
-def is_programs() -> bool:
-    """Whether the program gave its process group a store of its own (``init_process_group(store=...)``)."""
-    from torch.distributed import distributed_c10d
-
-    # torch writes env:// there where it was given nothing at all.
-    return getattr(distributed_c10d, "_default_pg_init_method", "") is None
 
 
 def default_store() -> Any:

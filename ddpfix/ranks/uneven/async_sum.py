@@ -8,6 +8,7 @@ from typing import Any, List, Optional, Sequence
 
 from ddpfix import log
 from ddpfix.ranks.failures import first_failure
+from ddpfix.ranks.groups import internals
 
 # By the default process group, ours of the same ranks, which torch keeps until the default one is destroyed. Both are
 # weak: a group that is kept alive keeps its store, and so the port that the next group may want.
@@ -24,7 +25,7 @@ def cpu_group(timeout: timedelta) -> Any:
     """
     from torch import distributed
 
-    default = distributed.distributed_c10d._get_default_group()
+    default = internals.default_group()
     if default not in _GROUPS:
         try:
             group = distributed.new_group(backend="gloo", timeout=timeout) if distributed.is_gloo_available() else None

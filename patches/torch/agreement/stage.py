@@ -14,7 +14,7 @@ from ddpfix import log
 from ddpfix.layerdrop import cover, schedule, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks.agreement import meeting
+from ddpfix.ranks.agreement import marks, meeting
 
 from ..internals import process_groups
 from ..pipeline import ddp
@@ -48,10 +48,10 @@ class Mark(Follower):
     place = "agreement"
 
     def up(self) -> None:
-        meeting.announce()
+        marks.announce()
 
     def exits(self) -> None:
-        meeting.announce_end()
+        marks.announce_end()
 
 
 class Agreement(ddp.Stage):

@@ -6,11 +6,11 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence
 
 import torch
 
+from ddpfix.models.recomputed import TASK
+
 _WILL = getattr(torch._C, "_will_engine_execute_node", None)
 # The node whose hooks run now.
 _NODE = getattr(torch._C, "_current_autograd_node", None)
-# The number of the backward that runs in this thread, also in one of the engine's own (torch 2.1).
-_TASK = getattr(torch._C, "_current_graph_task_id", None)
 # What a backward does with the parameters of a model.
 REACHES = "reaches some"
 LEAVES_ALONE = "is for something else"
@@ -22,17 +22,12 @@ HIDING = [0]
 
 
 # Whether the engine can be asked what it reaches, and whether it runs.
-KNOWS, TELLS = _WILL is not None, _TASK is not None
+KNOWS, TELLS = _WILL is not None, TASK is not None
 
 
 def will_reach(node: Any) -> bool:
     """Return whether the backward that runs now comes to a node; False where the engine cannot be asked."""
     return _WILL is not None and bool(_WILL(node))
-
-
-def runs_here() -> bool:
-    """Return whether a backward runs in this thread; False where the engine does not tell."""
-    return _TASK is not None and _TASK() != -1
 
 
 def accumulators(parameters: Iterable[Any]) -> List[Any]:

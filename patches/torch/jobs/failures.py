@@ -10,13 +10,13 @@ from ddpfix.patching.site import Site
 
 from ..pipeline.process_group import ProcessGroup
 from ..pipeline.step_count import Clocks
-from .world import Beside
+from .during_group import DuringGroup
 
 if TYPE_CHECKING:
     from ddpfix.ranks.failures.sentinel import Sentinel
 
 
-class Reporter(Beside):
+class Reporter(DuringGroup):
     """Tells the other ranks why this one fails, and this one why another one did.
 
     Args:

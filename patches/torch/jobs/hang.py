@@ -9,13 +9,13 @@ from ddpfix.patching.site import Site
 
 from ..pipeline.process_group import ProcessGroup
 from ..pipeline.step_count import Clocks
-from .world import Beside
+from .during_group import DuringGroup
 
 if TYPE_CHECKING:
     from ddpfix.ranks.hang.monitor import Watch
 
 
-class Watching(Beside):
+class Watching(DuringGroup):
     """The watch of one activation.
 
     Args:

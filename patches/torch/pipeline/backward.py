@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Protocol, Set
 import torch
 
 from ddpfix import log
+from ddpfix.models.recomputed import in_backward
 from ddpfix.patching.site import Site
 
 from ..internals import autograd
@@ -63,7 +64,7 @@ class Backwards:
         known, looking, runs = self.known, self.looking, _RUNS
         thread, tells = threading.get_ident, autograd.TELLS
         # Where the engine does not tell, all threads count as one: its own threads call backward within a checkpoint.
-        is_nested: Callable[[], bool] = autograd.runs_here if tells else (lambda: bool(runs))
+        is_nested: Callable[[], bool] = in_backward if tells else (lambda: bool(runs))
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if not known or is_nested():

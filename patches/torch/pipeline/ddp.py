@@ -8,6 +8,7 @@ stage has nothing to do pays nothing for that stage.
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import sys
@@ -42,6 +43,7 @@ from .model import of as of
 from .model import replica as replica
 from .order import ORDER as ORDER
 from .order import REDUCER as REDUCER
+from .shared import Shared
 from .stage import Call as Call
 from .stage import Stage as Stage
 
@@ -50,9 +52,13 @@ _PATCHES = __package__.rpartition(".")[0] + "."
 # Called with torch's own forward, the wrapper, and the arguments of each forward that has no gradients enabled.
 Unseen = Callable[[Callable[..., Any], Any, Any, Any], Any]
 UNSEEN: List[Unseen] = []
-_STAGES: List[Stage] = []
-# The site of the three wrappers, as long as there are stages.
-_SITE: List[Site] = []
+# The stages in their order; the three wrappers are there as long as there are stages.
+_STAGES: Shared[Stage] = Shared("torch.ddp", ORDER)
+
+
+def stages() -> Tuple[Stage, ...]:
+    """Return the stages in their order."""
+    return _STAGES.subscribers
 
 
 def put(site: Site, owner: Any, stage: Stage) -> None:
@@ -63,28 +69,19 @@ def put(site: Site, owner: Any, stage: Stage) -> None:
         owner: the class ``DistributedDataParallel``.
         stage: not one whose place is taken already.
     """
-    if not _SITE:
-        # A wrapper that cannot be put on leaves nothing behind.
-        _SITE.append(_wrap(Site("torch.ddp", site.settings, site.activation), owner))
-    site.parts.append(_SITE[0])
-    _STAGES.append(stage)
+    _STAGES.join(site, stage.place, stage, functools.partial(_wrap, owner))
     skip_module(sys.modules[type(stage).__module__])
-    _STAGES.sort(key=lambda each: ORDER.index(each.place))
     site.at_undo(lambda: _take_out(stage))
 
 
-def _wrap(site: Site, owner: Any) -> Site:
+def _wrap(owner: Any, site: Site) -> None:
     _name_those_before(owner)
-    try:
-        site.wrap(owner, "__init__", _built)
-        site.wrap_hot(owner, "forward", _forward)
-        skip_frames(vars(owner)["forward"])
-        untrace()
-        site.wrap(owner, "register_comm_hook", _registered)
-    except Exception:
-        site.undo()
-        raise
-    return site
+    site.wrap(owner, "__init__", _built)
+    site.wrap_hot(owner, "forward", _forward)
+    skip_frames(vars(owner)["forward"])
+    untrace()
+    site.wrap(owner, "register_comm_hook", _registered)
+    site.at_undo(MODELS.clear)
 
 
 def untrace() -> None:
@@ -94,15 +91,10 @@ def untrace() -> None:
         skip_module(module)
 
 
-def _take_out(stage: Stage) -> List[str]:
-    _STAGES.remove(stage)
+def _take_out(stage: Stage) -> None:
     for model in known():
         stage.ended(model)
         model.detach(stage.place)
-    if _STAGES:
-        return []
-    MODELS.clear()
-    return _SITE.pop().undo()
 
 
 def _name_those_before(owner: Any) -> None:
@@ -128,7 +120,7 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
         return
     call = Call(bound)
     call.facts["failure"] = wrap_hooks.run_before_wrap(call.module)
-    for stage in _STAGES:
+    for stage in stages():
         stage.arguments(call)
     with call.around:
         if call.arguments.get("init_sync", True):
@@ -150,7 +142,7 @@ def _meet_within(wrapper: Any, call: Call) -> None:
         vars(wrapper).pop(BUILD, None)
         call.number = roll_call.name_of_next(process_groups.members_of(call.group).name, "model")
         with modes.hidden():
-            for stage in _STAGES:
+            for stage in stages():
                 stage.together(call)
         return build()
 
@@ -166,7 +158,7 @@ def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
         MODELS[wrapper] = None
         log.warning(f"a {type(wrapper.module).__name__} under DDP is left as it is: {error!r}")
         return None
-    for stage in _STAGES:
+    for stage in stages():
         try:
             stage.built(model, call)
         except Exception as error:
@@ -177,7 +169,7 @@ def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
 
 def rebuild_stages(model: Wrapped) -> None:
     """Rebuild the stages that read the reducer: DDP has made another one for a model that was not trained yet."""
-    for stage in _STAGES:
+    for stage in stages():
         if stage.place in REDUCER:
             model.detach(stage.place)
             stage.built(model, None)
@@ -224,7 +216,7 @@ def _copy(wrapper: Any) -> Optional[Wrapped]:
 def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     model = MODELS.get(wrapper)
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    for stage in _STAGES if model is not None else ():
+    for stage in stages() if model is not None else ():
         if stage.hook(model, wrapped, given["state"], given["hook"]):  # type: ignore[arg-type]
             return None
     return wrapped(*args, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Generic, List, Optional, Tuple, TypeVar
 
-from ddpfix.patching.site import Site
+from ddpfix.patching.site import PatchError, Site
 
 T = TypeVar("T")
 
@@ -32,7 +32,15 @@ class Shared(Generic[T]):
             place: one of the order, which nobody has taken.
             subscriber: what is called.
             put_on: puts the wrapper on, through the site that it is given; one that fails leaves nothing behind.
+
+        Raises:
+            PatchError: the order does not have this place, or it is taken.
         """
+        if place not in self._order or place in self._at:
+            why = (
+                "taken" if place in self._at else f"none of {', '.join(self._order)} (patches/torch/pipeline/order.py)"
+            )
+            raise PatchError(f"the place {place} of {self._name} is {why}")
         if self._own is None:
             own = Site(self._name, site.settings, site.activation)
             try:

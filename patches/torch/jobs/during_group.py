@@ -1,4 +1,4 @@
-"""What runs beside a job while the process group of all ranks is up: made when it comes up, told when it ends."""
+"""A thread that runs while the process group of all ranks is up: begun when it comes up, ended before it goes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ddpfix.ranks.store.keys import default_store
 from ..pipeline.process_group import Follower
 
 
-class Beside(Follower):
-    """Runs beside a job of several ranks whose store can be asked from a thread."""
+class DuringGroup(Follower):
+    """Runs while a group of several ranks is up whose store can be asked from a thread."""
 
     def make(self, store: Any, rank: int, size: int) -> None:
         """Begin, with the group's store, this rank and the number of ranks."""

@@ -1,0 +1,68 @@
+"""What torch keeps of process groups under names that are not public."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Dict
+
+
+def default_group() -> Any:
+    """Return the process group of all ranks.
+
+    Raises:
+        RuntimeError, ValueError: there is none.
+    """
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_group()
+
+
+def group_store() -> Any:
+    """Return the store of that group, or None where there is none."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        return distributed_c10d._get_default_store()
+    except (RuntimeError, ValueError, AttributeError, KeyError):
+        return None
+
+
+def is_programs() -> bool:
+    """Return whether the program gave its group a store of its own (``init_process_group(store=...)``)."""
+    from torch.distributed import distributed_c10d
+
+    # torch writes env:// there where it was given nothing at all.
+    return getattr(distributed_c10d, "_default_pg_init_method", "") is None
+
+
+def table(name: str) -> Dict[Any, Any]:
+    """Return what torch knows by group (``pg_names``, ``pg_group_ranks``); torch 1.13 has it under another name."""
+    from torch.distributed import distributed_c10d
+
+    world: Any = getattr(distributed_c10d, "_world", None)
+    return getattr(world, name, None) or getattr(distributed_c10d, f"_{name}", {})
+
+
+def collectives_of(group: Any) -> int:
+    """Return how many collectives torch has counted in a group."""
+    return int(group._get_sequence_number_for_group())
+
+
+def backend_of(group: Any, device: Any) -> Any:
+    """Return the backend of a group for a device; a group of torch 1.13 has one for all, which it is."""
+    return group._get_backend(device) if hasattr(group, "_get_backend") else group
+
+
+def limit_of(backend: Any) -> float:
+    """Return the seconds that collectives of a backend wait."""
+    return float(backend.options._timeout.total_seconds())
+
+
+def takes_limit(backend: Any) -> bool:
+    """Return whether a backend can be given another limit."""
+    return hasattr(backend, "_set_default_timeout")
+
+
+def set_limit(backend: Any, seconds: float) -> None:
+    """Have the collectives of a backend wait so long."""
+    backend._set_default_timeout(timedelta(seconds=seconds))
