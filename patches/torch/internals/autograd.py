@@ -100,9 +100,22 @@ def may_hide() -> bool:
     return node is None or any(isinstance(each, torch.autograd.function.BackwardCFunction) for each in _behind(node))
 
 
-def _behind(first: Any) -> Iterator[Any]:
-    """The node and all that it leads to."""
-    waiting, seen = [first], {first}
+def leaves(outputs: Sequence[Any], given: Sequence[Any]) -> Iterator[Any]:
+    """The leaves to which the graph of some tensors leads.
+
+    Args:
+        outputs: the tensors.
+        given: nodes behind which nothing is looked for.
+    """
+    for tensor in outputs:
+        for node in _behind(tensor.grad_fn, given) if tensor.grad_fn is not None else ():
+            if hasattr(node, "variable"):
+                yield node.variable
+
+
+def _behind(first: Any, given: Sequence[Any] = ()) -> Iterator[Any]:
+    """The node and all that it leads to, as far as the given ones."""
+    waiting, seen = [first], {first, *given}
     while waiting:
         node = waiting.pop()
         yield node

@@ -40,6 +40,7 @@ from .model import Slot as Slot
 from .model import Wrapped as Wrapped
 from .model import known as known
 from .model import of as of
+from .model import of_replica as of_replica
 from .model import replica as replica
 from .order import ORDER as ORDER
 from .order import REDUCER as REDUCER

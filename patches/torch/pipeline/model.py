@@ -118,6 +118,11 @@ def known() -> List[Wrapped]:
     return [model for model in list(MODELS.values()) if model is not None]
 
 
+def of_replica(replica: training.Replica) -> Optional[Wrapped]:
+    """The record of the model that a replica is of; None for a sharded one."""
+    return next((model for model in known() if training.replica_of(model.wrapper) is replica), None)
+
+
 def replica(model: Wrapped) -> Optional[training.Replica]:
     """The agreed seed and the steps of a model; None if its ranks have not agreed."""
     return training.replica_of(model.wrapper)

@@ -8,9 +8,8 @@ around a layer, or around a whole encoder in the user's own code.
 
 from __future__ import annotations
 
-import weakref
 from types import ModuleType
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, Set
 
 import torch
 
@@ -18,40 +17,74 @@ from ddpfix import log
 from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 
+from ..internals import autograd
+from ..pipeline import ddp
 from ..pipeline.checkpoints import Checkpoints
 from . import second_backward
-from .repeated_checkpoints import Repeated, called
+from .repeated_checkpoints import Repeated, called, kind_of
 
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
-    """Run reentrant checkpoints as other ones where DDP has the flag."""
+    """Run reentrant checkpoints as other ones where DDP has the flag, and they hide parameters from it."""
     checkpoints = site.keep(Checkpoints)
-    repeated = Repeated(owner, checkpoints.own)
-    guarded: weakref.WeakSet[training.Replica] = weakref.WeakSet()
-
-    def run(function: Any, preserve: bool, args: Sequence[Any]) -> Any:
-        step = training.current()
-        if step is None or not step.replica.flagged or not _sends_gradients(function, args):
-            return repeated.call(function, preserve, args)
-        log.once(_NON_REENTRANT)
-        if step.replica not in guarded:
-            guarded.add(step.replica)
-            second_backward.refuse(step.replica)
-        return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
-
-    checkpoints.run(site, owner, run)
+    converted = Converted(module, Repeated(owner, checkpoints.own))
+    checkpoints.run(site, owner, converted.run)
     site.at_undo(second_backward.forget)
 
 
-def _sends_gradients(function: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether gradients of parameters may come from a checkpoint, as far as it is known what it runs.
+class Converted:
+    """The checkpoints of models that have the flag.
+
+    Args:
+        module: ``torch.utils.checkpoint``.
+        repeated: runs a reentrant one.
+    """
+
+    def __init__(self, module: ModuleType, repeated: Repeated) -> None:
+        self._module, self._repeated = module, repeated
+        # By model and what is checkpointed: does the reentrant kind hide parameters that DDP looks for?
+        self._hiding: ddp.Slot[Set[Any]] = ddp.Slot()
+        self._harmless: ddp.Slot[Set[Any]] = ddp.Slot()
+
+    def run(self, function: Any, preserve: bool, args: Sequence[Any]) -> Any:
+        """Run one; see :data:`..pipeline.checkpoints.Run`."""
+        step = training.current()
+        model = None if step is None or not step.replica.flagged else ddp.of_replica(step.replica)
+        if model is None or not _may_send_gradients(function, args):
+            return self._repeated.call(function, preserve, args)
+        kind = kind_of(function)
+        hiding = self._hiding.of(model) or self._hiding.put(model, set())
+        harmless = self._harmless.of(model) or self._harmless.put(model, set())
+        if kind in harmless:
+            return self._repeated.call(function, preserve, args)
+        output = self._module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+        if kind not in hiding:
+            hides = _hides(output, args, model)
+            (hiding if hides else harmless).add(kind)
+            if hides:
+                log.once(_NON_REENTRANT)
+                second_backward.refuse(model)
+        return output
+
+
+def _may_send_gradients(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether gradients of parameters may come from a checkpoint, as far as it is known before it has run.
 
     The reentrant kind trains nothing where none of its inputs needs a gradient; the other kind would.
     """
-    if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+    if not (torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in args)):
         return False
     found = called(function)
-    return found is None or any(parameter.requires_grad for parameter in found[0].parameters())
+    if found is None:
+        return not str(getattr(function, "__module__", None)).startswith(("torch.", "None"))
+    return any(parameter.requires_grad for parameter in found[0].parameters())
+
+
+def _hides(output: Any, args: Sequence[Any], model: ddp.Wrapped) -> bool:
+    """Whether a part of the graph that the reentrant kind would hide leads to a parameter of the model."""
+    own = {id(parameter) for parameter in model.parameters}
+    given = [each.grad_fn for each in args if isinstance(each, torch.Tensor) and each.grad_fn is not None]
+    return any(id(leaf) in own for leaf in autograd.leaves(ddp.tensors(output), given))
 
 
 _NON_REENTRANT = (

@@ -222,6 +222,19 @@ def _target(function: Any, args: Sequence[Any]) -> Optional[Target]:
     return Target(module, (id(module), code, others))
 
 
+def kind_of(function: Any) -> Hashable:
+    """What a checkpoint runs, the same in each step although the function may be made anew in each."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    values = [getattr(function, "__self__", None)]
+    if isinstance(function, types.FunctionType):
+        values += _cells(function)
+    known = [each for each in values if isinstance(each, (nn.Module, *_PLAIN))]
+    held = tuple(id(each) if isinstance(each, nn.Module) else each for each in known)
+    return id(function) if code is None else code, held
+
+
 def called(function: Any) -> Optional[Tuple[nn.Module, Any]]:
     """A module, and the code of the method of it that is called."""
     if isinstance(function, nn.Module):

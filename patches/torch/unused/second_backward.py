@@ -9,8 +9,6 @@ from __future__ import annotations
 import weakref
 from typing import Any, List
 
-from ddpfix.layerdrop.training import Replica
-
 from ..internals import autograd, reducer
 from ..pipeline import ddp
 
@@ -68,11 +66,10 @@ class Guard:
 GUARD: ddp.Slot[Guard] = ddp.Slot()
 
 
-def refuse(replica: Replica) -> None:
+def refuse(model: ddp.Wrapped) -> None:
     """Have a second backward of a model's step raise, from the forward on that runs now."""
-    for model in ddp.known():
-        if ddp.replica(model) is replica and GUARD.of(model) is None:
-            model.attach(PLACE, before=GUARD.put(model, Guard(model)).begin)
+    if GUARD.of(model) is None:
+        model.attach(PLACE, before=GUARD.put(model, Guard(model)).begin)
 
 
 def forget() -> None:
