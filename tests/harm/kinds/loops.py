@@ -89,6 +89,48 @@ def checkpoint_beside_the_flag(rank, size):
     return state(wrapped)
 
 
+class Around(nn.Module):
+    """Reentrant checkpoints that hide no parameter: functions without any, and a frozen layer, also of a teacher."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.never = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(2, 2)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+    def run(self, layer, x):
+        return checkpoint(lambda each: torch.tanh(layer(each)), x, use_reentrant=True)
+
+    def forward(self, x):
+        y = self.first(x)
+        with torch.no_grad():
+            taught = self.run(self.frozen, y)
+        z = checkpoint(nn.functional.gelu, y, use_reentrant=True)
+        return self.last(
+            checkpoint(lambda each: each * z.detach(), self.run(self.frozen, z), use_reentrant=True) + taught
+        )
+
+
+@program(sample=True)
+def reentrant_checkpoints_that_hide_nothing_beside_the_flag(rank, size):
+    torch.manual_seed(0)
+    wrapped = DDP(Around(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for step, (x, y) in enumerate(batches(rank, 12)):
+        optimizer.zero_grad()
+        loss = (wrapped(x) - y).pow(2).mean()
+        loss.backward(retain_graph=True)
+        if step % 3 == 2:
+            # Once more, and averaged by hand.
+            before = {each: each.grad.clone() for each in wrapped.parameters() if each.grad is not None}
+            loss.backward()
+            for each, gradient in before.items():
+                more = each.grad - gradient
+                dist.all_reduce(more)
+                each.grad = gradient + more / size
+        optimizer.step()
+    return state(wrapped)
+
+
 @program()
 def static_graph(rank, size):
     torch.manual_seed(0)
