@@ -29,6 +29,7 @@ SECTIONS: Dict[str, Tuple[str, str]] = {
     "on": ("starts:switched_on", "Interpreter start, DDPFIX=1 and no toolkit"),
     "imports": ("imports:with_toolkits", "Imports, DDPFIX=1 and toolkits"),
     "layer": ("layers:a_layer", "Training forward, shared decisions above stock"),
+    "plain": ("plain:a_step", "Plain DDP step in which every parameter is used"),
     "step": ("layers:a_step", "Training step of WavLM-base's size"),
     "ranks": ("ranks:a_step", "DDP step on two ranks, stock with find_unused_parameters=True"),
     "wrapping": ("ranks:wrapping", "Wrapping a model on two ranks"),

@@ -68,7 +68,9 @@ class Seen:
 @pytest.mark.skipif(not TELLS, reason="before torch 2.1 the engine does not tell whether it runs in a thread")
 def test_a_backward_in_a_thread_is_noticed_while_another_one_runs() -> None:
     site, seen = Site("a test"), Seen()
-    backward.Backwards().look_at(site, seen, looks=False)
+    backwards = backward.Backwards()
+    backwards.follow(site, "diagnosis")
+    backwards.look_at(seen, looks=False)
     begun, ended = threading.Event(), threading.Event()
 
     def wait(gradient: Any) -> None:

@@ -26,23 +26,20 @@ _OURS = "\nddpfix: "
 
 def reduction(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    inside = Site("torch.backward", site.settings, site.activation)
-    site.parts.append(inside)
-    site.at_undo(inside.undo)
-    ddp.put(site, owner, Diagnosis(inside))
+    ddp.put(site, owner, Diagnosis(site))
 
 
 class Diagnosis(ddp.Stage):
     """Collects evidence in the first steps of each model, and completes the errors.
 
     Args:
-        site: of the wrapper of ``torch.autograd.backward``, which is put on with the first model.
+        site: of the patch; the wrapper of ``torch.autograd.backward`` is put on with the first model.
     """
 
     place = "diagnosis"
 
     def __init__(self, site: Site) -> None:
-        self._site, self._backwards = site, backward.Backwards()
+        self._site, self._backwards = site, site.keep(backward.Backwards)
         self._cases: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
@@ -56,7 +53,8 @@ class Diagnosis(ddp.Stage):
             model.attach(self.place, failed=case.forward_failed)
         else:
             model.attach(self.place, case.forward_begins, case.forward_ended, case.forward_failed)
-        self._backwards.look_at(self._site, case, looks=REDUCTION.of(model) is None)
+        self._backwards.follow(self._site, self.place)
+        self._backwards.look_at(case, looks=REDUCTION.of(model) is None)
 
     def ended(self, model: ddp.Wrapped) -> None:
         wrapper = model.wrapper

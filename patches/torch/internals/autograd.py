@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence
 
 import torch
 
@@ -94,10 +94,48 @@ def _of_unseen() -> str:
     return UNSEEN if all(_WILL(each) for each in _behind(node)) else LEAVES_ALONE  # type: ignore[misc]
 
 
-def may_hide() -> bool:
+# A key in the dictionary that each node of a graph has for notes.
+_MARK = "ddpfix"
+
+
+def mark(node: Any, owner: Any) -> None:
+    """Mark a node of a graph as an output of somebody's: a hook would be called in each backward."""
+    node.metadata[_MARK] = owner
+
+
+def has_mark(node: Any, owner: Any) -> bool:
+    """Return whether a node has the mark of this owner."""
+    return node.metadata.get(_MARK) is owner
+
+
+def behind(roots: Any) -> List[Any]:
+    """Return the nodes of the graph that a backward of these roots runs.
+
+    Args:
+        roots: a tensor or a ``GradientEdge``, or several of them.
+    """
+    one = isinstance(roots, torch.Tensor) or hasattr(roots, "node")
+    firsts = [getattr(each, "node", None) or each.grad_fn for each in ((roots,) if one else roots)]
+    found: Dict[Any, None] = {}
+    for first in firsts:
+        if first is not None and first not in found:
+            found.update(dict.fromkeys(_behind(first, tuple(found))))
+    return list(found)
+
+
+def may_hide_here() -> bool:
     """Whether the graph behind the node whose hooks run now has custom functions, which may hide a graph."""
     node = _NODE() if _NODE is not None else None
-    return node is None or any(isinstance(each, torch.autograd.function.BackwardCFunction) for each in _behind(node))
+    return node is None or any(_is_custom(each) for each in _behind(node))
+
+
+def may_hide(outputs: Sequence[Any]) -> bool:
+    """Return whether the graph of some tensors has custom functions, which may hide a graph."""
+    return any(_is_custom(node) for node in behind(outputs))
+
+
+def _is_custom(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
 def leaves(outputs: Sequence[Any], given: Sequence[Any]) -> Iterator[Any]:

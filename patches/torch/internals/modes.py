@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager
+from typing import Any, Callable, ContextManager
 
 import torch
 
@@ -19,6 +19,10 @@ def hidden() -> ContextManager[None]:
 # How many modes of a program (TorchDispatchMode, TorchFunctionMode) see each function of torch that is called.
 _NAMES = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
 _DISPATCH, _FUNCTION = (getattr(torch._C, name, lambda: 0) for name in _NAMES)
+
+
+# Returns how many function modes are on.
+any_function_mode: Callable[[], int] = _FUNCTION
 
 
 def any_mode() -> bool:

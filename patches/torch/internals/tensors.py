@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+
+from . import modes
 
 _SET_VERSION: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
 
@@ -18,6 +20,23 @@ CAN_SET_VERSION = _SET_VERSION is not None
 def version(tensor: Any) -> int:
     """Return how often a tensor was written to in place."""
     return int(tensor._version)
+
+
+def written(parameter: Any) -> Tuple[Any, int]:
+    """Return the gradient of a parameter, and how often it was written to in place: -1 where there is none.
+
+    Args:
+        parameter: no subclass of torch's own, whose code would be called.
+    """
+    if modes.any_function_mode():
+        with modes.Uncounted():
+            return _written(parameter)
+    return _written(parameter)
+
+
+def _written(parameter: Any) -> Tuple[Any, int]:
+    gradient = parameter.grad
+    return gradient, -1 if gradient is None else gradient._version
 
 
 def set_version(tensor: Any, number: int) -> None:

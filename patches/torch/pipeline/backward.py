@@ -1,22 +1,24 @@
 """The one wrapper of ``torch.autograd.backward``: DDP raises two of its errors in there, and leaves no graph after it.
 
-It is put on when the first model is wrapped by DDP, and looks at the outermost backward only: reentrant checkpoints
-call backward within one.
+It is put on when the first model is wrapped by DDP, and sees the outermost backward only: reentrant checkpoints call
+backward within one.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Callable, List, Protocol, Set
+from typing import Any, Callable, Dict, List, Protocol, Set, Tuple
 
 import torch
 
 from ddpfix import log
-from ddpfix.models.recomputed import in_backward
+from ddpfix.models.recomputed import TASK
 from ddpfix.patching.site import Site
 
 from ..internals import autograd
+from .order import BACKWARD
+from .shared import Shared
 
 
 class Observer(Protocol):
@@ -27,8 +29,16 @@ class Observer(Protocol):
     def backward_failed(self, error: BaseException, roots: Any) -> None: ...
 
 
+class Check(Protocol):
+    """What is called around each backward, and may end it with an error."""
+
+    def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any: ...
+
+    def backward_ended(self, before: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None: ...
+
+
 Observers = List["weakref.ref[Observer]"]
-# The threads in which an outermost backward runs.
+# The threads in which an outermost backward runs, where the engine does not tell.
 _RUNS: Set[int] = set()
 
 
@@ -39,19 +49,38 @@ class Backwards:
         self.known: Observers = []
         # Those whose reductions may be left unfinished.
         self.looking: Observers = []
+        # One at most: where there are several models, none is checked here.
+        self._checks: List[Check] = []
+        self._shared: Shared[None] = Shared("torch.backward", BACKWARD)
+        self._followed: Set[str] = set()
 
-    def look_at(self, site: Site, case: Observer, looks: bool) -> None:
-        """Tell a case of backwards, until the site is undone or the case is no more.
+    def follow(self, site: Site, place: str) -> None:
+        """Wrap ``torch.autograd.backward`` until the patch is undone, which may ask for it with each of its models.
 
         Args:
-            site: of the wrapper.
+            site: of the patch.
+            place: whose patch it is.
+        """
+        if place not in self._followed:
+            self._shared.join(site, place, None, self._put_on)
+            self._followed.add(place)
+            site.at_undo(lambda: self._followed.discard(place))
+
+    def _put_on(self, site: Site) -> None:
+        site.wrap_hot(torch.autograd, "backward", self._around if autograd.TELLS else self._around_of_old)
+        site.at_undo(self._forget_all)
+
+    def _forget_all(self) -> None:
+        for cases in (self.known, self.looking, self._checks):
+            cases.clear()
+
+    def look_at(self, case: Observer, looks: bool) -> None:
+        """Tell a case of backwards, until the wrapper is undone or the case is no more.
+
+        Args:
             case: of a model; its ``backward_failed(error, roots)`` is called with what a backward has raised.
             looks: whether its ``backward_ended(roots)`` is called after each backward.
         """
-        if not site.records:
-            site.wrap_hot(torch.autograd, "backward", self._around)
-            site.at_undo(self.known.clear)
-            site.at_undo(self.looking.clear)
         for cases in (self.known, self.looking) if looks else (self.known,):
             cases.append(weakref.ref(case, cases.remove))
 
@@ -60,26 +89,58 @@ class Backwards:
         for cases in (self.known, self.looking):
             cases[:] = [each for each in cases if each() is not case]
 
+    def check(self, check: Check) -> None:
+        """Call this around each backward."""
+        self._checks[:] = [check]
+
+    def checks(self, check: Check) -> bool:
+        """Whether this is called."""
+        return self._checks == [check]
+
+    def check_no_more(self, check: Check) -> None:
+        """Do not call this around backwards any more."""
+        if self.checks(check):
+            self._checks.clear()
+
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        known, looking, runs = self.known, self.looking, _RUNS
-        thread, tells = threading.get_ident, autograd.TELLS
-        # Where the engine does not tell, all threads count as one: its own threads call backward within a checkpoint.
-        is_nested: Callable[[], bool] = in_backward if tells else (lambda: bool(runs))
+        checks, looking, task = self._checks, self.looking, TASK
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if not known or is_nested():
+            if task() >= 0:
                 return original(*args, **kwargs)
-            here = 0 if tells else thread()
-            if not tells:
-                runs.add(here)
+            check = before = None
+            if checks:
+                check = checks[0]
+                before = check.backward_begins(args, kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                self._failed(error, args[0] if args else kwargs.get("tensors"))
+                raise
+            if before is not None:
+                check.backward_ended(before, args, kwargs)  # type: ignore[union-attr]
+            if looking:
+                self._ended(args[0] if args else kwargs.get("tensors"))
+            return result
+
+        return backward
+
+    def _around_of_old(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Before torch 2.1 all threads count as one: the engine's own call backward in a checkpoint."""
+        looking, runs, thread = self.looking, _RUNS, threading.get_ident
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if runs:
+                return original(*args, **kwargs)
+            here = thread()
+            runs.add(here)
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 self._failed(error, args[0] if args else kwargs.get("tensors"))
                 raise
             finally:
-                if not tells:
-                    runs.discard(here)
+                runs.discard(here)
             if looking:
                 self._ended(args[0] if args else kwargs.get("tensors"))
             return result

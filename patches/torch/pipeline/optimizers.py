@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Set
+from typing import Any, Callable, List, Sequence, Set
 
 import torch
 
@@ -11,13 +11,14 @@ from ..internals.wrapper import joins
 from . import ddp
 
 _compiler: Any = getattr(torch, "compiler", None)
-_compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
+# Whether torch.compile traces what runs here.
+is_compiled: Callable[[], bool] = getattr(_compiler, "is_compiling", lambda: False)
 
 
 def is_hidden() -> bool:
     """Whether nothing may be done here: it is compiled, captured in a CUDA graph, or counted by the program's mode."""
     capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return bool(_compiling() or capturing or modes.any_mode())
+    return bool(is_compiled() or capturing or modes.any_mode())
 
 
 def is_torchs(optimizer: Any) -> bool:

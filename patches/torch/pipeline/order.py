@@ -39,3 +39,8 @@ STEPS = (
     "drift",  # Looks at what the step before has left.
     "finalize",  # Innermost: it reduces gradients that wait, and a closure's.
 )
+# Whose models have backwards followed.
+BACKWARD = (
+    "finalize",  # Ends the reduction of a step that repeats the previous one.
+    "diagnosis",  # Completes the error that a backward, or the stage above, has raised.
+)

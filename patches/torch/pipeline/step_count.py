@@ -23,35 +23,43 @@ class Clock:
 
     Attributes:
         number: of the training forward that was begun last, from 1.
-        prepared: how many forwards have ended that prepared a reduction, in whatever mode.
     """
 
     def __init__(self, model: ddp.Wrapped, clocks: Clocks) -> None:
         self._wrapper, self._clocks = weakref.ref(model.wrapper), clocks
         ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._is_of_all = 1 < len(ranks) == len(process_groups.ranks_of(None))
-        self.number = self.prepared = 0
+        self.number = 0
         # The forwards ahead of those whose gradients are summed now, and whether the last one has ended such a sum.
         self._before, self._reduced = 0, True
+        # The forwards that have prepared a reduction, and whether the one that was begun last does so when it ends.
+        self._prepared, self._prepares = 0, False
+
+    @property
+    def prepared(self) -> int:
+        """How many forwards have ended that prepared a reduction, in whatever mode; between two forwards."""
+        return self._prepared + self._prepares
 
     def begin(self) -> None:
         """A forward with gradients enabled begins."""
         wrapper = self._wrapper()
-        if wrapper is None or not ddp.trains(wrapper):
+        if wrapper is None:
+            return
+        self._prepared += self._prepares
+        self._prepares = reduces = wrapper.require_backward_grad_sync
+        if not ddp.trains(wrapper):
             return
         if self._reduced:
             self._before = self.number
-        self._reduced = wrapper.require_backward_grad_sync
+        self._reduced = reduces
         self.number += 1
         self._clocks.last = self
-        if self._clocks.counts and self._reduced and self._is_of_all and not joins(wrapper):
+        if self._clocks.counts and reduces and self._is_of_all and not joins(wrapper):
             self._clocks.begin()
 
-    def end(self, output: Any) -> None:
-        """A forward with gradients enabled has ended."""
-        wrapper = self._wrapper()
-        if wrapper is not None and wrapper.require_backward_grad_sync:
-            self.prepared += 1
+    def failed(self, error: BaseException) -> None:
+        """That forward has failed: it has prepared nothing."""
+        self._prepares = False
 
     def micro(self) -> int:
         """Which micro-batch of its step the last forward is; 0 where ``no_sync`` is not used."""
@@ -129,7 +137,7 @@ class Counting(ddp.Stage):
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         clock = CLOCK.put(model, Clock(model, self._clocks))
-        model.attach(self.place, clock.begin, clock.end)
+        model.attach(self.place, clock.begin, failed=clock.failed)
 
     def ended(self, model: ddp.Wrapped) -> None:
         CLOCK.clear(model)

@@ -47,6 +47,9 @@ _HINT = (
 )
 
 
+_NOTHING: Tuple[int, List[Any]] = 0, []
+
+
 class DriftError(RuntimeError):
     """The replicas of a model differ (``DDPFIX_DRIFT=error``). The message names the rank, the step and the place."""
 
@@ -98,6 +101,8 @@ class Drift(ddp.Stage):
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
         self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Watch]]] = weakref.WeakKeyDictionary()
         self._models = 0
+        # Those that have something to do before the next step of their optimizer.
+        self._due: List[Watch] = []
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         # A model without a name may be on some ranks only.
@@ -119,34 +124,45 @@ class Drift(ddp.Stage):
         """Undo: look at no optimizer any more."""
         self._optimizer_steps.leave(self.place)
         self._watched.clear()
+        self._due.clear()
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to step: compare what the step before has left."""
-        for each in self._known(optimizer)[1]:
+        """An optimizer is about to step: compare what the step before has left, where that is due."""
+        # A CUDA graph is to have no wait for the device in the steps that it captures.
+        if not self._due or optimizers.is_hidden():
+            return
+        due = [each for each in self._known(optimizer)[1] if each in self._due]
+        for each in due:
+            self._due.remove(each)
             each.step_begins()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped, and has come to its end."""
-        if not optimizers.is_torchs(optimizer):
+        # torch.compile is to find nothing in the step that it compiles.
+        if optimizers.is_compiled():
             return
-        for each in self._of(optimizer):
-            each.step_ended(optimizer)
+        models, watches = self._known(optimizer)
+        if models != self._models:
+            watches = self._renewed(optimizer, watches)
+        for each in watches:
+            if each.counts():
+                if each.is_next():
+                    each.look(optimizer)
+                if each.is_due():
+                    self._due.append(each)
 
     def _known(self, optimizer: Any) -> Tuple[int, List[Watch]]:
-        # torch.compile is to find nothing in the step that it compiles, and a CUDA graph no wait for the device.
-        if optimizers.is_hidden():
-            return self._models, []
         try:
-            return self._watched.get(optimizer, (0, []))
+            return self._watched.get(optimizer, _NOTHING)
         except TypeError:
             # An optimizer of a user's own that cannot be a key.
             return self._models, []
 
-    def _of(self, optimizer: Any) -> List[Watch]:
-        models, watches = self._known(optimizer)
-        if models != self._models:
-            watches = [*watches, *self._new(optimizer, [each.model() for each in watches])]
-            self._watched[optimizer] = self._models, watches
+    def _renewed(self, optimizer: Any, watches: List[Watch]) -> List[Watch]:
+        if not optimizers.is_torchs(optimizer):
+            return []
+        watches = [*watches, *self._new(optimizer, [each.model() for each in watches])]
+        self._watched[optimizer] = self._models, watches
         return watches
 
     def _new(self, optimizer: Any, known: Sequence[Any]) -> List[Watch]:
@@ -183,15 +199,24 @@ class Watch:
         self._names: List[str] = []
         # By step: what this rank saw, and has not compared yet.
         self._waiting: Dict[int, fingerprint.Sight] = {}
-        self._compared = 0
         self._pace = Pace(every)
 
-    def step_ended(self, optimizer: Any) -> None:
-        """Called after each step of the optimizer, and not after one that raised."""
-        if self._over or self._forwards == self._counts.forwards:
-            return
-        self._steps, self._forwards = self._steps + 1, self._counts.forwards
-        if self._steps != self._next:
+    def counts(self) -> bool:
+        """Count a step of the optimizer, which has not raised; return whether it counts."""
+        forwards = self._counts.forwards
+        if self._over or self._forwards == forwards:
+            return False
+        self._steps, self._forwards = self._steps + 1, forwards
+        return True
+
+    def is_next(self) -> bool:
+        """Whether replicas are to be compared after this step."""
+        return self._steps == self._next
+
+    def look(self, optimizer: Any) -> None:
+        """Read what the step has left, or after the usual pause where nothing may be read here."""
+        if optimizers.is_hidden() or not optimizers.is_torchs(optimizer):
+            self._next += self._every
             return
         try:
             with self._pace.timed():
@@ -219,9 +244,8 @@ class Watch:
         Raises:
             DriftError: the replicas differ, and ``DDPFIX_DRIFT=error``.
         """
-        if self._over or self._compared == self._steps or not self._due():
+        if self._over:
             return
-        self._compared = self._steps
         try:
             with self._pace.timed():
                 found = self._turn()
@@ -236,7 +260,8 @@ class Watch:
         self._over = True
         log.debug(f"replicas are not compared any more: {error!r}")
 
-    def _due(self) -> bool:
+    def is_due(self) -> bool:
+        """Whether something is to be done before the next step."""
         since = self._steps - self._looks[-1]
         return self._look is not None or (len(self._looks) > 1 and not since & (since - 1))
 

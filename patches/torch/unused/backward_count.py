@@ -14,14 +14,13 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
+from ddpfix.models.recomputed import in_backward
 from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups, tensors
 from ..pipeline import ddp
 from ..pipeline.optimizer_hooks import Steps
-from .states import PENDING, REDUCTION, RUNNING, Reduction
-
-PLACE = "finalize"
+from .states import ARMED, PENDING, PLACE, RUNNING, Reduction, all_finalized, reductions
 
 
 class Backwards:
@@ -33,7 +32,7 @@ class Backwards:
     """
 
     def __init__(self, model: ddp.Wrapped, steps: Steps) -> None:
-        self._model, self._steps = model, steps
+        self._model = model
         self._roll: Optional[roll_call.RollCall] = None
         # How many backwards of this step have ended, and how many all ranks expect in a step.
         self.done, self.expected = 0, 1
@@ -154,12 +153,6 @@ class Backwards:
             " optimizer has stepped since"
         )
 
-    def end(self) -> None:
-        self.may_wait = False
-        # The models that are still there, without this one.
-        if not any(reduction.backwards is not self for reduction in _reductions()):
-            self._steps.leave(PLACE)
-
 
 class Gradients:
     """A record of the gradients of one model after a backward."""
@@ -179,19 +172,20 @@ def _version(gradient: Any) -> Tuple[Any, int]:
     return gradient, 0 if gradient is None else tensors.version(gradient)
 
 
-def _reductions() -> List[Reduction]:
-    found = (REDUCTION.of(model) for model in ddp.known())
-    return [reduction for reduction in found if reduction is not None]
-
-
 def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    affected: List[Reduction] = []
-    for reduction in _reductions():
-        # An optimizer within the backward uses gradients before anything can average them, in plain torch as well.
-        if reduction.state is RUNNING and _holds(optimizer, reduction):
+    return None if all_finalized() else _complete_before(optimizer, args, kwargs)
+
+
+def _complete_before(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Average the gradients that an optimizer is about to use; return its arguments with another closure."""
+    held = [reduction for reduction in reductions() if _holds(optimizer, reduction)]
+    for reduction in held:
+        if reduction.state is RUNNING or (reduction.state is ARMED and in_backward()):
+            # An optimizer within the backward uses gradients before anything can average them, as in plain torch.
             reduction.left_to_torch = True
-        if reduction.backwards.may_wait and _holds(optimizer, reduction):
-            affected.append(reduction)
+        else:
+            reduction.backward_missed()
+    affected = [reduction for reduction in held if reduction.backwards.may_wait]
     if not affected:
         return None
     _complete(affected)
@@ -214,8 +208,8 @@ def _then(closure: Callable[[], Any], action: Callable[[], None]) -> Callable[[]
     return both
 
 
-def _complete(reductions: Sequence[Reduction]) -> None:
-    for reduction in reductions:
+def _complete(held: Sequence[Reduction]) -> None:
+    for reduction in held:
         if reduction.state is PENDING:
             reduction.backwards.use(reduction)
 

@@ -24,11 +24,13 @@ from ..buckets.window import WINDOW
 from ..internals import autograd, reducer
 from ..internals.tensors import Prehook
 from ..pipeline import ddp
+from ..pipeline.backward import Backwards
 from ..pipeline.optimizer_hooks import Steps
-from . import backward_count, unregistered
+from . import backward_count, states, unregistered
 from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep
-from .states import ARMED, FINALIZED, IDLE, LOCAL, PENDING, RUNNING
+from .states import ARMED, FINALIZED, IDLE, LOCAL, PENDING, RUNNING, Reduction
+from .steady import Steady
 
 _AT_END = reducer.at_end_of_backward
 # States in which a gradient begins a backward of this model.
@@ -47,9 +49,10 @@ class Finalizer:
     Args:
         model: its record.
         steps: of optimizers.
+        backwards: all backwards of the process; None where nobody wraps them.
     """
 
-    def __init__(self, model: ddp.Wrapped, steps: Steps) -> None:
+    def __init__(self, model: ddp.Wrapped, steps: Steps, backwards: Optional[Backwards] = None) -> None:
         self._model = model
         self._wrapper = weakref.ref(model.wrapper, functools.partial(_gone, sys.is_finalizing, self.end))
         self.parameters = model.parameters
@@ -80,7 +83,15 @@ class Finalizer:
         self._zeros = self._logged = False
         # How many checkpoints had hidden a part of a graph when DDP was armed.
         self.armed_at = self._begun_at = 0
-        ALL.add(self)
+        # Which of several models a backward is of, only hooks can notice.
+        others = states.reductions()
+        for other in others:
+            other.stop_checking()
+        states.add(self)
+        checks = backwards is not None and not others and reducer.AT_ANY_TIME and autograd.TELLS
+        self._steady = Steady(model, self, backwards) if checks and backwards is not None else None
+        if self._steady is None:
+            self.arrivals.resume()
 
     @property
     def _reducer(self) -> Any:
@@ -100,8 +111,11 @@ class Finalizer:
                 backwards.done = 0
             else:
                 backwards.step_ended()
+                self.stop_checking()
             if self.arrivals.on and not self._keeps_arrivals and self._reductions >= _NOTICED_STEPS:
                 self.arrivals.stop()
+            if self._steady is not None and not self.arrivals.on:
+                self._steady.may_mark(self._reductions)
 
     def forward_ended(self, output: Any) -> None:
         """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
@@ -112,9 +126,36 @@ class Finalizer:
             # If DDP is armed, it stays so through such a forward.
             self.state = LOCAL
             return
-        for tensor in ddp.tensors(output):
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                self._add_hook(tensor)
+        outputs = [each for each in ddp.tensors(output) if each.requires_grad and each.grad_fn is not None]
+        if self._reductions < _NOTICED_STEPS and not self.arrivals.on:
+            self._hook_parameters_if_hidden(outputs)
+        for tensor in outputs:
+            self._add_hook(tensor)
+
+    def _hook_parameters_if_hidden(self, outputs: Sequence[Any]) -> None:
+        """Record gradients in the first steps where a custom function may run a backward of its own within this one.
+
+        Args:
+            outputs: of the forward.
+        """
+        hides = autograd.hides_since(self._begun_at) or autograd.may_hide(outputs)
+        if hides:
+            self.arrivals.resume()
+
+    def hook_parameters(self) -> None:
+        """Record gradients in the first steps, as they are not checked at the end of backwards."""
+        if self._reductions < _NOTICED_STEPS:
+            self.arrivals.resume()
+
+    def stop_checking(self) -> None:
+        """Have hooks on outputs and parameters from now on."""
+        if self._steady is not None:
+            self._steady.end()
+
+    def backward_missed(self) -> None:
+        """Finalize if DDP waits although a backward has ended, one of an engine that was called by hand."""
+        if self._steady is not None and self._steady.waits():
+            self._steady.backward_missed()
 
     def _add_hook(self, tensor: Any) -> None:
         """Put a hook on the node behind an output; on the tensor itself it would be visible (when it is saved, say)."""
@@ -147,13 +188,15 @@ class Finalizer:
 
     def parameter_reached(self) -> None:
         """Called when a gradient comes to a parameter in a backward that the finalizer does not know of."""
-        if self.state is ARMED or self.state is PENDING or (self.state is FINALIZED and self._by_us):
-            # A module may have been wrapped twice; the backward is that of the wrapper which was called.
-            others = (other for other in ALL if other is not self and other.state is RUNNING)
-            if not any(other.shares(self) for other in others):
-                self._backward_begins()
+        waits = self.state is ARMED or self.state is PENDING or (self.state is FINALIZED and self._by_us)
+        # A module may have been wrapped twice; the backward is that of the wrapper which was called.
+        if waits and not any(other.state is RUNNING and self._shares(other) for other in self._others()):
+            self._backward_begins()
 
-    def shares(self, other: Finalizer) -> bool:
+    def _others(self) -> List[Reduction]:
+        return [other for other in states.reductions() if other is not self]
+
+    def _shares(self, other: Reduction) -> bool:
         """Whether two models have a parameter in common."""
         own = {id(parameter) for parameter in self.parameters}
         return any(id(parameter) in own for parameter in other.parameters)
@@ -173,7 +216,7 @@ class Finalizer:
         self.state, self.left_to_torch = RUNNING, False
         # DDP may queue its own end behind this callback; the one that it queues comes after that.
         _AT_END(self._queue_end)
-        if self._finalized or len(ALL) > 1:
+        if self._finalized or len(states.reductions()) > 1:
             self._mark_at_start()
 
     def _arm_again(self) -> None:
@@ -197,7 +240,7 @@ class Finalizer:
         for the same backward: otherwise the buckets of both would not come in the same order on all ranks.
         """
         if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
-            others = any(other.state is ARMED or other.state is RUNNING for other in ALL if other is not self)
+            others = any(other.state is ARMED or other.state is RUNNING for other in self._others())
             if others or (self._finalized and self._reductions > 1):
                 self._mark(self.arrivals.unreachable(at_once=others))
 
@@ -219,11 +262,7 @@ class Finalizer:
             elif self.left_out or not self._reductions or not self.backwards.usual:
                 self._reduced(by_us=bool(self.left_out))
             else:
-                self.state, self._by_us = FINALIZED, False
-                self._absent = frozenset()
-                self._reductions += 1
-                if not self._reductions & (self._reductions - 1):
-                    unregistered.warn_if_any(self._model)
+                self.finished()
         elif self.left_to_torch:
             self.state = IDLE
         elif last:
@@ -231,6 +270,27 @@ class Finalizer:
         else:
             self.state = PENDING
             self.backwards.wait(self)
+
+    def finished(self) -> None:
+        """DDP has finished by itself, in a step like most."""
+        self.state, self._by_us, self.left_to_torch = FINALIZED, False, False
+        self._absent = frozenset()
+        self._reductions += 1
+        if not self._reductions & (self._reductions - 1):
+            unregistered.warn_if_any(self._model)
+
+    def finalize_after(self, effect: str) -> None:
+        """Finalize after a backward that has ended, and was noticed only then.
+
+        Args:
+            effect: what it has done with the parameters, see :class:`.autograd.View`.
+        """
+        if self.left_to_torch:
+            self.state, self.left_to_torch = IDLE, False
+            return
+        self._effect, self.state = effect, RUNNING
+        self.backwards.ended()
+        reducer.within_backward(self._finalize)
 
     def _any_arrived(self) -> bool:
         """Whether a gradient has come to a parameter."""
@@ -332,16 +392,13 @@ class Finalizer:
 
     def end(self) -> None:
         """Undo: remove all hooks from the model. A backward that runs already is still finalized."""
-        ALL.discard(self)
+        states.discard(self)
+        if self._steady is not None:
+            self._steady.forget()
         self.arrivals.stop(for_good=True)
-        self.backwards.end()
 
 
 def _gone(is_finalizing: Callable[[], bool], end: Callable[[], None], reference: Any) -> None:
     """The wrapper is no more; at the end of the interpreter so may be everything else."""
     if not is_finalizing():
         end()
-
-
-# The finalizers of all models.
-ALL: weakref.WeakSet[Finalizer] = weakref.WeakSet()

@@ -12,10 +12,10 @@ _COMPARED = 2
 
 
 class Arrivals:
-    """Hooks on the nodes at which gradients arrive; they cost some tenths of a microsecond each.
+    """Hooks on the nodes at which gradients arrive; they cost some microseconds each, also after they were removed.
 
-    Every model has them in its first steps. They stay on a model that leaves parameters out, because a gradient that
-    comes after the reduction has to be noticed whatever path its backward takes.
+    A model has them where it leaves parameters out, because a gradient that comes after the reduction has to be noticed
+    whatever path its backward takes; and in its first steps where backwards are not checked at their end.
 
     Args:
         reduction: its ``parameter_reached`` is called for a gradient of a backward that it does not know of.
@@ -37,7 +37,6 @@ class Arrivals:
         self._expected: Sequence[int] = ()
         self._compared = 0
         self._hidden = False
-        self.resume()
 
     @property
     def on(self) -> bool:
@@ -88,7 +87,7 @@ class Arrivals:
         if self._compared >= _COMPARED:
             return numbers
         self._expected = numbers
-        return numbers if at_once and numbers and not autograd.may_hide() else []
+        return numbers if at_once and numbers and not autograd.may_hide_here() else []
 
     def _compare(self) -> None:
         """Stop relying on the engine once it was wrong: it does not see what a reentrant checkpoint hides."""

@@ -21,8 +21,8 @@ from ddpfix import log
 
 from ..internals import autograd
 from ..internals.tensors import child, has_hooks, parameters_in
-from . import finalizer
-from .states import ARMED, RUNNING
+from . import states
+from .states import ARMED, RUNNING, Reduction
 
 _PLAIN = (int, float, bool, str, type(None))
 
@@ -78,7 +78,7 @@ class Repeated:
             preserve: as for ``checkpoint(preserve_rng_state)``.
             args: of the function.
         """
-        target = _target(function, args) if autograd.KNOWS and torch.is_grad_enabled() and finalizer.ALL else None
+        target = _target(function, args) if autograd.KNOWS and torch.is_grad_enabled() and states.reductions() else None
         if target is None:
             return self._reentrant(function, preserve, *args)
         uses = self._uses.get(target.key)
@@ -137,10 +137,10 @@ class Recomputed:
         own = {id(parameter): parameter for parameter in self._target.module.parameters() if parameter.requires_grad}
         hooked = any(has_hooks(p) for p in own.values())
         plain = all(type(parameter) is nn.Parameter for parameter in own.values())
-        return plain and not hooked and any(_waits_for(model, own) for model in list(finalizer.ALL))
+        return plain and not hooked and any(_waits_for(model, own) for model in states.reductions())
 
 
-def _waits_for(model: finalizer.Finalizer, own: Dict[int, Any]) -> bool:
+def _waits_for(model: Reduction, own: Dict[int, Any]) -> bool:
     armed = model.state is ARMED or model.state is RUNNING
     return armed and any(id(parameter) in own for parameter in model.parameters) and not model.is_static()
 

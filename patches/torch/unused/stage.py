@@ -17,10 +17,11 @@ from ddpfix.ranks.store.keys import can_ask
 from ..buckets.window import leave, window_of
 from ..internals import wrapper as private
 from ..pipeline import ddp
+from ..pipeline.backward import Backwards
 from ..pipeline.checkpoints import Checkpoints
 from ..pipeline.optimizer_hooks import Steps
 from . import flag
-from .states import REDUCTION
+from .states import PLACE, REDUCTION
 
 if TYPE_CHECKING:
     from .finalizer import Finalizer
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
     site.register(flag.FLAG_ALTERNATIVES, _possible)
-    ddp.put(site, owner, Finalize(site.keep(Steps), everywhere=site.settings["unused"] == "late"))
+    steps = site.keep(Steps)
+    # Not with the last model: torch may be calling its hooks when that one is collected.
+    site.at_undo(lambda: steps.leave(PLACE))
+    ddp.put(site, owner, Finalize(site, everywhere=site.settings["unused"] == "late"))
 
 
 def checkpoints(site: Site, module: ModuleType, owner: Any) -> None:
@@ -41,14 +45,14 @@ class Finalize(ddp.Stage):
     """Finalizes where DDP has no flag and the user has not set ``find_unused_parameters=False`` explicitly.
 
     Args:
-        steps: of optimizers.
+        site: of the patch.
         everywhere: also where the user has set it.
     """
 
-    place = "finalize"
+    place = PLACE
 
-    def __init__(self, steps: Steps, everywhere: bool) -> None:
-        self._steps, self._everywhere = steps, everywhere
+    def __init__(self, site: Site, everywhere: bool) -> None:
+        self._site, self._everywhere = site, everywhere
 
     def arguments(self, call: ddp.Call) -> None:
         call.facts["refused"] = flag.user_choice(call.arguments) is False
@@ -62,7 +66,9 @@ class Finalize(ddp.Stage):
         if reason:
             log.debug(f"reductions of a {type(wrapper.module).__name__} are left to torch: {reason}")
             return
-        finalizer = _finalizer()(model, self._steps)
+        backwards = self._site.keep(Backwards)
+        backwards.follow(self._site, self.place)
+        finalizer = _finalizer()(model, self._site.keep(Steps), backwards)
         REDUCTION.put(model, finalizer)
         window_of(model, self.place)
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)

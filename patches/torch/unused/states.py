@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Protocol, Sequence
+import weakref
+from typing import Any, Dict, List, Protocol, Sequence
 
 from ..pipeline.model import Slot
 
+# Of the stage, in the orders of what it follows.
+PLACE = "finalize"
 # Nothing has been reduced yet, or the last backward did not belong to this model.
 IDLE = "idle"
 # A forward that is reduced has ended: DDP waits for gradients.
@@ -51,8 +54,40 @@ class Reduction(Protocol):
 
     def finalize_pending(self) -> None: ...
 
+    def backward_missed(self) -> None: ...
+
+    def stop_checking(self) -> None: ...
+
+    def is_static(self) -> bool: ...
+
     def end(self) -> None: ...
 
 
 # The reductions that ddpfix finalizes.
 REDUCTION: Slot[Reduction] = Slot()
+# All of them that are alive, for hooks that run in each step.
+_ALL: List[weakref.ref[Reduction]] = []
+
+
+def add(reduction: Reduction) -> None:
+    """Have this one among :func:`reductions` as long as it lives."""
+    _ALL.append(weakref.ref(reduction, _ALL.remove))
+
+
+def discard(reduction: Reduction) -> None:
+    """Remove this one (undo)."""
+    _ALL[:] = [reference for reference in _ALL if reference() is not reduction]
+
+
+def reductions() -> List[Reduction]:
+    """Return the reductions of all models."""
+    return [each for each in [reference() for reference in _ALL] if each is not None]
+
+
+def all_finalized() -> bool:
+    """Return whether no reduction is under way: as it is at the optimizer's step of a usual loop."""
+    for reference in _ALL:
+        each = reference()
+        if each is not None and (each.state is not FINALIZED or each.backwards.may_wait):
+            return False
+    return True

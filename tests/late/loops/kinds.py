@@ -23,6 +23,7 @@ THEMES = (
     "optimizers",
     "outputs",
     "reinforcement",
+    "repeated",
     "representation",
     "scaler",
 )

@@ -1,0 +1,201 @@
+"""Models whose reductions are checked at the end of each backward, without hooks on their parameters.
+
+A hook on the node of a parameter costs some microseconds in each backward, for good: torch calls it into Python even
+after it was removed. So a model has none before a step shows that it needs them. Its first steps have hooks on outputs.
+Where each of them had one backward, which DDP has completed by itself, the outputs of later steps are only marked, and
+the wrapper of ``torch.autograd.backward`` asks DDP at the end of each backward whether it has finished. The first step
+that is another one is still finalized or averaged; from the next forward on the model has its hooks again, for good.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Optional, Protocol, Tuple
+
+from torch import nn
+
+from ..internals import autograd, modes, reducer, tensors
+from ..pipeline import ddp
+from ..pipeline.backward import Backwards
+from .states import ARMED, FINALIZED, LOCAL, PLACE
+
+# After this number of reductions it is decided, once, whether outputs are only marked.
+STEPS = 3
+# The gradient of one parameter in front of a backward, and how often it was written to.
+Before = Tuple[Any, int]
+_FIRST_STEPS: Before = (None, -1)
+
+
+class Hooked(Protocol):
+    """The reductions of a model, see :class:`.finalizer.Finalizer`."""
+
+    state: str
+    armed_at: int
+
+    @property
+    def parameters(self) -> Any: ...
+
+    def output_reached(self, gradients: Any) -> None: ...
+
+    def forward_begins(self) -> None: ...
+
+    def forward_ended(self, output: Any) -> None: ...
+
+    def finished(self) -> None: ...
+
+    def finalize_after(self, effect: str) -> None: ...
+
+    def hook_parameters(self) -> None: ...
+
+
+class Steady:
+    """The steps of one model as long as they repeat each other.
+
+    Args:
+        model: its record.
+        hooked: its reductions.
+        backwards: calls this one before and after each backward.
+    """
+
+    def __init__(self, model: ddp.Wrapped, hooked: Hooked, backwards: Backwards) -> None:
+        self._model, self._hooked = model, weakref.ref(hooked)
+        self._wrapper = weakref.ref(model.wrapper)
+        self._backwards = backwards
+        # How many backwards there were in steps whose gradients are reduced.
+        self._noticed = 0
+        # Whether outputs are marked in place of hooks, and the parameter whose gradient shows that some have come.
+        self._marks = False
+        self._parameter: Any = None
+        self._mark = object()
+        backwards.check(self)
+
+    def may_mark(self, reductions: int) -> bool:
+        """Begin to mark outputs, or decide never to, in front of a forward after this number of reductions by DDP."""
+        if reductions < STEPS:
+            return False
+        plain = [each for each in self._hooked_now().parameters if type(each) is nn.Parameter and each.requires_grad]
+        if self._noticed != reductions or not plain or not self._backwards.checks(self):
+            self.end()
+            return False
+        self._parameter = min(plain, key=lambda each: int(each.numel()))
+        self._marks = True
+        self._model.attach(PLACE, after=self._forward_ended)
+        return True
+
+    def _hooked_now(self) -> Hooked:
+        return self._hooked()  # type: ignore[return-value]
+
+    # Forwards.
+
+    def _forward_ended(self, output: Any) -> None:
+        hooked: Any = self._hooked()
+        if self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
+            hooked.state = ARMED
+        elif hooked.state is not ARMED:
+            hooked.state = LOCAL
+            return
+        for tensor in ddp.tensors(output):
+            node = tensor.grad_fn
+            if node is not None:
+                autograd.mark(node, self._mark)
+
+    # Backwards.
+
+    def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Before]:
+        """Called before each outermost backward; returns what :meth:`backward_ended` compares with."""
+        state = self._hooked().state  # type: ignore[union-attr]
+        if not self._marks:
+            self._noticed += state is not LOCAL
+            return _FIRST_STEPS
+        if state is ARMED:
+            return tensors.written(self._parameter)
+        if state is FINALIZED:
+            self._second(args, kwargs)
+        return None
+
+    def backward_ended(self, before: Before, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Called after a backward that has raised nothing."""
+        hooked: Any = self._hooked()
+        if hooked.state is not ARMED:
+            return
+        if reducer.unfinished(self._wrapper().reducer):  # type: ignore[union-attr]
+            self.backward_missed()
+        elif not self._marks:
+            # It was for something else.
+            return
+        elif _same(tensors.written(self._parameter), before):
+            self._nothing_came(hooked, args, kwargs)
+        else:
+            hooked.armed_at = autograd.HIDING[0]
+            hooked.finished()
+
+    def backward_missed(self) -> None:
+        """A backward has ended that has left DDP waiting, and has passed no hook."""
+        hooked = self._hooked_now()
+        self._leave()
+        hooked.finalize_after(autograd.REACHES)
+
+    def _nothing_came(self, hooked: Hooked, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """A backward of something else has ended, or one in which this rank has used no parameter."""
+        self._leave()
+        nodes = _behind(args, kwargs)
+        if not any(autograd.has_mark(node, self._mark) for node in nodes):
+            return
+        if set(nodes).isdisjoint(autograd.accumulators(hooked.parameters)):
+            hooked.finalize_after(autograd.UNSEEN)
+        else:
+            # The program has taken the gradients away within the backward.
+            hooked.finished()
+
+    def _second(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """A backward begins after the reduction: perhaps a further one of this model's outputs."""
+        self._leave()
+        for node in _behind(args, kwargs):
+            if autograd.has_mark(node, self._mark):
+                node.register_prehook(self._hooked_now().output_reached)
+
+    # The end.
+
+    def waits(self) -> bool:
+        """Whether DDP waits for gradients of a backward that has ended, past the wrapper of all backwards."""
+        hooked, wrapper = self._hooked_now(), self._wrapper()
+        return hooked.state is ARMED and wrapper is not None and bool(reducer.unfinished(wrapper.reducer))
+
+    def _leave(self) -> None:
+        """Put hooks on the outputs of the next forward again; the marks count until then."""
+        hooked = self._hooked_now()
+
+        def begins() -> None:
+            self.end()
+            hooked.forward_begins()
+
+        self._model.attach(PLACE, begins, hooked.forward_ended)
+
+    def end(self) -> None:
+        """Check nothing any more, and leave the model to its hooks."""
+        if self.forget():
+            hooked = self._hooked_now()
+            hooked.hook_parameters()
+            self._model.attach(PLACE, hooked.forward_begins, hooked.forward_ended)
+
+    def forget(self) -> bool:
+        """Check nothing any more; return whether anything was checked."""
+        checked = self._backwards.checks(self)
+        self._backwards.check_no_more(self)
+        return checked
+
+
+def _same(now: Before, before: Before) -> bool:
+    return now[0] is before[0] and now[1] == before[1]
+
+
+def _behind(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+    """The nodes that a backward with these arguments runs; none where it was asked for some gradients only."""
+    if kwargs.get("inputs") is not None or len(args) > _INPUTS:
+        return []
+    with modes.hidden():
+        return autograd.behind(args[0] if args else kwargs["tensors"])
+
+
+# The place of "inputs" among the arguments of torch.autograd.backward.
+_INPUTS = 5
