@@ -112,6 +112,21 @@ def faults() -> str:
     return results.table(results.read())
 
 
+def transitions() -> str:
+    """The transitions of a reduction, a line for all states that an event takes to the same one."""
+    # Not at the head of this file: torch is imported with it.
+    from ddpfix.patches.torch.unused.transitions import TRANSITIONS
+
+    states: Dict[Tuple[str, str, str], List[str]] = {}
+    for (state, event), (action, after) in TRANSITIONS.items():
+        states.setdefault((event, action, after), []).append(state.upper())
+    lines = ["| event | in state | action | then |", "|---|---|---|---|"]
+    for (event, action, after), before in states.items():
+        then = after.upper() if " " not in after else after
+        lines.append(f"| {event} | {', '.join(before)} | {f'`{action}`' if action else ''} | {then} |")
+    return "\n".join(lines)
+
+
 def columns() -> str:
     """One line a column of a trace."""
     lines = ["| column | type | unit | what it is |", "|---|---|---|---|"]

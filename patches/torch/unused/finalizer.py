@@ -13,12 +13,9 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
-
-from ddpfix import log
-from ddpfix.models.parameter_names import in_short
 
 from ..buckets.window import WINDOW
 from ..internals import autograd, reducer
@@ -27,10 +24,27 @@ from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.optimizer_hooks import Steps
 from . import backward_count, states, unregistered
+from .absent import Absent
 from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep
-from .states import ARMED, FINALIZED, IDLE, LOCAL, PENDING, RUNNING, Reduction
+from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING, Reduction
 from .steady import Steady
+from .transitions import (
+    BEFORE,
+    COMPLETE,
+    FOREIGN,
+    FORWARD,
+    GRADIENT,
+    LEFT,
+    LOCAL_FORWARD,
+    MARKED,
+    MISSING,
+    MORE,
+    OPTIMIZER,
+    TRANSITIONS,
+    TWICE,
+    USUAL,
+)
 
 _AT_END = reducer.at_end_of_backward
 # States in which a gradient begins a backward of this model.
@@ -61,7 +75,7 @@ class Finalizer:
         self.arrivals = Arrivals(self, self.parameters)
         # Parameters that are left out of the reduction that runs -> the gradient that they had before it.
         self.left_out: Dict[int, Any] = {}
-        self._queue_end = functools.partial(_AT_END, self._ended)
+        self._queue_end = functools.partial(_AT_END, self._backward_ended)
         # What the backward that runs does with the parameters, according to the engine.
         self._effect = autograd.REACHES
         # The state before that backward.
@@ -78,9 +92,7 @@ class Finalizer:
         self._hook = Prehook(self.output_reached)
         # Whether an optimizer has stepped within the backward that runs: torch then ends this step with its own error.
         self.left_to_torch = False
-        # Parameters without a gradient in all backwards of the step so far, and whether some had none at all before.
-        self._absent: Optional[FrozenSet[int]] = None
-        self._zeros = self._logged = False
+        self._absent = Absent(model)
         # How many checkpoints had hidden a part of a graph when DDP was armed.
         self.armed_at = self._begun_at = 0
         # Which of several models a backward is of, only hooks can notice.
@@ -92,6 +104,15 @@ class Finalizer:
         self._steady = Steady(model, self, backwards) if checks and backwards is not None else None
         if self._steady is None:
             self.arrivals.resume()
+
+    def on(self, event: str) -> None:
+        """Take the transition of this event, if the state has one (:mod:`.transitions`)."""
+        transition = TRANSITIONS.get((self.state, event))
+        if transition is not None:
+            action, state = transition
+            self.state = self._before if state is BEFORE else state
+            if action:
+                getattr(self, action)()
 
     @property
     def _reducer(self) -> Any:
@@ -119,12 +140,9 @@ class Finalizer:
 
     def forward_ended(self, output: Any) -> None:
         """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
-        if self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
-            if self.state is not ARMED:
-                self._armed()
-        elif self.state is not ARMED:
-            # If DDP is armed, it stays so through such a forward.
-            self.state = LOCAL
+        is_reduced = self._wrapper().require_backward_grad_sync  # type: ignore[union-attr]
+        self.on(FORWARD if is_reduced else LOCAL_FORWARD)
+        if self.state is not ARMED:
             return
         outputs = [each for each in ddp.tensors(output) if each.requires_grad and each.grad_fn is not None]
         if self._reductions < _NOTICED_STEPS and not self.arrivals.on:
@@ -166,14 +184,11 @@ class Finalizer:
         else:
             tensor.grad_fn.register_prehook(self.output_reached)
 
-    def _armed(self) -> None:
-        self.state, self._by_us = ARMED, False
+    def arm(self) -> None:
+        """Begin a reduction: DDP waits for gradients."""
+        self._by_us = False
         self.left_out = {}
-        # In front of this forward plain torch would have raised its error.
-        if self._absent and not self._logged:
-            self._logged = True
-            self._log_first_time(sorted(self._absent))
-        self._absent = None
+        self._absent.step_ended()
         self._first.ended()
         self.armed_at = self._begun_at
         if self.arrivals.on:
@@ -207,13 +222,18 @@ class Finalizer:
             if torch.is_grad_enabled():
                 # The graph of these gradients (create_graph) leads to the parameters past all outputs.
                 self._keep_arrival_hooks()
-            return
-        self._before = self.state
-        if self.state is FINALIZED and self._effect is autograd.UNSURE:
-            return
-        if self.state is FINALIZED:
-            self._arm_again()
-        self.state, self.left_to_torch = RUNNING, False
+        elif self.state is not FINALIZED or self._effect is not autograd.UNSURE:
+            self._before = self.state
+            self.on(GRADIENT)
+
+    def arm_again(self) -> None:
+        """Reduce the gradients of one more backward of a step, as those of a backward after a forward."""
+        self._arm_again()
+        self.run()
+
+    def run(self) -> None:
+        """Have the end of the backward noticed, and mark what it will not reach."""
+        self.left_to_torch = False
         # DDP may queue its own end behind this callback; the one that it queues comes after that.
         _AT_END(self._queue_end)
         if self._finalized or len(states.reductions()) > 1:
@@ -248,49 +268,42 @@ class Finalizer:
         self.left_out.update((index, self.parameters[index].grad) for index in indices)
         reducer.mark_ready(self._reducer, self.parameters, indices)
 
-    def _ended(self) -> None:
-        if self.state is not RUNNING:
-            return
+    def _backward_ended(self) -> None:
+        if self.state is RUNNING:
+            self.on(self._outcome())
+
+    def _outcome(self) -> str:
+        """Which event the end of this backward is."""
         if self._effect is autograd.UNSURE and not self._any_arrived():
             # It was for something else, or this rank has used no parameter: an old torch cannot distinguish them.
-            self.state = self._before
-            return
+            return FOREIGN
         last = self.backwards.ended()
         if self._complete():
-            if self.arrivals.arrived_twice:
-                self._reduce_again()
-            elif self.left_out or not self._reductions or not self.backwards.usual:
-                self._reduced(by_us=bool(self.left_out))
-            else:
-                self.finished()
-        elif self.left_to_torch:
-            self.state = IDLE
-        elif last:
-            self._finalize()
-        else:
-            self.state = PENDING
-            self.backwards.wait(self)
+            usual = self._reductions and self.backwards.usual and not self.left_out
+            return TWICE if self.arrivals.arrived_twice else USUAL if usual else COMPLETE
+        return LEFT if self.left_to_torch else MISSING if last else MORE
 
-    def finished(self) -> None:
-        """DDP has finished by itself, in a step like most."""
-        self.state, self._by_us, self.left_to_torch = FINALIZED, False, False
-        self._absent = frozenset()
-        self._reductions += 1
-        if not self._reductions & (self._reductions - 1):
-            unregistered.warn_if_any(self._model)
+    def finish(self) -> None:
+        """End a step like most, which DDP has completed by itself."""
+        self._by_us = self.left_to_torch = False
+        self._absent.none()
+        self._count_reduction()
 
-    def finalize_after(self, effect: str) -> None:
+    def wait(self) -> None:
+        """Wait for a further backward of this step."""
+        self.backwards.wait(self)
+
+    def backward_ended_unfinished(self, effect: str) -> None:
         """Finalize after a backward that has ended, and was noticed only then.
 
         Args:
             effect: what it has done with the parameters, see :class:`.autograd.View`.
         """
-        if self.left_to_torch:
-            self.state, self.left_to_torch = IDLE, False
-            return
-        self._effect, self.state = effect, RUNNING
-        self.backwards.ended()
-        reducer.within_backward(self._finalize)
+        self._effect = effect
+        left, self.left_to_torch = self.left_to_torch, False
+        if not left:
+            self.backwards.ended()
+        self.on(LEFT if left else MISSING)
 
     def _any_arrived(self) -> bool:
         """Whether a gradient has come to a parameter."""
@@ -308,20 +321,23 @@ class Finalizer:
         # Nothing was marked as ready; where nothing is hidden, this rank has used no parameter at all.
         return self._effect is not autograd.UNSEEN
 
-    def _reduce_again(self) -> None:
+    def reduce_again(self) -> None:
         """Reduce gradients that came after DDP's own end in one backward (a module in two reentrant checkpoints)."""
         self._keep_arrival_hooks()
         self._arm_again()
         self.backwards.ended()
         reducer.mark_ready(self._reducer, self.parameters, range(len(self.parameters)))
-        reducer.at_end_of_backward(self._has_finalized)
+        reducer.at_end_of_backward(self._marked)
 
     def finalize_pending(self) -> None:
         """Finalize before the gradients are used, although the expected further backward has not come."""
-        self.state = RUNNING
-        reducer.within_backward(self._finalize)
+        self.on(OPTIMIZER)
 
-    def _finalize(self) -> None:
+    def finalize_afterwards(self) -> None:
+        """Finalize outside of a backward."""
+        reducer.within_backward(self.finalize)
+
+    def finalize(self) -> None:
         """Mark the parameters that DDP still waits for; called at the end of a backward."""
         unregistered.raise_if_any(self._model)
         if not self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
@@ -334,7 +350,7 @@ class Finalizer:
         else:
             self._mark_named()
         # DDP has queued its end behind this callback.
-        reducer.at_end_of_backward(self._has_finalized)
+        reducer.at_end_of_backward(self._marked)
 
     def _mark_named(self) -> None:
         """Mark the parameters that torch lists as missing, a hundred at a time."""
@@ -343,52 +359,49 @@ class Finalizer:
             self._mark(named)
             named, more = reducer.missing(self._reducer) if more else ([], False)
 
-    def _has_finalized(self) -> None:
+    def _marked(self) -> None:
         # Before torch 2.1 to ask after the first reduction is a collective, which a rank that left nothing out does not
         # run. There all parameters have arrived or are marked: see _complete.
         if (reducer.AT_ANY_TIME or self._reductions) and reducer.unfinished(self._reducer):
             raise RuntimeError(NOT_FINALIZED)
-        self._reduced(by_us=True)
+        self.on(MARKED)
 
-    def _reduced(self, by_us: bool) -> None:
-        self.state, self._by_us = FINALIZED, by_us
-        self._reductions += 1
+    def finalized(self) -> None:
+        """End a reduction that ddpfix has finalized."""
+        self._end_reduction(by_us=True)
+
+    def reduced(self) -> None:
+        """End a reduction that DDP has completed by itself, in its first step or one with several backwards."""
+        self._end_reduction(by_us=bool(self.left_out))
+
+    def _end_reduction(self, by_us: bool) -> None:
+        self._by_us = by_us
         restored = self._restored()
         for index in restored:
             self.parameters[index].grad = self.left_out[index]
-        self._zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
         # Behind a reentrant checkpoint gradients come in a backward of their own, so that nothing is known of them.
         is_hidden = autograd.HIDING[0] != self.armed_at
-        absent = () if is_hidden else self.left_out
-        self._absent = frozenset(n for n in absent if self._absent is None or n in self._absent)
+        zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
+        self._absent.reduced(() if is_hidden else self.left_out, zeros)
         # Keep no reference to gradients that the loop may drop.
         self.left_out = dict.fromkeys(self.left_out)
         self.backwards.reduced(self.left_out)
+        self._count_reduction()
+        if by_us:
+            self._first.reduced()
+            self._finalized += bool(self.left_out)
+            self._keep_arrival_hooks()
+
+    def _count_reduction(self) -> None:
+        self._reductions += 1
         if not self._reductions & (self._reductions - 1):
             unregistered.warn_if_any(self._model)
-        if not by_us:
-            return
-        self._first.reduced()
-        self._finalized += bool(self.left_out)
-        self._keep_arrival_hooks()
 
     def _restored(self) -> List[int]:
         """Parameters whose gradients are restored: no rank used them, or they were frozen."""
         window = WINDOW.of(self._model)
         unused = frozenset() if window is None else window.unused
         return [n for n in self.left_out if n in unused or not self.parameters[n].requires_grad]
-
-    def _log_first_time(self, numbers: Sequence[int]) -> None:
-        """Say which parameters no backward of a step has reached, when the next forward of the model begins."""
-        names = [self._model.names[number] for number in numbers]
-        # Under the flag a gradient that was None would have stayed so.
-        how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
-        log.info(
-            f"{len(names)} parameters of {type(self._wrapper().module).__name__} got no gradient in a step"  # type: ignore
-            f" ({in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
-            f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
-            " does neither)"
-        )
 
     def end(self) -> None:
         """Undo: remove all hooks from the model. A backward that runs already is still finalized."""

@@ -18,6 +18,7 @@ from ..internals import autograd, modes, reducer, tensors
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from .states import ARMED, FINALIZED, LOCAL, PLACE
+from .transitions import USUAL
 
 # After this number of reductions it is decided, once, whether outputs are only marked.
 STEPS = 3
@@ -41,9 +42,9 @@ class Hooked(Protocol):
 
     def forward_ended(self, output: Any) -> None: ...
 
-    def finished(self) -> None: ...
+    def on(self, event: str) -> None: ...
 
-    def finalize_after(self, effect: str) -> None: ...
+    def backward_ended_unfinished(self, effect: str) -> None: ...
 
     def hook_parameters(self) -> None: ...
 
@@ -127,13 +128,13 @@ class Steady:
             self._nothing_came(hooked, args, kwargs)
         else:
             hooked.armed_at = autograd.HIDING[0]
-            hooked.finished()
+            hooked.on(USUAL)
 
     def backward_missed(self) -> None:
         """A backward has ended that has left DDP waiting, and has passed no hook."""
         hooked = self._hooked_now()
         self._leave()
-        hooked.finalize_after(autograd.REACHES)
+        hooked.backward_ended_unfinished(autograd.REACHES)
 
     def _nothing_came(self, hooked: Hooked, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """A backward of something else has ended, or one in which this rank has used no parameter."""
@@ -142,10 +143,10 @@ class Steady:
         if not any(autograd.has_mark(node, self._mark) for node in nodes):
             return
         if set(nodes).isdisjoint(autograd.accumulators(hooked.parameters)):
-            hooked.finalize_after(autograd.UNSEEN)
+            hooked.backward_ended_unfinished(autograd.UNSEEN)
         else:
             # The program has taken the gradients away within the backward.
-            hooked.finished()
+            hooked.on(USUAL)
 
     def _second(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """A backward begins after the reduction: perhaps a further one of this model's outputs."""

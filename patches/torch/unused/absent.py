@@ -1,0 +1,55 @@
+"""Reports once which parameters of a model got no gradient in a step that plain torch would end with an error."""
+
+from __future__ import annotations
+
+from typing import FrozenSet, Iterable, Optional
+
+from ddpfix import log
+from ddpfix.models.parameter_names import in_short
+
+from ..pipeline import ddp
+
+
+class Absent:
+    """The parameters without a gradient in all backwards of the step so far.
+
+    Args:
+        model: its record.
+    """
+
+    def __init__(self, model: ddp.Wrapped) -> None:
+        self._model = model
+        self._numbers: Optional[FrozenSet[int]] = None
+        self._zeros = self._reported = False
+
+    def none(self) -> None:
+        """Record that a reduction has left nothing out."""
+        self._numbers = frozenset()
+
+    def reduced(self, numbers: Iterable[int], zeros: bool) -> None:
+        """Record what a reduction has left out.
+
+        Args:
+            numbers: of the parameters.
+            zeros: whether some of them had no gradient before, and have zeros now.
+        """
+        self._numbers = frozenset(n for n in numbers if self._numbers is None or n in self._numbers)
+        self._zeros = zeros
+
+    def step_ended(self) -> None:
+        """Report it, in front of the next forward, where plain torch would have raised its error."""
+        if self._numbers and not self._reported:
+            self._reported = True
+            self._report(sorted(self._numbers))
+        self._numbers = None
+
+    def _report(self, numbers: Iterable[int]) -> None:
+        names = [self._model.names[number] for number in numbers]
+        # Under the flag a gradient that was None would have stayed so.
+        how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
+        log.info(
+            f"{len(names)} parameters of {type(self._model.wrapper.module).__name__} got no gradient in a step"
+            f" ({in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
+            f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
+            " does neither)"
+        )
