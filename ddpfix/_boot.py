@@ -39,7 +39,7 @@ def wake() -> None:
 
 
 def watched() -> frozenset[str]:
-    """The import names of the toolkits in the matrix: the engine is loaded when the first of them is imported.
+    """Return the import names of the toolkits in the matrix: the engine is loaded when the first of them is imported.
 
     Parsing the matrix costs more than a whole interpreter start, so only its block ``toolkits:`` is looked at, line by
     line. ``torch`` is always among them: a file that cannot be read is reported by the engine, which reads it properly.

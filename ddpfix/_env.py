@@ -17,7 +17,7 @@ OFF = ("", "0", "false", "no", "off")
 
 
 def switch(value: str) -> bool:
-    """Whether a value of ``DDPFIX`` means on; raises ValueError for a value that is neither on nor off."""
+    """Return whether a value of ``DDPFIX`` means on; raise ValueError for a value that is neither on nor off."""
     word = value.strip().lower()
     if word in ON:
         return True
@@ -58,7 +58,7 @@ def is_on(value: str) -> bool:
 
 
 def is_second(other: Optional[str]) -> bool:
-    """Whether another copy of ddpfix is at work in this process, which is reported once.
+    """Return whether another copy of ddpfix is at work in this process, which is reported once.
 
     Args:
         other: its file, or None.
@@ -73,7 +73,7 @@ _reported: list[str] = []
 
 
 def refused() -> bool:
-    """Whether the environment says that nothing may happen here (``DDPFIX=0`` wins over everything)."""
+    """Return whether the environment says that nothing may happen here (``DDPFIX=0`` wins over everything)."""
     value = os.environ.get("DDPFIX", "")
     # An empty variable says nothing, as everywhere in a shell.
     return bool(value.strip()) and not sys.flags.ignore_environment and not is_on(value)

@@ -30,7 +30,7 @@ class Background:
         _thread.start_new_thread(self._run, (run,))
 
     def is_alive(self) -> bool:
-        """Whether it runs; it does not in a forked child."""
+        """Return whether it runs; it does not in a forked child."""
         return os.getpid() == self._pid and not self._ended.is_set()
 
     def join(self, seconds: float) -> None:

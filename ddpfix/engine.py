@@ -160,7 +160,7 @@ class Engine:
                 self.imported(module)
 
     def _imported(self) -> Iterator[ModuleType]:
-        """The modules that something waits for, as far as their code has ended."""
+        """Yield the modules that something waits for, as far as their code has ended."""
         for module in list(sys.modules.values()):
             name = getattr(module, "__name__", None)
             is_there = isinstance(name, str) and self.wanted(name) and sys.modules.get(name) is module
@@ -261,7 +261,7 @@ def _top(name: str) -> str:
 
 
 def _initializing(module: Optional[ModuleType]) -> bool:
-    """Whether a module is still being imported."""
+    """Return whether a module is still being imported."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
@@ -274,7 +274,7 @@ _engine: Optional[Engine] = None
 
 
 def current() -> Optional[Engine]:
-    """The engine of the activation in force, or None."""
+    """Return the engine of the activation in force, or None."""
     return _engine
 
 

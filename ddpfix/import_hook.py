@@ -72,7 +72,7 @@ class Finder:
 def _spec_of_others(
     finder: Finder, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType]
 ) -> Optional[ModuleSpec]:
-    """The spec from the finders behind ours; the ones before it have been called already."""
+    """Return the spec from the finders behind ours; the ones before it have been called already."""
     others: list[object] = list(sys.meta_path)
     for other in others[others.index(finder) + 1 if finder in others else 0 :]:
         find = getattr(other, "find_spec", None)
@@ -117,7 +117,7 @@ def _hook(
 
 
 def of_another_copy() -> Optional[str]:
-    """The file of another copy of ddpfix that is at work in this process; None where there is none.
+    """Return the file of another copy of ddpfix that is at work in this process; None where there is none.
 
     A path may lead to two copies (``PYTHONPATH`` and site-packages): the second one does nothing.
     """

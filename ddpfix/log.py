@@ -93,7 +93,7 @@ def forget() -> None:
 
 
 def first_rank() -> bool:
-    """Whether this process is rank 0 according to the launcher; true where there is no launcher."""
+    """Return whether this process is rank 0 according to the launcher; true where there is no launcher."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -143,7 +143,7 @@ def once(message: str, about: object = None) -> None:
 
 
 def first_time(message: str, about: object = None) -> bool:
-    """Whether this is the first call with this message in this activation, or for this object."""
+    """Return whether this is the first call with this message in this activation, or for this object."""
     logged = _logged if about is None else _logged_about.setdefault(about, set())
     if message in logged:
         return False

@@ -58,7 +58,7 @@ class Waiting:
                     same[each.target] = False
 
     def stubs(self, toolkit: str) -> List[Tuple[Target, bool]]:
-        """The functions that need a stub now, once: (function, whether its call opens the gate).
+        """Return the functions that need a stub now, once: (function, whether its call opens the gate).
 
         Args:
             toolkit: the package of which some modules have been imported.
@@ -76,7 +76,7 @@ class Waiting:
         return [each for _, each in held]
 
     def is_held(self, patch: str) -> bool:
-        """Whether nothing but the gate is between a patch and one of its targets."""
+        """Return whether nothing but the gate is between a patch and one of its targets."""
         held = [each.target.module for _, each in self._held if each.decision.patch == patch]
         return any("*" in module or module in sys.modules for module in held)
 
@@ -101,7 +101,7 @@ class Waiting:
         self._exact, self._patterns, self._held, self._stubs = {}, [], [], {}
 
     def any_for(self, name: str) -> bool:
-        """Whether anything waits for a module of this name."""
+        """Return whether anything waits for a module of this name."""
         return name in self._exact or name in self._stubs or any(found.match(name) for _, _, found in self._patterns)
 
     def of_module(self, name: str) -> List[Armed]:
@@ -110,7 +110,7 @@ class Waiting:
         return [each for _, each in sorted(found, key=lambda entry: entry[0])]
 
     def has(self, patch: str) -> bool:
-        """Whether a patch waits for any of its targets."""
+        """Return whether a patch waits for any of its targets."""
         exact = [each for entries in list(self._exact.values()) for _, each in entries]
         patterns = [each for _, each, _ in self._patterns]
         held = [each for _, each in self._held]
@@ -118,12 +118,12 @@ class Waiting:
 
 
 def armed(decision: Decision) -> List[Armed]:
-    """One entry for each target of a decision to apply a patch."""
+    """Return one entry for each target of a decision to apply a patch."""
     if decision.row is None:
         return []
     return [Armed(decision, target) for target in decision.row.targets]
 
 
 def pattern(module: str) -> re.Pattern[str]:
-    """A target's module name as a pattern: ``*`` stands for one part of the name or the rest of one."""
+    """Return a target's module name as a pattern: ``*`` stands for one part of the name or the rest of one."""
     return re.compile(re.escape(module).replace(r"\*", "[^.]*") + "$")

@@ -19,7 +19,7 @@ _REQUIRED = {"rich": "rich", "yaml": "PyYAML", "wrapt": "wrapt", "packaging": "p
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Run one command; returns the exit code. ``run`` does not return: it becomes the program that it starts."""
+    """Run one command; return the exit code. ``run`` does not return: it becomes the program that it starts."""
     words, command = _split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     options = parser.parse_args(words, argparse.Namespace(rest=command))
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(words: List[str]) -> Tuple[List[str], List[str]]:
-    """The words for us, and the command that is to be started: argparse would look for our options in that too.
+    """Return the words for us, and the command that is to be started: argparse would look for our options in that too.
 
     ``argparse.REMAINDER`` begins with a positional, so that ``-m module`` would be refused; with ``-m`` as an option of
     ours, the options of the module in ``-mmodule --unused x`` would be taken for ours.

@@ -27,7 +27,7 @@ PATCHES = ".probe"
 
 
 def observe(rest: List[str], steps: str, as_json: bool, chosen: Mapping[str, str]) -> int:
-    """Run the command, and print what was seen; returns the exit code.
+    """Run the command, and print what was seen; return the exit code.
 
     Args:
         rest: the script, ``-m module``, ``-c code``, or program, with its arguments.
@@ -113,7 +113,7 @@ def _read(file: Path) -> Optional[Dict[str, Any]]:
 
 
 def _about_settings() -> FrozenSet[str]:
-    """The files whose patches concern settings that a toolkit loses."""
+    """Return the files whose patches concern settings that a toolkit loses."""
     patches = loader.load().patches.values()
     return frozenset(patch.code.partition(":")[0] for patch in patches if patch.setting == "overrides")
 

@@ -26,7 +26,7 @@ _STYLES = {
 
 
 def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
-    """The plan as plain data: versions, settings, and one decision a patch with its reason and targets."""
+    """Return the plan as plain data: versions, settings, and one decision a patch with its reason and targets."""
     whole = loader.load()
     values = settings.read(chosen, whole.patches)
     toolkits = detect.installed_versions(whole)
@@ -42,7 +42,7 @@ def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
 
 
 def as_data(decision: resolve.Decision) -> Dict[str, Any]:
-    """A decision as plain data."""
+    """Return a decision as plain data."""
     row = decision.row
     return {
         "id": decision.patch,
@@ -79,7 +79,7 @@ def new_console() -> Console:
 
 
 def grouped(entries: List[Dict[str, Any]]) -> Table:
-    """One line a toolkit and action; a toolkit that is not installed is one line."""
+    """Return one line a toolkit and action; a toolkit that is not installed is one line."""
     table = Table(show_lines=False)
     for heading, keep in (("toolkit", True), ("action", True), ("patches", False)):
         table.add_column(heading, no_wrap=keep, overflow="fold")

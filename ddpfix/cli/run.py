@@ -63,7 +63,7 @@ def _restore_signals() -> None:
 
 
 def words(rest: List[str]) -> List[str]:
-    """The command line to become. What ends in .py, is a file here, or is -m or -c goes to this interpreter."""
+    """Return the command line to become. What ends in .py, is a file here, or is -m or -c goes to this interpreter."""
     first = rest[0]
     if first[:2] in ("-m", "-c") or not _is_program(first):
         return [sys.executable, *interpreter_flags(), *rest]
@@ -80,7 +80,7 @@ def _is_program(word: str) -> bool:
 
 
 def interpreter_flags() -> List[str]:
-    """The flags that this interpreter was started with (-O, -W, -X, -u, ...), to be passed on."""
+    """Return the flags that this interpreter was started with (-O, -W, -X, -u, ...), to be passed on."""
     original = _original_argv()
     if original is None:
         unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
@@ -99,7 +99,7 @@ def interpreter_flags() -> List[str]:
 
 
 def _original_argv() -> Optional[List[str]]:
-    """The words that the interpreter was started with, its own flags included; None where they are not known."""
+    """Return the words that the interpreter was started with, its own flags included; None where they are not known."""
     known: Optional[List[str]] = getattr(sys, "orig_argv", None)
     if known is not None:
         return known
@@ -127,7 +127,7 @@ def _cluster(word: str, rest: Iterator[str], flags: List[str]) -> bool:
 
 
 def environment(chosen: Mapping[str, str]) -> Dict[str, str]:
-    """The environment of the command: DDPFIX=1, the settings, and a way in if needed."""
+    """Return the environment of the command: DDPFIX=1, the settings, and a way in if needed."""
     environ = dict(os.environ)
     if _env.refused():
         # A value that is not understood has just been reported, and the children need not report it again.
@@ -144,7 +144,7 @@ def environment(chosen: Mapping[str, str]) -> Dict[str, str]:
 
 
 def installed() -> bool:
-    """Whether an interpreter started here will read a ddpfix.pth."""
+    """Return whether an interpreter started here will read a ddpfix.pth."""
     folders = list(site.getsitepackages()) if hasattr(site, "getsitepackages") else []
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())

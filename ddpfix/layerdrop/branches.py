@@ -110,7 +110,7 @@ class Walk:
         return bool(left)
 
     def _repeated(self, statement: Any) -> bool:
-        """An inner loop or a try: it may run in part, and what it assigns is unknown in it and after it."""
+        """Follow an inner loop or a try: it may run in part, and what it assigns is unknown in it and after it."""
         for part in (getattr(statement, "iter", None), getattr(statement, "test", None)):
             self._expression(part)
         before = self._run
@@ -201,7 +201,7 @@ def _joined(ways: Sequence[Dict[str, Truth]]) -> Dict[str, Truth]:
 
 
 def _common(truths: Sequence[Truth]) -> Truth:
-    """The truth that holds on all ways."""
+    """Return the truth that holds on all ways."""
     return truths[0] if truths and all(each is truths[0] for each in truths) else None
 
 
@@ -210,7 +210,7 @@ def _not(truth: Truth) -> Truth:
 
 
 def _all(truths: Sequence[Truth], conjunction: bool) -> Truth:
-    """The truth of a conjunction, or of a disjunction."""
+    """Return the truth of a conjunction, or of a disjunction."""
     if (not conjunction) in truths:
         return not conjunction
     return None if None in truths else conjunction

@@ -197,14 +197,14 @@ def layer_count(module: Any) -> int:
 
 
 def _is_layer(value: Any) -> bool:
-    """Whether a value is a module with parameters: one without is an augmentation, and each rank has its own."""
+    """Return whether a value is a module with parameters: one without is an augmentation, and each rank has its own."""
     return isinstance(value, torch.nn.Module) and (
         next(value.parameters(), None) is not None or any(map(_is_gathered, value.modules()))
     )
 
 
 def _is_gathered(module: torch.nn.Module) -> bool:
-    """Whether FSDP1 has put a tensor in the place of a parameter, as it does while it has them gathered."""
+    """Return whether FSDP1 has put a tensor in the place of a parameter, as it does while it has them gathered."""
     return any(isinstance(each, torch.Tensor) and each.requires_grad for each in vars(module).values())
 
 
@@ -215,7 +215,7 @@ def is_numpy_generator(value: Any) -> bool:
 
 
 def _negated(truth: Any) -> Any:
-    """The opposite, of the same kind."""
+    """Return the opposite, of the same kind."""
     if isinstance(truth, bool):
         return not truth
     return truth.logical_not() if isinstance(truth, torch.Tensor) else ~truth

@@ -32,7 +32,7 @@ class Traits(NamedTuple):
 
 
 def innermost(function: Any) -> Any:
-    """The function below all decorators that set ``__wrapped__``."""
+    """Return the function below all decorators that set ``__wrapped__``."""
     return inspect.unwrap(function)
 
 
@@ -160,7 +160,7 @@ def _read(text: str) -> ast.expr:
 
 
 def _placed(node: Any, at: ast.AST) -> ast.AST:
-    """A node, and what is new below it, at the place of another one."""
+    """Return a node that stands, with all that is new below it, at the place of another one."""
     for each in ast.walk(node):
         if isinstance(each, (ast.expr, ast.keyword)) and not hasattr(each, "lineno"):
             ast.copy_location(each, at)
@@ -191,7 +191,7 @@ def _unless_shared(name: str, check: Callable[..., bool]) -> Callable[..., bool]
 
 
 def rebuild(function: Any, inner: Any, replacement: Any) -> Any:
-    """A copy of a chain of decorators around ``inner`` that ends in ``replacement``.
+    """Return a copy of a chain of decorators around ``inner`` that ends in ``replacement``.
 
     Raises:
         PatchError: a decorator does not hold what it decorates in a closure.

@@ -88,7 +88,7 @@ class Covered:
         self.scheduled = code_copy.rebuild(function, inner, self._called(_recorded(copied)))
 
     def _called(self, copied: FunctionType) -> FunctionType:
-        """The copy, which finds its call by itself when a decorator runs it again (activation checkpointing)."""
+        """Return the copy, which finds its call by itself when a decorator runs it again (activation checkpointing)."""
 
         @functools.wraps(copied)
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ class Covered:
             call.ended()
 
     def _one_by_one(self, made: Iterator[Any], call: Call) -> Iterator[Any]:
-        """The values of a generator; between two of its steps, its call is not the current one."""
+        """Yield the values of a generator; between two of its steps, its call is not the current one."""
         try:
             while True:
                 token = calls.CURRENT.set(call)
@@ -244,7 +244,7 @@ skip_frames(_Run.trains)
 
 
 def _dispatch(covered: Covered, original: Any) -> Callable[..., Any]:
-    """The forward that decides between the original function and its copy."""
+    """Return the forward that decides between the original function and its copy."""
     run = _Run(covered, original)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -267,7 +267,7 @@ def _uncover(owner: type) -> None:
 
 
 def rate_of(module: Any, has_peers: bool = True) -> float:
-    """The rate at which a module skips layers, or is skipped; 0 for one that does not draw, or that never skips.
+    """Return the rate at which a module skips layers, or is skipped; 0 for one that does not draw, or that never skips.
 
     Args:
         module: any module.
@@ -314,12 +314,12 @@ def active(model: Any) -> List[Tuple[str, Any, float]]:
 
 
 def may_skip(model: Any) -> bool:
-    """Whether a model has modules that draw for their layers, at whatever rate now."""
+    """Return whether a model has modules that draw for their layers, at whatever rate now."""
     return any(level in COVERED for part in model.modules() for level in type(part).__mro__)
 
 
 def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
-    """The call of the current step, the one that a recomputation repeats, or outside of a wrapped model None."""
+    """Return the call of the current step, the one that a recomputation repeats, or outside of a wrapped model None."""
     past = recompute.repeated(module, args, kwargs)
     if past is not None:
         return Call(module, *past)

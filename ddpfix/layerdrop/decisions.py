@@ -84,7 +84,7 @@ def in_scope(scope: Scope) -> Found:
 
 
 def _decision(scope: Scope, node: Any) -> Optional[Decision]:
-    """The decision that a comparison with something drawn takes; None if it decides about no layer."""
+    """Return the decision that a comparison with something drawn takes; None if it decides about no layer."""
     nested = any(isinstance(each, (ast.FunctionDef, ast.Lambda, ast.comprehension)) for each in scope.above(node))
     if nested or scope.draw_in(node) is None:
         return None
@@ -114,7 +114,7 @@ def _outcomes(
 
 
 def _is_compared(scope: Scope, node: ast.Call) -> bool:
-    """Whether a call is a part of an expression that is looked at as a whole."""
+    """Return whether a call is a part of an expression that is looked at as a whole."""
     above = next(scope.above(node), None)
     while isinstance(above, (ast.Attribute, ast.BinOp, ast.Subscript, ast.keyword, ast.Starred)):
         above = scope.parents[above]
@@ -122,7 +122,7 @@ def _is_compared(scope: Scope, node: ast.Call) -> bool:
 
 
 def _uses(scope: Scope, loop: ast.For) -> Set[ast.AST]:
-    """The calls in a loop that run the module of this turn: its name is called, or handed to what is called."""
+    """Return the calls in a loop that run the module of this turn: its name is called, or handed to what is called."""
     elements = _elements(scope, loop)
     for statement in ast.walk(loop):
         # A function that runs the layer stands for it (activation checkpointing).
@@ -146,7 +146,7 @@ def _looks(scope: Scope, node: ast.Call) -> bool:
 
 
 def _elements(scope: Scope, loop: ast.For) -> FrozenSet[str]:
-    """The names that a loop gives to what it iterates over; a count is none of them."""
+    """Return the names that a loop gives to what it iterates over; a count is none of them."""
     target, iterated = loop.target, loop.iter
     if not _of_module(scope, iterated):
         return frozenset()
@@ -158,7 +158,7 @@ def _elements(scope: Scope, loop: ast.For) -> FrozenSet[str]:
 
 
 def _of_module(scope: Scope, node: ast.AST) -> bool:
-    """Whether an expression has something that the module holds, itself or by local names."""
+    """Return whether an expression has something that the module holds, itself or by local names."""
     names = (each.id for each in scope.sources(node) if isinstance(each, ast.Name))
     return any(name in (scope.module, "super") for name in names)
 
@@ -186,7 +186,7 @@ def _layers(scope: Scope, loop: ast.For, uses: Set[ast.AST]) -> Tuple[ast.expr, 
 
 
 def _calls_part(scope: Scope, node: ast.Call) -> bool:
-    """Whether a call runs something that the module holds, or a module of a loop of its own."""
+    """Return whether a call runs something that the module holds, or a module of a loop of its own."""
     if scope.path(node.func) or any(scope.path(argument) for argument in node.args):
         return not _looks(scope, node)
     return isinstance(node.func, ast.Name) and any(
@@ -195,7 +195,7 @@ def _calls_part(scope: Scope, node: ast.Call) -> bool:
 
 
 def _attributes(scope: Scope, nodes: Sequence[ast.AST]) -> FrozenSet[str]:
-    """The attributes of the module in expressions, and in what their local names are made of."""
+    """Return the attributes of the module in expressions, and in what their local names are made of."""
     return frozenset(name for each in scope.sources(*nodes) for name in scope.path(each)[:1])
 
 
@@ -207,7 +207,7 @@ def _checked(
     holders: FrozenSet[str],
     is_part: bool,
 ) -> Decision:
-    """A decision, with the reason why it cannot be shared if there is one."""
+    """Return a decision, with the reason why it cannot be shared if there is one."""
     number, rate, is_left = None, None, True
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _ORDERS):
         sides = (node.left, node.comparators[0])
@@ -227,7 +227,7 @@ def _checked(
 
 
 def _one_a_turn(scope: Scope, node: ast.AST, number: Number) -> bool:
-    """Whether a number is drawn anew for each comparison; the entries of a vector were drawn before the loop."""
+    """Return whether a number is drawn anew for each comparison; the entries of a vector were drawn before the loop."""
     around = {scope.tree, *scope.above(node)}
     for draw in () if number.is_entry else number.draws:
         statement = next(each for each in (draw, *scope.above(draw)) if isinstance(each, ast.stmt))

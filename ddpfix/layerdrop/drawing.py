@@ -20,12 +20,12 @@ METHODS = ("forward", "extract_features", "_forward", "__iter__")
 
 
 def drawing_method(owner: type) -> Optional[str]:
-    """The method of a class itself, not of its bases, that draws for layers; None if there is none."""
+    """Return the method of a class itself, not of its bases, that draws for layers; None if there is none."""
     return next((name for name in METHODS if name in vars(owner) and _decisions(vars(owner)[name])), None)
 
 
 def _decisions(function: Any) -> Tuple[decisions.Decision, ...]:
-    """The decisions of a function, proved or not; none where its source is not what runs."""
+    """Return the decisions of a function, proved or not; none where its source is not what runs."""
     try:
         return found(innermost(function)).decisions
     except PatchError:
@@ -96,7 +96,7 @@ _RATES_BY_NAME = ("layerdrop", "layer_drop", "stochastic_depth")
 
 
 def _unread(level: type) -> str:
-    """Why a method that draws, and names such a rate, could not be read; empty where there is none."""
+    """Return why a method that draws, and names such a rate, could not be read; empty where there is none."""
     for inner in [innermost(vars(level)[name]) for name in METHODS if name in vars(level)]:
         if isinstance(inner, FunctionType) and may_draw(inner):
             names = inner.__code__.co_names

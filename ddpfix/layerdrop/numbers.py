@@ -148,7 +148,7 @@ class Scope:
         return None
 
     def _assigned(self, name: str, seen: FrozenSet[str]) -> Optional[Number]:
-        """The number of a local name, if all that is assigned to it is such a number (or None)."""
+        """Return the number of a local name, if all that is assigned to it is such a number (or None)."""
         if name not in self.values or None in self.values[name]:
             return None
         given = [value for value in self.values[name] if not _is_none(value)]
@@ -182,7 +182,7 @@ class Scope:
         return None
 
     def _entry(self, node: ast.Subscript, seen: FrozenSet[str]) -> Optional[Number]:
-        """One number of a vector: by a name of the loop, or the only one."""
+        """Return one number of a vector: by a name of the loop, or the only one."""
         number = self.number(node.value, seen)
         index = index_of(node)
         if number is None or not (isinstance(index, ast.Name) or (not number.is_vector and _constant(index) == 0)):
@@ -197,7 +197,7 @@ class Scope:
         return number._replace(is_vector=False, is_entry=number.is_vector)
 
     def _drawn(self, node: ast.Call) -> Optional[Number]:
-        """The number that a call draws itself."""
+        """Return the number that a call draws itself."""
         function, words = node.func, {word.arg: word.value for word in node.keywords}
         sizes, bounds, generator = list(node.args), (0.0, 1.0), ""
         known = self.object(function)
@@ -235,7 +235,7 @@ class Scope:
         return None
 
     def _draw_of(self, name: str) -> Optional[ast.Call]:
-        """The call from which a local name has a random number."""
+        """Return the call from which a local name has a random number."""
         if name not in self._draws:
             calls = (each for each in self.sources(ast.Name(id=name)) if isinstance(each, ast.Call))
             self._draws[name] = next(filter(self._is_random, calls), None)
@@ -291,7 +291,7 @@ def index_of(node: ast.Subscript) -> Any:
 
 
 def _stored(node: Any, parents: Dict[ast.AST, ast.AST]) -> Iterator[Tuple[str, Optional[ast.expr]]]:
-    """The names that a node gives a value, and the expression whose value it is, if it is one."""
+    """Yield the names that a node gives a value, and the expression whose value it is, if it is one."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id, _assigned(parents[node], node)
     elif isinstance(node, ast.arg):
@@ -304,7 +304,7 @@ def _stored(node: Any, parents: Dict[ast.AST, ast.AST]) -> Iterator[Tuple[str, O
 
 
 def _assigned(parent: ast.AST, name: ast.Name) -> Optional[ast.expr]:
-    """The expression whose value a name gets as a whole."""
+    """Return the expression whose value a name gets as a whole."""
     if isinstance(parent, ast.Assign) and name in parent.targets:
         return parent.value
     if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
@@ -320,7 +320,7 @@ def _bounds(given: List[ast.expr], words: Any, low: str, high: str) -> Optional[
 
 
 def _constant(node: ast.AST) -> Optional[float]:
-    """The value of a numeric constant, with a sign or not."""
+    """Return the value of a numeric constant, with a sign or not."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError):

@@ -75,7 +75,7 @@ def _number(value: Any) -> float:
 
 
 def _compiled(scope: Scope, rate: ast.expr, function: FunctionType) -> Callable[[Any], List[float]]:
-    """A function that gives what a number is compared with, for each turn of a loop where it depends on that."""
+    """Return a function that gives what a number is compared with, for each turn of a loop where it depends on that."""
     counted: Dict[str, None] = {}
     body = _Inlined(scope, counted).visit(copy.deepcopy(rate))
     text = f"lambda {', '.join((scope.module or '_', *counted))}: 0"

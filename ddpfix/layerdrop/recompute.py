@@ -67,7 +67,7 @@ def remember(
 def repeated(
     module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Optional[Tuple[Optional[int], training.Replica]]:
-    """The stream of the call that this one repeats, and its model; None if this is no recomputation.
+    """Return the stream of the call that this one repeats, and its model; None if this is no recomputation.
 
     Raises:
         RuntimeError: this is a recomputation, and the call that it repeats cannot be determined.

@@ -21,7 +21,7 @@ def mix(value: int) -> int:
 
 
 def fold(*parts: int) -> int:
-    """One 64-bit number from several; the order counts."""
+    """Return one 64-bit number from several; the order counts."""
     value = 0
     for part in parts:
         value = mix((value + _GAMMA + (part & _MASK)) & _MASK)
@@ -29,10 +29,10 @@ def fold(*parts: int) -> int:
 
 
 def uniform(base: int, index: int) -> float:
-    """The ``index``-th number in [0, 1) of the stream ``base``, with 53 random bits."""
+    """Return the ``index``-th number in [0, 1) of the stream ``base``, with 53 random bits."""
     return (mix((base + (index + 1) * _GAMMA) & _MASK) >> 11) * 2.0**-53
 
 
 def text_key(text: str) -> int:
-    """A 64-bit number for a name; the same in every process (``hash`` is not)."""
+    """Return a 64-bit number for a name; the same in every process (``hash`` is not)."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -61,7 +61,7 @@ class Replica:
         self._peers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def module(self) -> Any:
-        """The model inside of the wrapper; None where it is no more."""
+        """Return the model inside of the wrapper; None where it is no more."""
         return self._module()
 
     def begin(self) -> None:
@@ -80,7 +80,7 @@ class Replica:
         return fold(self.seed, self.first + iteration, key, call)
 
     def key(self, module: Any) -> Tuple[str, int]:
-        """The module's qualified name in the wrapped model and its number; the same on every rank."""
+        """Return the module's qualified name in the wrapped model and its number; the same on every rank."""
         if module not in self._keys:
             self._name_modules()
         if module not in self._keys:
@@ -90,13 +90,13 @@ class Replica:
         return self._keys[module]
 
     def has(self, module: Any) -> bool:
-        """Whether a module is a part of the wrapped model."""
+        """Return whether a module is a part of the wrapped model."""
         if module not in self._keys:
             self._name_modules()
         return module in self._keys
 
     def has_peers(self, module: Any) -> bool:
-        """Whether a module stands in a list with another one of its class."""
+        """Return whether a module stands in a list with another one of its class."""
         return self.has(module) and module in self._peers
 
     def _name_modules(self) -> None:
@@ -107,7 +107,7 @@ class Replica:
 
 
 def named_modules(root: Any) -> Iterator[Tuple[str, Any]]:
-    """The modules of a model by their names without wrappers, which come and go (checkpoints, torch.compile)."""
+    """Yield the modules of a model by their names without wrappers, which come and go (checkpoints, torch.compile)."""
     for name, module in root.named_modules():
         yield ".".join(part for part in name.split(".") if part not in _WRAPPERS), module
 
@@ -158,7 +158,7 @@ _REPLICAS: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
 
 
 def current() -> Optional[Step]:
-    """The step whose forward is running here, or None outside of a wrapped model's training forward."""
+    """Return the step whose forward is running here, or None outside of a wrapped model's training forward."""
     return _CURRENT.get()
 
 
@@ -199,7 +199,7 @@ def forget() -> None:
 
 
 def skipped_layers(wrapper: Any) -> List[Skip]:
-    """The layers that the last training forward of a DDP- or FSDP-wrapped model skipped, on every rank alike.
+    """Return the layers that the last training forward of a DDP- or FSDP-wrapped model skipped, on every rank alike.
 
     Args:
         wrapper: the ``DistributedDataParallel`` or ``FullyShardedDataParallel`` module.

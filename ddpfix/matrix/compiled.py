@@ -20,7 +20,7 @@ NAME = "compat_matrix.json"
 
 
 def dump(matrix: Matrix, yaml: bytes) -> str:
-    """The matrix as JSON.
+    """Return the matrix as JSON.
 
     Args:
         matrix: read from ``yaml``, thoroughly.
@@ -48,7 +48,7 @@ def dump(matrix: Matrix, yaml: bytes) -> str:
 
 
 def load(path: Path, yaml: Path) -> Optional[Matrix]:
-    """The matrix, or None where the file is not there or was not made from this YAML."""
+    """Return the matrix, or None where the file is not there or was not made from this YAML."""
     try:
         return of(path.read_bytes(), yaml.read_bytes())
     except OSError:
@@ -56,7 +56,7 @@ def load(path: Path, yaml: Path) -> Optional[Matrix]:
 
 
 def of(compiled: bytes, yaml: bytes) -> Optional[Matrix]:
-    """The matrix from the contents of both files; None where the first was not made from the second."""
+    """Return the matrix from the contents of both files; None where the first was not made from the second."""
     try:
         own, _, text = compiled.partition(b"\n")
         if own.decode("ascii") != _digest(text):
@@ -88,7 +88,7 @@ class Rows(Sequence[Row]):
         self._made: Dict[str, List[Row]] = {}
 
     def of(self, patch: str) -> List[Row]:
-        """The rows of one patch, in the file's order."""
+        """Return the rows of one patch, in the file's order."""
         if patch not in self._made:
             self._made[patch] = [_made(patch, row) for row in self._plain.get(patch, ())]
         return self._made[patch]

@@ -17,7 +17,7 @@ UNRECOGNISED = "unrecognised"
 
 
 def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str, Optional[str]]:
-    """The versions of the matrix's toolkits from their metadata or by their marks, without importing them.
+    """Return the versions of the matrix's toolkits from their metadata or by their marks, without importing them.
 
     Args:
         later: toolkits that are not looked for yet; their version is None.
@@ -40,7 +40,7 @@ def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str,
 
 
 def _version(distribution: str) -> str:
-    """The version in the metadata; raises PackageNotFoundError."""
+    """Return the version in the metadata; raise PackageNotFoundError."""
     from importlib import metadata
 
     found = metadata.distribution(distribution)
@@ -68,7 +68,7 @@ def _provided_by_others(toolkit: str) -> Optional[str]:
 
 
 def _version_in_file(toolkit: str, file: str) -> Optional[str]:
-    """The version of the package that an import would find: a clone may come before the installed release."""
+    """Return the version of the package that an import would find: a clone may come before the installed release."""
     from importlib.util import find_spec
 
     try:
@@ -80,7 +80,7 @@ def _version_in_file(toolkit: str, file: str) -> Optional[str]:
 
 
 def recognise(toolkit: str, marks: Sequence[Mark]) -> Optional[str]:
-    """The version of the package that an import would find.
+    """Return the version of the package that an import would find.
 
     Args:
         toolkit: the import name of a top-level package.

@@ -42,7 +42,7 @@ def load(path: Optional[Path] = None, thorough: bool = True) -> Matrix:
 
 @lru_cache(maxsize=1)
 def _packed() -> Optional[Matrix]:
-    """The compiled matrix of a package in an archive, in which there is no file that could be edited."""
+    """Return the compiled matrix of a package in an archive, in which there is no file that could be edited."""
     own, yaml = places.packed(compiled.NAME), places.packed("compat_matrix.yaml")
     return None if own is None or yaml is None else compiled.of(own, yaml)
 

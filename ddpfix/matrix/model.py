@@ -68,7 +68,7 @@ class Patch(NamedTuple):
     gated: bool = False
 
     def code_at(self, target: Target) -> str:
-        """The function that is called at a target: ``file:function`` below patches/."""
+        """Return the function that is called at a target: ``file:function`` below patches/."""
         file, _, function = self.code.partition(":")
         return f"{file}:{target.call or function}"
 
@@ -137,7 +137,7 @@ class Matrix(NamedTuple):
     gate: Gate = Gate()
 
     def in_order(self) -> Tuple[str, ...]:
-        """The ids of the patches in the order in which they are put in place."""
+        """Return the ids of the patches in the order in which they are put in place."""
         return self.order or tuple(sorted(self.patches))
 
     def rows_of(self, patch: str) -> List[Row]:

@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def default_path() -> Path:
-    """The matrix of the installed package, or the one of the checkout."""
+    """Return the matrix of the installed package, or the one of the checkout."""
     installed = _PACKAGE / "compat_matrix.yaml"
     return installed if installed.exists() else _PACKAGE.parent / "compat_matrix.yaml"
 
@@ -27,6 +27,6 @@ def packed(name: str) -> Optional[bytes]:
 
 
 def patches() -> Path:
-    """The folder of the patches."""
+    """Return the folder of the patches."""
     installed = _PACKAGE / "patches"
     return installed if installed.is_dir() else _PACKAGE.parent / "patches"

@@ -8,7 +8,7 @@ from typing import Mapping
 
 
 def table(folder: Path) -> Mapping[str, object]:
-    """The table, empty where there is none; raises ValueError, with the file, for one that cannot be read."""
+    """Return the table, empty where there is none; raise ValueError, with the file, for one that cannot be read."""
     file = folder / "pyproject.toml"
     try:
         # A pipe of that name would be waited for.
@@ -35,7 +35,7 @@ def table(folder: Path) -> Mapping[str, object]:
 
 
 def as_text(value: object) -> str:
-    """A value as it would stand in the environment; raises ValueError for a list or a table.
+    """Return a value as it would stand in the environment; raise ValueError for a list or a table.
 
     A hexadecimal number may be longer than Python writes one: that is a ValueError as well.
     """

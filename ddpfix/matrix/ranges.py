@@ -30,7 +30,7 @@ class Range(NamedTuple):
         return isinstance(version, Version) and self.holds(version)
 
     def holds(self, version: Version) -> bool:
-        """Whether a version is in this range."""
+        """Return whether a version is in this range."""
         # Builds of one release differ in the local part only.
         public = parsed(version.public) if version.local else version
         if self.begin is not None and public < parsed(self.begin):
@@ -43,7 +43,7 @@ class Range(NamedTuple):
         return end.is_prerelease or not of_the_end
 
     def is_empty(self) -> bool:
-        """Whether no version can be in this range."""
+        """Return whether no version can be in this range."""
         # Where its first version is left out as a pre-release of its end, so are all others.
         return not self.holds(parsed(self.begin or "0.dev0"))
 
@@ -51,10 +51,10 @@ class Range(NamedTuple):
 # Rows of one toolkit begin and end at the same few versions.
 @lru_cache(maxsize=None)
 def parsed(text: str) -> Version:
-    """The version that a text stands for; raises InvalidVersion."""
+    """Return the version that a text stands for; raise InvalidVersion."""
     return Version(text)
 
 
 def within(versions: Range, known: Sequence[Version]) -> List[Version]:
-    """The known versions that are in a range."""
+    """Return the known versions that are in a range."""
     return [version for version in known if versions.holds(version)]

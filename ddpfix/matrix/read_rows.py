@@ -33,7 +33,7 @@ class Rows:
         self.patch, self.toolkits, self.thorough = patch, toolkits, thorough
 
     def read(self, node: Node) -> List[Row]:
-        """The rows in the file's order, which is that of the versions; raises MatrixError for errors in them."""
+        """Return the rows in the file's order, which is that of the versions; raise MatrixError for errors in them."""
         items = node.items()
         if not items:
             node.fail(f"patch {self.patch.id!r} has no row")
@@ -123,7 +123,7 @@ class Rows:
         return found._replace(call=self._call(entry["call"])) if "call" in entry else found
 
     def _at(self, node: Node) -> Target:
-        """A place by its name, or one that is written out."""
+        """Return a place by its name, or one that is written out."""
         written_out = ":" in node.text()
         return Target(*self.toolkits.located(node)) if written_out else self.toolkits.place(self.patch.toolkit, node)
 

@@ -23,7 +23,7 @@ class Tested:
     but: Mapping[str, FrozenSet[Version]] = field(default_factory=dict)
 
     def of(self, row: Row) -> Tuple[Version, ...]:
-        """The tested versions of a row; a row with another status than cured has none."""
+        """Return the tested versions of a row; a row with another status than cured has none."""
         if row.status != CURED:
             return ()
         left_out = self.but.get(row.patch, frozenset())
@@ -31,7 +31,7 @@ class Tested:
 
 
 def with_tested(untested: Matrix, node: Node, thorough: bool) -> Matrix:
-    """The matrix with what was tested.
+    """Return the matrix with what was tested.
 
     Args:
         untested: the matrix without.

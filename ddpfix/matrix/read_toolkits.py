@@ -63,7 +63,7 @@ class Toolkits:
 
 
 def read_toolkits(node: Node) -> Toolkits:
-    """The part as data; raises MatrixError for errors in it."""
+    """Return the part as data; raise MatrixError for errors in it."""
     found = Toolkits()
     shared: Dict[str, Node] = {}
     for name, entry in node.mapping(optional=None).items():
@@ -123,7 +123,7 @@ def _mark(node: Node) -> Mark:
 
 
 def _inside(node: Node, path: Optional[str] = None) -> str:
-    """A path in the package, of a file or a folder; never one that leads out of it."""
+    """Return a path in the package, of a file or a folder; never one that leads out of it."""
     path = node.text() if path is None else path
     if not _INSIDE.match(path):
         node.fail(f"{path!r} is not a path in the package; write it like 'utils/executor.py'")

@@ -29,7 +29,7 @@ class Reader:
         self.path, self.thorough = path, thorough
 
     def matrix(self) -> Matrix:
-        """The whole matrix; raises MatrixError for errors in it."""
+        """Return the whole matrix; raise MatrixError for errors in it."""
         top = self._top()
         return read_tested.with_tested(self._untested(top), top["tested"], self.thorough)
 
@@ -111,7 +111,7 @@ class Reader:
 
 
 def _wanted(entry: Mapping[str, Node]) -> Tuple[Optional[str], Tuple[str, ...]]:
-    """The setting that calls for a patch, and the values with which it does."""
+    """Return the setting that calls for a patch, and the values with which it does."""
     setting = entry["setting"].choice([s.name for s in SETTINGS], "setting") if "setting" in entry else None
     if "when" not in entry:
         return setting, ()
@@ -154,7 +154,7 @@ def _refuse_shared_variables(nodes: Mapping[str, Node], patches: Mapping[str, Pa
 
 
 def _order(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> Tuple[str, ...]:
-    """The ids in the order in which patches are put in place: by ``after``, else by the alphabet."""
+    """Return the ids in the order in which patches are put in place: by ``after``, else by the alphabet."""
     found: Dict[str, None] = {}
     waiting = sorted(patches)
     for name in waiting:

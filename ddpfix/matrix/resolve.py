@@ -54,7 +54,7 @@ _Decider = Callable[..., Decision]
 
 
 def resolve(matrix: Matrix, installed: Mapping[str, Optional[str]], settings: Settings) -> List[Decision]:
-    """One decision a patch, in the matrix's order.
+    """Return one decision a patch, in the matrix's order.
 
     Args:
         installed: version by toolkit name; None (or no entry) means that it is not installed.
@@ -64,7 +64,7 @@ def resolve(matrix: Matrix, installed: Mapping[str, Optional[str]], settings: Se
 
 
 def settled(matrix: Matrix, decision: Decision, others: Mapping[str, Decision]) -> Decision:
-    """The decision, or off where a patch that this one needs is not applied.
+    """Return the decision, or off where a patch that this one needs is not applied.
 
     Args:
         others: decisions by patch, at least the ones that this one needs.
@@ -155,7 +155,7 @@ def _is_tested(row: Row, version: Version) -> bool:
 
 
 def _nearest(tested: Sequence[Tuple[Version, Row]], version: Version) -> Tuple[Version, Row]:
-    """The closer one of the last tested version before ``version`` and the first one after it."""
+    """Return the closer one of the last tested version before ``version`` and the first one after it."""
     before = [pair for pair in tested if pair[0] <= version]
     after = [pair for pair in tested if pair[0] > version]
     neighbours = [max(before, key=_release)] if before else []
@@ -168,6 +168,6 @@ def _release(pair: Tuple[Version, Row]) -> Version:
 
 
 def _distance(one: Version, other: Version) -> float:
-    """How far apart two versions are; the major number weighs most."""
+    """Return how far apart two versions are; the major number weighs most."""
     parts = zip([*one.release, 0, 0, 0][:3], [*other.release, 0, 0, 0][:3])
     return sum(abs(a - b) * weight for (a, b), weight in zip(parts, (1e6, 1e3, 1.0)))

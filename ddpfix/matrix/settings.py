@@ -46,7 +46,7 @@ class Setting(NamedTuple):
         return ", ".join([*self.values, *([self.kind] if self.kind else [])])
 
     def calls_for(self, value: str, when: Sequence[str]) -> bool:
-        """Whether a value is among those of ``when``, where ``kind`` stands for all that cannot be listed."""
+        """Return whether a value is among those of ``when``, where ``kind`` stands for all that cannot be listed."""
         return value in when or (value not in self.values and self.kind is not None and self.kind in when)
 
     def validate(self, value: str, source: str) -> str:
@@ -59,7 +59,7 @@ class Setting(NamedTuple):
 
 
 def _shown(source: str, value: str) -> str:
-    """A setting as a message shows it."""
+    """Return a setting as a message shows it."""
     short = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
     return f"{source[: 2 * _LONGEST]}={short!r}"
 
@@ -79,7 +79,7 @@ def _is_folder(word: str) -> bool:
 
 
 def _absolute(path: str) -> str:
-    """A folder as it is from here: a program may change its working directory later."""
+    """Return a folder as it is from here: a program may change its working directory later."""
     return os.path.abspath(os.path.expanduser(path))
 
 
@@ -228,7 +228,7 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 def wanted(name: str, value: str, when: Sequence[str]) -> bool:
-    """Whether the value of a setting is among those with which a patch is wanted."""
+    """Return whether the value of a setting is among those with which a patch is wanted."""
     return _BY_NAME[name].calls_for(value, when)
 
 
@@ -261,7 +261,7 @@ class Settings:
         return self.switches.get(patch)
 
     def number(self, name: str) -> Optional[int]:
-        """A setting that is off or a number; None stands for off."""
+        """Return a setting that is off or a number; None stands for off."""
         return None if self.values[name] == "off" else int(self.values[name])
 
     def seconds(self) -> float:

@@ -35,7 +35,7 @@ class Node:
         raise MatrixError(f"{self.path}:{self.line}: {message}")
 
     def mapping(self, required: Sequence[str] = (), optional: Optional[Sequence[str]] = ()) -> Dict[str, Node]:
-        """The entries; ``optional=None`` accepts any key."""
+        """Return the entries; ``optional=None`` accepts any key."""
         if not isinstance(self.node, yaml.MappingNode):
             self.fail("a mapping is expected here")
         found: Dict[str, Node] = {}
@@ -86,7 +86,7 @@ class Node:
 
 
 def root(path: Path, thorough: bool = True) -> Node:
-    """The whole file.
+    """Return the whole file.
 
     Args:
         path: the file.

@@ -9,7 +9,7 @@ WHOLE = "the model"
 
 
 def in_short(names: Sequence[str], every: Sequence[str] = ()) -> str:
-    """The modules of some parameters, at most four words; a parameter of the model itself goes by its own name.
+    """Return the modules of some parameters, at most four words; a parameter of the model itself goes by its own name.
 
     Args:
         names: of the parameters.
@@ -29,7 +29,7 @@ def in_short(names: Sequence[str], every: Sequence[str] = ()) -> str:
 
 
 def short(words: Sequence[str], most: int) -> str:
-    """The first words, and the number of those that follow."""
+    """Return the first words, and the number of those that follow."""
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 

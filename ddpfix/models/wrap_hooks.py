@@ -90,7 +90,7 @@ def needs_flag(site: Site, reason: Callable[[Any], str]) -> None:
 
 
 def reasons(model: Any) -> List[str]:
-    """Why this model needs ``find_unused_parameters``, as messages; empty if there is no known reason."""
+    """Return why this model needs ``find_unused_parameters``, as messages; empty if there is no known reason."""
     return [text for text in (_answer(reason, model) for reason in list(_REASONS)) if text]
 
 

@@ -10,7 +10,7 @@ from ddpfix.patching.site import PatchError
 
 
 def code_names(owner: Any, name: str) -> Sequence[str]:
-    """The names that a method of ``owner`` itself looks up, and its texts, whatever has been wrapped around it.
+    """Return the names that a method of ``owner`` itself looks up, and its texts, whatever has been wrapped around it.
 
     Raises:
         PatchError: it is not there, or not a plain function.
@@ -35,5 +35,5 @@ def needs_names(owner: Any, name: str, *expected: str) -> None:
 
 
 def _called(owner: Any) -> str:
-    """The name of a class or of a module."""
+    """Return the name of a class or of a module."""
     return str(getattr(owner, "__qualname__", owner.__name__))

@@ -39,6 +39,6 @@ def skip_module(module: ModuleType) -> None:
 
 
 def _function(held: Any) -> Optional[FunctionType]:
-    """The function in a value of a class or module: the value itself, or the function in a descriptor."""
+    """Return the function in a value of a class or module: the value itself, or the function in a descriptor."""
     found = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
     return found if isinstance(found, FunctionType) else None

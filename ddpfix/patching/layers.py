@@ -61,7 +61,7 @@ class Record:
         return problem
 
     def in_place(self) -> bool:
-        """Whether our layer is where it was put, alone or below the layers of others."""
+        """Return whether our layer is where it was put, alone or below the layers of others."""
         current = vars(self.owner).get(self.attribute, MISSING)
         return _is_layer(current, self.now) or any(_is_layer(layer, self.now) for layer in _layers(current))
 
@@ -90,7 +90,7 @@ IN_PLACE: List[Record] = []
 
 
 def is_outdated(owner: Any) -> bool:
-    """Whether a module or class has been replaced by another of its name since it was patched."""
+    """Return whether a module or class has been replaced by another of its name since it was patched."""
     if isinstance(owner, ModuleType):
         return sys.modules.get(owner.__name__, owner) is not owner
     found: Any = sys.modules.get(owner.__module__)
@@ -100,7 +100,7 @@ def is_outdated(owner: Any) -> bool:
 
 
 def _is_layer(found: Any, ours: Any) -> bool:
-    """Whether this is our layer, or the bound form of it that ``getattr(class, name).__wrapped__`` hands out."""
+    """Return whether this is our layer, or the bound form of it that ``getattr(class, name).__wrapped__`` hands out."""
     return found is ours or (is_proxy(found) and getattr(found, "_self_parent", None) is ours)
 
 
@@ -237,7 +237,7 @@ def named_copies(records: Sequence[Record]) -> List[Tuple[Record, ModuleType, st
 
 
 def _since(name: Optional[str]) -> List[Any]:
-    """The modules that were imported after this one began to be; all of them where that is not known."""
+    """Return the modules that were imported after this one began to be; all of them where that is not known."""
     modules = list(sys.modules.items())
     names = [other for other, _ in modules]
     begin = names.index(name) if name in names else 0

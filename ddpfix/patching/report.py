@@ -43,14 +43,14 @@ class Report:
         return sum(1 for patch in self.patches if patch.state == state)
 
     def patch(self, id: str) -> PatchReport:
-        """The entry of one patch; raises KeyError for an unknown id."""
+        """Return the entry of one patch; raise KeyError for an unknown id."""
         for entry in self.patches:
             if entry.id == id:
                 return entry
         raise KeyError(f"no patch {id!r}; known are {', '.join(p.id for p in self.patches)}")
 
     def summary(self) -> str:
-        """One line: counts, and the reasons why patches were left out."""
+        """Return one line: counts, and the reasons why patches were left out."""
         parts = [f"{self.count(State.APPLIED)} applied", f"{self.count(State.ARMED)} armed"]
         if self.count(State.REGISTERED):
             parts.insert(1, f"{self.count(State.REGISTERED)} registered")

@@ -49,7 +49,7 @@ class Kept:
         self._objects: Dict[Callable[[], Any], Any] = {}
 
     def of(self, kind: Callable[[], T]) -> T:
-        """The object of this kind, which is a class or whatever makes one; made when it is first asked for."""
+        """Return the object of this kind, which is a class or whatever makes one; made when it is first asked for."""
         with LOCK:
             if kind not in self._objects:
                 self._objects[kind] = kind()
@@ -73,7 +73,7 @@ class Activation(Protocol):
         """Messages about patches that are no longer in place."""
 
     def summary(self) -> str:
-        """One line on what was done."""
+        """Return one line on what was done."""
 
     def report(self) -> Any:
         """What was done as data (:class:`ddpfix.patching.report.Report`)."""
@@ -117,7 +117,7 @@ class Site:
         self.parts: List[Site] = []
 
     def in_force(self) -> List[Record]:
-        """The records of this patch, and of the sites that it shares with other patches."""
+        """Return the records of this patch, and of the sites that it shares with other patches."""
         return [*self.records, *(record for part in self.parts for record in part.in_force())]
 
     def replace(self, owner: Any, attribute: str, now: Any) -> None:
@@ -165,7 +165,7 @@ class Site:
             self._undo_actions.append(functools.partial(registry.release, item))
 
     def keep(self, kind: Callable[[], T]) -> T:
-        """The one object of this kind in this activation, which holds what would else be a global of a module.
+        """Return the one object of this kind in this activation, which holds what would else be a global of a module.
 
         It is for what several functions, targets or patches have in common. The next activation has another one.
 
@@ -180,7 +180,7 @@ class Site:
         self._undo_actions.append(action)
 
     def changes(self) -> int:
-        """The number of changes to the toolkit so far; what is only registered is not counted."""
+        """Return the number of changes to the toolkit so far; what is only registered is not counted."""
         return len(self.records) + len(self.parts) + self.others
 
     def places(self) -> List[str]:
@@ -266,7 +266,7 @@ def _rebind_all(fresh: Optional[str] = None) -> None:
 
 
 def locate(module: ModuleType, attribute: str, expects: Sequence[str]) -> Any:
-    """The owner (module or class) of a function that a patch needs, after a look at what it takes.
+    """Return the owner (module or class) of a function that a patch needs, after a look at what it takes.
 
     Raises:
         PatchError: it is not there, or lacks one of the parameters in ``expects``.

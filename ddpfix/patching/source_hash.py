@@ -42,7 +42,7 @@ def digest(first: str, find: Callable[[str], Optional[ast.AST]]) -> str:
 
 
 def _method(owner: type, name: str) -> Optional[FunctionType]:
-    """The function behind a name of the class; methods that torch gives every module do not count."""
+    """Return the function behind a name of the class; methods that torch gives every module do not count."""
     for level in owner.__mro__:
         if name in vars(level):
             found = vars(level)[name]
@@ -65,7 +65,7 @@ def _parsed(function: Optional[FunctionType]) -> Optional[ast.AST]:
 
 
 def canonical(node: Any) -> str:
-    """A tree as text: the same for every formatting of the same code, under every version of Python."""
+    """Return a tree as text: the same for every formatting of the same code, under every version of Python."""
     if isinstance(node, list):
         return "[" + ",".join(canonical(one) for one in node if not _is_text(one)) + "]"
     if not isinstance(node, ast.AST) or isinstance(node, ast.Constant):
@@ -88,5 +88,5 @@ def _fields(node: ast.AST) -> Iterator[str]:
 
 
 def _is_text(node: Any) -> bool:
-    """A string that stands alone: a docstring, or code that somebody switched off."""
+    """Return a string that stands alone: a docstring, or code that somebody switched off."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -37,7 +37,7 @@ class Layer(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-ignor
 
 
 def _by_name(function: Any) -> Any:
-    """How a patched function is pickled: by its name, and read without ddpfix as well.
+    """Return how a patched function is pickled: by its name, and read without ddpfix as well.
 
     Only what a module itself holds goes by its name as a plain function does: what a class hands out is another object
     each time.
@@ -49,7 +49,7 @@ def _by_name(function: Any) -> Any:
 
 
 def _bound(wrapped: Any, instance: Any) -> Any:
-    """A method is a bound one, also where it was called as ``Class.method(instance)``.
+    """Return a bound method, also where it was called as ``Class.method(instance)``.
 
     For such a call wrapt hands out a partial object, whose signature, in its older releases, still has ``self``.
     """

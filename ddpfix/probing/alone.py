@@ -133,7 +133,7 @@ class _Run:
         return loss if loss.numel() == 1 else loss.mean()
 
     def _peak(self) -> int:
-        """The peak on the GPU since the last call; 0 without one."""
+        """Return the peak on the GPU since the last call; 0 without one."""
         if self._device is None:
             return 0
         peak = torch.cuda.max_memory_allocated(self._device)
@@ -173,7 +173,7 @@ def _called(model: Any, batch: Any) -> Any:
 
 
 def _own_loss(output: Any) -> Tuple[Any, str]:
-    """The loss that an output has, or stands for, and what it is in words."""
+    """Return the loss that an output has, or stands for, and what it is in words."""
     by_name = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if _is_number(by_name):
         return by_name, "the output's loss"
@@ -200,7 +200,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A batch whose tensors are copies: a forward may change them, and their gradients are not the caller's."""
+    """Return a batch whose tensors are copies: a forward may change them, and their gradients are not the caller's."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if type(value) in (list, tuple):

@@ -8,7 +8,7 @@ import torch
 
 
 def leaves(output: Any) -> Optional[Set[int]]:
-    """The ids of the tensors whose gradient the outputs can accumulate; None where no output has a graph."""
+    """Return the ids of the tensors whose gradient the outputs can accumulate; None where no output has a graph."""
     roots = [tensor for tensor in tensors(output) if tensor.requires_grad]
     if not roots:
         return None
@@ -28,7 +28,7 @@ def leaves(output: Any) -> Optional[Set[int]]:
 
 
 def tensors(output: Any) -> Iterator[Any]:
-    """The tensors in an output: in lists, tuples, dicts and data classes, as DDP finds them."""
+    """Yield the tensors in an output: in lists, tuples, dicts and data classes, as DDP finds them."""
     if isinstance(output, torch.Tensor):
         yield output
         return

@@ -83,7 +83,7 @@ class _Record:
 
 
 def _differ(now: Any, then: Any) -> bool:
-    """Whether a container holds other objects than it did."""
+    """Return whether a container holds other objects than it did."""
     if len(now) != len(then):
         return True
     if isinstance(now, dict):
@@ -92,7 +92,7 @@ def _differ(now: Any, then: Any) -> bool:
 
 
 def _state_of(value: Any) -> Any:
-    """A function that restores a generator's state; None for what is no generator."""
+    """Return a function that restores a generator's state; None for what is no generator."""
     if isinstance(value, torch.Generator):
         kept = value.get_state()
         return lambda: value.set_state(kept)

@@ -67,7 +67,7 @@ def _trains(module: Any) -> bool:
 
 
 def _alive() -> List[Any]:
-    """All modules of this process; ``type`` and not ``isinstance``, which proxies answer for others."""
+    """Return all modules of this process; ``type`` and not ``isinstance``, which proxies answer for others."""
     return [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module) and "_modules" in vars(each)]
 
 
@@ -76,7 +76,7 @@ def _holds(outer: Any, module: Any) -> bool:
 
 
 def _top(found: List[Any], module: Any) -> Any:
-    """The outermost module that holds one; of several, the smallest."""
+    """Return the outermost module that holds one; of several, the smallest."""
     inside = {id(child) for each in found for child in each.children()}
     tops = [_opened(each, module) for each in found if id(each) not in inside and _holds(each, module)]
     return min(tops, key=lambda each: sum(1 for _ in each.modules()), default=module)

@@ -14,7 +14,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 def resident() -> Optional[int]:
-    """The resident set of this process in bytes; None where the system does not tell it this way."""
+    """Return the resident set of this process in bytes; None where the system does not tell it this way."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE
@@ -49,7 +49,7 @@ class Phases:
             self._peaks[self._phase] = max(self._peaks.get(self._phase, 0), int(now))
 
     def memory(self) -> Optional[Memory]:
-        """The peaks; None where nothing is known."""
+        """Return the peaks; None where nothing is known."""
         if not self._peaks:
             return None
         found = Memory("cuda" if torch.cuda.is_initialized() else "resident")
@@ -68,7 +68,7 @@ class Saved:
         self._alive: list[Any] = []
 
     def counted(self) -> contextlib.AbstractContextManager[Any]:
-        """The length of one forward."""
+        """Return the length of one forward."""
         context: Any = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         return context  # type: ignore[no-any-return]
 
@@ -80,7 +80,7 @@ class Saved:
         return tensor
 
     def take(self) -> int:
-        """The bytes since the last call."""
+        """Return the bytes since the last call."""
         total = sum(self._kept.values())
         self._kept.clear()
         self._alive.clear()

@@ -111,7 +111,7 @@ class Program:
         return most > self._wanted or not self._waiting()
 
     def _waiting(self) -> bool:
-        """Whether there is an optimizer that has not stepped, and that trains what is observed."""
+        """Return whether there is an optimizer that has not stepped, and that trains what is observed."""
         known: Dict[int, Any] = {id(p): p for each in self.owners.subjects for _, p in each.parameters}
         alive = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
         idle = [each for each in alive if each not in self._counts and "param_groups" in vars(each)]
@@ -123,7 +123,7 @@ def _holds(subject: Subject, trained: Any) -> bool:
 
 
 def _under(subject: Subject) -> str:
-    """How DDP was built around a model."""
+    """Return how DDP was built around a model."""
     wrapper = subject.wrapper
     if wrapper is None:
         return "not under DDP"

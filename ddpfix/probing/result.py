@@ -126,7 +126,7 @@ class Result:
     notes: List[str] = field(default_factory=list)
 
     def as_dict(self) -> Dict[str, Any]:
-        """All of it as plain data, which JSON can hold."""
+        """Return all of it as plain data, which JSON can hold."""
         return asdict(self)
 
     def __str__(self) -> str:

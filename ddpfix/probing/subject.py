@@ -238,7 +238,7 @@ class Subject:
 
 
 def shared(model: Any) -> List[List[str]]:
-    """The names of each parameter that has several."""
+    """Return the names of each parameter that has several."""
     names: Dict[int, List[str]] = {}
     seen: Set[Tuple[int, str]] = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -251,7 +251,7 @@ def shared(model: Any) -> List[List[str]]:
 
 
 def _layers(module: Any) -> List[Any]:
-    """The layers of a module that skips some of them; none for a layer that draws for itself."""
+    """Return the layers of a module that skips some of them; none for a layer that draws for itself."""
     if isinstance(module, torch.nn.ModuleList):
         return list(module.children())
     layers = getattr(module, "layers", None)

@@ -13,7 +13,7 @@ _MOST = 12
 
 
 def of_model(found: Mapping[str, Any]) -> List[str]:
-    """The lines on one model."""
+    """Return the lines on one model."""
     lines = [
         f"{found['model']}: {found['trainable']} parameters train, {found['frozen']} are frozen;"
         f" {_count(found['steps'], 'step')}, {_count(found['passes'], 'pass', 'passes')} (forward and backward)"
@@ -39,7 +39,7 @@ def of_model(found: Mapping[str, Any]) -> List[str]:
 
 
 def of_program(seen: Mapping[str, Any]) -> List[str]:
-    """The lines on a program, of data as the command has it."""
+    """Return the lines on a program, of data as the command has it."""
     lines = [f"ddpfix probe: {seen['end']}"]
     lines += _entry("called past the wrapper", seen["past"])
     lines += _entry("settings", seen["settings"])
@@ -80,7 +80,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def _entry(title: str, lines: Sequence[str]) -> List[str]:
-    """A title, and what belongs to it beside it and below."""
+    """Return a title, and what belongs to it beside it and below."""
     wrapped: List[str] = []
     for line in lines:
         # The beginning of a line that lists parts stands out.

@@ -11,7 +11,7 @@ LARGEST = 1e30
 
 
 def number(value: Any) -> Optional[float]:
-    """A number of a possible size, or None."""
+    """Return a number of a possible size, or None."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST:
         return value
     return None
@@ -26,19 +26,19 @@ def numbers(values: Sequence[Any]) -> Sequence[Optional[float]]:
 
 
 def _all_possible(values: Sequence[float]) -> bool:
-    """Whether all can be added up; a sum with a value that is no number is none."""
+    """Return whether all can be added up; a sum with a value that is no number is none."""
     return not values or (-LARGEST < sum(values) < LARGEST and min(values) > -LARGEST and max(values) < LARGEST)
 
 
 def whole(value: Any, least: int = 0) -> Optional[int]:
-    """An integer that is at least ``least`` and that fits into 63 bits, or None."""
+    """Return an integer that is at least ``least`` and that fits into 63 bits, or None."""
     if isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63:
         return value
     return None
 
 
 def indices(value: Any) -> Optional[List[int]]:
-    """A list of indices (non-negative integers of a possible size), or None where there is no list."""
+    """Return a list of indices (non-negative integers of a possible size), or None where there is no list."""
     if not isinstance(value, list):
         return None
     if not value or (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**20):
@@ -47,7 +47,7 @@ def indices(value: Any) -> Optional[List[int]]:
 
 
 def text(value: Any) -> str:
-    """A string that can be printed on one page; empty for None."""
+    """Return a string that can be printed on one page; empty for None."""
     found = "" if value is None else value if isinstance(value, str) else str(value)
     # A lone surrogate, which JSON can hold, cannot be written as UTF-8.
     found = found.encode("utf-8", "replace").decode("utf-8")

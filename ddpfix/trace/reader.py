@@ -85,7 +85,7 @@ def read(folder: Path) -> Trace:
 
 
 def files(folder: Path) -> List[Tuple[int, Optional[int], Path]]:
-    """The files with lines in a folder: rank, number of the earlier process or None, path; by rank.
+    """Return the files with lines in a folder: rank, number of the earlier process or None, path; by rank.
 
     Raises:
         TraceError: it is no folder, cannot be read, or has no trace.
@@ -143,7 +143,7 @@ def refuse_other_than_files(file: Path) -> None:
 
 
 def parse(file: Path, number: int, line: bytes) -> Row:
-    """One whole line; raises :class:`TraceError` for one that is damaged."""
+    """Return one whole line; raise :class:`TraceError` for one that is damaged."""
     try:
         row = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -179,7 +179,7 @@ def add(run: Run, row: Row) -> None:
 
 
 def import_pyarrow(file: Path) -> Any:
-    """The module; raises :class:`TraceError` where it is missing."""
+    """Return the module; raise :class:`TraceError` where it is missing."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -194,7 +194,7 @@ def damaged(pyarrow: Any) -> Tuple[Type[BaseException], ...]:
 
 
 def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
-    """The step rows, one batch after the other; the last one is dropped if it is incomplete."""
+    """Yield the step rows, one batch after the other; the last one is dropped if it is incomplete."""
     refuse_other_than_files(file)
     try:
         size = file.stat().st_size
@@ -238,7 +238,7 @@ def read_schema(pyarrow: Any, message: Any) -> Any:
 
 
 def read_batch(pyarrow: Any, message: Any, found: Any) -> Any:
-    """The record batch in a message, with the schema that was found.
+    """Return the record batch in a message, with the schema that was found.
 
     Raises:
         ValueError: its buffers are compressed, which no writer of ours does: some bytes may stand for any number.
@@ -251,7 +251,7 @@ def read_batch(pyarrow: Any, message: Any, found: Any) -> Any:
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Whether a record batch's metadata (a flatbuffer, Message of Arrow's format) names a compression."""
+    """Return whether a record batch's metadata (a flatbuffer, Message of Arrow's format) names a compression."""
     (root,) = struct.unpack_from("<I", metadata)
     # In Message, the header is the third field; in RecordBatch, the compression is the fourth.
     header = _field(metadata, root, 2)

@@ -69,17 +69,17 @@ _FILE = re.compile(r"rank-(\d{5,})(?:\.(\d+))?\.jsonl")
 
 
 def lines_file(folder: Path, rank: int, attempt: Optional[int] = None) -> Path:
-    """The file with the lines of a rank; ``attempt`` is the number of an earlier process of this rank."""
+    """Return the file with the lines of a rank; ``attempt`` is the number of an earlier process of this rank."""
     return folder / f"rank-{rank:05d}{'' if attempt is None else f'.{attempt}'}.jsonl"
 
 
 def arrow_file(lines: Path) -> Path:
-    """The file with the step rows that belongs to a file with lines."""
+    """Return the file with the step rows that belongs to a file with lines."""
     return lines.with_suffix(".arrow")
 
 
 def rank_of(file: Path) -> Optional[Tuple[int, Optional[int]]]:
-    """The rank and the number of the earlier process in the name of a file; None if it is no file of a trace."""
+    """Return the rank and the number of the earlier process in the name of a file; None if it is no file of a trace."""
     found = _FILE.fullmatch(file.name)
     if found is None:
         return None
@@ -87,7 +87,7 @@ def rank_of(file: Path) -> Optional[Tuple[int, Optional[int]]]:
 
 
 def arrow_schema(pyarrow: Any) -> Any:
-    """The columns as pyarrow has them, with the version and the units as metadata."""
+    """Return the columns as pyarrow has them, with the version and the units as metadata."""
     kinds = {"int": pyarrow.int64(), "float": pyarrow.float64(), "ints": pyarrow.list_(pyarrow.int32())}
     fields = [pyarrow.field(c.name, kinds[c.kind], metadata={"unit": c.unit} if c.unit else None) for c in COLUMNS]
     return pyarrow.schema(fields, metadata={"ddpfix.trace": str(VERSION)})

@@ -197,7 +197,7 @@ class _Batches:
 
 
 def _length(content: bytes, place: int) -> Optional[int]:
-    """The bytes of the head of a message that begins here; None where none does, or it is incomplete."""
+    """Return the bytes of the head of a message that begins here; None where none does, or it is incomplete."""
     if content[place : place + 4] != _MARK or len(content) < place + 8:
         return None
     (length,) = struct.unpack_from("<i", content, place + 4)
@@ -229,7 +229,7 @@ def _first_batch(pyarrow: Any, schema_: Any, content: bytes) -> int:
 
 
 def _rows(pyarrow: Any, schema_: Any, content: bytes) -> Tuple[List[Row], int]:
-    """The rows in whole batches, and how many bytes these are."""
+    """Return the rows in whole batches, and how many bytes these are."""
     rows: List[Row] = []
     place = 0
     found = _batch(pyarrow, schema_, content, place)

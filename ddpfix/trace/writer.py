@@ -205,7 +205,7 @@ class Writer:
         return self._every * (BATCH - 0.5 * TICK + BATCH * _SLOWER * self._written / self._limit)
 
     def _ready(self, patient: bool) -> List[Row]:
-        """The rows that can be written, without values that are missing."""
+        """Return the rows that can be written, without values that are missing."""
         rows: List[Row] = []
         now = time.time()
         while self._rows:
@@ -277,7 +277,7 @@ def _put_aside(file: Path) -> None:
 
 
 def _pyarrow() -> Any:
-    """The module; None where it is not installed, or does not work."""
+    """Return the module; None where it is not installed, or does not work."""
     try:
         import pyarrow
     except Exception as error:

@@ -34,7 +34,7 @@ class Lines(NamedTuple):
 
 
 def release(package: str) -> Tuple[int, ...]:
-    """The numbers of the release of an imported package; () if it does not tell them."""
+    """Return the numbers of the release of an imported package; () if it does not tell them."""
     text = str(getattr(sys.modules.get(package), "__version__", ""))
     numbers = text.split("+")[0].split(".")[:3]
     return tuple(int(number) for number in numbers if number.isdigit())

@@ -44,7 +44,7 @@ class Routes:
         self.by_module: weakref.WeakKeyDictionary[Any, Route] = weakref.WeakKeyDictionary()
 
     def looked_up(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A wrapper of ``__call__`` of a class of modules."""
+        """Return a wrapper of ``__call__`` of a class of modules."""
         by_module: Any = self.by_module
 
         def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ def route(site: Site, wrapper: Any, ranks: Sequence[int], told: Callable[[str], 
 
 
 def _is_plain(wrapper: Any, module: Any) -> bool:
-    """Whether nothing but DDP stands between the two: no class of the user's, no compiled or scripted module."""
+    """Return whether nothing but DDP stands between the two: no class of the user's, no compiled or scripted module."""
     if type(wrapper) is not torch.nn.parallel.DistributedDataParallel or isinstance(module, torch.jit.ScriptModule):
         return False
     return getattr(module, "_compiled_call_impl", None) is None and not hasattr(module, "_orig_mod")
@@ -107,7 +107,7 @@ class Route:
         self._places: Dict[Place, Tuple[bool, List[CodeType]]] = {}
 
     def __reduce__(self) -> Any:
-        """A module that is saved or copied with all of its attributes has nothing in this place."""
+        """Return nothing to a module that is saved or copied with all of its attributes."""
         return type(None), ()
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -169,13 +169,13 @@ class Route:
 
 
 def _caller() -> FrameType:
-    """The frame that calls the module."""
+    """Return the frame that calls the module."""
     # Of this function, of Route.__call__, and of torch's or our own __call__ below.
     return program(sys._getframe(3))
 
 
 def program(frame: FrameType) -> FrameType:
-    """The first frame from here on that is none of ``torch.nn.Module``."""
+    """Return the first frame from here on that is none of ``torch.nn.Module``."""
     while frame.f_globals.get("__name__") == "torch.nn.modules.module" and frame.f_back is not None:
         frame = frame.f_back
     return frame
@@ -203,7 +203,7 @@ def _place(frame: FrameType) -> Place:
 
 
 def _described(frame: FrameType) -> str:
-    """The same on all ranks, whatever the folders are called there."""
+    """Return the same on all ranks, whatever the folders are called there."""
     return " ".join(f"{each.f_code.co_name}:{each.f_lineno}:{each.f_lasti}" for each in _frames(frame))
 
 

@@ -49,7 +49,7 @@ def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
 
 
 def intended_ddp_kwargs(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
-    """The keywords for DDP that a user gave, wherever he put them; what stands in the right place wins.
+    """Return the keywords for DDP that a user gave, wherever he put them; what stands in the right place wins.
 
     Args:
         torch_kwargs: what was given under that name.
@@ -135,7 +135,7 @@ def _chosen(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _ddp_settings(rest: Mapping[str, Any]) -> List[str]:
-    """The places that hold a setting for DDP."""
+    """Return the places that hold a setting for DDP."""
     inner = _mapping(rest, "torch_kwargs")
     direct = [name for name in ("ddp_kwargs", *_CLEAR) if rest.get(name) is not None]
     return direct + [f"torch_kwargs: {name}" for name in ("ddp_kwargs", *_CLEAR) if inner.get(name) is not None]

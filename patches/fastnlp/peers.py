@@ -22,7 +22,7 @@ _NOT_FIRST = "did not fail first:"
 
 
 def formatted(error: BaseException) -> str:
-    """The error with its traceback, as Python prints it."""
+    """Return the error with its traceback, as Python prints it."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
@@ -33,7 +33,7 @@ def claim(rank: int, cause: str) -> bool:
 
 
 def first_cause(rank: int, pids: List[int]) -> str:
-    """Why another rank failed before this one, as far as it can be known, in words ("": it cannot).
+    """Return why another rank failed before this one, as far as it can be known, in words ("": it cannot).
 
     Args:
         rank: this rank.
@@ -71,7 +71,7 @@ def _answered(ask: Callable[[], Any], without: Any) -> Any:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process is still there; one that has ended and has not been waited for is."""
+    """Return whether a process is still there; one that has ended and has not been waited for is."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -82,7 +82,7 @@ def is_there(pid: int) -> bool:
 
 
 def _how_ended(pid: int) -> str:
-    """How a process has ended, in words; "" if it runs. Only a child of ours tells more than that it is gone."""
+    """Return how a process has ended, in words; "" if it runs. Only a child of ours tells more than that it is gone."""
     where = f"the process {pid} of another rank"
     try:
         done, status = os.waitpid(pid, os.WNOHANG)

@@ -73,11 +73,11 @@ class Limits:
     shortest: Optional[float] = None
 
     def over(self, batch: Sequence[int]) -> bool:
-        """Whether a batch is over its budget or over the cap on attention."""
+        """Return whether a batch is over its budget or over the cap on attention."""
         return self.exceeded(len(batch), max(map(self.cost, batch)), max(map(self.frames, batch)))
 
     def exceeded(self, rows: int, cost: float, frames: float) -> bool:
-        """The same for a batch of so many rows with this largest cost and this largest number of frames."""
+        """Return the same for a batch of so many rows with this largest cost and this largest number of frames."""
         if self.budget is not None and rows * cost > self.budget:
             return True
         return self.attention is not None and rows * frames**2 > self.attention
@@ -88,7 +88,7 @@ class Limits:
 
 
 def hold(batches: Iterable[Batch], limits: Limits, counts: Counts) -> List[Batch]:
-    """The batches with their limits kept: nothing over-long, nothing empty, nothing over its budget.
+    """Return the batches with their limits kept: nothing over-long, nothing empty, nothing over its budget.
 
     A batch that keeps to all limits stays the object that it is.
     """
@@ -105,7 +105,7 @@ def hold(batches: Iterable[Batch], limits: Limits, counts: Counts) -> List[Batch
 
 
 def _passing(batch: Batch, limits: Limits, counts: Counts) -> Batch:
-    """The samples of a batch that can be in any batch at all."""
+    """Return the samples of a batch that can be in any batch at all."""
     kept = []
     for index in batch:
         if limits.longest is not None and limits.length(index) > limits.longest:
@@ -149,7 +149,7 @@ def filled(order: Sequence[int], buffer: int, limits: Limits, counts: Counts) ->
 
 
 def whole_steps(batches: Sequence[Batch], ranks: int, seed: int, counts: Counts) -> List[Batch]:
-    """The batches and, if the last step is not full, some of them a second time."""
+    """Return the batches and, if the last step is not full, some of them a second time."""
     missing = -len(batches) % ranks
     if not batches or not missing:
         return list(batches)
@@ -167,7 +167,7 @@ def again(batches: Sequence[Batch], count: int, seed: int) -> List[Batch]:
 
 
 def mixed(batches: Sequence[Batch], ranks: int, seed: int, limits: Limits) -> List[Batch]:
-    """The steps (``ranks`` batches each) in random order, so that lengths do not climb through the epoch.
+    """Return the steps (``ranks`` batches each) in random order, so that lengths do not climb through the epoch.
 
     All ranks keep batches of similar length in each step. The step that needs most memory comes first: what does not
     fit fails at once, and the memory that the epoch needs is there from the first step on.

@@ -13,7 +13,7 @@ def plain(value: Any) -> Any:
 
 
 def section(config: Mapping[str, Any], name: str) -> Dict[str, Any]:
-    """A copy of the section ``name`` (``train_conf``, ...) as a plain dict; empty where there is none."""
+    """Return a copy of the section ``name`` (``train_conf``, ...) as a plain dict; empty where there is none."""
     value = plain(config.get(name))
     return dict(value) if isinstance(value, dict) else {}
 

@@ -65,7 +65,7 @@ def install(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def current() -> Optional[Run]:
-    """The training entry that is running in this process, or None."""
+    """Return the training entry that is running in this process, or None."""
     return _RUN.get()
 
 
@@ -101,7 +101,7 @@ def _decorated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_entry(task: Any) -> bool:
-    """Whether a hydra task is FunASR's training entry, or a copy of it: by what it uses."""
+    """Return whether a hydra task is FunASR's training entry, or a copy of it: by what it uses."""
     tables = getattr(sys.modules.get("funasr.register"), "tables", None)
     names = getattr(task, "__globals__", {})
     return tables is not None and names.get("tables") is tables and "Trainer" in names and "download_model" in names
@@ -118,7 +118,7 @@ def _with_hooks(task: Any) -> Any:
 
 
 def _prepared(run: Run, cfg: Any) -> Any:
-    """The configuration after the hooks; the very same object where they changed nothing."""
+    """Return the configuration after the hooks; the very same object where they changed nothing."""
     from omegaconf import OmegaConf
 
     run.cfg = OmegaConf.to_container(cfg, resolve=False)
@@ -164,7 +164,7 @@ def _call(hooks: List[Hook], run: Run) -> None:
 
 
 def _typed() -> Dict[str, str]:
-    """The overrides on the command line, without hydra's plus signs."""
+    """Return the overrides on the command line, without hydra's plus signs."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():

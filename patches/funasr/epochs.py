@@ -39,7 +39,7 @@ class Samplers:
         self._given[sampler] = batches
 
     def given(self, sampler: Any) -> Optional[int]:
-        """How many batches it gave."""
+        """Return how many batches it gave."""
         return self._given.get(sampler)
 
 
@@ -62,12 +62,12 @@ class Epoch:
 
 
 def running() -> Optional[Epoch]:
-    """The epoch that is running in this process, the innermost one: a validation inside of a training epoch."""
+    """Return the epoch that is running in this process, the innermost one: a validation inside of a training epoch."""
     return _RUNNING.get()
 
 
 def of(sampler: Any) -> Optional[Epoch]:
-    """The running epoch if it reads its batches from this sampler."""
+    """Return the running epoch if it reads its batches from this sampler."""
     epoch = running()
     return epoch if epoch is not None and epoch.sampler is sampler else None
 
@@ -77,7 +77,7 @@ def alone() -> bool:
 
 
 def gather_counts(epoch: Epoch, batches: int) -> List[List[int]]:
-    """One small collective an epoch: every rank's number of batches and its counts, in the order of ranks."""
+    """Gather every rank's number of batches and counts, by rank: one small collective an epoch."""
     epoch.ranks = gather_rows.gathered([batches, *epoch.counts.numbers()], epoch.trainer.device)
     return epoch.ranks
 

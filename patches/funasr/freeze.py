@@ -38,7 +38,7 @@ def settle(run: entry.Run) -> None:
 
 
 def named(value: Any) -> List[str]:
-    """The names in any spelling."""
+    """Return the names in any spelling."""
     value = plain(value)
     if value is None or value is False:
         return []

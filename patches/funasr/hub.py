@@ -86,7 +86,7 @@ def _weights(config: Dict[str, Any], users: Dict[str, Any], folder: str) -> None
 
 
 def _files(folder: str) -> Dict[str, Any]:
-    """The files that ``configuration.json`` names and that are there, as a nested dict of paths."""
+    """Return the files that ``configuration.json`` names and that are there, as a nested dict of paths."""
     file = os.path.join(folder, "configuration.json")
     if not os.path.exists(file):
         return {}

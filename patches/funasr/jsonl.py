@@ -86,7 +86,7 @@ def _judge(path: Any, reader: _Reader, conf: Dict[str, Any], patch: str) -> None
 
 
 def _lengths_decide(conf: Dict[str, Any]) -> bool:
-    """Whether batches are made by length: every kind of batch_type but ``example``."""
+    """Return whether batches are made by length: every kind of batch_type but ``example``."""
     sorting = str(conf.get("batch_sampler", "")).startswith("Espnet")
     return str(conf.get("batch_type", "token" if sorting else "example")) != "example"
 
@@ -107,7 +107,7 @@ def count(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _counted(index: Any, reader: _Reader) -> Dict[str, int]:
-    """How many utterances each limit left out; one that is over several counts for the first."""
+    """Return how many utterances each limit left out; one that is over several counts for the first."""
     counts: Dict[str, int] = {}
     limits = {name: getattr(index, name, None) for name in _CHECKS}
     for source, target in reader.lengths:

@@ -107,7 +107,7 @@ def keep_limit(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _own_list(original: Any, sampler: Any, kind: str, limits: Limits, counts: Counts) -> List[Batch]:
-    """The batches of one rank, from a sampler that knows no others."""
+    """Return the batches of one rank, from a sampler that knows no others."""
     given = [list(batch) for batch in original(sampler)]
     batches = hold(given, limits, counts)
     share = range(sampler.rank, sampler.total_size, sampler.num_replicas)
@@ -140,7 +140,7 @@ def _one_list(original: Any, sampler: Any, kind: str, limits: Limits, counts: Co
 
 
 def _all_ranks(original: Any, sampler: Any) -> List[Batch]:
-    """All batches in the sampler's order: what it would give if there were one rank."""
+    """Return all batches in the sampler's order: what it would give if there were one rank."""
     whole = copy.copy(sampler)
     whole.rank, whole.num_replicas, whole.start_step = 0, 1, 0
     with _muted(inspect.getsourcefile(type(sampler))):
@@ -170,7 +170,7 @@ def _same_list(sampler: Any) -> bool:
 
 
 def rank_split(dataset: Any) -> bool:
-    """Whether this rank's dataset holds only its own share (the only kind up to 1.0.5)."""
+    """Return whether this rank's dataset holds only its own share (the only kind up to 1.0.5)."""
     return type(getattr(dataset, "index_ds", None)).__name__ in ("IndexDSJsonlRankSplit", "IndexDSJsonl")
 
 

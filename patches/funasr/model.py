@@ -42,7 +42,7 @@ def take_out(run: entry.Run) -> None:
 
 
 def described(run: entry.Run) -> bool:
-    """Whether the configuration describes the model itself, as one that comes from a file does."""
+    """Return whether the configuration describes the model itself, as one that comes from a file does."""
     keys = [f"{CONF}.{key}" for key, _ in leaves(run.cfg[CONF])]
     if CONF not in run.typed and (not keys or any(key not in run.typed for key in keys)):
         return True

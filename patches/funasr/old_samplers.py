@@ -81,7 +81,7 @@ def _iter(attention: Any, samplers: epochs.Samplers) -> Callable[..., Any]:
 
 
 def _read(sampler: Any, samplers: epochs.Samplers) -> Tuple[Any, int]:
-    """The dataset and the number of the epoch.
+    """Return the dataset and the number of the epoch.
 
     Up to 1.0.5 the sampler of the validation was built on the training data, and its indices miss what is validated.
     """

@@ -57,7 +57,7 @@ def _difference(run: entry.Run, key: str, text: str) -> Optional[str]:
 
 
 def _changed(run: entry.Run, key: str, text: str) -> Optional[str]:
-    """Whether another value arrived than the one that was typed."""
+    """Return whether another value arrived than the one that was typed."""
     if key.split(".")[0] in _RESOLVED or "${" in text:
         return None
     wanted, arrived = _parsed(key, text), _at(run.kwargs, key)
@@ -95,7 +95,7 @@ def _read(run: entry.Run) -> Set[str]:
 
 
 def _named(run: entry.Run) -> Set[str]:
-    """The names that the trainer's constructor looks for."""
+    """Return the names that the trainer's constructor looks for."""
     made = inspect.unwrap(vars(run.namespace["Trainer"])["__init__"])
     return {*_constants(made), *inspect.signature(made).parameters} - _ELSEWHERE - _READ_IN_VAIN
 

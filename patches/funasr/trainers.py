@@ -42,7 +42,7 @@ def tell(trainer: Any, message: str) -> None:
 
 
 def sharded(trainer: Any) -> bool:
-    """Whether several ranks train together."""
+    """Return whether several ranks train together."""
     return bool(getattr(trainer, "use_ddp", False) or getattr(trainer, "use_fsdp", False))
 
 

@@ -82,7 +82,7 @@ _REPEATED, _CUT = -2, -1
 
 
 def _target(epoch: epochs.Epoch, sampler: Any, numbers: List[int], stop: bool) -> int:
-    """How many batches each rank is to have.
+    """Return how many batches each rank is to have.
 
     Raises:
         RuntimeError: on every rank, if a rank has nothing to train on.

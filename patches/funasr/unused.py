@@ -167,7 +167,7 @@ def _thaw(frozen: Any) -> None:
 
 
 def why(model: Any) -> str:
-    """The parts that are still to be trained and never used, of this model or of one inside it."""
+    """Return the parts that are still to be trained and never used, of this model or of one inside it."""
     descriptions = [_description(part, claim, dict(parameters)) for part, claim, parameters in unused(model)]
     return "; ".join(dict.fromkeys(descriptions))
 
@@ -182,7 +182,7 @@ def unused(model: Any) -> Iterator[Tuple[Any, Claim, List[Tuple[str, Any]]]]:
 
 
 def is_verified(site: Site, model: Any, claim: Claim) -> bool:
-    """Whether exactly this code was examined, and no hook reaches into it."""
+    """Return whether exactly this code was examined, and no hook reaches into it."""
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
         return False
     return all(_is_examined(site, _part(model, name), names) for name, names in claim.examined.items())
@@ -203,7 +203,7 @@ def _claims(model: Any) -> List[Claim]:
 
 
 def _trainable(model: Any, claim: Claim) -> List[Tuple[str, Any]]:
-    """The claim's parameters that ask for a gradient and have no second name among those that are used."""
+    """Return the claim's parameters that ask for a gradient and have no second name among those that are used."""
     inside: Dict[str, Any] = {}
     used: Set[int] = set()
     for prefix, part in model.named_modules(remove_duplicate=False):

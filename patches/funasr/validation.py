@@ -52,7 +52,7 @@ class _Average:
         self.stats = output[1]
 
     def isfinite(self, loss: Any) -> bool:
-        """Whether all losses so far, of all ranks, were finite: the trainer then goes on as it is."""
+        """Return whether all losses so far, of all ranks, were finite: the trainer then goes on as it is."""
         self._add(loss)
         total = torch.tensor(self.mine, dtype=torch.float64, device=loss.device)
         distributed.all_reduce(total)

@@ -14,12 +14,12 @@ _TIMEOUT = timedelta(hours=2)
 
 
 def together(brain: Any) -> bool:
-    """Whether this Brain trains on several ranks under DDP."""
+    """Return whether this Brain trains on several ranks under DDP."""
     if not getattr(brain, "distributed_launch", False) or not distributed.is_available():
         return False
     return bool(distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 def cpu_group() -> Any:
-    """A gloo group of all ranks, or None (:func:`.async_sum.cpu_group`); every rank has to come here."""
+    """Return a gloo group of all ranks, or None (:func:`.async_sum.cpu_group`); every rank has to come here."""
     return async_sum.cpu_group(_TIMEOUT)

@@ -166,7 +166,7 @@ def _returned(line: Line, run_opts: Any) -> Any:
 
 
 def _with_yaml_keys(line: Line) -> str:
-    """The overrides, with the run options that were typed and that the yaml has as well."""
+    """Return the overrides, with the run options that were typed and that the yaml has as well."""
     lines: List[Optional[str]] = [line.overrides or None]
     for name in sorted(line.typed):
         node, value = line.in_yaml(name), line.values.get(name, line.user_values.get(name))

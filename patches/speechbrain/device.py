@@ -106,7 +106,7 @@ def settle(line: Line) -> None:
 
 
 def of_rank(device: str, rank: Optional[int], keeps: bool) -> str:
-    """The device of a process.
+    """Return the device of a process.
 
     Args:
         device: the requested device.

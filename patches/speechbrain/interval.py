@@ -35,5 +35,5 @@ def _run_on_main(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _saves_within_an_epoch(func: Any = None, *args: Any, **kwargs: Any) -> bool:
-    """Whether this is the call of the training loop, which hands over a Brain's method and nothing else."""
+    """Return whether this is the call of the training loop, which hands over a Brain's method and nothing else."""
     return not args and not kwargs and getattr(func, "__name__", "") == _SAVE and hasattr(func, "__self__")

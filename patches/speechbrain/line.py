@@ -40,7 +40,7 @@ class Line:
     overrides: str = ""
 
     def has(self, name: str) -> bool:
-        """Whether the release's own parser has the option."""
+        """Return whether the release's own parser has the option."""
         return name in self.options and self.options[name].real
 
     def in_yaml(self, name: str) -> Any:

@@ -91,7 +91,7 @@ def user_value(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
 
 
 def typed(run_opts: Any) -> FrozenSet[str]:
-    """The names in run options that beat the yaml.
+    """Return the names in run options that beat the yaml.
 
     All of a dict that is not the parser's. In the parser's own, where nobody noted what was typed: what
     differs from its defaults.

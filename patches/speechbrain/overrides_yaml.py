@@ -29,7 +29,7 @@ class _Entry:
 
 
 def text(items: Sequence[Item], tree: Optional[Mapping[str, Any]], arg_parser: argparse.ArgumentParser) -> str:
-    """The overrides as yaml text; for what the release understands, identical to the release's own.
+    """Return the overrides as yaml text; for what the release understands, identical to the release's own.
 
     Args:
         items: what is no run option, in the order of the command line.
@@ -95,7 +95,7 @@ def dumped(values: Mapping[str, Any]) -> str:
 
 
 def loaded(text: str) -> Any:
-    """The value of yaml text, with its tags, of which none is carried out."""
+    """Return the value of yaml text, with its tags, of which none is carried out."""
     return _yaml().load(text)
 
 
@@ -113,7 +113,7 @@ def _yaml() -> Any:
 
 
 def _path(name: str, tree: Optional[Mapping[str, Any]]) -> Path:
-    """A key that contains dots itself wins over a path."""
+    """Return a key's place; one that contains dots itself wins over a path."""
     parts = tuple(name.split("."))
     return parts if all(parts) and name not in (tree or ()) else (name,)
 

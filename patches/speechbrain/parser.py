@@ -46,7 +46,7 @@ class _Catching(argparse.ArgumentParser):
 
 
 def of(owner: Any) -> argparse.ArgumentParser:
-    """The parser that a release builds.
+    """Return the parser that a release builds.
 
     Args:
         owner: the module with ``parse_arguments`` (before 1.1.0), or the class ``RunOptions``.
@@ -92,7 +92,7 @@ def _option(name: str, action: argparse.Action) -> Option:
 
 
 def truth(word: Any) -> Optional[bool]:
-    """The truth value that a word means, or None."""
+    """Return the truth value that a word means, or None."""
     return _TRUTH.get(str(word).strip().lower())
 
 

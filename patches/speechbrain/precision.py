@@ -45,7 +45,7 @@ def check(line: Line) -> None:
 
 
 def _foreign(line: Line, name: str) -> bool:
-    """Whether the yaml has a key of that name that means something else, in a release without that option."""
+    """Return whether the yaml has a key of that name that means something else, in a release without that option."""
     return not line.has(name) and line.tree is not None and name in line.tree and line.tree[name] not in NAMES
 
 

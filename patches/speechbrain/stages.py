@@ -64,7 +64,7 @@ def _run_on_main(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _validated(func: Any = None, args: Any = None, *others: Any, **more: Any) -> Any:
-    """The Brain whose ``on_stage_end`` is to be run for a validation."""
+    """Return the Brain whose ``on_stage_end`` is to be run for a validation."""
     stage = args[0] if args else (more.get("kwargs") or {}).get("stage")
     if getattr(func, "__name__", "") == "on_stage_end" and getattr(stage, "name", "") == "VALID":
         return getattr(func, "__self__", None)

@@ -71,7 +71,7 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
 
 
 def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
-    """The loader itself where all ranks have as many batches; every rank of a training loop has to come here.
+    """Return the loader itself where all ranks have as many batches; every rank of a training loop has to come here.
 
     Raises:
         RuntimeError: on every rank, if a rank has nothing to train on.
@@ -101,7 +101,7 @@ def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
 
 
 def remaining(loader: Any) -> Tuple[int, int]:
-    """How many batches this rank has still to give in this epoch (after a resume), and in a whole epoch."""
+    """Return how many batches this rank has still to give in this epoch (after a resume), and in a whole epoch."""
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         # Its length, where it has one, is a guess: workers may each give all of it.
         return UNKNOWN, UNKNOWN
@@ -142,7 +142,7 @@ class Evened:
 
 
 def again(loader: Any) -> Iterator[Any]:
-    """The loader from its beginning; for a checkpoint in the midst of the epoch it stays at its end."""
+    """Return the loader from its beginning; for a checkpoint in the midst of the epoch it stays at its end."""
     position = getattr(loader, "_speechbrain_iterator", None)
     iterator: Iterator[Any] = iter(loader)
     if position is not None:

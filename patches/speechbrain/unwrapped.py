@@ -99,7 +99,7 @@ class Compared:
                 self._differs(brain, name, state)
 
     def _is_new(self, module: Any) -> bool:
-        """Whether DDP leaves it out, and it was not compared yet: what it has learned since is its own."""
+        """Return whether DDP leaves it out, and it was not compared yet: what it has learned since is its own."""
         if isinstance(module, DistributedDataParallel) or module in self._seen:
             return False
         self._seen.add(module)

@@ -96,7 +96,7 @@ def _is_yaml(word: str) -> bool:
 
 
 def items(argv: Sequence[str], path: int) -> List[Item]:
-    """The command line without the path, as items in their order."""
+    """Return the command line without the path, as items in their order."""
     result = [Item("")]
     for index, word in enumerate(argv):
         if _is_item(word):

@@ -26,7 +26,7 @@ _NAMED = re.compile(r"<([^<>]*)>")
 
 
 def read(path: str) -> Optional[Mapping[str, Any]]:
-    """The top level of a yaml with its tags, or None: the release says itself what is wrong with it."""
+    """Return the top level of a yaml with its tags, or None: the release says itself what is wrong with it."""
     try:
         with open(path, encoding="utf-8") as file:
             tree = overrides_yaml.loaded(file.read())
@@ -91,7 +91,7 @@ def _is_plain(node: Any) -> bool:
 
 
 def fits(value: Any, flag: bool) -> bool:
-    """Whether a yaml value fits a run option of that name, and is not something else of the same name."""
+    """Return whether a yaml value fits a run option of that name, and is not something else of the same name."""
     if flag:
         return isinstance(value, (bool, int)) or (isinstance(value, str) and truth(value) is not None)
     return isinstance(value, (*_PLAIN, list, tuple))

@@ -111,7 +111,7 @@ class Run:
             self._write(False)
 
     def found(self, complete: bool) -> Dict[str, Any]:
-        """All of it as plain data."""
+        """Return all of it as plain data."""
         program = self._program
         memory = program.phases.memory()
         notes = [] if program.watch.failure is None else [f"nothing was seen from {program.watch.failure!r} on"]
@@ -155,7 +155,7 @@ def _with_line(result: Result) -> Result:
 
 
 def _steps_in(file: Path) -> float:
-    """The steps that another process of the program has left; many if its findings are complete."""
+    """Return the steps that another process of the program has left; many if its findings are complete."""
     try:
         there = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -193,7 +193,7 @@ def leave() -> None:
 
 
 def _open_files() -> List[Any]:
-    """The program's own files on disk, text first; a full pipe would block."""
+    """Return the program's own files on disk, text first; a full pipe would block."""
     found = [each for each in gc.get_objects() if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter))]
     return sorted((each for each in found if _is_on_disk(each)), key=lambda each: isinstance(each, io.BufferedWriter))
 
@@ -206,7 +206,7 @@ def _is_on_disk(file: Any) -> bool:
 
 
 def _named(kind: str, part: str, where: str) -> str:
-    """A call past the wrapper: of which class, which part of it, and where it stands."""
+    """Describe a call past the wrapper: of which class, which part of it, and where it stands."""
     called = f"{part} of a {kind}" if part else f"a {kind}"
     return (
         f"{where} calls {called} past its DistributedDataParallel wrapper in training: its gradients are not averaged."

@@ -77,7 +77,7 @@ def _flagged(model: Any) -> None:
 
 
 def _of_unknown_kind(module: Any) -> bool:
-    """Whether checkpointing is on with a function whose kind cannot be determined."""
+    """Return whether checkpointing is on with a function whose kind cannot be determined."""
     function = vars(module).get(_FUNCTION)
     known = function is None or isinstance(function, functools.partial)
     return bool(getattr(module, "gradient_checkpointing", False)) and not known

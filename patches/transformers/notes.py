@@ -24,6 +24,6 @@ class Notes(Generic[T]):
         self._notes[number] = (weakref.ref(about, lambda _: self._notes.pop(number, None)), note)
 
     def of(self, about: Optional[object]) -> Optional[T]:
-        """The note on an object; None where there is none."""
+        """Return the note on an object; None where there is none."""
         reference, note = self._notes.get(id(about), (lambda: None, None))
         return note if about is not None and reference() is about else None

@@ -81,7 +81,7 @@ class _Rates:
         return __setattr__
 
     def _holders(self, config: Any) -> List[Any]:
-        """The modules that hold a config, in all models that are alive."""
+        """Return the modules that hold a config, in all models that are alive."""
         modules = (module for model in list(self._models) for module in model.modules())
         return [module for module in dict.fromkeys(modules) if vars(module).get("config") is config]
 
@@ -172,7 +172,7 @@ def differences(model: Any) -> List[Tuple[str, str, float, float]]:
 
 
 def _config_rates(modules: Dict[str, Any], name: str, module: Any) -> Iterator[Tuple[str, float]]:
-    """The rates for a module in the configs above it, the outermost first."""
+    """Yield the rates for a module in the configs above it, the outermost first."""
     settings = _settings(module)
     parts = name.split(".") if name else []
     for length in range(len(parts) + 1):
@@ -185,7 +185,7 @@ def _config_rates(modules: Dict[str, Any], name: str, module: Any) -> Iterator[T
 
 
 def _settings(module: Any) -> List[str]:
-    """The names under which a class reads its rate from a config: in its forward, or in its constructor."""
+    """Return the names under which a class reads its rate from a config: in its forward, or in its constructor."""
     path = _path_in(type(module))
     if path[0] == "config":
         return [path[1]]

@@ -37,7 +37,7 @@ def _collected() -> Optional[List[Any]]:
 
 
 def _begin(module: Any) -> Optional[Tuple[List[Any], int]]:
-    """The list being filled and how long it is before the first layer runs."""
+    """Return the list being filled and how long it is before the first layer runs."""
     entries = _collected()
     return None if entries is None else (entries, len(entries))
 

@@ -66,7 +66,7 @@ class _Epoch(lookahead.Epoch):
         self.at_end = False
 
     def fetch(self) -> Any:
-        """The next batch with an utterance in it: WeNet skips the others, but counts them, on one rank only."""
+        """Return the next batch with an utterance in it: WeNet skips the others, but counts them, on one rank only."""
         if self.error is not None:
             return lookahead.NOTHING
         try:
@@ -138,7 +138,7 @@ class _Epoch(lookahead.Epoch):
             log.warning("no rank has a batch: there is nothing to train on in this epoch")
 
     def left(self) -> Tuple[int, bool]:
-        """How many batches are left out here, and whether there may be more of them."""
+        """Return how many batches are left out here, and whether there may be more of them."""
         number, end = int(self.batch is not lookahead.NOTHING), time.monotonic() + _COUNTING
         # What goes wrong in batches that nobody trains on does not end the job.
         with contextlib.suppress(Exception):
@@ -150,7 +150,7 @@ class _Epoch(lookahead.Epoch):
 
 
 def without_utterances(batch: Any) -> bool:
-    """Whether a batch (a tuple up to 2.2.1, then a dict) has no utterance: then its targets have length 0."""
+    """Return whether a batch (a tuple up to 2.2.1, then a dict) has no utterance: then its targets have length 0."""
     lengths = None
     if isinstance(batch, dict):
         lengths = batch.get("target_lengths")

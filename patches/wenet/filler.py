@@ -32,7 +32,7 @@ class Filler:
             self.size, self.kept = size, batch
 
     def batch(self) -> Any:
-        """The batch; from the first one on until :meth:`end`, this rank's gradients are zero."""
+        """Return the batch; from the first one on until :meth:`end`, this rank's gradients are zero."""
         if self.silence is None:
             self.silence = contextlib.ExitStack()
             self._begin(self.silence)

@@ -26,7 +26,7 @@ def _added(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _truth(text: str) -> bool:
-    """An empty text stays what it was, False."""
+    """Return the truth of a text; an empty one stays what it was, False."""
     value = values.truth(text) if text else False
     if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false: accepted are {values.TRUTHS}")

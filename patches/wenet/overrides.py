@@ -83,7 +83,7 @@ def _place(configs: Any, name: str) -> Tuple[Any, Any, List[str]]:
 
 
 def _key(section: Any, part: str, so_far: str) -> Any:
-    """The key that a part of a name stands for: not every key of a YAML file is a text."""
+    """Return the key that a part of a name stands for: not every key of a YAML file is a text."""
     if isinstance(section, list):
         if part.lstrip("-").isdigit() and -len(section) <= int(part) < len(section):
             return int(part)

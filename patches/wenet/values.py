@@ -21,7 +21,7 @@ def truth(text: str) -> Optional[bool]:
 
 
 def like(old: Any, text: str, name: str) -> Any:
-    """The value that ``text`` means where ``old`` stood.
+    """Return the value that ``text`` means where ``old`` stood.
 
     Raises:
         ValueError: it means none; the message names the key and says what is accepted.
@@ -43,7 +43,7 @@ def like(old: Any, text: str, name: str) -> Any:
 
 
 def read(text: str) -> Any:
-    """A value of which nothing is known, as YAML reads it, and numbers like 1e-4 as numbers."""
+    """Return a value of which nothing is known, as YAML reads it, and numbers like 1e-4 as numbers."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -50,7 +50,7 @@ def show(model: str, loop: str, steps: int) -> int:
 
 
 def _problem(loop: str, steps: int) -> Optional[str]:
-    """Why the demo cannot run here, in one line, or None."""
+    """Return why the demo cannot run here, in one line, or None."""
     if steps < 2:
         return "the demo needs at least two steps: unpatched training fails in the second one"
     # Trainer has needed accelerate since transformers 4.30; the releases before are older than the extra allows.

@@ -98,7 +98,7 @@ class Job:
                 _kill(line["pid"])
 
     def lines(self, key: str) -> List[Dict[str, Any]]:
-        """The lines of all ranks' records that have this key."""
+        """Return the lines of all ranks' records that have this key."""
         lines = []
         for file in sorted(self.folder.glob("rank-*.jsonl")):
             whole, _, _ = file.read_text().rpartition("\n")
@@ -114,13 +114,13 @@ class Job:
         return "\n".join(file.read_text(errors="replace") for file in sorted(files))
 
     def everything(self) -> str:
-        """All that was captured, for the case in which something is not as expected."""
+        """Return all that was captured, for the case in which something is not as expected."""
         parts = [("launcher", (self.folder / "launcher.log").read_text(errors="replace"))]
         parts += [(f"rank {rank}", self.output(rank)) for rank in range(RANKS)]
         return "\n".join(f"----- {name}\n{_tail(text)}" for name, text in parts if text.strip())
 
     def error(self, rank: int) -> str:
-        """The last exception of a rank with its message, or an empty string."""
+        """Return the last exception of a rank with its message, or an empty string."""
         lines = [_without_prefix(line, rank) for line in self.output(rank).splitlines()]
         starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
         if not starts:

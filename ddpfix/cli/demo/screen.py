@@ -75,7 +75,7 @@ class _Lines:
 
 
 def strip(layers: Sequence[str], skipped: Optional[Tuple[str, ...]]) -> str:
-    """The layers side by side: the number of one that was skipped, a dot for one that ran.
+    """Return the layers side by side: the number of one that was skipped, a dot for one that ran.
 
     Layers are named by their number, or by a stack and a number ("encoder 3"); stacks are set apart.
     """

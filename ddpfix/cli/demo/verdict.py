@@ -51,7 +51,7 @@ def steps(job: Job) -> List[Step]:
 
 
 def expected(job: Job) -> Tuple[str, ...]:
-    """The errors that unpatched training is known to raise here.
+    """Return the errors that unpatched training is known to raise here.
 
     Trainer is shown with gradient checkpointing. Releases in which that is reentrant by default (up to 4.57) run into
     the second error, and WavLM there may never end its backward.
@@ -60,7 +60,7 @@ def expected(job: Job) -> Tuple[str, ...]:
 
 
 def failure(job: Job) -> Optional[Failure]:
-    """The known failure of unpatched training, or None if it did not fail or failed otherwise."""
+    """Return the known failure of unpatched training, or None if it did not fail or failed otherwise."""
     errors = {rank: job.error(rank) for rank in range(RANKS)}
     done = steps(job)
     for mark in expected(job):
@@ -94,7 +94,7 @@ def complaints(job: Job) -> List[str]:
 
 
 def first_error(job: Job) -> str:
-    """One line on why a training failed."""
+    """Return one line on why a training failed."""
     errors = [f"rank {rank}: {text.splitlines()[0]}" for rank in range(RANKS) for text in [job.error(rank)] if text]
     return errors[0] if errors else f"exit code {job.code} of the launcher after {job.seconds:.0f} s and no traceback"
 
@@ -105,7 +105,7 @@ def learned(done: List[Step]) -> bool:
 
 
 def ends(done: List[Step]) -> Tuple[float, float]:
-    """The mean loss of the first and of the last five steps."""
+    """Return the mean loss of the first and of the last five steps."""
     count = max(1, min(5, len(done) // 2))
     losses = [step.loss for step in done]
     return sum(losses[:count]) / count, sum(losses[-count:]) / count

@@ -19,18 +19,18 @@ _SAVE = "pip install --force-reinstall --no-deps ddpfix (or the path of your clo
 
 
 def engine() -> Optional[Any]:
-    """The engine of the activation in force in this process, or None; nothing is imported for that."""
+    """Return the engine of the activation in force in this process, or None; nothing is imported for that."""
     module: Any = sys.modules.get("ddpfix.engine")
     return module.current() if module is not None else None
 
 
 def _waits() -> bool:
-    """Whether our finder is in place: the engine comes with the first import of a toolkit."""
+    """Return whether our finder is in place: the engine comes with the first import of a toolkit."""
     return any(type(finder).__module__ == "ddpfix.import_hook" for finder in sys.meta_path)
 
 
 def look() -> Section:
-    """The section."""
+    """Return the section."""
     findings: List[Finding] = []
     here = Path(ddpfix.__file__ or "").parent
     start_files = [_start_file(folder / "ddpfix.pth", here) for folder in site_packages()]
@@ -70,7 +70,7 @@ def _by(start_files: List[Optional[Dict[str, Any]]]) -> Optional[str]:
 
 
 def site_packages() -> List[Path]:
-    """The folders whose .pth files this interpreter reads."""
+    """Return the folders whose .pth files this interpreter reads."""
     folders = list(site.getsitepackages()) if hasattr(site, "getsitepackages") else []
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
@@ -78,7 +78,7 @@ def site_packages() -> List[Path]:
 
 
 def _start_file(file: Path, here: Path) -> Optional[Dict[str, Any]]:
-    """A ``ddpfix.pth``: where it is, and whether it is what was installed."""
+    """Return a ``ddpfix.pth``: where it is, and whether it is what was installed."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -87,7 +87,7 @@ def _start_file(file: Path, here: Path) -> Optional[Dict[str, Any]]:
 
 
 def is_intact(content: bytes, file: Path, here: Path) -> bool:
-    """Whether a file has the content that its installer recorded, or that a checkout has.
+    """Return whether a file has the content that its installer recorded, or that a checkout has.
 
     Args:
         content: what is in it.

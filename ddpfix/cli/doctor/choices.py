@@ -19,7 +19,7 @@ _NOWHERE = Path(os.devnull)
 
 
 def read(whole: Matrix, environ: Optional[Mapping[str, str]] = None) -> Tuple[Settings, List[str]]:
-    """The settings in force without those that are refused, and why these are."""
+    """Return the settings in force without those that are refused, and why these are."""
     if environ is None:
         environ = {} if sys.flags.ignore_environment else os.environ
     errors: List[str] = []
@@ -40,7 +40,7 @@ def read(whole: Matrix, environ: Optional[Mapping[str, str]] = None) -> Tuple[Se
 
 
 def look_at_settings(whole: Matrix, values: Settings, errors: List[str]) -> Section:
-    """The section of settings: each one's value and source, the switches of patches, and what is refused."""
+    """Return the section of settings: each one's value and source, the switches of patches, and what is refused."""
     found: Dict[str, Any] = {
         "values": {s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in SETTINGS},
         "switches": {p: {"value": v, "from": values.sources.get(p, "")} for p, v in values.switches.items()},
@@ -67,7 +67,7 @@ def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values
 
 
 def ours(whole: Matrix) -> Dict[str, str]:
-    """The variables of ddpfix, with the ids that they stand for."""
+    """Return the variables of ddpfix, with the ids that they stand for."""
     found = {setting.variable: setting.name for setting in SETTINGS}
     found.update({switch_name(patch): patch for patch in whole.patches})
     return found

@@ -15,7 +15,7 @@ _PAIRS = 16
 
 
 def look(torch: Optional[Any], environ: Optional[Mapping[str, str]] = None, root: Path = Path("/")) -> Section:
-    """The section.
+    """Return the section.
 
     Args:
         torch: the module, or None where it cannot be imported.
@@ -38,7 +38,7 @@ def look(torch: Optional[Any], environ: Optional[Mapping[str, str]] = None, root
 
 
 def backend(torch: Optional[Any], found: Mapping[str, Any]) -> Dict[str, Any]:
-    """The backend that trainers take: nccl where there are GPUs, else gloo."""
+    """Return the backend that trainers take: nccl where there are GPUs, else gloo."""
     if torch is None:
         return {"would_take": None, "available": []}
     available = [name for name in ("nccl", "gloo", "mpi") if versions.has(torch, name)]
@@ -67,7 +67,7 @@ def _gpu(torch: Any, number: int) -> Dict[str, Any]:
 
 
 def _peers(torch: Any, count: int) -> Optional[List[str]]:
-    """One line a GPU: 1 for each other one whose memory it can reach, - for itself; None for a single one."""
+    """Return one line a GPU: 1 for each other one whose memory it can reach, - for itself; None for a single one."""
     if not 1 < count <= _PAIRS:
         return None
 
@@ -88,7 +88,7 @@ def _driver(root: Path) -> Optional[str]:
 
 
 def cpus(root: Path = Path("/")) -> Dict[str, Any]:
-    """How many there are, how many this process may use, and the limit of its control group in CPUs."""
+    """Return how many there are, how many this process may use, and the limit of its control group in CPUs."""
     try:
         mine: Optional[int] = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -98,7 +98,7 @@ def cpus(root: Path = Path("/")) -> Dict[str, Any]:
 
 
 def memory(root: Path = Path("/")) -> Dict[str, Optional[int]]:
-    """The memory of the machine and the limit of this process's control group, in MiB."""
+    """Return the memory of the machine and the limit of this process's control group, in MiB."""
     lines = [line.split() for line in _read(root / "proc/meminfo").splitlines()]
     kib = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
     limits = [_number(text) for text in _of_group(root, "memory", ("memory.max", "memory.limit_in_bytes"))]
@@ -127,7 +127,7 @@ def _cpu_limit(root: Path) -> Optional[float]:
 
 
 def _of_group(root: Path, controller: str, names: Any) -> List[str]:
-    """The contents of files of the control groups that this process is in, from its own up to the outermost."""
+    """Return the contents of files of the control groups that this process is in, from its own up to the outermost."""
     texts = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, place = (line.split(":", 2) + ["", ""])[:3]

@@ -58,7 +58,7 @@ _Entry._fields_ = [
 
 
 def here() -> List[Interface]:
-    """All addresses; none where this system does not tell them in the way of Linux.
+    """Return all addresses; none where this system does not tell them in the way of Linux.
 
     Raises:
         OSError: the system refuses.

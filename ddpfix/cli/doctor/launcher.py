@@ -25,7 +25,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def look(ours: Mapping[str, str], environ: Optional[Mapping[str, str]] = None) -> Section:
-    """The section.
+    """Return the section.
 
     Args:
         ours: the variables of ddpfix, which may be shown.
@@ -44,7 +44,7 @@ def look(ours: Mapping[str, str], environ: Optional[Mapping[str, str]] = None) -
 
 
 def number(environ: Mapping[str, str], name: str) -> Optional[int]:
-    """A variable that has to be a whole number from 0 on; None if it is not there, or is none."""
+    """Return a variable that has to be a whole number from 0 on; None if it is not there, or is none."""
     word = environ.get(name, "").strip()
     return int(word) if word.isdigit() and word.isascii() else None
 
@@ -70,7 +70,7 @@ def _missing(environ: Mapping[str, str], findings: List[Finding]) -> None:
 
 
 def _master(environ: Mapping[str, str], findings: List[Finding]) -> Optional[Dict[str, Any]]:
-    """Whether MASTER_ADDR resolves, and is this host; the name itself is not told."""
+    """Return whether MASTER_ADDR resolves, and is this host; the name itself is not told."""
     name = environ.get("MASTER_ADDR", "").strip()
     if not name:
         return None
@@ -88,7 +88,7 @@ def _master(environ: Mapping[str, str], findings: List[Finding]) -> Optional[Dic
 
 
 def resolve(name: str) -> List[Any]:
-    """The socket addresses of a host name, in the order of the system; none if it does not resolve."""
+    """Return the socket addresses of a host name, in the order of the system; none if it does not resolve."""
     try:
         return [(each[0], each[4]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
@@ -96,7 +96,7 @@ def resolve(name: str) -> List[Any]:
 
 
 def is_local(address: Any) -> bool:
-    """Whether a socket can be bound to an address of :func:`resolve`."""
+    """Return whether a socket can be bound to an address of :func:`resolve`."""
     family, place = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

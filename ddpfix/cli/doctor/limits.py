@@ -32,7 +32,7 @@ class Room(NamedTuple):
 def look(
     torch: Optional[Any], shm: Path = Path("/dev/shm"), files: Optional[Tuple[int, int]] = None, folder: str = "."
 ) -> Section:
-    """The section.
+    """Return the section.
 
     Args:
         torch: the module, or None where it cannot be imported.
@@ -57,7 +57,7 @@ def look(
 
 
 def open_files() -> Tuple[Optional[int], Optional[int]]:
-    """The soft and the hard limit; -1 is none, None where this system has no such thing."""
+    """Return the soft and the hard limit; -1 is none, None where this system has no such thing."""
     try:
         import resource
     except ImportError:
@@ -66,7 +66,7 @@ def open_files() -> Tuple[Optional[int], Optional[int]]:
 
 
 def room(place: Path) -> Optional[Room]:
-    """How much room there is; None if the place is not there."""
+    """Return how much room there is; None if the place is not there."""
     try:
         usage = shutil.disk_usage(place)
     except OSError:
@@ -92,7 +92,7 @@ def _shm(found: Optional[Room], findings: List[Finding]) -> Optional[Dict[str, i
 
 
 def places(folder: str) -> List[Tuple[str, str]]:
-    """The working directory and that of temporary files."""
+    """Return the working directory and that of temporary files."""
     try:
         temporary = tempfile.gettempdir()
     except OSError:
@@ -119,7 +119,7 @@ def _disk(name: str, place: str, findings: List[Finding]) -> Optional[Dict[str, 
 
 
 def clock() -> Dict[str, Any]:
-    """The time of this machine, and its time zone."""
+    """Return the time of this machine, and its time zone."""
     now = time.time()
     return {
         "utc": datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="milliseconds"),
@@ -128,7 +128,7 @@ def clock() -> Dict[str, Any]:
 
 
 def timeouts(torch: Optional[Any], patience: float) -> Dict[str, Optional[float]]:
-    """How long collectives wait for a rank where the program does not say it, in seconds.
+    """Return how long collectives wait for a rank where the program does not say it, in seconds.
 
     Args:
         torch: the module, or None where it cannot be imported.

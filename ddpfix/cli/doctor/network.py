@@ -31,7 +31,7 @@ def look(
     every: Optional[Sequence[Interface]] = None,
     root: Path = Path("/"),
 ) -> Section:
-    """The section.
+    """Return the section.
 
     Args:
         backend: the one that would be taken.
@@ -70,7 +70,7 @@ def _shown(name: str, every: Sequence[Interface]) -> Dict[str, Any]:
 
 
 def gloo(every: Sequence[Interface], environ: Mapping[str, str]) -> Dict[str, Any]:
-    """The interfaces that gloo would take, and why; None for one that is not known."""
+    """Return the interfaces that gloo would take, and why; None for one that is not known."""
     chosen = environ.get("GLOO_SOCKET_IFNAME", "")
     if chosen:
         names = [name for name in chosen.split(",") if name]
@@ -102,7 +102,7 @@ def _is_loopback(name: str, every: Sequence[Interface]) -> bool:
 
 
 def nccl(every: Sequence[Interface], environ: Mapping[str, str]) -> Dict[str, Any]:
-    """The interfaces whose sockets NCCL would take, and why; it meets over the first of them."""
+    """Return the interfaces whose sockets NCCL would take, and why; it meets over the first of them."""
     chosen = environ.get("NCCL_SOCKET_IFNAME", "")
     family = _FAMILIES.get(environ.get("NCCL_SOCKET_FAMILY", ""))
     # A single letter is no choice for NCCL.
@@ -124,7 +124,7 @@ def _all_loopback(names: Sequence[str], every: Sequence[Interface]) -> bool:
 
 
 def select(words: str, every: Sequence[Interface], family: Optional[int] = None) -> List[str]:
-    """The interfaces that a value of ``NCCL_SOCKET_IFNAME`` selects.
+    """Return the interfaces that a value of ``NCCL_SOCKET_IFNAME`` selects.
 
     Args:
         words: beginnings of names, with commas; ``^`` in front excludes them, ``=`` wants whole names.

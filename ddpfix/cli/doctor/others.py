@@ -47,7 +47,7 @@ _IMPORT = re.compile(r"import\s+([A-Za-z_]\w*)")
 
 
 def look(torch: Optional[Any], folders: Optional[Iterable[Path]] = None) -> Section:
-    """The section.
+    """Return the section.
 
     Args:
         torch: the module, or None where it cannot be imported.
@@ -82,7 +82,7 @@ def installed(hooks: Dict[str, List[str]]) -> List[Dict[str, Any]]:
 
 
 def start_files(folders: Iterable[Path]) -> Dict[str, List[str]]:
-    """The .pth files that run code, ours left out, with the modules that they import."""
+    """Return the .pth files that run code, ours left out, with the modules that they import."""
     found: Dict[str, List[str]] = {}
     for folder in folders:
         for file in sorted(folder.glob("*.pth")):
@@ -98,7 +98,7 @@ def start_files(folders: Iterable[Path]) -> Dict[str, List[str]]:
 
 
 def customized() -> Dict[str, str]:
-    """The sitecustomize and usercustomize that this interpreter has run, and where they are."""
+    """Return the sitecustomize and usercustomize that this interpreter has run, and where they are."""
     found = {}
     for name in ("sitecustomize", "usercustomize"):
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -108,7 +108,7 @@ def customized() -> Dict[str, str]:
 
 
 def replaced() -> List[Dict[str, str]]:
-    """The places in torch that are not torch's own any more, with who did it."""
+    """Return the places in torch that are not torch's own any more, with who did it."""
     found = []
     for module, attribute in _PLACES:
         owner: Any = sys.modules.get(module)

@@ -33,7 +33,7 @@ _NEVER = frozenset({"NCCL_COMM_ID", "NCCL_HOSTID"})
 
 
 def variables(environ: Mapping[str, str], ours: Mapping[str, str]) -> Dict[str, str]:
-    """The variables that may be shown, with their values; a value that looks like none of its kind is ``(set)``.
+    """Return the variables that may be shown, with their values; a value that looks like none of its kind is ``(set)``.
 
     Args:
         environ: the environment.
@@ -67,12 +67,12 @@ def text(words: str, home: Optional[str] = None, user: Optional[str] = None) -> 
 
 
 def path(place: object) -> str:
-    """A path as :func:`text` has it."""
+    """Return a path as :func:`text` has it."""
     return text(os.fspath(place) if isinstance(place, (str, os.PathLike)) else str(place))
 
 
 def error(caught: BaseException) -> str:
-    """An error in one short line."""
+    """Return an error in one short line."""
     lines = str(caught).strip().splitlines() or [""]
     return text(f"{type(caught).__name__}: {lines[0]}"[:300].rstrip(": "))
 

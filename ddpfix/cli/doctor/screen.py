@@ -69,7 +69,7 @@ def _sections(report: Mapping[str, Any]) -> List[Tuple[str, List[Row]]]:
 
 
 def said(value: object) -> str:
-    """A value in words."""
+    """Return a value in words."""
     if value is None or value == [] or value == {}:
         return "-"
     if isinstance(value, bool):

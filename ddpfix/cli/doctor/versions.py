@@ -34,7 +34,7 @@ def torch_here() -> Tuple[Optional[ModuleType], str]:
 
 
 def look(whole: Matrix, torch: Optional[ModuleType], problem: str) -> Section:
-    """The section, where torch may be missing."""
+    """Return the section, where torch may be missing."""
     found: Dict[str, Any] = {
         "ddpfix": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -54,7 +54,7 @@ def look(whole: Matrix, torch: Optional[ModuleType], problem: str) -> Section:
 
 
 def built(torch: Any) -> Dict[str, Any]:
-    """The version of torch, and of what it was built with."""
+    """Return the version of torch, and of what it was built with."""
     distributed = torch.distributed
     return {
         "version": str(torch.__version__),
@@ -69,7 +69,7 @@ def built(torch: Any) -> Dict[str, Any]:
 
 
 def has(torch: Any, backend: str) -> bool:
-    """Whether torch was built with a backend."""
+    """Return whether torch was built with a backend."""
     distributed = torch.distributed
     if not distributed.is_available():
         return False
@@ -86,7 +86,7 @@ def _of(ask: Callable[[], Any]) -> Any:
 
 
 def version_of(distribution: str) -> Optional[str]:
-    """The version of an installed distribution, or None."""
+    """Return the version of an installed distribution, or None."""
     from importlib import metadata
 
     try:
@@ -97,7 +97,7 @@ def version_of(distribution: str) -> Optional[str]:
 
 
 def interpreter_flags() -> str:
-    """The flags of this interpreter that keep ddpfix out."""
+    """Return the flags of this interpreter that keep ddpfix out."""
     flags = sys.flags
     named = [("-I", flags.isolated), ("-E", flags.ignore_environment), ("-S", flags.no_site)]
     return " ".join(name for name, is_set in named if is_set)

@@ -39,7 +39,7 @@ def write(folder: Path, data: Dict[str, Any], writer: Any) -> None:
 
 
 def _tags(data: Dict[str, Any]) -> Iterator[Tuple[str, List[Optional[float]]]]:
-    """The mean of the ranks; of times and the loss, also the rank with the most."""
+    """Yield the mean of the ranks; of times and the loss, also the rank with the most."""
     for group, names in _SERIES:
         for name in names:
             series = data["series"][name]

@@ -83,7 +83,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def load(folders: List[Path]) -> List[Dict[str, Any]]:
-    """The data of each trace, by names that differ, with findings."""
+    """Return the data of each trace, by names that differ, with findings."""
     from ddpfix.cli.report import findings, summary
 
     runs = [summary.load(folder) for folder in folders]
@@ -111,7 +111,7 @@ def _values(compared: Any) -> Dict[str, Any]:
 
 
 def _plotly() -> str:
-    """The source of plotly.js, as the Python package brings it."""
+    """Return the source of plotly.js, as the Python package brings it."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:

@@ -20,7 +20,7 @@ class Compared(NamedTuple):
 
 
 def compare(one: Data, two: Data) -> List[Compared]:
-    """The numbers that tell two runs apart, those of the first run first."""
+    """Return the numbers that tell two runs apart, those of the first run first."""
     return [_compared(name, of(one), of(two), show) for name, of, show in _NUMBERS]
 
 
@@ -72,7 +72,7 @@ def _a_step(name: str) -> Callable[[Data], Optional[float]]:
 
 
 def _last_loss(data: Data) -> Optional[float]:
-    """The mean over the last tenth of the steps, of all ranks."""
+    """Return the mean over the last tenth of the steps, of all ranks."""
     known = [value for value in data["series"]["loss"]["mean"] if value is not None]
     last = known[-max(1, len(known) // 10) :]
     return sum(last) / len(last) if last else None

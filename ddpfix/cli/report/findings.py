@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 def findings(data: Data) -> List[Finding]:
-    """The findings of a run, what needs attention first."""
+    """Return the findings of a run, what needs attention first."""
     found = [each for make in (_ends, _layers, _straggler, _memory, _unused, _loss, _gradients) for each in make(data)]
     order = (BAD, PLAIN, GOOD)
     return sorted(found, key=lambda each: order.index(each.level))
@@ -176,10 +176,10 @@ def _gradients(data: Data) -> List[Finding]:
 
 
 def rows(data: Data) -> List[Dict[str, Any]]:
-    """The findings as plain data, for ``--json``."""
+    """Return the findings as plain data, for ``--json``."""
     return [each._asdict() for each in findings(data)]
 
 
 def first(values: List[Optional[float]]) -> Optional[float]:
-    """The first value that is known."""
+    """Return the first value that is known."""
     return next((value for value in values if value is not None), None)

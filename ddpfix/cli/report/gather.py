@@ -105,7 +105,7 @@ class Gathered:
         self.told = Told()
 
     def spans(self) -> List[Tuple[int, int]]:
-        """The first and last rank of each row of ranks."""
+        """Return the first and last rank of each row of ranks."""
         parts = [self.ranks[place : place + self.per_row] for place in range(0, len(self.ranks), self.per_row)]
         return [(part[0], part[-1]) for part in parts]
 
@@ -223,7 +223,7 @@ class Gathered:
                 self.layer_grids[index].rows[row][column] += count
 
     def _layer_table(self, last: int) -> Timeline:
-        """The table of ranks by steps for each layer, of a size that all layers together can have."""
+        """Return the table of ranks by steps for each layer, of a size that all layers together can have."""
         if self.layer_time is None:
             height = min(len(self.ranks), 50)
             per_row = -(-len(self.ranks) // height)
@@ -251,13 +251,13 @@ class Gathered:
 
 
 def _means(values: Values, pieces: Sequence[Piece]) -> Values:
-    """The mean of each piece."""
+    """Return the mean of each piece."""
     parts = [[value for value in values[start:end] if value is not None] for _, start, end in pieces]
     return [sum(part) / len(part) if part else None for part in parts]
 
 
 def _weights(every: List[Any]) -> Optional[List[int]]:
-    """How many steps each row stands for; None if that is one."""
+    """Return how many steps each row stands for; None if that is one."""
     found = [clean.whole(value, 1) or 1 for value in every]
     return found if max(found) > 1 else None
 
@@ -273,7 +273,7 @@ def _as_ones(lists: Sequence[Optional[List[int]]]) -> Values:
 def _counted(
     lists: Sequence[Optional[List[int]]], weights: Optional[List[int]], start: int, end: int
 ) -> Dict[int, int]:
-    """How many steps of a piece each index is in."""
+    """Return how many steps of a piece each index is in."""
     if weights is None:
         return Counter(chain.from_iterable(each for each in lists[start:end] if each))
     found: Dict[int, int] = {}
@@ -294,7 +294,7 @@ def _without_first(values: Dict[str, Values], steps: List[int]) -> Dict[str, Val
 
 
 def _sorted(columns: Dict[str, List[Any]]) -> Tuple[List[int], Dict[str, List[Any]]]:
-    """The rows that have a step, by step."""
+    """Return the rows that have a step, by step."""
     rows = [(step, place) for place, step in enumerate(columns["step"]) if clean.whole(step, 1) is not None]
     if len(rows) == len(columns["step"]) and all(one <= two for one, two in zip(rows, rows[1:])):
         return columns["step"], columns

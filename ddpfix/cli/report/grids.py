@@ -40,7 +40,7 @@ class Timeline:
             table.grow(self.count)
 
     def pieces(self, steps: Sequence[int]) -> List[Piece]:
-        """The columns of a rank's steps, which are in order, and which of the steps lie in each."""
+        """Return the columns of a rank's steps, which are in order, and which of the steps lie in each."""
         width = self.width
         pieces, start = [], 0
         while start < len(steps):
@@ -51,7 +51,7 @@ class Timeline:
         return pieces
 
     def spans(self) -> List[Tuple[int, int]]:
-        """The first and last step of each column."""
+        """Return the first and last step of each column."""
         return [(column * self.width + 1, (column + 1) * self.width) for column in range(self.count)]
 
 

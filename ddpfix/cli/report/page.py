@@ -30,7 +30,7 @@ _PARTS = (
 
 
 def make(runs: Sequence[Data], plotly: str) -> str:
-    """The page as text.
+    """Return the page as text.
 
     Args:
         runs: the data of one run, or of two.
@@ -131,7 +131,7 @@ def _section(name: str, heading: str, content: str) -> str:
 
 
 def _columns(runs: Sequence[Data], contents: Sequence[str]) -> str:
-    """One below a heading a run, beside each other where the screen is wide enough."""
+    """Return a part below a heading for each run, beside each other where the screen is wide enough."""
     if len(runs) == 1:
         return contents[0]
     parts = [f"<div><h3>{text(data['name'])}</h3>{content}</div>" for data, content in zip(runs, contents)]
@@ -154,7 +154,7 @@ def _ratios(runs: Sequence[Data]) -> str:
 
 
 def _part(subject: str, heading: str, runs: Sequence[Data], drawn: Sequence[Sequence[Figure]]) -> str:
-    """The figures about one subject; empty where no run has one."""
+    """Return the figures about one subject; empty where no run has one."""
     contents: List[str] = []
     for number, (data, mine) in enumerate(zip(runs, drawn)):
         found = findings.of(subject, data)

@@ -21,7 +21,7 @@ RECORDS, NAMED = 25, 50
 
 
 def load(folder: Path) -> Dict[str, Any]:
-    """The trace in a folder, added up; one rank's files are in memory at a time.
+    """Return the trace in a folder, added up; one rank's files are in memory at a time.
 
     Args:
         folder: the value of ``DDPFIX_TRACE``.
@@ -39,7 +39,7 @@ def load(folder: Path) -> Dict[str, Any]:
 
 
 def data(gathered: Gathered) -> Dict[str, Any]:
-    """All that was gathered, as lists, numbers and strings."""
+    """Return all that was gathered, as lists, numbers and strings."""
     told = gathered.told.data()
     expected = gathered.told.world_size
     missing = [rank for rank in range(min(expected, 2**20)) if rank not in gathered.row_of]
@@ -169,7 +169,7 @@ def _memory(gathered: Gathered) -> Dict[str, Any]:
 
 
 def _filled(values: List[Optional[float]]) -> List[Optional[float]]:
-    """The most so far: a column without a row of the trace has what the one before it had."""
+    """Return the most so far: a column without a row of the trace has what the one before it had."""
     most: Optional[float] = None
     found: List[Optional[float]] = []
     for value in values:
@@ -179,7 +179,7 @@ def _filled(values: List[Optional[float]]) -> List[Optional[float]]:
 
 
 def _largest_rises(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """The first one, the last one, and those between that raised it most."""
+    """Return the first one, the last one, and those between that raised it most."""
     for before, record in zip([None, *records], records):
         record["rise"] = record["bytes"] - (before["bytes"] if before else 0)
     if len(records) <= RECORDS:
@@ -272,7 +272,7 @@ def _group(gathered: Gathered, members: List[int], weights: Sequence[float], who
 
 
 def _together(names: List[str]) -> str:
-    """One name for parameters with the same history: the part that all of them begin with."""
+    """Return one name for parameters with the same history: the part that all of them begin with."""
     if len(names) == 1:
         return names[0]
     common: List[str] = []

@@ -15,12 +15,12 @@ MOST = 200
 
 
 def make(name: str, data: Data) -> str:
-    """The content of one part."""
+    """Return the content of one part."""
     return _MAKERS[name](data)
 
 
 def table(content: Table, caption: str) -> str:
-    """A table in a box of its own, so that a wide one scrolls and the page does not."""
+    """Return a table in a box of its own, so that a wide one scrolls and the page does not."""
     heads = "".join(f'<th scope="col">{_text(each)}</th>' for each in content.headings)
     rows = "".join(
         "<tr>"

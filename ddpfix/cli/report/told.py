@@ -81,7 +81,7 @@ class Told:
         seen[key].add(rank, clean.whole(row.get("step")), clean.number(row.get("time")))
 
     def data(self) -> Dict[str, Any]:
-        """All of it as plain data."""
+        """Return all of it as plain data."""
         return {
             "environment": {**self.header, "world_size": self.world_size, "hosts": self.hosts},
             "ddpfix_settings": self.header.get("settings", []),

@@ -67,5 +67,5 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def ratio(one: Optional[float], two: Optional[float]) -> str:
-    """The second divided by the first, as ``1.35``; a dash where that has no meaning."""
+    """Return the second divided by the first, as ``1.35``; a dash where that has no meaning."""
     return f"{two / one:.2f}" if one and two is not None else "-"

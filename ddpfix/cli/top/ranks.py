@@ -98,7 +98,7 @@ def _state(tail: Tail, found: Rank, now: float) -> str:
 
 
 def _is_gone(tail: Tail) -> bool:
-    """Whether the process is no more; where it ran on another machine, nobody here knows."""
+    """Return whether the process is no more; where it ran on another machine, nobody here knows."""
     pid = tail.header.get("pid")
     if not isinstance(pid, int) or pid <= 0 or tail.header.get("host") != socket.gethostname() or os.name == "nt":
         return False
@@ -124,7 +124,7 @@ def _place(tail: Tail, found: Rank, now: float) -> str:
 
 
 def _mostly(tail: Tail) -> str:
-    """The part of a step in which it was longest."""
+    """Return the part of a step in which it was longest."""
     row = tail.last or {}
     parts = {name: row.get(name) for name in ("data", "forward", "backward", "optimizer")}
     known = {name: value for name, value in parts.items() if value is not None}
@@ -180,7 +180,7 @@ def _called(rank: Rank, what: str) -> Rank:
 
 
 def together(name: str, members: Sequence[Rank]) -> Rank:
-    """One line for a group: the median of each column, and the range of steps."""
+    """Return one line for a group: the median of each column, and the range of steps."""
     steps = [each.step for each in members if each.step is not None]
     span = "" if not steps or min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"
     found = Rank(name, state=members[0].state, place=span)

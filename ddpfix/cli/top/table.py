@@ -23,7 +23,7 @@ _COLUMNS = ("rank", "step", "steps/s", "state", "where it is", "last row", "read
 
 
 def render(folder: Path, tails: Sequence[Tail], height: int, now: Optional[float] = None) -> Group:
-    """The whole screen.
+    """Return the whole screen.
 
     Args:
         folder: where the trace is.
@@ -78,7 +78,7 @@ def _percent(share: Optional[float]) -> str:
 
 
 def _events(tails: Sequence[Tail]) -> List[Text]:
-    """The last warning or error of any rank."""
+    """Return the last warning or error of any rank."""
     known = [(tail.event["time"], tail.rank, tail.event["text"]) for tail in tails if tail.event is not None]
     if not known:
         return []

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 def place(rank: int) -> Dict[str, Any]:
-    """The name of this host, and the first and the last of its ranks as far as the launcher tells them.
+    """Return the name of this host, and the first and the last of its ranks as far as the launcher tells them.
 
     Args:
         rank: this process's global rank.
@@ -62,7 +62,7 @@ def _are(ranks: Sequence[int]) -> str:
 
 
 def _said(records: Any, rank: int) -> Optional[str]:
-    """The host that the rank itself has left, or one of its neighbours."""
+    """Return the host that the rank itself has left, or one of its neighbours."""
     for other in sorted(range(max(0, rank - _NEAR), rank + _NEAR), key=lambda other: abs(other - rank)):
         if not has(records, str(other)):
             continue
@@ -73,7 +73,7 @@ def _said(records: Any, rank: int) -> Optional[str]:
 
 
 def _known_to_gloo(store: Any, rank: int) -> Optional[str]:
-    """The host that gloo has left for a rank: the length of the name in eight bytes, and then the name."""
+    """Return the host that gloo has left for a rank: the length of the name in eight bytes, and then the name."""
     for prefix in _GLOO:
         if hasattr(store, "check") and store.check([f"{prefix}{rank}"]):
             value = bytes(store.get(f"{prefix}{rank}"))

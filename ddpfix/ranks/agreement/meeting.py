@@ -94,7 +94,7 @@ def _met(hold: Callable[[], int]) -> int:
 
 
 def agreed(name: str) -> Optional[int]:
-    """The seed on which a group has agreed first (:func:`meet`), or None.
+    """Return the seed on which a group has agreed first (:func:`meet`), or None.
 
     Args:
         name: of the group.
@@ -156,7 +156,7 @@ class Word:
         return [int(number) for number in json.loads(mine.get("told"))]
 
     def _speaks(self, store: Any, mine: Any) -> bool:
-        """Whether this rank's numbers count: the first rank's, or of the one that comes first without it."""
+        """Return whether this rank's numbers count: the first rank's, or of the one that comes first without it."""
         if not self.is_mine and self._told(store, mine, roll_call.limit_of(None, _FIRST)):
             return False
         return int(mine.add("speakers", 1)) == 1
@@ -187,7 +187,7 @@ class _Meeting:
         self.end_message = ""
 
     def hold(self, seed: int) -> int:
-        """The seed of the first rank; see :func:`meet`."""
+        """Return the seed of the first rank; see :func:`meet`."""
         try:
             return self._held(seed)
         except AgreementError:
@@ -264,7 +264,7 @@ class _Meeting:
         return self._missing(self._not_here())
 
     def _missing(self, ranks: List[int]) -> List[int]:
-        """The members of ``ranks`` that left no mark for this group: they run without ddpfix."""
+        """Return the members of ``ranks`` that left no mark for this group: they run without ddpfix."""
         self._known.update(rank for rank in ranks if rank not in self._known and is_here(self.store, rank))
         return [rank for rank in ranks if rank not in self._known]
 
@@ -314,7 +314,7 @@ class _Meeting:
 
 
 def _patience() -> float:
-    """How long a late rank is waited for: as long as torch itself waits in a collective, or longer."""
+    """Return how long a late rank is waited for: as long as torch itself waits in a collective, or longer."""
     from torch.distributed import distributed_c10d
 
     limit = getattr(distributed_c10d, "default_pg_timeout", timedelta(minutes=30))

@@ -66,7 +66,7 @@ class Bulletin:
         return first_failure.claim_in(self._store(), self._rank, text)
 
     def cause(self) -> Optional[str]:
-        """The cause that another rank, the first that failed, has left."""
+        """Return the cause that another rank, the first that failed, has left."""
         return first_failure.cause_in(self._store(), self._rank)
 
     def acknowledge(self) -> None:
@@ -74,7 +74,7 @@ class Bulletin:
         self._store().add("seen", 1)
 
     def acknowledged(self) -> int:
-        """How many ranks know the cause."""
+        """Return how many ranks know the cause."""
         return int(self._store().add("seen", 0))
 
     def leave(self, end: End) -> None:
@@ -87,7 +87,7 @@ class Bulletin:
             put(store, f"end/{number}", json.dumps(end))
 
     def ends(self) -> List[End]:
-        """The ranks that have ended first, this one left out; one look as long as there is none."""
+        """Return the ranks that have ended first, this one left out; one look as long as there is none."""
         store = self._store()
         for number in range(min(_KEPT, int(store.add("ends", 0)))):
             if self._ends[number] is None and has(store, f"end/{number + 1}"):
@@ -99,7 +99,7 @@ class Bulletin:
         put(self._store(), f"life/{self._rank}", "null")
 
     def number_of_ends(self) -> int:
-        """How many ranks have said that they ended."""
+        """Return how many ranks have said that they ended."""
         return int(self._store().add("ends", 0))
 
     def beat(self, step: Optional[int]) -> None:
@@ -112,7 +112,7 @@ class Bulletin:
             self._store().set(f"life/{self._rank}", life)
 
     def life(self, rank: int) -> Optional[Life]:
-        """The last sign of life of a rank; None if it gave none, or has ended in order."""
+        """Return the last sign of life of a rank; None if it gave none, or has ended in order."""
         store = self._store()
         if not has(store, f"life/{rank}"):
             return None

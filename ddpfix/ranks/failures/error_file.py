@@ -63,7 +63,7 @@ def written_last() -> Iterator[None]:
 
 
 def is_wanted() -> bool:
-    """Whether torch elastic looks for a file that is not there yet."""
+    """Return whether torch elastic looks for a file that is not there yet."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return bool(path) and not os.path.exists(str(path))
 
@@ -79,7 +79,7 @@ def write_uncaught(error: BaseException) -> bool:
 
 
 def write_text(message: str, trace: str) -> bool:
-    """The same for a failure that is no exception any more.
+    """Return the same for a failure that is no exception any more.
 
     Args:
         message: the failure in words.

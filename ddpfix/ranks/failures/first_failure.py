@@ -56,7 +56,7 @@ def claim(text: str) -> bool:
 
 
 def claim_in(store: Any, rank: int, text: str) -> bool:
-    """The same on a connection of the caller's own to the keys ``failed``."""
+    """Return the same on a connection of the caller's own to the keys ``failed``."""
     own = str(rank)
     if bytes(store.compare_set("first", "", own)).decode() != own:
         return False
@@ -66,7 +66,7 @@ def claim_in(store: Any, rank: int, text: str) -> bool:
 
 
 def cause() -> Optional[str]:
-    """The cause that another rank, the first that failed, has left; None where there is none."""
+    """Return the cause that another rank, the first that failed, has left; None where there is none."""
     from torch import distributed
 
     store = default_store()
@@ -78,7 +78,7 @@ def cause() -> Optional[str]:
 
 
 def cause_in(store: Any, rank: int) -> Optional[str]:
-    """The same on a connection of the caller's own to the keys ``failed``."""
+    """Return the same on a connection of the caller's own to the keys ``failed``."""
     if not has(store, _CAUSE) or bytes(store.get("first")).decode() == str(rank):
         return None
     return bytes(store.get(_CAUSE)).decode(errors="replace")
@@ -140,5 +140,5 @@ def tell_here() -> None:
 
 
 def is_told_elsewhere() -> bool:
-    """Whether :func:`tell_elsewhere` holds."""
+    """Return whether :func:`tell_elsewhere` holds."""
     return bool(_TOLD_ELSEWHERE)

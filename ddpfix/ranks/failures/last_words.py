@@ -30,12 +30,12 @@ _INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "
 
 
 def follows(error: BaseException) -> bool:
-    """Whether this error says no more than that another rank is gone."""
+    """Return whether this error says no more than that another rank is gone."""
     return isinstance(error, RuntimeError) and _FOLLOWS.search(str(error)) is not None
 
 
 def sentence(rank: int, step: Optional[int], error: BaseException) -> str:
-    """One line: "rank 1 failed in step 41: IndexError: list index out of range (aug.py:12)".
+    """Return one line: "rank 1 failed in step 41: IndexError: list index out of range (aug.py:12)".
 
     Args:
         rank: the global rank that has failed.
@@ -46,18 +46,18 @@ def sentence(rank: int, step: Optional[int], error: BaseException) -> str:
 
 
 def words(error: BaseException) -> str:
-    """The error in one line, with the place where it was raised."""
+    """Return the error in one line, with the place where it was raised."""
     told, lines = _told(error)
     return f"{told[:_LENGTH]}{_place(lines)}"
 
 
 def in_step(step: Optional[int]) -> str:
-    """The step in words; nothing where there was none, or none is known."""
+    """Return the step in words; nothing where there was none, or none is known."""
     return f" in step {step}" if step else ""
 
 
 def _told(error: BaseException) -> Tuple[str, List[Tuple[str, int]]]:
-    """The error in one line, and the places in its traceback, the innermost one last."""
+    """Return the error in one line, and the places in its traceback, the innermost one last."""
     head, found, inner = str(error).partition(_WORKER)
     if found and inner.strip():
         return inner.strip().splitlines()[-1].strip(), [(file, int(line)) for file, line in _LINE.findall(inner)]
@@ -66,23 +66,23 @@ def _told(error: BaseException) -> Tuple[str, List[Tuple[str, int]]]:
 
 
 def lines_of(trace: Optional[TracebackType]) -> List[Tuple[str, int]]:
-    """The file and line of each frame of a traceback."""
+    """Return the file and line of each frame of a traceback."""
     return [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
 
 
 def _place(lines: List[Tuple[str, int]]) -> str:
-    """The innermost line of the user's own files, else the innermost one."""
+    """Return the innermost line of the user's own files, else the innermost one."""
     own = [each for each in lines if is_users(each[0])] or lines
     return f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is neither Python's own nor an installed package's."""
+    """Return whether a file is neither Python's own nor an installed package's."""
     path = os.path.abspath(file)
     library = file.startswith("<") or path.startswith((*_LIBRARIES, *OWN))
     return not library and not is_installed(path)
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is an installed package's."""
+    """Return whether a file is an installed package's."""
     return any(folder in file for folder in _INSTALLED)

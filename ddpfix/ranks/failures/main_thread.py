@@ -20,11 +20,11 @@ class MainThread:
 
     @staticmethod
     def is_over() -> bool:
-        """Whether it has ended; threads of the program that are no daemons may still keep the process."""
+        """Return whether it has ended; threads of the program that are no daemons may still keep the process."""
         return not threading.main_thread().is_alive()
 
     def returned(self) -> bool:
-        """Whether it ended without an exception, :class:`SystemExit` included; call this when it is over."""
+        """Return whether it ended without an exception, :class:`SystemExit` included; call this when it is over."""
         frame = self._outermost
         if frame is None:
             return True
@@ -32,7 +32,7 @@ class MainThread:
         return not 0 <= frame.f_lasti < len(code) or dis.opname[code[frame.f_lasti]].startswith("RETURN")
 
     def uncaught(self) -> Optional[BaseException]:
-        """The exception that ended the program; None where that is not proved, and for an exit or Ctrl-C.
+        """Return the exception that ended the program; None where that is not proved, and for an exit or Ctrl-C.
 
         Consoles, notebooks and test runners set ``sys.last_value`` as well, and go on. Theirs have not passed the
         outermost frame.

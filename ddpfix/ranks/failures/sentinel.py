@@ -179,7 +179,7 @@ class Sentinel:
         self._bulletin.leave(End(self._rank, text, step))
 
     def _in_words(self, end: End) -> str:
-        """How a rank has ended or left, with what to do where it had fewer batches than this one."""
+        """Return how a rank has ended or left, with what to do where it had fewer batches than this one."""
         step = self._step()
         if end.step is None or step is None or step <= end.step:
             return end.text
@@ -197,7 +197,7 @@ class Sentinel:
             time.sleep(0.05)
 
     def _found(self) -> str:
-        """Why another rank is gone; empty where that cannot be known."""
+        """Return why another rank is gone; empty where that cannot be known."""
         try:
             return self._cause or self._left_behind() or self._silent()
         except StoreLostError as error:
@@ -217,7 +217,7 @@ class Sentinel:
         return next(map(self._in_words, self._bulletin.ends()), "")
 
     def _gone(self) -> str:
-        """The rank whose process is gone without a word, if it is one of this machine."""
+        """Return the rank whose process is gone without a word, if it is one of this machine."""
         for rank, life in self._lives(_NEIGHBOURS).items():
             if is_gone(life):
                 return (
@@ -228,7 +228,7 @@ class Sentinel:
         return ""
 
     def _silent(self) -> str:
-        """The rank that gives no sign of life, on whatever machine."""
+        """Return the rank that gives no sign of life, on whatever machine."""
         before = self._lives(_MANY)
         time.sleep(2 * self._period + 1)
         for rank, life in self._lives(_MANY).items():
@@ -245,7 +245,7 @@ class Sentinel:
         return "".join(f", {words}" for words in (there, here) if words)
 
     def _lives(self, around: int) -> Dict[int, Life]:
-        """The last signs of life of the ranks next to this one."""
+        """Return the last signs of life of the ranks next to this one."""
         first = max(0, self._rank - around)
         others = [rank for rank in range(first, min(self._size, first + 2 * around)) if rank != self._rank]
         found = {rank: self._bulletin.life(rank) for rank in others}

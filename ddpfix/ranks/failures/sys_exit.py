@@ -44,7 +44,7 @@ _UNDO: List[Callable[[], None]] = []
 
 
 def last() -> Optional[Exit]:
-    """The call that has ended the program; None where none with an error is proved to have done so."""
+    """Return the call that has ended the program; None where none with an error is proved to have done so."""
     return _PROVED[0] if _PROVED else None
 
 
@@ -72,7 +72,7 @@ class _Mark:
 
 
 def _ends_a_worker(frame: FrameType) -> bool:
-    """Whether multiprocessing catches it, at the end of a process, which then ends with its code."""
+    """Return whether multiprocessing catches it, at the end of a process, which then ends with its code."""
     return frame.f_code.co_name == "_bootstrap" and frame.f_globals.get("__name__") == "multiprocessing.process"
 
 
@@ -106,7 +106,7 @@ def forget() -> None:
 
 
 def _mark(code: Any) -> Optional[_Mark]:
-    """A mark for an exit with an error from the main thread; any other one ends a thread, or is no failure."""
+    """Return a mark for an exit with an error from the main thread; any other one ends a thread, or is no failure."""
     is_well = code is None or (isinstance(code, int) and not code)
     if is_well or threading.get_ident() != threading.main_thread().ident:
         return None

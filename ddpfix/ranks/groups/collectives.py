@@ -24,10 +24,10 @@ def counts() -> Dict[str, int]:
 
 
 def groups() -> List[Any]:
-    """The groups that this rank is in."""
+    """Return the groups that this rank is in."""
     return list(internals.table("pg_names"))
 
 
 def is_beyond(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
-    """Whether torch counts more of a common group for us than for another rank."""
+    """Return whether torch counts more of a common group for us than for another rank."""
     return any(count > theirs[name] for name, count in ours.items() if name in theirs)

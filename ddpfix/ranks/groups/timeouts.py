@@ -10,13 +10,13 @@ from ddpfix.ranks.groups import internals
 
 
 def group_is_up() -> bool:
-    """Whether this process is in a process group, without an import of torch."""
+    """Return whether this process is in a process group, without an import of torch."""
     distributed: Any = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def shortest(group: Any = None) -> Optional[float]:
-    """The shortest limit of a group's backends; None where none of them tells its own (mpi).
+    """Return the shortest limit of a group's backends; None where none of them tells its own (mpi).
 
     Args:
         group: a process group; None is the default one.
@@ -42,7 +42,7 @@ def lengthen(limit: float) -> bool:
 
 
 def _backends(group: Any = None) -> List[Any]:
-    """The backends of a group that tell their limit."""
+    """Return the backends of a group that tell their limit."""
     import torch
 
     found: List[Any] = []
@@ -56,7 +56,7 @@ def _backends(group: Any = None) -> List[Any]:
 
 
 def _can_change(backend: Any) -> bool:
-    """Whether a new limit holds for collectives.
+    """Return whether a new limit holds for collectives.
 
     gloo of torch 2.4.1 tells the new limit and gives up after the old one (pytorch issue 165422); 2.13.0 is the oldest
     on which it was seen to wait. NCCL reads its options for each collective.

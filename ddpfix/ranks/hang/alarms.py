@@ -46,7 +46,7 @@ class Meeting:
         put(self._store(), f"who/{self._rank}", json.dumps(who))
 
     def who(self, rank: int) -> Optional[Who]:
-        """The process of a rank; None for one without this watch."""
+        """Return the process of a rank; None for one without this watch."""
         found = self._get(f"who/{rank}")
         return None if found is None else Who(*found)
 
@@ -60,12 +60,12 @@ class Meeting:
         put(self._store(), f"left/{self._rank}", json.dumps([how, step]))
 
     def left(self, rank: int) -> Optional[Tuple[str, Optional[int]]]:
-        """How a rank has left, and after which step; None if it has not."""
+        """Return how a rank has left, and after which step; None if it has not."""
         found = self._get(f"left/{rank}")
         return None if found is None else (found[0], found[1])
 
     def alarm(self) -> int:
-        """The number of the last alarm; 0 before the first one."""
+        """Return the number of the last alarm; 0 before the first one."""
         return int(self._store().add("alarm", 0))
 
     def raise_alarm(self, last: int) -> None:
@@ -84,11 +84,11 @@ class Meeting:
         self._store().add(f"signed/{alarm}", 1)
 
     def signed(self, alarm: int) -> int:
-        """How many ranks have told where they are."""
+        """Return how many ranks have told where they are."""
         return int(self._store().add(f"signed/{alarm}", 0))
 
     def lowest(self, alarm: int) -> bool:
-        """Whether no rank below this one has told where it is; this one has."""
+        """Return whether no rank below this one has told where it is; this one has."""
         return int(self._store().get(f"lowest/{alarm}")) == self._rank
 
     def positions(self, alarm: int) -> Dict[int, Position]:
@@ -100,7 +100,7 @@ class Meeting:
         return {rank: Position(*json.loads(text)) for rank, text in zip(names.values(), read(store, list(names)))}
 
     def claims(self, alarm: int) -> bool:
-        """Whether this rank is the one that judges."""
+        """Return whether this rank is the one that judges."""
         return self._is_first(f"judge/{alarm}")
 
     def tell(self, alarm: int, told: Told) -> None:

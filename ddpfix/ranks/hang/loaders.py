@@ -28,12 +28,12 @@ class Loading(NamedTuple):
 
 
 def of(iterator: Any) -> Loading:
-    """The state of an iterator of torch's ``DataLoader``."""
+    """Return the state of an iterator of torch's ``DataLoader``."""
     return Loading(int(getattr(iterator, "_num_yielded", 0)), _epoch(iterator), _workers(iterator))
 
 
 def alive() -> List[Loading]:
-    """The state of each iterator that is in use."""
+    """Return the state of each iterator that is in use."""
     module: Any = sys.modules.get("torch.utils.data.dataloader")
     kind = getattr(module, "_BaseDataLoaderIter", None)
     if kind is None:

@@ -200,7 +200,7 @@ class Watch:
             self._say_alone(limit, f"the store does not answer ({type(error).__name__})")
 
     def _suspects(self, limit: float) -> bool:
-        """Whether this rank has waited for others for too long, and this has not been said yet."""
+        """Return whether this rank has waited for others for too long, and this has not been said yet."""
         said = self._alarm is not None and bool(self._alarm.told and self._alarm.told.text)
         if said or self._tracker.still() < limit or time.monotonic() - self._raised < limit / 2:
             return False
@@ -226,7 +226,7 @@ class Watch:
                 self._say(alarm.told, is_written)
 
     def _judges(self, alarm: Alarm, limit: float) -> bool:
-        """Whether this rank is to judge, and every rank that can has told where it is."""
+        """Return whether this rank is to judge, and every rank that can has told where it is."""
         waited = time.monotonic() - alarm.at
         if self._meeting.signed(alarm.number) < self._size:
             if waited < 2 * self._talks() + min(1.0, limit / 4):
@@ -236,7 +236,7 @@ class Watch:
         return self._meeting.lowest(alarm.number) and self._meeting.claims(alarm.number)
 
     def _explains(self, number: int) -> bool:
-        """Whether it is known why ranks do not answer."""
+        """Return whether it is known why ranks do not answer."""
         there = self._meeting.positions(number) if self._meeting.lowest(number) else {}
         if not there:
             return False
@@ -279,7 +279,7 @@ class Watch:
         self._alarm = None
 
     def _keeper_is_stopped(self) -> bool:
-        """Whether no answer can be expected of the store: rank 0 mostly keeps it, and is stopped."""
+        """Return whether no answer can be expected of the store: rank 0 mostly keeps it, and is stopped."""
         return self._keeper is not None and processes.state_of(self._keeper) == processes.STOPPED
 
     def _say_alone(self, limit: float, why: str) -> None:

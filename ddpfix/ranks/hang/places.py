@@ -59,7 +59,7 @@ class Spot(NamedTuple):
     name: str
 
     def is_in(self, *parts: str) -> bool:
-        """Whether the file is one of these; a part that ends with a slash is a folder."""
+        """Return whether the file is one of these; a part that ends with a slash is a folder."""
         path = "/" + self.file.replace(os.sep, "/")
         return any(f"/{part}" in path for part in parts)
 
@@ -96,14 +96,14 @@ def classify(stack: Sequence[Spot], training: Optional[bool] = None, on_device: 
 
 
 def _users(stack: Sequence[Spot]) -> Spot:
-    """The innermost frame of the user's files, else of what is neither torch's, Python's nor ours."""
+    """Return the innermost frame of the user's files, else of what is neither torch's, Python's nor ours."""
     own = [spot for spot in stack if is_users(spot.file)]
     others = [spot for spot in stack if not is_library(spot)]
     return (own or others or list(stack))[-1]
 
 
 def is_library(spot: Spot) -> bool:
-    """Whether a frame is Python's own, torch's, or ours."""
+    """Return whether a frame is Python's own, torch's, or ours."""
     python = os.path.dirname(os.__file__) + os.sep
     is_python = spot.file.startswith(python) and "-packages" not in spot.file
     return is_python or spot.file.startswith(("<frozen", *OWN)) or spot.is_in("torch/")
@@ -138,7 +138,7 @@ def _phase(
 
 
 def _short(spot: Spot) -> str:
-    """A function in words: "wait of multiprocessing/pool.py"; the user's own by its name."""
+    """Return a function in words: "wait of multiprocessing/pool.py"; the user's own by its name."""
     if is_users(spot.file):
         return "the script" if spot.name == "<module>" else spot.name
     return f"{spot.name} of {'/'.join(spot.file.replace(os.sep, '/').split('/')[-2:])}"
@@ -149,7 +149,7 @@ def _debugs(stack: Sequence[Spot]) -> bool:
 
 
 def _collective(stack: Sequence[Spot]) -> str:
-    """The collective, by the function that the program called; our own waiting for ranks is one as well."""
+    """Return the collective, by the function that the program called; our own waiting for ranks is one as well."""
     for number, spot in enumerate(stack):
         is_ours = spot.file.startswith(OWN) and any(each.is_in("ddpfix/ranks/") for each in stack[number:])
         if is_ours and stack[-1].name in ("look_until", "wait") and stack[-1].file.startswith(OWN):
@@ -167,7 +167,7 @@ def _function(stack: Sequence[Spot], files: Sequence[str]) -> str:
 
 
 def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
-    """The innermost function of the program or of a toolkit with such a name."""
+    """Return the innermost function of the program or of a toolkit with such a name."""
     for spot in reversed(stack):
         if words.search(spot.name) and not _TRAINS.search(spot.name) and not is_library(spot):
             return spot.name
@@ -186,7 +186,7 @@ def _loader(stack: Sequence[Spot]) -> str:
 
 
 def _steps(stack: Sequence[Spot]) -> bool:
-    """Whether an optimizer steps; within the closure that it was given, Lightning has forward and backward."""
+    """Return whether an optimizer steps; within the closure that it was given, Lightning has forward and backward."""
     inner = next((number for number in range(len(stack) - 1, -1, -1) if _is_step(stack[number])), None)
     return inner is not None and all(is_library(spot) for spot in stack[inner + 1 :])
 
@@ -202,6 +202,6 @@ def _wrapper(last: Spot) -> str:
 
 
 def _names(stack: Sequence[Spot], file: str, name: str) -> str:
-    """The name of the outermost frame in a file, if it is this one."""
+    """Return the name of the outermost frame in a file, if it is this one."""
     found: List[str] = [spot.name for spot in stack if spot.is_in(file) and name in (spot.name, "")]
     return found[0] if found else ""

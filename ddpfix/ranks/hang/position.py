@@ -85,7 +85,7 @@ class Position(NamedTuple):
         return cls(*json.loads(text))
 
     def may_wait(self) -> bool:
-        """Whether it may be waiting for other ranks."""
+        """Return whether it may be waiting for other ranks."""
         return self.phase in places.WAITING and not self.moving
 
 
@@ -129,7 +129,7 @@ class Tracker:
         return time.monotonic() - self._at
 
     def is_over(self) -> bool:
-        """Whether the program has come to its end."""
+        """Return whether the program has come to its end."""
         return not self._thread.is_alive()
 
     def still(self) -> float:
@@ -137,7 +137,7 @@ class Tracker:
         return time.monotonic() - self._still_since
 
     def may_wait(self) -> bool:
-        """Whether this rank may be waiting for others where it stands; cheaper than :meth:`position`."""
+        """Return whether this rank may be waiting for others where it stands; cheaper than :meth:`position`."""
         return not self.is_over() and _place(_frames(self._thread)).phase in places.WAITING
 
     def _sample(self) -> None:
@@ -203,7 +203,7 @@ class Tracker:
 
 
 def _frames(thread: threading.Thread) -> List[FrameType]:
-    """The frames of a thread, the outermost one first."""
+    """Return the frames of a thread, the outermost one first."""
     frame = sys._current_frames().get(thread.ident or 0)
     found: List[FrameType] = []
     while frame is not None:
@@ -213,7 +213,7 @@ def _frames(thread: threading.Thread) -> List[FrameType]:
 
 
 def _without_polls(frames: List[FrameType]) -> List[FrameType]:
-    """The frames down to one that polls: what runs below it changes, and means no movement."""
+    """Return the frames down to one that polls: what runs below it changes, and means no movement."""
     for number, frame in enumerate(frames):
         if frame.f_code.co_name == "_try_get_data" and _spot(frame).is_in("torch/utils/data/dataloader.py"):
             return frames[: number + 1]
@@ -223,7 +223,7 @@ def _without_polls(frames: List[FrameType]) -> List[FrameType]:
 
 
 def _same(before: Tuple[_Key, ...], now: Tuple[_Key, ...]) -> int:
-    """How many outer frames are the same ones; their lines may have changed."""
+    """Return how many outer frames are the same ones; their lines may have changed."""
     number = 0
     for one, other in zip(before, now):
         if one[:2] != other[:2]:
@@ -245,7 +245,7 @@ def _locals(frame: FrameType) -> Dict[str, Any]:
 
 
 def _training(frames: List[FrameType]) -> Optional[bool]:
-    """Whether the outermost module whose forward runs is in training mode."""
+    """Return whether the outermost module whose forward runs is in training mode."""
     for frame in frames:
         if frame.f_code.co_name == "_call_impl" and _spot(frame).is_in("torch/nn/modules/module.py"):
             training = getattr(_locals(frame).get("self"), "training", None)
@@ -258,7 +258,7 @@ def _spot(frame: FrameType) -> places.Spot:
 
 
 def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:
-    """The loader that the rank stands in, or its only one; and how many are in use."""
+    """Return the loader that the rank stands in, or its only one; and how many are in use."""
     number, known = 0, []
     with contextlib.suppress(Exception):
         known = loaders.alive()
@@ -271,7 +271,7 @@ def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:
 
 
 def _call(frames: List[FrameType]) -> Tuple[str, Optional[int]]:
-    """The collective that the program called, with the sizes of its tensors, and the rank that it names.
+    """Return the collective that the program called, with the sizes of its tensors, and the rank that it names.
 
     In words: "all_reduce of 2 x 3 float32", "recv of 4 float32 from rank 1".
     """

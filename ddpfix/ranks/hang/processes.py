@@ -68,12 +68,12 @@ def lasting(pid: int, path: str = "stat") -> str:
 
 
 def state_of(who: Who) -> str:
-    """The same for the process of a rank; "" for one of another machine or container."""
+    """Return the same for the process of a rank; "" for one of another machine or container."""
     return state(who.pid) if who.space and who.space == space() else ""
 
 
 def in_words(letter: str) -> str:
-    """A state that is worth a word, in words; "" for the others."""
+    """Return a state that is worth a word, in words; "" for the others."""
     return _WORDS.get(letter, "")
 
 

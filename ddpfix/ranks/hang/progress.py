@@ -77,7 +77,7 @@ def _outward(found: Optional[_Count], outer: Optional[_Count]) -> Optional[_Coun
 
 
 def _of_frame(frame: FrameType) -> Tuple[Optional[_Count], Optional[_Count]]:
-    """The epoch and the batch that a function knows."""
+    """Return the epoch and the batch that a function knows."""
     code = frame.f_code
     # Reading the variables of a function that a debugger traces might set them.
     if frame.f_trace is not None or places.is_library(places.Spot(code.co_filename, frame.f_lineno, code.co_name)):
@@ -122,7 +122,7 @@ def _attributes(owner: Any) -> Dict[str, Any]:
 def _first(
     names: Sequence[str], code: CodeType, variables: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> Optional[_Count]:
-    """The first name that has a number, with it; variables count more than attributes."""
+    """Return the first name that has a number, with it; variables count more than attributes."""
     for known in (variables, attributes):
         for name in names:
             number = _number(known.get(name))
@@ -132,7 +132,7 @@ def _first(
 
 
 def _is_given(code: CodeType, name: str) -> bool:
-    """Whether a variable is an argument that the function never sets."""
+    """Return whether a variable is an argument that the function never sets."""
     if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
         return False
     # From 3.13 on one instruction may set two variables.

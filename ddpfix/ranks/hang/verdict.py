@@ -74,7 +74,7 @@ def _absent(absent: Sequence[Absent], waiting: List[Position]) -> Optional[words
 
 
 def _late(positions: Mapping[int, Position], waiting: List[Position]) -> Optional[words.Found]:
-    """The ranks that do not wait, and for which torch counts fewer collectives than for one that does."""
+    """Return the ranks that do not wait, and for which torch counts fewer collectives than for one that does."""
     ended = [each for each in positions.values() if each.phase == places.ENDED]
     behind = behind_of(positions, waiting)
     late = [each for each in positions.values() if each.rank in behind and not each.may_wait()]
@@ -84,7 +84,7 @@ def _late(positions: Mapping[int, Position], waiting: List[Position]) -> Optiona
 
 
 def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) -> Set[int]:
-    """The ranks for which torch counts fewer collectives of a common group than for one that waits.
+    """Return the ranks for which torch counts fewer collectives of a common group than for one that waits.
 
     Where they are not counted, whoever does not wait is behind.
     """
@@ -137,7 +137,7 @@ def _unequal(waiting: Sequence[Position]) -> Optional[words.Found]:
 
 
 def _nobody(positions: Mapping[int, Position], waiting: List[Position]) -> Optional[words.Found]:
-    """All ranks wait in the same collective."""
+    """Describe ranks that all wait in the same collective."""
     if len(waiting) == len(positions) and all(each.idle for each in waiting):
         return words.nobody(waiting)
     return None

@@ -72,7 +72,7 @@ def absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Fo
 
 
 def _is_behind(step: Optional[int], waiting: Sequence[Position]) -> bool:
-    """Whether a rank was done with its training before one that waits."""
+    """Return whether a rank was done with its training before one that waits."""
     return step is not None and any(other.step is not None and step < other.step for other in waiting)
 
 
@@ -127,7 +127,7 @@ def _after(each: Position) -> str:
 
 
 def _waiters(waiting: Sequence[Position]) -> str:
-    """The ranks that wait, those in the same place together."""
+    """Return the ranks that wait, those in the same place together."""
     groups: Dict[Tuple[str, str, Optional[int]], List[Position]] = {}
     for each in waiting:
         groups.setdefault((each.what, each.where, each.step), []).append(each)
@@ -149,7 +149,7 @@ def _wait(each: Position) -> str:
 
 
 def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
-    """Why a rank is late, and what to do."""
+    """Return why a rank is late, and what to do."""
     if each.phase == places.DEBUGGER:
         return DEBUGGER, "Somebody debugs it: nothing is ended"
     if _is_past_its_data(each, waiting):
@@ -174,7 +174,7 @@ def _standing(each: Position) -> str:
 
 
 def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
-    """Whether a rank is done with its loop while others have one more step."""
+    """Return whether a rank is done with its loop while others have one more step."""
     if not _is_behind(each.step, waiting):
         return False
     is_out = any(other.loads for other in waiting) and not each.loads
@@ -239,7 +239,7 @@ def outside(those: Sequence[Position], waiting: Sequence[Position]) -> Found:
 
 
 def nobody(waiting: Sequence[Position]) -> Found:
-    """All ranks wait in the same collective."""
+    """Describe ranks that all wait in the same collective."""
     longest = max(each.still for each in waiting)
     told = f"{_waiters(waiting)} for {longest:.0f} s, and no rank is missing"
     return Found(NETWORK, [], f"{told}. The network between them, or sizes that differ?")

@@ -68,11 +68,11 @@ class Connection:
         self._clone = copies[0] if copies else None
 
     def is_open(self) -> bool:
-        """Whether the group is still there."""
+        """Return whether the group is still there."""
         return self._original() is not None
 
     def store(self) -> Any:
-        """The keys, for the length of a call.
+        """Return the keys, for the length of a call.
 
         Raises:
             StoreLostError: the server has ended.
@@ -99,12 +99,12 @@ def _base(store: Any) -> Any:
 
 
 def _port(store: Any) -> Optional[int]:
-    """The port of the server behind a store; None for one that is no server's."""
+    """Return the port of the server behind a store; None for one that is no server's."""
     return getattr(_base(store), "port", None)
 
 
 def _has_ended(store: Any) -> bool:
-    """Whether the server behind a store refuses connections; a slow answer is none, it may have much to do."""
+    """Return whether the server behind a store refuses connections; a slow answer is none, it may have much to do."""
     base = _base(store)
     host, port = getattr(base, "host", None), _port(base)
     if host is None or port is None:
@@ -119,7 +119,7 @@ def _has_ended(store: Any) -> bool:
 
 
 def _sockets() -> Dict[int, int]:
-    """The descriptors of this process's sockets, by the number that the system gives each socket once."""
+    """Return the descriptors of this process's sockets, by the number that the system gives each socket once."""
     found: Dict[int, int] = {}
     for name in os.listdir("/proc/self/fd") if _CLOSED and os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
@@ -130,14 +130,14 @@ def _sockets() -> Dict[int, int]:
 
 
 def _peer(descriptor: int) -> Optional[int]:
-    """The port to which a socket is connected."""
+    """Return the port to which a socket is connected."""
     with contextlib.suppress(OSError, IndexError, TypeError), socket.socket(fileno=os.dup(descriptor)) as other:
         return int(other.getpeername()[1])
     return None
 
 
 def _is_closed(number: int, descriptor: int) -> bool:
-    """Whether the other end has closed a socket; False where the descriptor is another one's by now."""
+    """Return whether the other end has closed a socket; False where the descriptor is another one's by now."""
     with contextlib.suppress(OSError):
         if os.fstat(descriptor).st_ino == number:
             poll = select.poll()

@@ -44,7 +44,7 @@ _NO_KEY = "ddpfix"
 
 
 def default_store() -> Any:
-    """The store that torch made for the default process group, for keys that stay there.
+    """Return the store that torch made for the default process group, for keys that stay there.
 
     None where there is none, where nobody can read from it (torch's fake backend), and where the program gave a store
     of its own, which it may count or wait on: :func:`passing_store` is for that.
@@ -62,7 +62,7 @@ def passing_store() -> Any:
 
 
 def can_ask() -> bool:
-    """Whether ranks can be asked: this process has a group, with a store that all of them can read."""
+    """Return whether ranks can be asked: this process has a group, with a store that all of them can read."""
     return passing_store() is not None
 
 
@@ -77,7 +77,7 @@ def enter(store: Any) -> None:
 
 
 def generation(store: Any) -> int:
-    """How often this rank has announced itself to the server behind the store; 0 where it leaves no mark."""
+    """Return how often this rank has announced itself to the server behind the store; 0 where it leaves no mark."""
     session = _session(store)
     return 0 if session is None else session.generation
 
@@ -93,7 +93,7 @@ def _session(store: Any) -> Optional[_Session]:
 
 
 def _begun(store: Any) -> _Session:
-    """A session; raises where the store lacks what is needed, which is known only by a call.
+    """Return a session; raise where the store lacks what is needed, which is known only by a call.
 
     Every class of stores has all methods from its base, which has them only to raise.
     """
@@ -108,7 +108,7 @@ def _begun(store: Any) -> _Session:
 
 
 def is_here(store: Any, rank: int) -> bool:
-    """Whether a rank has left its mark for the group of this store: then ddpfix is active there.
+    """Return whether a rank has left its mark for the group of this store: then ddpfix is active there.
 
     In a store of the program's own nobody leaves a mark, and a rank that does not come is taken for a late one.
     """
@@ -126,7 +126,7 @@ def _marks(store: Any) -> Any:
 
 
 def keys(store: Any, name: str) -> Any:
-    """A part of the store for one purpose of ours, which no other group of the same server reads.
+    """Return a part of the store for one purpose of ours, which no other group of the same server reads.
 
     It keeps the store alive, and with it perhaps a port, so hold it for the length of a call only.
     """
@@ -169,7 +169,7 @@ def put(store: Any, key: str, value: str) -> None:
 
 
 def has(store: Any, key: str) -> bool:
-    """Whether a key is there, without waiting for it; before torch 2.1 a counter beside it is read."""
+    """Return whether a key is there, without waiting for it; before torch 2.1 a counter beside it is read."""
     return bool(store.check([key]) if hasattr(store, "check") else store.add(key + "/set", 0))
 
 
@@ -184,7 +184,7 @@ def absent(store: Any, names: Sequence[str]) -> List[str]:
 
 
 def read(store: Any, names: Sequence[str]) -> List[bytes]:
-    """The values of many keys that are there; one message brings 64 of them, as far as torch can."""
+    """Return the values of many keys that are there; one message brings 64 of them, as far as torch can."""
     found: List[bytes] = []
     for begin in range(0, len(names), _TOGETHER):
         part = list(names[begin : begin + _TOGETHER])

@@ -16,7 +16,7 @@ _GROUPS: weakref.WeakKeyDictionary[Any, Optional[weakref.ref[Any]]] = weakref.We
 
 
 def cpu_group(timeout: timedelta) -> Any:
-    """A gloo group of all ranks, for small things that live on the CPU, or None; every rank has to call this.
+    """Return a gloo group of all ranks, for small things that live on the CPU, or None; every rank has to call this.
 
     It is a group of our own even if the default one is gloo, so that its collectives do not mix with the gradients'.
 
@@ -56,11 +56,11 @@ class PendingSum:
         self._work = distributed.all_reduce(self._numbers, group=group, async_op=True)
 
     def is_ready(self) -> bool:
-        """Whether the sums are there, or never will be."""
+        """Return whether the sums are there, or never will be."""
         return bool(self._work.is_completed())
 
     def result(self) -> List[int]:
-        """The sums over all ranks; waits until the last rank has sent its numbers.
+        """Return the sums over all ranks; wait until the last rank has sent its numbers.
 
         Raises:
             RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failures.first_failure.PeerFailedError` if

@@ -8,7 +8,7 @@ from ddpfix.ranks.uneven.async_sum import PendingSum
 
 
 def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> List[List[int]]:
-    """One row a rank, in the order of ranks; every rank of the group has to call this.
+    """Return one row a rank, in the order of ranks; every rank of the group has to call this.
 
     Args:
         numbers: the numbers of this rank; every rank has as many.

@@ -47,7 +47,7 @@ class Epoch:
         raise NotImplementedError
 
     def numbers(self) -> Sequence[int]:
-        """The numbers of this rank for the batch that it has just fetched; they are summed over the ranks."""
+        """Return the numbers of this rank for the batch that it has just fetched; they are summed over the ranks."""
         raise NotImplementedError
 
     def goes_on(self, sums: List[int]) -> bool:
@@ -55,7 +55,7 @@ class Epoch:
         raise NotImplementedError
 
     def take(self) -> Any:
-        """The batch of the step that is about to be taken."""
+        """Return the batch of the step that is about to be taken."""
         return self.batch
 
     def ended(self) -> None:
@@ -66,7 +66,7 @@ class Epoch:
         return PendingSum(self.numbers(), self.group)
 
     def received(self, pending: PendingSum) -> List[int]:
-        """The sums; waits for the other ranks."""
+        """Return the sums; wait for the other ranks."""
         return pending.result()
 
     def fetch_next(self) -> PendingSum:
@@ -82,7 +82,7 @@ class Epoch:
         return self
 
     def __next__(self) -> Any:
-        """The next batch. After an error of the loader that the program catches, the next call tries again."""
+        """Return the next batch. After an error of the loader that the program catches, the next call tries again."""
         if self._next is NOTHING:
             self._decide()
         if self._pending is None:

@@ -23,12 +23,12 @@ class Held:
             self._loaders.add(loader)
 
     def is_held(self, loader: Any) -> bool:
-        """Whether a toolkit's own patch looks after a loader."""
+        """Return whether a toolkit's own patch looks after a loader."""
         return loader in self._loaders
 
 
 def policy(site: Site, toolkit: str) -> str:
-    """The value of the setting ``uneven``, or the one of this toolkit that comes nearest to it.
+    """Return the value of the setting ``uneven``, or the one of this toolkit that comes nearest to it.
 
     Args:
         site: the site of the patch, which has the matrix's replacements for values that its toolkit does not have.

@@ -40,7 +40,7 @@ class Start:
         self.is_first = self._word.is_mine
 
     def __call__(self, replica: training.Replica) -> Tuple[int, int]:
-        """The seed and the number of the first step.
+        """Return the seed and the number of the first step.
 
         Raises:
             AgreementError: the first rank has ended with an error, or the group is no more.

@@ -74,7 +74,7 @@ def put(site: Site, owner: type, factory: Callable[[Any], Callable[..., Any]]) -
 
 
 def is_inner(model: Any) -> bool:
-    """Whether a call begins no step: it is an evaluation, a part of a step, or a recomputation.
+    """Return whether a call begins no step: it is an evaluation, a part of a step, or a recomputation.
 
     Args:
         model: the module whose mode tells whether it trains.

@@ -201,5 +201,5 @@ class Wrappings:
         self._numbers = itertools.count()
 
     def next(self) -> int:
-        """The number of one more, from 0."""
+        """Return the number of one more, from 0."""
         return next(self._numbers)

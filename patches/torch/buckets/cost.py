@@ -120,7 +120,7 @@ NOTHING = Plan(0, 0.0, 0.0, 0.0)
 
 
 def plan(model: Any, cap: int, costs: Costs, hooked: bool = False) -> Plan:
-    """The best way to lay out the buckets of a model that skips layers.
+    """Return the best way to lay out the buckets of a model that skips layers.
 
     Args:
         model: the module inside of the wrapper.
@@ -163,7 +163,7 @@ def _plan(
 
 
 def for_model(model: Any, cap: Optional[int], group: Any, hooked: bool = False) -> Plan:
-    """The plan for a model that is about to be wrapped, or is; all ranks of its group call it together."""
+    """Return the plan for a model that is about to be wrapped, or is; all ranks of its group call it together."""
     parameter = next((p for p in model.parameters() if p.requires_grad), None)
     if parameter is None or cap is None or distributed.get_world_size(group) < 2:
         return NOTHING

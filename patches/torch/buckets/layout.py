@@ -58,7 +58,7 @@ class BucketLayout(ddp.Stage):
 
 
 def _plan(call: ddp.Call) -> cost.Plan:
-    """How layers share buckets; all ranks call it together, because it measures what collectives cost."""
+    """Return how layers share buckets; all ranks call it together, because it measures what collectives cost."""
     given = call.arguments
     agreed = call.facts.get("seed") is not None and cover.active(call.module)
     if not agreed or given.get("static_graph") or given.get("mixed_precision") is not None:
@@ -138,7 +138,7 @@ _CAP, _FLAG, _FIRST, _SIZES = 5, 6, 9, 12
 
 
 def _sizes(tensors: Sequence[Any], model: Any, first: int, cap: int, least: float) -> List[int]:
-    """The bytes of each bucket, if gradients come from the last parameter to the first."""
+    """Return the bytes of each bucket, if gradients come from the last parameter to the first."""
     # Buckets hold one type, on one device.
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
         return []
@@ -159,7 +159,7 @@ def _sizes(tensors: Sequence[Any], model: Any, first: int, cap: int, least: floa
 
 
 def _even(size: int, cap: int) -> int:
-    """The limit that leaves no small remainder: a layer a little larger than DDP's limit stays in one bucket."""
+    """Return the limit that leaves no small remainder: a layer a little larger than DDP's limit stays in one bucket."""
     return math.ceil(size / max(1, round(size / cap)))
 
 
@@ -212,7 +212,7 @@ class _Run:
 
 
 def _without_remainders(runs: Sequence[_Run], least: float) -> List[_Run]:
-    """A last layer of a stack that is too small for buckets of its own joins the group before it."""
+    """Join a last layer of a stack to the group before it where it is too small for buckets of its own."""
     joined: List[_Run] = []
     for run in runs:
         before = joined[-1] if joined else None

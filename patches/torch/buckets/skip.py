@@ -50,7 +50,7 @@ class Unsent:
         self.traffic = Traffic()
 
     def idle(self, bucket: distributed.GradBucket) -> bool:
-        """Whether no rank used any parameter of this bucket."""
+        """Return whether no rank used any parameter of this bucket."""
         unused = self.window.unused
         if not unused or self.ended:
             return False
@@ -63,7 +63,7 @@ class Unsent:
 
 
 def skipping_buckets(state: Unsent, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook: the user's, or torch's own all-reduce, for every bucket that some rank used."""
+    """Return the communication hook: the user's, or torch's own all-reduce, for every bucket that some rank used."""
     buffer = bucket.buffer()
     if state.in_dummy_reduction:
         return _done(buffer)
@@ -206,7 +206,7 @@ def _shares_skips(model: ddp.Wrapped) -> bool:
 
 
 def _shared(module: Any) -> bool:
-    """Whether all ranks take the same decisions for this module."""
+    """Return whether all ranks take the same decisions for this module."""
     return any(level in cover.COVERED and not cover.COVERED[level].never for level in type(module).__mro__)
 
 

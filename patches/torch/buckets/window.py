@@ -153,7 +153,7 @@ def droppable(model: Any, replica: Optional[training.Replica], number: Any) -> D
 
 
 def layers_of(name: str, module: Any) -> List[Tuple[Tuple[str, int], Any]]:
-    """The layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.call.StepCall`)."""
+    """Return the layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.call.StepCall`)."""
     layers = cover.listed(module)
     if layers is not None:
         # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1).

@@ -75,7 +75,7 @@ class Passes:
         return any(part is not None and self._held is not None and self._held.is_held(part) for part in parts)
 
     def next_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A wrapper of ``__next__`` of the loader's iterators."""
+        """Return a wrapper of ``__next__`` of the loader's iterators."""
         passes: Any = self._passes
         find, ref = passes.data.get, weakref.ref
 
@@ -87,7 +87,7 @@ class Passes:
 
 
 def _is_read_here() -> bool:
-    """Whether the caller of :meth:`Passes.begin` reads batches of its own on this rank."""
+    """Return whether the caller of :meth:`Passes.begin` reads batches of its own on this rank."""
     # accelerate's dispatcher reads on the first rank alone, and sends the others their parts.
     frame = sys._getframe(2)
     for _ in range(_CALLERS):
@@ -100,7 +100,7 @@ def _is_read_here() -> bool:
 
 
 def _asker(frame: Any) -> str:
-    """The line that asks for a batch, the same in one loop on all ranks."""
+    """Return the line that asks for a batch, the same in one loop on all ranks."""
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -128,7 +128,7 @@ class Pass:
         self._batches: Optional[Iterator[Any]] = None
 
     def next(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
-        """The next batch.
+        """Return the next batch.
 
         Args:
             iterator: of the loader.
@@ -202,7 +202,7 @@ class Source:
 
 
 def _is_persistent(loader: Any) -> bool:
-    """Whether a loader keeps its workers, and so its iterator."""
+    """Return whether a loader keeps its workers, and so its iterator."""
     return bool(loader.num_workers and getattr(loader, "persistent_workers", False))
 
 

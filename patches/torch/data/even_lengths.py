@@ -68,7 +68,7 @@ class Meetings:
 def batches(
     meetings: Meetings, source: Any, loader: Any, asker: str, given: int, stop: bool
 ) -> Optional[Iterator[Any]]:
-    """The rest of a pass, as many batches as on the other ranks; None where it is to be left as it is.
+    """Return the rest of a pass, as many batches as on the other ranks; None where it is to be left as it is.
 
     Args:
         meetings: of this process.
@@ -107,7 +107,7 @@ def batches(
 
 
 def _left(source: Any, loader: Any, given: int) -> int:
-    """How many batches a pass has still to give; what is no class of torch's own may count them wrongly."""
+    """Return how many batches a pass has still to give; what is no class of torch's own may count them wrongly."""
     sampler = loader.batch_sampler
     if isinstance(loader.dataset, data.IterableDataset) or type(loader.sampler) not in _COUNTED:
         return _UNKNOWN
@@ -173,7 +173,7 @@ class Streamed(streams.Epoch):
         super().ended()
 
     def received(self, pending: PendingSum) -> List[int]:
-        """The sums.
+        """Return the sums.
 
         Raises:
             LeftError: another rank has left the pass in its midst.
@@ -208,7 +208,7 @@ def _leave(place: str, steps: int) -> None:
 
 
 def _has_left(place: str, steps: int) -> bool:
-    """Whether a rank has left the pass before it sent the numbers of the batch after so many steps."""
+    """Return whether a rank has left the pass before it sent the numbers of the batch after so many steps."""
     with contextlib.suppress(Exception):
         # Without a store there is nobody to wait for: the collective ends with an error.
         own = keys(default_store(), place)

@@ -37,7 +37,7 @@ UNKNOWN = "unknown"
 
 
 def find(model: ddp.Wrapped, evidence: Evidence, groups: Sequence[Group]) -> List[Cause]:
-    """The causes, each with its parameters; the one with the most parameters comes first.
+    """Return the causes, each with its parameters; the one with the most parameters comes first.
 
     Args:
         model: its record.
@@ -59,7 +59,7 @@ class _Finder:
         self._modules: Dict[str, Any] = dict(model.wrapper.module.named_modules())
 
     def kind(self, group: Group) -> Tuple[str, str]:
-        """The kind of a cause, and what sets it apart from others of its kind."""
+        """Return the kind of a cause, and what sets it apart from others of its kind."""
         numbers = {self._numbers[name] for name in group.names if name in self._numbers}
         for name, behind in self._evidence.outside.items():
             if numbers <= behind:
@@ -78,7 +78,7 @@ class _Finder:
         return UNKNOWN, ""
 
     def _ran(self, group: Group, ran: Optional[Set[int]]) -> Optional[bool]:
-        """Whether the module that holds the parameters, or one below it, ran; None if that is not known.
+        """Return whether the module that holds the parameters, or one below it, ran; None if that is not known.
 
         Some modules are never called, and their parameters are used by the one above (MultiheadAttention's projection).
         """
@@ -88,7 +88,7 @@ class _Finder:
         return any(id(self._modules.get(holder)) in ran for holder in holders)
 
     def rate(self, group: Group) -> str:
-        """The module that skips layers, and its rate, if the parameters are of numbered layers below it."""
+        """Return the module that skips layers, and its rate, if the parameters are of numbered layers below it."""
         if not all(any(part.isdigit() for part in name.split(".")) for name in group.names):
             return ""
         parts = group.module.split(".")
@@ -102,7 +102,7 @@ class _Finder:
         return ""
 
     def text(self, kind: str, detail: str, groups: Sequence[Group]) -> str:
-        """A sentence on a cause."""
+        """Return a sentence on a cause."""
         names, steps = modules(groups), self._evidence.steps
         so_far = "in this step, the first one" if steps == 1 else f"in any of the {steps} steps so far"
         earlier = "the step" if steps == 2 else f"the {steps - 1} steps"
@@ -118,13 +118,13 @@ class _Finder:
 
 
 def skips_layers(model: ddp.Wrapped, evidence: Evidence, groups: Sequence[Group]) -> str:
-    """The module that skips layers at random, and its rate, if some parameters are of its layers; "" if not."""
+    """Return the module that skips layers at random, and its rate, if some parameters are of its layers; "" if not."""
     finder = _Finder(model, evidence)
     return next((rate for rate in map(finder.rate, groups) if rate), "")
 
 
 def _rates(module: Any) -> Iterator[Tuple[str, float]]:
-    """The rates above 0 of a module, or in its configuration."""
+    """Yield the rates above 0 of a module, or in its configuration."""
     for holder in (module, getattr(module, "config", None)):
         for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
             rate = max(value, default=0) if isinstance(value, (list, tuple)) and _are_numbers(value) else value

@@ -183,11 +183,11 @@ class Evidence:
         return sorted(rest | set(numbers))
 
     def reached_by(self, roots: Any) -> Set[int]:
-        """The numbers of the parameters in the graphs of some losses, as far as no checkpoint hides them."""
+        """Return the numbers of the parameters in the graphs of some losses, as far as no checkpoint hides them."""
         return self._walk(tensors_of(roots))
 
     def reached_by_outputs(self) -> Set[int]:
-        """The same for the outputs of the last forward that are still there."""
+        """Return the same for the outputs of the last forward that are still there."""
         alive = [reference() for _, reference in self._outputs]
         return self._walk([tensor for tensor in alive if tensor is not None])
 
@@ -224,7 +224,7 @@ class Evidence:
 
 
 def tensors_of(roots: Any) -> Sequence[Any]:
-    """The tensors that a backward was called for."""
+    """Return the tensors that a backward was called for."""
     if isinstance(roots, torch.Tensor):
         return [roots]
     with_graph = roots if isinstance(roots, (list, tuple)) else list(roots or ())
@@ -232,7 +232,7 @@ def tensors_of(roots: Any) -> Sequence[Any]:
 
 
 def _named(output: Any) -> List[Tuple[str, Any]]:
-    """The tensors in a forward's output with names for a message, at most :data:`_OUTPUTS`."""
+    """Return the tensors in a forward's output with names for a message, at most :data:`_OUTPUTS`."""
     top = [(_called(key), reference()) for key, reference in _kept(output)]
     return top or [
         (f"tensor {number} of the output", each) for number, each in enumerate(ddp.tensors(output)[:_OUTPUTS])
@@ -240,7 +240,7 @@ def _named(output: Any) -> List[Tuple[str, Any]]:
 
 
 def _kept(output: Any) -> Sequence[Output]:
-    """The tensors that stand in an output itself, by their keys: no walk through what is nested in it."""
+    """Return the tensors that stand in an output itself, by their keys: no walk through what is nested in it."""
     if isinstance(output, torch.Tensor):
         return ((None, weakref.ref(output)),)
     if isinstance(output, dict):
@@ -257,7 +257,7 @@ def _called(key: Any) -> str:
 
 
 def _compiles(wrapper: Any) -> bool:
-    """Whether torch.compile is at work in this process: hooks would change what it compiles."""
+    """Return whether torch.compile is at work in this process: hooks would change what it compiles."""
     compiled: Any = sys.modules.get("torch._dynamo.eval_frame")
     if compiled is None:
         return False

@@ -49,7 +49,7 @@ def unfinished(case: Case, message: str) -> str:
 
 
 def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> List[Cure]:
-    """How parameters without gradient are dealt with, at the lowest price first."""
+    """Return how parameters without gradient are dealt with, at the lowest price first."""
     lines, kinds = toolkit_lines.of(case.wrapped_by), {cause.kind for cause in found}
     first: List[Cure] = []
     if kinds == {causes.NEVER} and others.agree() and lines.own:
@@ -163,13 +163,13 @@ def _where(lines: Any) -> str:
 
 
 def _backwards_within(error: BaseException) -> int:
-    """How many backwards have led to an error: more than one if a checkpoint has begun another one."""
+    """Return how many backwards have led to an error: more than one if a checkpoint has begun another one."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.name == "backward"]
     return sum(Path(each.filename).parts[-3:] == ("torch", "autograd", "__init__.py") for each in frames)
 
 
 def _without_edit() -> str:
-    """The setting that does without an edit of the program, in a release of torch that has it."""
+    """Return the setting that does without an edit of the program, in a release of torch that has it."""
     return f"without an edit: DDPFIX_UNUSED={'late' if release('torch') >= (2, 0) else 'find'}"
 
 

@@ -36,7 +36,7 @@ class Others:
         )
 
     def agree(self) -> bool:
-        """Whether all ranks have found the same, as far as they can be asked."""
+        """Return whether all ranks have found the same, as far as they can be asked."""
         return self._found is None or (len(self._found.findings) == 1 and self._found.answered == self._found.size)
 
     def say(self) -> str:
@@ -75,5 +75,5 @@ class Others:
 
 
 def names_of(model: ddp.Wrapped, numbers: Sequence[int]) -> List[str]:
-    """The names of some parameters."""
+    """Return the names of some parameters."""
     return [model.names[number] for number in numbers if number < len(model.names)]

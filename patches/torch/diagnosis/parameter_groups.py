@@ -48,13 +48,13 @@ def _counts(names: Sequence[str]) -> Dict[str, int]:
 
 
 def _above(name: str) -> List[str]:
-    """The modules that hold a parameter, the outermost first; the model itself is the first one."""
+    """Return the modules that hold a parameter, the outermost first; the model itself is the first one."""
     parts = name.split(".")[:-1]
     return ["", *(".".join(parts[: count + 1]) for count in range(len(parts)))]
 
 
 def listed(groups: Sequence[Group]) -> str:
-    """One line a group, at most twenty; numbered layers with the same parameters share a line."""
+    """Return one line a group, at most twenty; numbered layers with the same parameters share a line."""
     lines: Dict[Tuple[str, str], List[str]] = {}
     for group in groups:
         above, _, number = group.module.rpartition(".")
@@ -67,7 +67,7 @@ def listed(groups: Sequence[Group]) -> str:
 
 
 def _ranges(numbers: Sequence[str]) -> str:
-    """The numbers of some layers, as ranges; "" for what has none."""
+    """Return the numbers of some layers, as ranges; "" for what has none."""
     runs: List[List[int]] = []
     for number in sorted(int(each) for each in numbers if each):
         if runs and runs[-1][-1] + 1 == number:
@@ -87,7 +87,7 @@ def _parts(group: Group) -> str:
 
 
 def modules(groups: Sequence[Group]) -> str:
-    """The modules of some groups in a few words."""
+    """Return the modules of some groups in a few words."""
     names = [group.module or "the model" for group in groups]
     single = [group.names[0] for group in groups if not group.whole and len(group.names) == 1]
     if len(single) == len(groups):
@@ -96,7 +96,7 @@ def modules(groups: Sequence[Group]) -> str:
 
 
 def attribute(group: Group) -> str:
-    """The module of a group as Python spells it, or its first parameter if it has more than these."""
+    """Return the module of a group as Python spells it, or its first parameter if it has more than these."""
     name = group.module if group.whole and group.module else group.names[0]
     parts = name.split(".")
     if all(part.isidentifier() or part.isdigit() for part in parts) and not parts[0].isdigit():

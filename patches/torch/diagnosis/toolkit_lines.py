@@ -27,7 +27,7 @@ _FRAMES = 200
 
 
 def callers() -> Tuple[str, ...]:
-    """The modules that have led here, the outermost first; a script is named as its path spells it."""
+    """Return the modules that have led here, the outermost first; a script is named as its path spells it."""
     found: List[str] = []
     frame: Any = sys._getframe(1)
     while frame is not None and len(found) < _FRAMES:
@@ -41,7 +41,7 @@ def callers() -> Tuple[str, ...]:
 
 
 def of(wrapped_by: Sequence[str]) -> Lines:
-    """The lines of the toolkit that has wrapped a model; those of DDP where it has none.
+    """Return the lines of the toolkit that has wrapped a model; those of DDP where it has none.
 
     Args:
         wrapped_by: see :func:`callers`. The outermost toolkit is the one that the user has called.
@@ -55,12 +55,12 @@ def of(wrapped_by: Sequence[str]) -> Lines:
 
 
 def is_plain(lines: Lines) -> bool:
-    """Whether these are the lines of DDP itself."""
+    """Return whether these are the lines of DDP itself."""
     return lines.name == _PLAIN.name
 
 
 def _every() -> List[Lines]:
-    """The lines of all folders of patches that have some."""
+    """Return the lines of all folders of patches that have some."""
     package = __package__.rpartition(".torch.")[0]
     found: List[Lines] = []
     for folder in pkgutil.iter_modules(sys.modules[package].__path__):

@@ -92,7 +92,7 @@ class Forwards:
         return [forward for forward in self._begun if forward.waits]
 
     def unread(self, forwards: List[_Forward]) -> FrozenSet[int]:
-        """The ids of buffers that no backward of these forwards reads, whatever their values."""
+        """Return the ids of buffers that no backward of these forwards reads, whatever their values."""
         ids = frozenset.intersection(*(forward.statistics for forward in forwards))
         norms = [norm for norm in (ref() for ref in self._norms) if norm is not None and id(norm) in ids]
         return frozenset(id(buffer) for norm in norms for buffer in tensors.buffers_in(norm).values())

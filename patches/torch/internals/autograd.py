@@ -31,7 +31,7 @@ def will_reach(node: Any) -> bool:
 
 
 def accumulators(parameters: Iterable[Any]) -> List[Any]:
-    """The nodes of the graph at which gradients arrive, one a parameter; DDP keeps the same ones alive."""
+    """Return the nodes of the graph at which gradients arrive, one a parameter; DDP keeps the same ones alive."""
     edge = getattr(torch.autograd.graph, "get_gradient_edge", None)
     if edge is not None:
         return [edge(parameter).node for parameter in parameters]
@@ -75,19 +75,19 @@ class View:
             return LEAVES_ALONE
 
     def _of_others(self) -> str:
-        """The effect of a backward that reaches no parameter as far as the engine knows."""
+        """Return the effect of a backward that reaches no parameter as far as the engine knows."""
         if not any(parameter.requires_grad for parameter in self._parameters):
             return LEAVES_ALONE
         return _of_unseen()
 
     def left_out(self) -> List[int]:
-        """The numbers of the parameters that the backward will not reach, as far as it can be seen."""
+        """Return the numbers of the parameters that the backward will not reach, as far as it can be seen."""
         will: Callable[[Any], bool] = _WILL  # type: ignore[assignment]
         return [index for index, node in enumerate(self._nodes) if not will(node)]
 
 
 def _of_unseen() -> str:
-    """Whether the backward leaves a part of its graph out (``autograd.grad``, ``backward(inputs=...)``)."""
+    """Return whether the backward leaves a part of its graph out (``autograd.grad``, ``backward(inputs=...)``)."""
     node = _NODE() if _NODE is not None else None
     if node is None:
         return UNSURE
@@ -124,7 +124,7 @@ def behind(roots: Any) -> List[Any]:
 
 
 def may_hide_here() -> bool:
-    """Whether the graph behind the node whose hooks run now has custom functions, which may hide a graph."""
+    """Return whether the graph behind the node whose hooks run now has custom functions, which may hide a graph."""
     node = _NODE() if _NODE is not None else None
     return node is None or any(_is_custom(each) for each in _behind(node))
 
@@ -139,7 +139,7 @@ def _is_custom(node: Any) -> bool:
 
 
 def leaves(outputs: Sequence[Any], given: Sequence[Any]) -> Iterator[Any]:
-    """The leaves to which the graph of some tensors leads.
+    """Yield the leaves to which the graph of some tensors leads.
 
     Args:
         outputs: the tensors.
@@ -152,7 +152,7 @@ def leaves(outputs: Sequence[Any], given: Sequence[Any]) -> Iterator[Any]:
 
 
 def _behind(first: Any, given: Sequence[Any] = ()) -> Iterator[Any]:
-    """The node and all that it leads to, as far as the given ones."""
+    """Yield the node and all that it leads to, as far as the given ones."""
     waiting, seen = [first], {first, *given}
     while waiting:
         node = waiting.pop()
@@ -163,5 +163,5 @@ def _behind(first: Any, given: Sequence[Any] = ()) -> Iterator[Any]:
 
 
 def hides_since(count: int) -> bool:
-    """Whether a reentrant checkpoint was made since there were ``count`` of them (:data:`HIDING`)."""
+    """Return whether a reentrant checkpoint was made since there were ``count`` of them (:data:`HIDING`)."""
     return HIDING[0] != count

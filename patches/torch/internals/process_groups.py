@@ -11,7 +11,7 @@ from ddpfix.ranks.groups.names import name_of
 
 
 def ranks_of(group: Any) -> List[int]:
-    """The global ranks of a process group, in its order; None is the default group."""
+    """Return the global ranks of a process group, in its order; None is the default group."""
     if group is None:
         return list(range(distributed.get_world_size()))
     if hasattr(distributed, "get_process_group_ranks"):
@@ -31,12 +31,12 @@ def members_of(group: Any, ranks: Optional[List[int]] = None) -> Members:
 
 
 def default() -> Any:
-    """The default process group."""
+    """Return the default process group."""
     return distributed.distributed_c10d._get_default_group()
 
 
 def known() -> List[List[int]]:
-    """The global ranks of all process groups that this process has made."""
+    """Return the global ranks of all process groups that this process has made."""
     from torch.distributed import distributed_c10d
 
     world = getattr(distributed_c10d, "_world", distributed_c10d)
@@ -45,12 +45,12 @@ def known() -> List[List[int]]:
 
 
 def own_rank() -> int:
-    """The global rank of this process."""
+    """Return the global rank of this process."""
     return int(distributed.get_rank())
 
 
 def of_fsdp1(wrapper: Any) -> Optional[List[int]]:
-    """The ranks of a FullyShardedDataParallel module; None where they cannot be known.
+    """Return the ranks of a FullyShardedDataParallel module; None where they cannot be known.
 
     With a hybrid strategy there are several shard groups, which reduce layer by layer among each other, too.
     """
@@ -66,7 +66,7 @@ def of_fsdp1(wrapper: Any) -> Optional[List[int]]:
 
 
 def of_fsdp2(module: Any, mesh: Any) -> Optional[List[int]]:
-    """The ranks of a module after ``fully_shard``; None where parts of it belong to different ranks.
+    """Return the ranks of a module after ``fully_shard``; None where parts of it belong to different ranks.
 
     A parameter's own mesh has the dimensions of tensor parallelism as well, which the mesh of ``fully_shard`` lacks.
     """

@@ -21,7 +21,7 @@ def can_ask(reducer: Any) -> bool:
 
 
 def unfinished(reducer: Any) -> str:
-    """The error that torch would raise at the next forward; "" if the reduction is finished or has not begun.
+    """Return the error that torch would raise at the next forward; "" if the reduction is finished or has not begun.
 
     Before torch 2.1 only the function that rebuilds the buckets checks this. After the first reduction it runs a
     collective, so it must not be called before that.
@@ -35,7 +35,7 @@ def unfinished(reducer: Any) -> str:
 
 
 def missing(reducer: Any) -> Tuple[List[int], bool]:
-    """The numbers of parameters that the reducer waits for, and whether there are more of them."""
+    """Return the numbers of parameters that the reducer waits for, and whether there are more of them."""
     named = NO_GRADIENT.search(unfinished(reducer))
     if named is None:
         return [], False

@@ -69,12 +69,12 @@ def settle() -> None:
 
 
 def _any_left() -> bool:
-    """Whether threads may still have work: where they cannot be seen, they may."""
+    """Return whether threads may still have work: where they cannot be seen, they may."""
     return bool(_states()) or not os.path.isdir(_THREADS)
 
 
 def _states() -> List[str]:
-    """The state of each thread that may be gloo's, as Linux tells it (``R`` is running or ready to run)."""
+    """Return the state of each thread that may be gloo's, as Linux tells it (``R`` is running or ready to run)."""
     return [thread.state for thread in _threads()]
 
 
@@ -98,13 +98,13 @@ class _Thread(NamedTuple):
 
 
 def _threads() -> List[_Thread]:
-    """The threads that may be gloo's."""
+    """Return the threads that may be gloo's."""
     threads = [_look(each) for each in _others()]
     return [each for each in threads if each.name == _NAME] or [each for each in threads if each.state]
 
 
 def _others() -> List[int]:
-    """The threads of this process that are neither Python's nor ours."""
+    """Return the threads of this process that are neither Python's nor ours."""
     # In a forked child CPython still tells the number of the parent's main thread.
     known = {thread.native_id for thread in threading.enumerate()} | NATIVE | {threading.get_native_id()}
     listed = os.listdir(_THREADS) if os.path.isdir(_THREADS) else []

@@ -60,6 +60,6 @@ def _seconds(site: Site) -> Any:
 
 
 def _folder(site: Site) -> str:
-    """The user's own folder for what ddpfix writes, if there is such a setting."""
+    """Return the user's own folder for what ddpfix writes, if there is such a setting."""
     found = site.settings.values.get("trace", "off")
     return "" if found == "off" else str(found)

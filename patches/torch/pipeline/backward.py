@@ -94,7 +94,7 @@ class Backwards:
         self._checks[:] = [check]
 
     def checks(self, check: Check) -> bool:
-        """Whether this is called."""
+        """Return whether this is called."""
         return self._checks == [check]
 
     def check_no_more(self, check: Check) -> None:

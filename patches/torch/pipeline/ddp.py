@@ -210,7 +210,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy(wrapper: Any) -> Optional[Wrapped]:
-    """The record of a copy of a wrapped model; None for a model that was wrapped before ddpfix was activated."""
+    """Return the record of a copy of a wrapped model; None for a model that was wrapped before ddpfix was activated."""
     return None if wrapper in MODELS else _record(wrapper, None)
 
 
@@ -224,12 +224,12 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
 
 
 def trains(wrapper: Any) -> bool:
-    """Whether a forward of a model under DDP is one of training: what counts is the mode that its layers see."""
+    """Return whether a forward of a model under DDP is one of training: what counts is the mode that its layers see."""
     return bool(inner(wrapper).training)
 
 
 def tensors(output: Any) -> Sequence[Any]:
-    """The tensors in a forward's output, as DDP finds them."""
+    """Return the tensors in a forward's output, as DDP finds them."""
     if type(output) is torch.Tensor:
         return (output,)
     return find_tensors(output)

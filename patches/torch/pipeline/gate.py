@@ -6,6 +6,6 @@ import sys
 
 
 def is_passed() -> bool:
-    """Whether there is a process group."""
+    """Return whether there is a process group."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())

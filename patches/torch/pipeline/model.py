@@ -109,20 +109,20 @@ MODELS: weakref.WeakKeyDictionary[Any, Optional[Wrapped]] = weakref.WeakKeyDicti
 
 
 def of(wrapper: Any) -> Optional[Wrapped]:
-    """The record of a model under DDP; None if it was wrapped without ddpfix."""
+    """Return the record of a model under DDP; None if it was wrapped without ddpfix."""
     return MODELS.get(wrapper)
 
 
 def known() -> List[Wrapped]:
-    """The records of all models under DDP."""
+    """Return the records of all models under DDP."""
     return [model for model in list(MODELS.values()) if model is not None]
 
 
 def of_replica(replica: training.Replica) -> Optional[Wrapped]:
-    """The record of the model that a replica is of; None for a sharded one."""
+    """Return the record of the model that a replica is of; None for a sharded one."""
     return next((model for model in known() if training.replica_of(model.wrapper) is replica), None)
 
 
 def replica(model: Wrapped) -> Optional[training.Replica]:
-    """The agreed seed and the steps of a model; None if its ranks have not agreed."""
+    """Return the agreed seed and the steps of a model; None if its ranks have not agreed."""
     return training.replica_of(model.wrapper)

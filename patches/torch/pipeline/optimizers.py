@@ -28,12 +28,12 @@ def is_torchs(optimizer: Any) -> bool:
 
 
 def is_alone(model: ddp.Wrapped) -> bool:
-    """Whether a model has no other replica, or is no more."""
+    """Return whether a model has no other replica, or is no more."""
     return model.wrapper is None or len(process_groups.ranks_of(model.wrapper.process_group)) == 1
 
 
 def trained(optimizer: Any, known: Sequence[Any] = ()) -> List[ddp.Wrapped]:
-    """The replicated models of which an optimizer has parameters.
+    """Return the replicated models of which an optimizer has parameters.
 
     Args:
         optimizer: any of torch's kind.
@@ -45,7 +45,7 @@ def trained(optimizer: Any, known: Sequence[Any] = ()) -> List[ddp.Wrapped]:
 
 
 def averages(state: Any, hook: Any) -> bool:
-    """Whether a communication hook is one of torch's that leave the same gradients on all ranks."""
+    """Return whether a communication hook is one of torch's that leave the same gradients on all ranks."""
     place = str(getattr(hook, "__module__", ""))
     # Local SGD has replicas differ between two averagings; another hook may be wrapped around its own.
     local = "localsgd" in f"{place} {type(state).__module__}".lower()
@@ -53,7 +53,7 @@ def averages(state: Any, hook: Any) -> bool:
 
 
 def replicated(model: ddp.Wrapped) -> bool:
-    """Whether the ranks are to have the same parameters after this step."""
+    """Return whether the ranks are to have the same parameters after this step."""
     wrapper = model.wrapper
     if wrapper is None or not model.averages or joins(wrapper):
         # Under a hook of the user's own nobody knows; ranks that have joined early do not step with the others.

@@ -104,7 +104,7 @@ class Clocks:
         self.last = None
 
     def step(self) -> Optional[int]:
-        """The training forward that was begun last; None where no model is under DDP, or nothing counts."""
+        """Return the training forward that was begun last; None where no model is under DDP, or nothing counts."""
         return None if self.last is None else self.last.number
 
     def micro(self) -> int:

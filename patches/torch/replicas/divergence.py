@@ -210,7 +210,7 @@ class Watch:
         return True
 
     def is_next(self) -> bool:
-        """Whether replicas are to be compared after this step."""
+        """Return whether replicas are to be compared after this step."""
         return self._steps == self._next
 
     def look(self, optimizer: Any) -> None:
@@ -261,7 +261,7 @@ class Watch:
         log.debug(f"replicas are not compared any more: {error!r}")
 
     def is_due(self) -> bool:
-        """Whether something is to be done before the next step."""
+        """Return whether something is to be done before the next step."""
         since = self._steps - self._looks[-1]
         return self._look is not None or (len(self._looks) > 1 and not since & (since - 1))
 

@@ -98,13 +98,13 @@ def _sum(data: Any) -> Any:
 
 
 def _some(data: Any) -> Any:
-    """A few elements at equal distances."""
+    """Return a few elements at equal distances."""
     flat = (data.real if data.is_complex() else data).reshape(-1)
     return flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].double()
 
 
 def _fetched(tensors: Sequence[Any]) -> List[List[Any]]:
-    """The values of many short tensors, in one copy from each device."""
+    """Return the values of many short tensors, in one copy from each device."""
     found: List[List[Any]] = [[] for _ in tensors]
     by_device: Dict[Any, List[int]] = {}
     for number, tensor in enumerate(tensors):
@@ -117,7 +117,7 @@ def _fetched(tensors: Sequence[Any]) -> List[List[Any]]:
 
 
 def _rates(optimizer: Any, held: Any) -> Dict[str, str]:
-    """The hyperparameters that are numbers, of groups with parameters that are compared, as text.
+    """Return the hyperparameters that are numbers, of groups with parameters that are compared, as text.
 
     What a program keeps in the groups beside the optimizer's own hyperparameters is not among them.
     """
@@ -150,7 +150,7 @@ class Difference(NamedTuple):
 
 
 def difference(there: Sight, here: Sight) -> Optional[Difference]:
-    """How two ranks differ in the same step; None where their steps cannot be compared.
+    """Return how two ranks differ in the same step; None where their steps cannot be compared.
 
     They can where both have moved the same parameters by the same gradients, after equally many forwards: then DDP has
     averaged these gradients, and what differs is not of a rank's own by them.

@@ -49,13 +49,13 @@ class Numbers:
             self._given, self._made = given.detach(), weakref.ref(made)
 
     def of_loss(self, loss: Any) -> Any:
-        """The value of a loss, before a gradient scaler made it larger; see :meth:`of`."""
+        """Return the value of a loss, before a gradient scaler made it larger; see :meth:`of`."""
         meant = self._given if self._made is not None and self._made() is loss else loss
         self._given = self._made = None
         return self.of(meant)
 
     def of(self, tensor: Any) -> Any:
-        """The value of a tensor of one element: a number, a function that gives it later, or None."""
+        """Return the value of a tensor of one element: a number, a function that gives it later, or None."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.numel() != 1 or tensor.is_complex():
             return None
         if tensor.device.type == "cpu":
@@ -77,12 +77,12 @@ def mark(timed: bool = False, device: Any = None) -> Any:
 
 
 def between(begin: Any, end: Any) -> Value:
-    """The seconds of the GPU between two events, once the second one is over."""
+    """Return the seconds of the GPU between two events, once the second one is over."""
     return lambda: begin.elapsed_time(end) / 1000 if end.query() else None
 
 
 def total(parts: Sequence[Any]) -> Any:
-    """The sum of numbers and of values that come later; None of nothing."""
+    """Return the sum of numbers and of values that come later; None of nothing."""
     if not parts:
         return None
     if not any(callable(part) for part in parts):

@@ -44,7 +44,7 @@ class Seen:
 
 
 def _tensors(inputs: Sequence[Any], kwargs: Any) -> Iterator[Tuple[str, Any]]:
-    """The tensors among arguments, also one level inside of dictionaries and lists, with their names."""
+    """Yield the tensors among arguments, also one level inside of dictionaries and lists, with their names."""
     for name, value in (*(("", each) for each in inputs), *kwargs.items()):
         if isinstance(value, torch.Tensor):
             yield name, value

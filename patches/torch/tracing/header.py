@@ -21,7 +21,7 @@ from ddpfix.trace.writer import Writer
 
 
 def run(site: Site, rank: int) -> Dict[str, Any]:
-    """The values of the ``run`` line.
+    """Return the values of the ``run`` line.
 
     Args:
         site: of the patch.
@@ -56,7 +56,7 @@ def _settings(site: Site) -> Dict[str, Dict[str, str]]:
 
 
 def patches(site: Site) -> List[Dict[str, str]]:
-    """Each patch of an installed toolkit with its state and the reason."""
+    """Return each patch of an installed toolkit with its state and the reason."""
     if site.activation is None:
         return []
     found = [each for each in site.activation.report().patches if each.version is not None]
@@ -80,7 +80,7 @@ def tell_settings(writer: Writer, known: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def how_it_ends() -> str:
-    """How this process ends, as far as Python knows it: ``ended``, or ``failed: `` and the error."""
+    """Return how this process ends, as far as Python knows it: ``ended``, or ``failed: `` and the error."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and not isinstance(error, SystemExit):
         return f"failed: {last_words.words(error)}"

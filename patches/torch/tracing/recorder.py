@@ -141,11 +141,11 @@ class Recorder:
     # Places.
 
     def here(self) -> bool:
-        """Whether this thread trains, and the trace is on."""
+        """Return whether this thread trains, and the trace is on."""
         return self.on and threading.get_ident() == self._thread
 
     def enter(self, place: str) -> Optional[Tuple[str, float]]:
-        """The program comes to a place; None where it is within another one, to which its time belongs."""
+        """Enter a place of the program; return None where it is within another one, to which its time belongs."""
         if self.place is not schema.OTHER and self.place is not schema.OPTIMIZER:
             return None
         now = time.perf_counter()
@@ -173,7 +173,7 @@ class Recorder:
     # Forwards.
 
     def built(self, model: Any) -> Optional[Traced]:
-        """A model was wrapped; None where it is not traced."""
+        """Begin to trace a wrapped model; return None where it is not traced."""
         if not self.open() or self._wrapped == _MODELS or self.writer is None:
             return None
         traced = Traced(self, model, self._wrapped, self._layers, self._parameters)
@@ -204,7 +204,7 @@ class Recorder:
     # Backwards.
 
     def backward_begins(self, tensors: Any) -> Any:
-        """A backward is about to run; returns what :meth:`backward_ended` needs, None for one within another."""
+        """Begin a backward; return what :meth:`backward_ended` needs, None for one within another."""
         if not self.here():
             return None
         token = self.enter(schema.BACKWARD)
@@ -290,7 +290,7 @@ class Recorder:
             self._fail(error)
 
     def _is_within(self, optimizer: int) -> bool:
-        """Whether this is the step of a base class, which a subclass calls in its own."""
+        """Return whether this is the step of a base class, which a subclass calls in its own."""
         for known, _, backwards in self._stepping:
             if known == optimizer and backwards == self.row.backwards:
                 return True
@@ -342,5 +342,5 @@ class Recorder:
 
 
 def modules() -> Sequence[Any]:
-    """The modules of the trace, for torch.compile to leave alone."""
+    """Return the modules of the trace, for torch.compile to leave alone."""
     return [module for name, module in list(sys.modules.items()) if name.startswith(f"{__package__}.")]

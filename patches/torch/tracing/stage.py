@@ -26,7 +26,7 @@ class Recording:
         self._recorder: Optional[Recorder] = None
 
     def of(self, site: Site) -> Recorder:
-        """The recorder; made when it is first asked for."""
+        """Return the recorder; made when it is first asked for."""
         if self._recorder is None:
             self._recorder = Recorder(site)
             for module in recorder.modules():

@@ -54,7 +54,7 @@ class StepRow:
         self.times[place] = self.times.get(place, 0.0) + seconds
 
     def values(self, step: int, total: float) -> Dict[str, Any]:
-        """The columns, as far as they are known."""
+        """Return the columns, as far as they are known."""
         times = self.times
         return {
             "step": step,

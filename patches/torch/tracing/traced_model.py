@@ -79,7 +79,7 @@ class Traced:
         return self._model.wrapper is not None
 
     def line(self) -> Dict[str, Any]:
-        """The values of the ``model`` line."""
+        """Return the values of the ``model`` line."""
         return {
             "number": self.number,
             "class": type(self._model.wrapper.module).__name__,
@@ -154,7 +154,7 @@ class Traced:
         self._forwards = self._reduced = 0
 
     def _unused(self) -> Optional[List[int]]:
-        """The numbers of the parameters that got no gradient in the last reduction; None where nobody knows."""
+        """Return the numbers of the parameters that got no gradient in the last reduction; None where nobody knows."""
         model = self._model
         reduction = REDUCTION.of(model)
         if reduction is not None:

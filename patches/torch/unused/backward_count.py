@@ -55,17 +55,17 @@ class Backwards:
         return self.done == self.expected == 1 and not self._more and not self._left_out
 
     def is_last(self) -> bool:
-        """Whether the backward that runs is the last one before the reduction."""
+        """Return whether the backward that runs is the last one before the reduction."""
         return not self.one_gradient_each or self.done + 1 >= self.expected
 
     def ended(self) -> bool:
-        """A backward has ended; returns whether the reduction is to be finalized now."""
+        """End a backward; return whether the reduction is to be finalized now."""
         last = self.is_last()
         self.done += 1
         return last
 
     def one_more(self) -> bool:
-        """A backward begins after the reduction; returns whether the step before had none.
+        """Begin a backward after the reduction; return whether the step before had none.
 
         Raises:
             RollCallError: it does not begin on all ranks.
@@ -77,7 +77,7 @@ class Backwards:
         return True
 
     def agree_to(self, wanted: bool) -> bool:
-        """Whether ``wanted`` is true on all ranks."""
+        """Return whether ``wanted`` is true on all ranks."""
         return self._roll_call().same("yes" if wanted else "no") and wanted
 
     def reduced(self, left_out: Dict[int, Any]) -> None:
@@ -145,7 +145,7 @@ class Backwards:
         reduction.finalize_pending()
 
     def explain(self) -> str:
-        """An addition to torch's error about missing gradients; "" if no backward is pending."""
+        """Return an addition to torch's error about missing gradients; "" if no backward is pending."""
         if self._pending is None:
             return ""
         return (

@@ -68,7 +68,7 @@ class Converted:
 
 
 def _may_send_gradients(function: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether gradients of parameters may come from a checkpoint, as far as it is known before it has run.
+    """Return whether gradients of parameters may come from a checkpoint, as far as it is known before it has run.
 
     The reentrant kind trains nothing where none of its inputs needs a gradient; the other kind would.
     """
@@ -81,7 +81,7 @@ def _may_send_gradients(function: Callable[..., Any], args: Sequence[Any]) -> bo
 
 
 def _hides(output: Any, args: Sequence[Any], model: ddp.Wrapped) -> bool:
-    """Whether a part of the graph that the reentrant kind would hide leads to a parameter of the model."""
+    """Return whether a part of the graph that the reentrant kind would hide leads to a parameter of the model."""
     own = {id(parameter) for parameter in model.parameters}
     given = [each.grad_fn for each in args if isinstance(each, torch.Tensor) and each.grad_fn is not None]
     return any(id(leaf) in own for leaf in autograd.leaves(ddp.tensors(output), given))

@@ -212,7 +212,7 @@ class Finalizer:
         return [other for other in states.reductions() if other is not self]
 
     def _shares(self, other: Reduction) -> bool:
-        """Whether two models have a parameter in common."""
+        """Return whether two models have a parameter in common."""
         own = {id(parameter) for parameter in self.parameters}
         return any(id(parameter) in own for parameter in other.parameters)
 
@@ -306,11 +306,11 @@ class Finalizer:
         self.on(LEFT if left else MISSING)
 
     def _any_arrived(self) -> bool:
-        """Whether a gradient has come to a parameter."""
+        """Return whether a gradient has come to a parameter."""
         return bool(self.arrivals.arrived) if self.arrivals.on else bool(reducer.unfinished(self._reducer))
 
     def _complete(self) -> bool:
-        """Whether DDP has finished by itself."""
+        """Return whether DDP has finished by itself."""
         if self.arrivals.on:
             arrived = len(self.arrivals.arrived) + len(self.left_out)
             if arrived == len(self.parameters):

@@ -91,7 +91,7 @@ def _may_be_static(model: Any) -> bool:
 
 
 def _decide(arguments: Dict[str, Any], always: bool) -> bool:
-    """Whether to set the flag to True."""
+    """Return whether to set the flag to True."""
     # DDP waits for no gradient of a frozen layer, skipped or not.
     skipping = [entry for entry in cover.active(arguments["module"]) if _trainable(entry[1])]
     idle = wrap_hooks.reasons(arguments["module"])
@@ -123,7 +123,7 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
 
 
 def _was_dropped(arguments: Dict[str, Any]) -> bool:
-    """Whether the user has typed True, and the toolkit has lost it before it builds DDP."""
+    """Return whether the user has typed True, and the toolkit has lost it before it builds DDP."""
     if wrap_hooks.user_choice() != (True, True) or arguments.get("static_graph") or arguments.get(FLAG):
         return False
     log.info(f"{FLAG}=True: it was given to the toolkit, which does not hand it on")
@@ -144,7 +144,7 @@ def _warn(names: str, idle: List[str]) -> None:
 
 
 def user_choice(arguments: Dict[str, Any]) -> Optional[bool]:
-    """The user's value: as reported by the toolkit that builds the model, else the argument if there is one."""
+    """Return the user's value: as reported by the toolkit that builds the model, else the argument if there is one."""
     known, value = wrap_hooks.user_choice()
     return value if known else arguments.get(FLAG)
 

@@ -60,7 +60,7 @@ class Arrivals:
         self.arrived, self.arrived_twice = {}, False
 
     def missing(self) -> List[int]:
-        """The numbers of the parameters whose gradients have not come."""
+        """Return the numbers of the parameters whose gradients have not come."""
         return [number for number in range(len(self._nodes)) if number not in self.arrived]
 
     def _recorder(self, number: int) -> Callable[[Any], None]:

@@ -32,7 +32,7 @@ class FirstStep:
         return self._reduction().parameters  # type: ignore[union-attr]
 
     def output(self) -> Output:
-        """A hook for one output."""
+        """Return a hook for one output."""
         made = Output(self._reduction())
         self._outputs.append(weakref.ref(made))
         return made
@@ -52,7 +52,7 @@ class FirstStep:
             self._mean = Gradients(self._parameters)
 
     def used(self) -> bool:
-        """Whether the mean was changed (clipped, say), so that it must stay."""
+        """Return whether the mean was changed (clipped, say), so that it must stay."""
         return self._mean is not None and self._mean.changed()
 
     def may_restore(self) -> bool:

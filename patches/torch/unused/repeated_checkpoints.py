@@ -49,7 +49,7 @@ class _Use:
         self.ran = True
 
     def will_run(self) -> bool:
-        """Whether the backward that runs now comes to it; called within one."""
+        """Return whether the backward that runs now comes to it; called within one."""
         node = self._node()
         return node is not None and not self.ran and autograd.will_reach(node)
 
@@ -133,7 +133,7 @@ class Recomputed:
         return result
 
     def _is_reduced(self) -> bool:
-        """Whether DDP waits for these gradients, and knows the parameters one by one."""
+        """Return whether DDP waits for these gradients, and knows the parameters one by one."""
         own = {id(parameter): parameter for parameter in self._target.module.parameters() if parameter.requires_grad}
         hooked = any(has_hooks(p) for p in own.values())
         plain = all(type(parameter) is nn.Parameter for parameter in own.values())
@@ -163,7 +163,7 @@ def _again(owner: Any) -> Any:
 
 
 def _stand_ins(module: nn.Module) -> List[Tuple[nn.Parameter, nn.Parameter]]:
-    """Each trained parameter of a module, and a leaf of its own with the same memory."""
+    """Return each trained parameter of a module, and a leaf of its own with the same memory."""
     return [(each, nn.Parameter(each.detach())) for each in module.parameters() if each.requires_grad]
 
 
@@ -236,7 +236,7 @@ def kind_of(function: Any) -> Hashable:
 
 
 def called(function: Any) -> Optional[Tuple[nn.Module, Any]]:
-    """A module, and the code of the method of it that is called."""
+    """Return a module, and the code of the method of it that is called."""
     if isinstance(function, nn.Module):
         return function, None
     if isinstance(function, types.MethodType) and isinstance(function.__self__, nn.Module):
@@ -246,7 +246,7 @@ def called(function: Any) -> Optional[Tuple[nn.Module, Any]]:
 
 
 def _in_closure(function: types.FunctionType) -> Optional[Tuple[nn.Module, Any]]:
-    """The one module that a small function around it calls (``lambda x: self.layer(x)``, ``custom_forward``)."""
+    """Return the one module that a small function around it calls (``lambda x: self.layer(x)``, ``custom_forward``)."""
     modules = [each for each in _cells(function) if isinstance(each, nn.Module)]
     if len(modules) != 1:
         return None

@@ -85,7 +85,7 @@ class Finalize(ddp.Stage):
 
 
 def _finalizer() -> Type[Finalizer]:
-    """The class; a process without a model under DDP does without its six modules."""
+    """Return the class; a process without a model under DDP does without its six modules."""
     fresh = f"{__package__}.finalizer" not in sys.modules
     from .finalizer import Finalizer
 
@@ -95,7 +95,7 @@ def _finalizer() -> Type[Finalizer]:
 
 
 def _possible(arguments: Dict[str, Any]) -> bool:
-    """Whether reductions can be finalized, as far as the constructor's arguments show it."""
+    """Return whether reductions can be finalized, as far as the constructor's arguments show it."""
     return can_ask() and not any(arguments.get(name) for name in ("static_graph", "mixed_precision", *_DELAYED))
 
 
@@ -103,7 +103,7 @@ _DELAYED = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
 
 
 def impossible(wrapper: Any) -> str:
-    """Why reductions cannot be finalized with right gradients; "" if they can."""
+    """Return why reductions cannot be finalized with right gradients; "" if they can."""
     if getattr(wrapper, "static_graph", False):
         return "static_graph=True counts on the same parameters in each step"
     if getattr(wrapper, "mixed_precision", None) is not None:

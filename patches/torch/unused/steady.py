@@ -36,6 +36,9 @@ class Hooked(Protocol):
     @property
     def parameters(self) -> Any: ...
 
+    @property
+    def backwards(self) -> Any: ...
+
     def output_reached(self, gradients: Any) -> None: ...
 
     def forward_begins(self) -> None: ...
@@ -64,8 +67,9 @@ class Steady:
         self._backwards = backwards
         # How many backwards there were in steps whose gradients are reduced.
         self._noticed = 0
-        # Whether outputs are marked in place of hooks, and the parameter whose gradient shows that some have come.
-        self._marks = False
+        # Whether outputs are marked in place of hooks, for the last time; the parameter whose gradient shows that some
+        # have come.
+        self._marks = self._leaves = False
         self._parameter: Any = None
         self._mark = object()
         backwards.check(self)
@@ -158,13 +162,17 @@ class Steady:
     # The end.
 
     def waits(self) -> bool:
-        """Whether DDP waits for gradients of a backward that has ended, past the wrapper of all backwards."""
+        """Return whether DDP waits for gradients of a backward that has ended, past the wrapper of all backwards."""
         hooked, wrapper = self._hooked_now(), self._wrapper()
         return hooked.state is ARMED and wrapper is not None and bool(reducer.unfinished(wrapper.reducer))
 
     def _leave(self) -> None:
         """Put hooks on the outputs of the next forward again; the marks count until then."""
+        if self._leaves:
+            return
         hooked = self._hooked_now()
+        self._count_backwards(hooked)
+        self._leaves = True
 
         def begins() -> None:
             self.end()
@@ -176,8 +184,15 @@ class Steady:
         """Check nothing any more, and leave the model to its hooks."""
         if self.forget():
             hooked = self._hooked_now()
+            if self._marks and not self._leaves:
+                self._count_backwards(hooked)
             hooked.hook_parameters()
             self._model.attach(PLACE, hooked.forward_begins, hooked.forward_ended)
+
+    @staticmethod
+    def _count_backwards(hooked: Hooked) -> None:
+        """Count those of the step, which are not counted while each step has one."""
+        hooked.backwards.done = int(hooked.state is FINALIZED)
 
     def forget(self) -> bool:
         """Check nothing any more; return whether anything was checked."""
@@ -191,7 +206,7 @@ def _same(now: Before, before: Before) -> bool:
 
 
 def _behind(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
-    """The nodes that a backward with these arguments runs; none where it was asked for some gradients only."""
+    """Return the nodes that a backward with these arguments runs; none where it was asked for some gradients only."""
     if kwargs.get("inputs") is not None or len(args) > _INPUTS:
         return []
     with modes.hidden():

@@ -24,7 +24,7 @@ def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
 
 
 def unreduced(model: ddp.Wrapped) -> List[str]:
-    """The names of those that are trained and have a gradient, which DDP does not average."""
+    """Return the names of those that are trained and have a gradient, which DDP does not average."""
     return [name for name, each in unknown(model).items() if each.requires_grad and each.grad is not None]
 
 

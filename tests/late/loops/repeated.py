@@ -86,6 +86,22 @@ def repeated_then_twice(loop: Loop) -> None:
         optimizer.step()
 
 
+@kind(plain="parts", ours="error", cause="ddpfix:|[Tt]imed out|Connection closed", traced=False)
+def repeated_then_twice_on_ranks_in_turn(loop: Loop) -> None:
+    """Each rank has a second backward once, in another step than the other rank: nothing of it can be averaged."""
+    model = loop.wrap(Blocks())
+    optimizer = sgd(model)
+    for step in loop.steps(STEPS):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step)))
+        value.backward(retain_graph=True)
+        loop.sync(model)
+        if step == OTHER + 2 * loop.rank:
+            value.backward()
+        loop.sync(model)
+        optimizer.step()
+
+
 @kind(plain="error", plain_cause=TWICE, close=1e-6)
 def repeated_then_one_backward_each(loop: Loop) -> None:
     """Heads are trained by one loss, and later by one each, over a common trunk."""

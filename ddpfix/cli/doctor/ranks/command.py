@@ -85,7 +85,7 @@ class Rank:
         self._backend: Optional[str] = None
 
     def take_part(self, own: record.Record, report: Dict[str, Any]) -> int:
-        """All of it; returns the exit code."""
+        """Run all of it; return the exit code."""
         try:
             meeting = Meeting(self._here, self._limit)
             if not meeting.arrive(own):
@@ -99,7 +99,7 @@ class Rank:
         return self._follow(meeting, notes, report)
 
     def _alone(self, error: Exception) -> int:
-        """The store cannot be reached, or made."""
+        """Return the store cannot be reached, or made."""
         if self._here.rank == 0 and not self._here.agent:
             what = f"rank 0 cannot keep a store at MASTER_ADDR, port {self._here.port}"
             cure = "another job may have the port: choose another MASTER_PORT; MASTER_ADDR has to be this host"

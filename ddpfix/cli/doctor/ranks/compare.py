@@ -39,7 +39,7 @@ def differences(records: Sequence[Record]) -> List[Dict[str, Any]]:
 
 
 def findings(records: Sequence[Record]) -> List[Dict[str, Any]]:
-    """The findings of all ranks, each once, with the ranks that have it."""
+    """Return the findings of all ranks, each once, with the ranks that have it."""
     having: Dict[Tuple[str, str, str, str], List[int]] = defaultdict(list)
     for record in records:
         for each in record.findings:
@@ -49,7 +49,7 @@ def findings(records: Sequence[Record]) -> List[Dict[str, Any]]:
 
 
 def finding(level: str, about: str, text: str, cure: str, ranks: Sequence[int] = ()) -> Dict[str, Any]:
-    """One finding as data; the first of its ranks are named."""
+    """Return one finding as data; the first of its ranks are named."""
     return {
         "level": level,
         "about": about,
@@ -61,7 +61,7 @@ def finding(level: str, about: str, text: str, cure: str, ranks: Sequence[int] =
 
 
 def same_gpu(records: Sequence[Record]) -> List[Dict[str, Any]]:
-    """A finding if two ranks of a machine have the same GPU."""
+    """Return a finding if two ranks of a machine have the same GPU."""
     owners: Dict[Tuple[str, str], List[int]] = defaultdict(list)
     for record in records:
         if record.gpu:
@@ -73,13 +73,13 @@ def same_gpu(records: Sequence[Record]) -> List[Dict[str, Any]]:
 
 
 def hosts(records: Sequence[Record]) -> Dict[str, Any]:
-    """How many machines there are, and how many ranks each of the first ones has."""
+    """Return how many machines there are, and how many ranks each of the first ones has."""
     counts = Counter(record.host for record in records)
     return {"number": len(counts), "ranks": dict(list(counts.items())[:SHOWN])}
 
 
 def clocks(seconds: Dict[int, float], precision: float) -> Dict[str, Any]:
-    """How far the clocks of the ranks are from that of rank 0, as seen right after a barrier.
+    """Return how far the clocks of the ranks are from that of rank 0, as seen right after a barrier.
 
     Args:
         seconds: of the clock of each rank.

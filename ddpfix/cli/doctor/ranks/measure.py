@@ -35,7 +35,7 @@ def title(name: str, size: int) -> str:
 
 
 def run(torch: Any, device: Any, rank: int, size: int, begin: Callable[[str], None]) -> Dict[str, Times]:
-    """All of the plan; each collective is run once before it is timed.
+    """Measure all of the plan; each collective is run once before it is timed.
 
     Args:
         torch: the module.
@@ -91,7 +91,7 @@ def _barrier(torch: Any) -> Callable[[], Callable[[], bool]]:
 
 
 def together(by_rank: Dict[int, Dict[str, Times]], size: int) -> List[Dict[str, Any]]:
-    """One entry a collective, over all ranks.
+    """Return one entry a collective, over all ranks.
 
     Args:
         by_rank: what each rank has measured.

@@ -59,7 +59,7 @@ class Meeting:
         return is_first
 
     def arrived(self) -> int:
-        """How many ranks have come."""
+        """Return how many ranks have come."""
         return int(self._keys.add("arrived", 0))
 
     def wait_for_all(self, limit: float) -> bool:
@@ -68,11 +68,11 @@ class Meeting:
         return self.arrived() >= self.place.size
 
     def is_twice(self) -> bool:
-        """Whether two processes say that they are the same rank."""
+        """Return whether two processes say that they are the same rank."""
         return bool(self._keys.add("twice", 0))
 
     def missing(self) -> List[int]:
-        """The ranks that have not come."""
+        """Return the ranks that have not come."""
         return [rank for rank in range(self.place.size) if not has(self._keys, f"{_RECORD}/{rank}")]
 
     def records(self) -> Dict[int, Any]:
@@ -84,7 +84,7 @@ class Meeting:
         put(self._keys, "verdict", json.dumps(backend))
 
     def verdict(self, limit: float) -> Optional[str]:
-        """The backend of the group, or None.
+        """Return the backend of the group, or None.
 
         Raises:
             TimeoutError: rank 0 has decided nothing within the limit.
@@ -95,7 +95,7 @@ class Meeting:
         return str(found) if found is not None else None
 
     def speaks(self) -> bool:
-        """Whether this rank is the first one that wants to tell what the others need not tell as well."""
+        """Return whether this rank is the first one that wants to tell what the others need not tell as well."""
         return int(self._keys.add("speakers", 1)) == 1
 
     def begin(self, number: int, name: str) -> None:
@@ -112,7 +112,7 @@ class Meeting:
         self._keys.add("words", 1)
 
     def words(self, limit: float) -> Dict[int, Any]:
-        """How it went on each rank, as far as they have said it within the limit."""
+        """Return how it went on each rank, as far as they have said it within the limit."""
         self._look(lambda: int(self._keys.add("words", 0)) >= self.place.size, limit)
         return self._all(_WORD)
 

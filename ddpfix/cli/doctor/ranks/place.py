@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 def read(environ: Mapping[str, str]) -> Place:
-    """The place of this process.
+    """Return the place of this process.
 
     Raises:
         PlaceError: a variable is missing, or is not what it has to be.

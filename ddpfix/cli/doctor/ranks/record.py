@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 
 def make(rank: int, report: Mapping[str, Any], environ: Mapping[str, str]) -> Record:
-    """The record of this rank.
+    """Return the record of this rank.
 
     Args:
         rank: its number.

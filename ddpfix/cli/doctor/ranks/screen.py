@@ -35,7 +35,7 @@ def whole(result: Mapping[str, Any]) -> Group:
 
 
 def _with_ranks(each: Dict[str, Any]) -> Dict[str, str]:
-    """A finding with its ranks in the text, which may be all of them."""
+    """Return a finding with its ranks in the text, which may be all of them."""
     number = each["number_of_ranks"]
     more = f" and {number - len(each['ranks'])} more" if number > len(each["ranks"]) else ""
     ranks = f" [rank {listed(each['ranks'])}{more}]" if each["ranks"] else ""

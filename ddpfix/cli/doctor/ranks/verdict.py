@@ -19,7 +19,7 @@ _CLOCKS = 1.0
 
 
 def backend(records: Sequence[Record], asked: Optional[str], problems: List[Dict[str, Any]]) -> Optional[str]:
-    """The backend that all ranks can take: the one asked for, or NCCL where all have GPUs, else gloo.
+    """Return the backend that all ranks can take: the one asked for, or NCCL where all have GPUs, else gloo.
 
     Args:
         records: of all ranks.
@@ -46,7 +46,7 @@ def make(
     words: Dict[int, Any],
     problems: Sequence[Dict[str, Any]],
 ) -> Dict[str, Any]:
-    """The result of all ranks.
+    """Return the result of all ranks.
 
     Args:
         here: the place of rank 0.

@@ -12,6 +12,6 @@ _MAKERS = (layers.make, seconds.make, memory.make, parameters.make)
 
 
 def make(runs: Sequence[Dict[str, Any]]) -> List[List[Figure]]:
-    """All figures for which a run has data, for each run; the same figure of two runs has the same scale."""
+    """Return all figures for which a run has data, for each run; the same figure of two runs has the same scale."""
     most = scales.of(runs)
     return [[figure for maker in _MAKERS for figure in maker(data, most)] for data in runs]

@@ -118,7 +118,7 @@ def heatmap(
     limits: Tuple[float, float],
     meta: Data,
 ) -> Data:
-    """A heatmap of rows by steps; ``meta`` says how the page writes a cell's hover text."""
+    """Return a heatmap of rows by steps; ``meta`` says how the page writes a cell's hover text."""
     small = len(columns) <= 80 and len(labels) <= 60
     trace = {
         "type": "heatmap",

@@ -39,7 +39,7 @@ def make(data: Data, most: Scales) -> List[Figure]:
 
 
 def _together(data: Data, names: Sequence[str]) -> Figure:
-    """All in one picture: a row a layer and rank, so that rows of one layer lie beside each other."""
+    """Return all in one picture: a row a layer and rank, so that rows of one layer lie beside each other."""
     layers = data["layers"]
     ranks = rank_rows(layers["rank_rows"])
     z: Matrix = []
@@ -66,7 +66,7 @@ def _line(y: float) -> Data:
 
 
 def _overview(data: Data, names: Sequence[str]) -> Figure:
-    """All ranks together: a row a layer."""
+    """Return all ranks together: a row a layer."""
     layers = data["layers"]
     widths = [min(last, data["steps"]) - first + 1 for first, last in layers["columns"]]
     z = [
@@ -92,7 +92,7 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 
 
 def _ranks(data: Data, names: Sequence[str]) -> Figure:
-    """One layer at a time: a row a rank, or several ranks."""
+    """Return one layer at a time: a row a rank, or several ranks."""
     layers = data["layers"]
     worst = max(range(len(names)), key=lambda layer: layers["disagreed_steps"][layer])
     meta = {"kind": "choice", "layers": _percents(layers["skipped"]), "disagreed": layers["disagreed"]}

@@ -90,7 +90,7 @@ def _records(records: Sequence[Dict[str, Any]]) -> Data:
 
 
 def _notes(records: Sequence[Dict[str, Any]]) -> List[Data]:
-    """The batch beside the step that raised the peak most, if that is worth a note."""
+    """Return the batch beside the step that raised the peak most, if that is worth a note."""
     if len(records) < 2:
         return []
     largest = max(records[1:], key=lambda record: float(record["rise"]))

@@ -24,7 +24,7 @@ class Scales(NamedTuple):
 
 
 def of(runs: Sequence[Dict[str, Any]]) -> Scales:
-    """The ends that hold all runs."""
+    """Return the ends that hold all runs."""
     totals = [each["total"] for data in runs for each in data["time"]["per_rank"]]
     own = max((_without_longest(data["time"]["own"]) for data in runs), default=0.0)
     peaks = [record["bytes"] for data in runs for record in data["memory"]["records"]]
@@ -44,6 +44,6 @@ def _known(values: Iterable[Optional[float]]) -> List[float]:
 
 
 def _without_longest(rows: Sequence[Sequence[Optional[float]]]) -> float:
-    """One column that took long would leave all else in one colour."""
+    """Return the top of a scale on which one column that took long does not leave all else in one colour."""
     known = sorted(_known(value for row in rows for value in row))
     return known[min(len(known) - 1, int(len(known) * 0.99))] if known else 0.0

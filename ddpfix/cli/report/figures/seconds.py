@@ -31,7 +31,7 @@ def make(data: Data, most: Scales) -> List[Figure]:
 
 
 def _groups(per_rank: Sequence[Data], straggler: Optional[int]) -> List[Tuple[str, List[Data]]]:
-    """A bar a rank; of many ranks, a bar for neighbours, and one for the straggler alone."""
+    """Return a bar a rank; of many ranks, a bar for neighbours, and one for the straggler alone."""
     if len(per_rank) <= BARS:
         return [(_named(each["rank"], straggler), [each]) for each in per_rank]
     size = -(-len(per_rank) // BARS)
@@ -92,7 +92,7 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 
 
 def _spread(members: Sequence[Data]) -> str:
-    """The own work of several ranks: least, median, most."""
+    """Return the own work of several ranks: least, median, most."""
     own = sorted(each["own"] for each in members if each["own"] is not None)
     if len(own) < 2:
         return ""
