@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ddpfix.matrix.settings import SettingsError as SettingsError
     from ddpfix.models.traffic import traffic as traffic
     from ddpfix.probing.alone import probe as probe
-    from ddpfix.ranks.agreement.meeting import AgreementError as AgreementError
+    from ddpfix.ranks.agreement.rendezvous import AgreementError as AgreementError
 
 _MODULES = {
     "activate": "engine",
     "deactivate": "engine",
     "report": "engine",
-    "AgreementError": "ranks.agreement.meeting",
+    "AgreementError": "ranks.agreement.rendezvous",
     "MatrixError": "matrix.model",
     "SettingsError": "matrix.settings",
     "probe": "probing.alone",

@@ -10,9 +10,9 @@ import torch
 from ddpfix.probing import graph, phases
 from ddpfix.probing.advice import advise
 from ddpfix.probing.keep import kept
+from ddpfix.probing.module_calls import ModuleCalls
 from ddpfix.probing.result import Memory, Result
 from ddpfix.probing.subject import Subject
-from ddpfix.probing.watch import Watch
 
 LossFunction = Callable[[Any, Any], Any]
 _DDP = "torch.nn.parallel.distributed"
@@ -39,8 +39,8 @@ def probe(model: Any, batch: Any, loss_fn: Optional[LossFunction] = None, steps:
     """
     model = _checked(model, steps)
     subject = Subject(model)
-    watch = Watch(lambda module, around: subject if module in subject.modules else None)
-    run = _Run(subject, watch, loss_fn)
+    calls = ModuleCalls(lambda module, around: subject if module in subject.modules else None)
+    run = _Run(subject, calls, loss_fn)
     with kept(model), torch.enable_grad():
         if not model.training:
             model.train()
@@ -76,8 +76,8 @@ def _batches(batch: Any, steps: int) -> Iterator[Any]:
 class _Run:
     """The steps of one probe."""
 
-    def __init__(self, subject: Subject, watch: Watch, loss_fn: Optional[LossFunction]) -> None:
-        self._subject, self._watch, self._loss_fn = subject, watch, loss_fn
+    def __init__(self, subject: Subject, calls: ModuleCalls, loss_fn: Optional[LossFunction]) -> None:
+        self._subject, self._calls, self._loss_fn = subject, calls, loss_fn
         self._loss = ""
         # In the order of their first appearance.
         self.notes: Dict[str, None] = {}
@@ -88,12 +88,12 @@ class _Run:
     def steps(self, batches: Iterator[Any], wanted: int) -> Result:
         """Observe some steps, and say what they show."""
         versions = {name: parameter._version for name, parameter in self._subject.parameters}
-        self._watch.start()
+        self._calls.start()
         try:
             for each in batches:
                 self.step(each)
         finally:
-            self._watch.stop()
+            self._calls.stop()
             self._subject.end()
         changed = [name for name, parameter in self._subject.parameters if parameter._version != versions[name]]
         found = self.result(wanted)
@@ -115,8 +115,8 @@ class _Run:
             loss.backward()
         else:
             self.notes["the loss has no graph in some steps: no parameter got a gradient there"] = None
-        if self._watch.failure is not None:
-            raise RuntimeError(f"the model could not be observed: {self._watch.failure!r}") from self._watch.failure
+        if self._calls.failure is not None:
+            raise RuntimeError(f"the model could not be observed: {self._calls.failure!r}") from self._calls.failure
         self._after_backward()
         self._subject.close()
         self._subject.steps += 1

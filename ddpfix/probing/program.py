@@ -11,11 +11,11 @@ from torch.optim import optimizer as optimizers
 
 from ddpfix import log
 from ddpfix.probing.advice import advise
+from ddpfix.probing.module_calls import ModuleCalls, Past
 from ddpfix.probing.owners import Owners
 from ddpfix.probing.phases import Phases
 from ddpfix.probing.result import Result
 from ddpfix.probing.subject import Subject
-from ddpfix.probing.watch import Past, Watch
 
 # An optimizer that steps so much more rarely than another one is not waited for.
 _PATIENCE = 10
@@ -33,7 +33,7 @@ class Program:
     def __init__(self, steps: int, past: Past, done: Callable[[], None]) -> None:
         self._wanted, self._done = steps, done
         self.phases, self.owners = Phases(), Owners()
-        self.watch = Watch(self._owner, past, self.phases)
+        self.calls = ModuleCalls(self._owner, past, self.phases)
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._handles: List[Any] = []
         # The steps of the optimizer that has made the most of them; it may be no more.
@@ -41,13 +41,13 @@ class Program:
 
     def start(self) -> None:
         """Be called around calls of modules and steps of optimizers."""
-        self.watch.start()
+        self.calls.start()
         self._handles.append(optimizers.register_optimizer_step_pre_hook(self._begins))
         self._handles.append(optimizers.register_optimizer_step_post_hook(self._stepped))
 
     def stop(self) -> None:
         """Take the hooks away."""
-        self.watch.stop()
+        self.calls.stop()
         for subject in self.owners.subjects:
             subject.end()
         while self._handles:
@@ -68,7 +68,7 @@ class Program:
     def _owner(self, module: Any, around: List[Any]) -> Any:
         found = self.owners.of(module, around)
         while self.owners.replaced:
-            self.watch.forget(self.owners.replaced.pop())
+            self.calls.forget(self.owners.replaced.pop())
         return found
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -82,7 +82,7 @@ class Program:
             self._step(optimizer)
         except Exception as error:
             log.debug(f"the probe ends: {error!r}")
-            self.watch.failure = error
+            self.calls.failure = error
             self.stop()
             return
         if self._is_enough():
@@ -90,7 +90,7 @@ class Program:
 
     def _step(self, optimizer: Any) -> None:
         self.phases.enter("")
-        self.watch.outermost()
+        self.calls.outermost()
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.steps = max(self.steps, self._counts[optimizer])
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -38,7 +38,7 @@ VARIABLE = "_DDPFIX_PROBE"
 _STEPS = 3
 
 
-def watch(site: Site, module: ModuleType, owner: Any) -> None:
+def stage(site: Site, module: ModuleType, owner: Any) -> None:
     """Observe this process."""
     plan = json.loads(os.environ.get(VARIABLE) or "{}")
     run = Run(int(plan.get("steps", _STEPS)), Path(plan["file"]) if plan.get("file") else None)
@@ -114,7 +114,7 @@ class Run:
         """Return all of it as plain data."""
         program = self._program
         memory = program.phases.memory()
-        notes = [] if program.watch.failure is None else [f"nothing was seen from {program.watch.failure!r} on"]
+        notes = [] if program.calls.failure is None else [f"nothing was seen from {program.calls.failure!r} on"]
         done = program.steps
         steps = f"{done} optimizer step{'' if done == 1 else 's'}"
         return {

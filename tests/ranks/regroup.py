@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpfix.ranks.agreement import marks, meeting
+from ddpfix.ranks.agreement import marks, rendezvous
 
 MODELS = 3
 
@@ -59,8 +59,8 @@ def wrapped(rank: int, members: List[int], group: Any, seed: int) -> int:
     """Train a model for a step, and have ranks agree on a seed as its wrapping does."""
     model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
     model(torch.ones(1, 2) * rank).sum().backward()
-    own = meeting.Members("of this test", members, rank)
-    agreed = meeting.meet(own, {"seed": str(seed)}, seed + 1000 * rank, 60.0)
+    own = rendezvous.Members("of this test", members, rank)
+    agreed = rendezvous.meet(own, {"seed": str(seed)}, seed + 1000 * rank, 60.0)
     assert agreed is not None
     return agreed
 

@@ -11,7 +11,7 @@ from typing import Dict, List
 import pytest
 from torch import distributed
 
-from ddpfix.ranks.agreement import marks, meeting
+from ddpfix.ranks.agreement import marks, rendezvous
 from ddpfix.ranks.failures.bulletin import Bulletin
 from ddpfix.ranks.failures.sentinel import Sentinel
 from ddpfix.ranks.store.connection import Connection
@@ -86,10 +86,10 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
         late.join()
 
 
-def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> meeting._Meeting:
+def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> rendezvous._Rendezvous:
     """A meeting of two ranks in one process; each rank has a store object of its own."""
     monkeypatch.setattr(distributed, "get_rank", lambda *_: rank)
-    return meeting._Meeting(distributed.PrefixStore("", store), meeting.Members("all", [0, 1], rank), {}, 60.0)
+    return rendezvous._Rendezvous(distributed.PrefixStore("", store), rendezvous.Members("all", [0, 1], rank), {}, 60.0)
 
 
 def _of_torch(store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +122,8 @@ def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         marks.announce()
         server.kill()
         server.wait(20)
-    with pytest.raises(meeting.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
-        meeting.meet(meeting.Members("all", [0, 1], 0), {}, 7, 5.0)
+    with pytest.raises(rendezvous.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
+        rendezvous.meet(rendezvous.Members("all", [0, 1], 0), {}, 7, 5.0)
 
 
 def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ ONE = """
 import sys
 from datetime import timedelta
 from torch import distributed
-from ddpfix.ranks.agreement import marks, meeting
+from ddpfix.ranks.agreement import marks, rendezvous
 from ddpfix.ranks.failures import first_failure
 from ddpfix.ranks.uneven import async_sum
 

@@ -331,9 +331,9 @@ def rate_set_on_the_config() -> Dict[str, Any]:
 def first_rank_later() -> Dict[str, Any]:
     """The first rank has no batch in the first step, and waits for the others in a collective of the program's own."""
     if "ddpfix" in sys.modules:
-        from ddpfix.ranks.agreement import meeting
+        from ddpfix.ranks.agreement import rendezvous
 
-        meeting._FIRST = 1.0
+        rendezvous._FIRST = 1.0
     entry = zoo.tiny_model("opt")
     model = entry.build(seed=3)
     watch = Watch(model)

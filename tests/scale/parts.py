@@ -19,7 +19,7 @@ from ddpfix.patches.torch.replicas import divergence, interval
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ranks.agreement import marks, meeting
+from ddpfix.ranks.agreement import marks, rendezvous
 from ddpfix.ranks.hang import monitor as hang
 from ddpfix.ranks.hang import stacks
 from ddpfix.ranks.store import keys as stores
@@ -82,7 +82,7 @@ def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -
     def rank(number: int) -> Any:
         marks.announce()
         facts = {**FACTS, "LayerDrop": "off"} if number == differs else FACTS
-        return meeting.meet(meeting.Members("all", world.ranks, number), facts, SEED + number, limit)
+        return rendezvous.meet(rendezvous.Members("all", world.ranks, number), facts, SEED + number, limit)
 
     # The threads of thousands of ranks share one interpreter here, and would do nothing but look.
     with mock.patch.object(stores, "_LOOKS", LOOKS):
@@ -113,7 +113,7 @@ class _Replica:
         self.model = ddp.Wrapped(self._wrapper, "model")
         self._clock = Clock(self.model, Clocks())
         self.counts = divergence.Counts(self._clock)
-        self._watch = divergence.Watch(self.model, self.counts, "warn", EVERY)
+        self._watch = divergence.Comparison(self.model, self.counts, "warn", EVERY)
         self._optimizer = torch.optim.SGD(self._wrapper.module.parameters(), lr=0.1)
 
     def step(self) -> bool:
@@ -224,4 +224,4 @@ def _take_turns(watches: List[Any], last: float) -> None:
 
 def _watch(world: World, rank: int, limit: float, folder: str) -> Any:
     with world.turn(rank):
-        return hang.Watch(world.stores[rank], rank, world.size, lambda: 3, hang.Limits(limit, None), folder)
+        return hang.Monitor(world.stores[rank], rank, world.size, lambda: 3, hang.Limits(limit, None), folder)

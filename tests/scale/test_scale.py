@@ -7,7 +7,7 @@ from typing import Iterator, List, Tuple
 
 import pytest
 
-from ddpfix.ranks.agreement.meeting import AgreementError
+from ddpfix.ranks.agreement.rendezvous import AgreementError
 from ddpfix.ranks.store.keys import absent, read
 from tests.scale import parts
 from tests.scale.server import Server

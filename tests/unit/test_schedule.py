@@ -18,7 +18,7 @@ from torch import nn
 from ddpfix.layerdrop import training
 from ddpfix.layerdrop.schedule import fold, mix, text_key, uniform
 from ddpfix.layerdrop.training import Replica
-from ddpfix.ranks.agreement import meeting
+from ddpfix.ranks.agreement import rendezvous
 from ddpfix.ranks.store import keys as store
 
 SEEDS = (0, 1, 1234, 2**63 - 1)
@@ -288,5 +288,5 @@ def test_models_are_not_kept_alive() -> None:
 def test_ranks_without_a_store_agree_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The MPI backend has none: a job that ran before has to run on."""
     monkeypatch.setattr(store, "group_store", lambda: None)
-    assert meeting.meet(meeting.Members("all", [0, 1], 0), {}, 7, 1.0) is None
-    assert meeting.meet(meeting.Members("all", [0], 0), {}, 7, 1.0) == 7
+    assert rendezvous.meet(rendezvous.Members("all", [0, 1], 0), {}, 7, 1.0) is None
+    assert rendezvous.meet(rendezvous.Members("all", [0], 0), {}, 7, 1.0) == 7

@@ -10,7 +10,7 @@ from typing import Any, List, Tuple
 import pytest
 from torch import distributed
 
-from ddpfix.ranks.agreement import meeting
+from ddpfix.ranks.agreement import rendezvous
 from ddpfix.ranks.store import keys as ours
 from ddpfix.ranks.store import roll_call
 
@@ -121,7 +121,7 @@ def test_a_store_without_what_ranks_need_is_asked_nothing(is_programs: bool, mon
     ours.remember(store, "name", 5)
     assert ours.remembered(store, "name") is None
     assert roll_call.RollCall("name", [0, 1]).same("word")
-    assert meeting.meet(meeting.Members("all", [0, 1], 0), {}, 7, 1.0) is None
+    assert rendezvous.meet(rendezvous.Members("all", [0, 1], 0), {}, 7, 1.0) is None
 
 
 @pytest.mark.skipif(not hasattr(distributed.Store, "check"), reason="torch could not check whether a key is there")
@@ -136,7 +136,7 @@ def test_nothing_stays_in_a_store_of_the_programs_own(monkeypatch: pytest.Monkey
         stores.own = distributed.PrefixStore("", server)
         ours.enter(stores.own)
         calls = roll_call.RollCall("name", [0, 1])
-        seed = meeting.meet(meeting.Members("all", [0, 1], number), {"a": "b"}, 7 + number, 20.0)
+        seed = rendezvous.meet(rendezvous.Members("all", [0, 1], number), {"a": "b"}, 7 + number, 20.0)
         found.append((seed, calls.same("yes"), calls.same("yes"), calls.same(f"rank {number}"), ours.default_store()))
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.cli.report.grids import Grid, Mean, Piece, Series, Table, Timeline, Values
-from ddpfix.cli.report.told import Told
+from ddpfix.cli.report.logged import Logged
 from ddpfix.trace import clean
 from ddpfix.trace.reader import Run
 
@@ -102,7 +102,7 @@ class Gathered:
         # Losses that are not a number: how many, and the first as (step, rank).
         self.lost, self.first_lost = 0, None  # type: int, Optional[Tuple[int, int]]
         self.last_step, self.rows, self.thinned = 0, 0, 1
-        self.told = Told()
+        self.logged = Logged()
 
     def spans(self) -> List[Tuple[int, int]]:
         """Return the first and last rank of each row of ranks."""
@@ -110,7 +110,7 @@ class Gathered:
         return [(part[0], part[-1]) for part in parts]
 
     def add(self, run: Run) -> None:
-        self.told.add(run)
+        self.logged.add(run)
         self._models(run)
         steps, columns = _sorted(run.steps)
         if steps:

@@ -40,8 +40,8 @@ def load(folder: Path) -> Dict[str, Any]:
 
 def data(gathered: Gathered) -> Dict[str, Any]:
     """Return all that was gathered, as lists, numbers and strings."""
-    told = gathered.told.data()
-    expected = gathered.told.world_size
+    told = gathered.logged.data()
+    expected = gathered.logged.world_size
     missing = [rank for rank in range(min(expected, 2**20)) if rank not in gathered.row_of]
     return {
         "ranks": len(gathered.ranks),

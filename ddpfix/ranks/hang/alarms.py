@@ -14,7 +14,7 @@ from ddpfix.ranks.store.connection import Connection
 from ddpfix.ranks.store.keys import absent, has, put, read
 
 
-class Told(NamedTuple):
+class Finding(NamedTuple):
     """What was found.
 
     Attributes:
@@ -28,7 +28,7 @@ class Told(NamedTuple):
     may_end: bool
 
 
-class Meeting:
+class Alarms:
     """One rank's view of it.
 
     Args:
@@ -103,14 +103,14 @@ class Meeting:
         """Return whether this rank is the one that judges."""
         return self._is_first(f"judge/{alarm}")
 
-    def tell(self, alarm: int, told: Told) -> None:
+    def tell(self, alarm: int, told: Finding) -> None:
         """What was found."""
         put(self._store(), f"told/{alarm}", json.dumps(told))
 
-    def told(self, alarm: int) -> Optional[Told]:
+    def told(self, alarm: int) -> Optional[Finding]:
         """What was found; None as long as nobody has told it."""
         found = self._get(f"told/{alarm}")
-        return None if found is None else Told(*found)
+        return None if found is None else Finding(*found)
 
     def _be_lowest(self, key: str) -> None:
         """Have a key hold the number of this rank, unless it holds a lower one's."""

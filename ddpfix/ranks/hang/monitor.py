@@ -21,7 +21,7 @@ from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file
 from ddpfix.ranks.groups import collectives, timeouts
 from ddpfix.ranks.hang import absent, processes, stacks, verdict
-from ddpfix.ranks.hang.alarms import Meeting, Told
+from ddpfix.ranks.hang.alarms import Alarms, Finding
 from ddpfix.ranks.hang.position import Position, Tracker
 from ddpfix.ranks.hang.processes import Who
 from ddpfix.ranks.store.connection import Connection
@@ -66,13 +66,13 @@ class Alarm:
 
     def __init__(self, number: int, since: float) -> None:
         self.number, self.at, self.since = number, time.monotonic(), since
-        self.told: Optional[Told] = None
+        self.told: Optional[Finding] = None
         # Whether this rank has said it, and when each rank has learned of it.
         self.is_ours = False
         self.told_at = 0.0
 
 
-class Watch:
+class Monitor:
     """The thread of one rank; see the module.
 
     Args:
@@ -96,7 +96,7 @@ class Watch:
         micro: Callable[[], int] = lambda: 0,
     ) -> None:
         self._connection = Connection(store, "hang", size <= _CONNECTIONS)
-        self._meeting = Meeting(self._connection, rank, size)
+        self._alarms = Alarms(self._connection, rank, size)
         self._rank, self._size, self._step, self._given, self._folder = rank, size, step, given, folder
         self._tracker = Tracker(rank, step, micro)
         self._over, self._how = threading.Event(), "ended"
@@ -130,14 +130,14 @@ class Watch:
                 self._look()
             if self._how in _LEAVES:
                 with contextlib.suppress(Exception):
-                    self._meeting.leave(_LEAVES[self._how], self._step())
+                    self._alarms.leave(_LEAVES[self._how], self._step())
         self._connection.close()
 
     def _begins(self) -> bool:
         """Tell the others of this watch; returns whether the store answers."""
         try:
-            self._meeting.enter(processes.here())
-            self._number = self._meeting.alarm()
+            self._alarms.enter(processes.here())
+            self._number = self._alarms.alarm()
             self._limit()
         except Exception as error:
             log.debug(f"no hang is seen: the store does not answer: {error!r}")
@@ -168,7 +168,7 @@ class Watch:
     def _round(self) -> None:
         if self._keeper is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             # Early: once it is stopped, nothing can be asked.
-            self._keeper = self._meeting.who(0)
+            self._keeper = self._alarms.who(0)
         since = self._tracker.look()
         if self._alarm is not None and since < self._alarm.since:
             self._goes_on(self._alarm)
@@ -186,14 +186,14 @@ class Watch:
             self._say_alone(limit, f"rank 0, which keeps the store, {processes.in_words(processes.STOPPED)}")
             return
         try:
-            number = self._meeting.alarm()
+            number = self._alarms.alarm()
             if number > self._number:
                 self._answer(number)
             elif self._alarm is not None and self._alarm.told is None:
                 self._follow(self._alarm, limit)
             elif self._suspects(limit):
                 self._raised = time.monotonic()
-                self._meeting.raise_alarm(self._number)
+                self._alarms.raise_alarm(self._number)
         except Exception as error:
             # Without the store nobody is left to compare with.
             log.debug(f"the ranks cannot be compared: {error!r}")
@@ -209,16 +209,16 @@ class Watch:
     def _answer(self, number: int) -> None:
         position = self._tracker.position()
         self._number, self._alarm = number, Alarm(number, position.since)
-        self._meeting.sign(number, position)
+        self._alarms.sign(number, position)
 
     def _follow(self, alarm: Alarm, limit: float) -> None:
         """Wait for what is found, or find it."""
-        alarm.told = self._meeting.told(alarm.number)
+        alarm.told = self._alarms.told(alarm.number)
         if alarm.told is None:
             if not self._judges(alarm, limit):
                 return
             alarm.told, alarm.is_ours = self._found(alarm.number, limit), True
-            self._meeting.tell(alarm.number, alarm.told)
+            self._alarms.tell(alarm.number, alarm.told)
         alarm.told_at = time.monotonic()
         if alarm.told.text:
             is_written = stacks.write(alarm.told.folder, self._rank, alarm.told.text)
@@ -228,16 +228,16 @@ class Watch:
     def _judges(self, alarm: Alarm, limit: float) -> bool:
         """Return whether this rank is to judge, and every rank that can has told where it is."""
         waited = time.monotonic() - alarm.at
-        if self._meeting.signed(alarm.number) < self._size:
+        if self._alarms.signed(alarm.number) < self._size:
             if waited < 2 * self._talks() + min(1.0, limit / 4):
                 return False
             if waited < limit / 4 + 2 * self._talks() and not self._explains(alarm.number):
                 return False
-        return self._meeting.lowest(alarm.number) and self._meeting.claims(alarm.number)
+        return self._alarms.lowest(alarm.number) and self._alarms.claims(alarm.number)
 
     def _explains(self, number: int) -> bool:
         """Return whether it is known why ranks do not answer."""
-        there = self._meeting.positions(number) if self._meeting.lowest(number) else {}
+        there = self._alarms.positions(number) if self._alarms.lowest(number) else {}
         if not there:
             return False
         return all(each.how != absent.SILENT for each in self._absent(there))
@@ -246,11 +246,11 @@ class Watch:
         return [self._why_absent(rank) for rank in range(self._size) if rank not in there]
 
     def _why_absent(self, rank: int) -> absent.Absent:
-        left = self._meeting.left(rank)
+        left = self._alarms.left(rank)
         if left is not None:
             how, step = left
             return absent.Absent(rank, absent.LEFT, f"{how} after step {step}" if step else how, step)
-        who = self._meeting.who(rank)
+        who = self._alarms.who(rank)
         if who is None:
             return absent.Absent(rank, absent.SILENT, "does not answer: ddpfix is not active there")
         found = _ABSENT.get(processes.state_of(who))
@@ -258,14 +258,14 @@ class Watch:
             return absent.Absent(rank, found[0], found[1].format(who))
         return absent.Absent(rank, absent.SILENT, f"does not answer: process {who.pid} on {who.host}")
 
-    def _found(self, number: int, limit: float) -> Told:
-        there = self._meeting.positions(number)
+    def _found(self, number: int, limit: float) -> Finding:
+        there = self._alarms.positions(number)
         found = verdict.judge(there, self._absent(there), limit)
         if found is None:
-            return Told("", "", False)
-        return Told(found.text, stacks.folder(self._folder), found.may_end)
+            return Finding("", "", False)
+        return Finding(found.text, stacks.folder(self._folder), found.may_end)
 
-    def _say(self, told: Told, is_written: bool) -> None:
+    def _say(self, told: Finding, is_written: bool) -> None:
         ends = self._given.exit is not None and told.may_end
         then = f"The job ends in {self._given.exit:g} s (DDPFIX_HANG_EXIT)" if ends else "The job goes on waiting"
         where = f"Python stacks of each rank: {told.folder}" if is_written else "No Python stacks could be written"
@@ -290,7 +290,7 @@ class Watch:
         own = self._tracker.position()
         told = f"rank {self._rank} has waited in {own.what} ({own.where}) for {own.still:.0f} s; {why}"
         where = stacks.folder(self._folder)
-        self._say(Told(told, where, False), stacks.write(where, self._rank, told))
+        self._say(Finding(told, where, False), stacks.write(where, self._rank, told))
 
     def _end_if_due(self) -> None:
         alarm, after = self._alarm, self._given.exit

@@ -15,7 +15,7 @@ from torch import distributed
 
 from ddpfix.layerdrop import schedule, training
 from ddpfix.patching.site import Site
-from ddpfix.ranks.agreement import meeting
+from ddpfix.ranks.agreement import rendezvous
 from ddpfix.ranks.store import keys
 
 
@@ -36,7 +36,7 @@ class Start:
         kind = type(model).__qualname__
         number = keys.count(keys.default_store(), f"position/{kind}")
         self._key = schedule.fold(schedule.text_key(kind), number)
-        self._word = meeting.Word(members, distributed.get_rank(), group)
+        self._word = rendezvous.Word(members, distributed.get_rank(), group)
         self.is_first = self._word.is_mine
 
     def __call__(self, replica: training.Replica) -> Tuple[int, int]:

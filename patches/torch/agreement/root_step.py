@@ -11,7 +11,7 @@ from ddpfix.layerdrop import cover, training
 from ddpfix.models import recomputed, wrap_hooks
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
-from ddpfix.ranks.agreement.meeting import Members
+from ddpfix.ranks.agreement.rendezvous import Members
 
 from . import resume
 from . import stage as agreement

@@ -14,7 +14,7 @@ from ddpfix import log
 from ddpfix.layerdrop import cover, schedule, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks.agreement import marks, meeting
+from ddpfix.ranks.agreement import marks, rendezvous
 
 from ..internals import process_groups
 from ..pipeline import ddp
@@ -145,7 +145,7 @@ def watch(output: Any, step: training.Step) -> None:
             tensor.grad_fn.register_hook(reached)
 
 
-def agree_on(site: Site, model: Any, members: meeting.Members, failure: Optional[Exception] = None) -> Optional[int]:
+def agree_on(site: Site, model: Any, members: rendezvous.Members, failure: Optional[Exception] = None) -> Optional[int]:
     """Compare with the other ranks, and return the shared seed (None: ranks cannot agree here).
 
     Args:
@@ -161,8 +161,8 @@ def agree_on(site: Site, model: Any, members: meeting.Members, failure: Optional
     facts = {} if site.activation is None else dict(site.activation.facts())
     facts.update({"LayerDrop": rates, "failure": "" if failure is None else repr(failure)})
     try:
-        seed = meeting.meet(members, facts, _seed(site), site.settings.seconds())
-    except meeting.StoreFailedError as error:
+        seed = rendezvous.meet(members, facts, _seed(site), site.settings.seconds())
+    except rendezvous.StoreFailedError as error:
         if rates:
             raise
         log.debug(str(error))
@@ -175,7 +175,7 @@ def agree_on(site: Site, model: Any, members: meeting.Members, failure: Optional
 
 def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
     """The seed of a copy: made from its group's first model without waiting, since only some ranks may train it."""
-    seed = meeting.agreed(process_groups.members_of(wrapper.process_group).name)
+    seed = rendezvous.agreed(process_groups.members_of(wrapper.process_group).name)
     return None if seed is None else schedule.fold(seed, schedule.text_key("copy"))
 
 

@@ -34,7 +34,7 @@ _LOOKS = (1, 2, 3, 4, 8, 16, 32)
 _PATIENCE = 1 << 16
 
 
-def watch(site: Site, module: ModuleType, owner: Any) -> None:
+def stage(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
     ddp.put(site, owner, Samples())
 

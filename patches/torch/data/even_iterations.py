@@ -35,7 +35,7 @@ class Passes:
     def __init__(self) -> None:
         # Another one as soon as something is looked after.
         self.forwards = Clocks()
-        self.meetings = even_lengths.Meetings(self.forwards)
+        self.meetings = even_lengths.Synchronised(self.forwards)
         self.reads_again = False
         self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         # Whether all ranks end with the first one that has no more; None where nothing is looked after.
@@ -51,7 +51,7 @@ class Passes:
             clocks: count the training forwards.
         """
         self._stop, self._held, self.forwards = stop, held, clocks
-        self.meetings = even_lengths.Meetings(clocks)
+        self.meetings = even_lengths.Synchronised(clocks)
 
     def forget(self) -> None:
         """Look after no pass any more (undo)."""

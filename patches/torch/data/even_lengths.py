@@ -46,7 +46,7 @@ class LeftError(Exception):
         self.batch = batch
 
 
-class Meetings:
+class Synchronised:
     """Whether ranks come together.
 
     Args:
@@ -66,7 +66,7 @@ class Meetings:
 
 
 def batches(
-    meetings: Meetings, source: Any, loader: Any, asker: str, given: int, stop: bool
+    meetings: Synchronised, source: Any, loader: Any, asker: str, given: int, stop: bool
 ) -> Optional[Iterator[Any]]:
     """Return the rest of a pass, as many batches as on the other ranks; None where it is to be left as it is.
 
@@ -153,7 +153,7 @@ class Streamed(streams.Epoch):
         place: the name of this pass, on all ranks.
     """
 
-    def __init__(self, meetings: Meetings, source: Any, given: int, stop: bool, group: Any, place: str) -> None:
+    def __init__(self, meetings: Synchronised, source: Any, given: int, stop: bool, group: Any, place: str) -> None:
         super().__init__(source, stop, group)
         self._meetings = meetings
         self.steps = given

@@ -24,7 +24,7 @@ from ..pipeline.step_count import Clocks
 from . import even_iterations, even_lengths
 
 
-def watch(site: Site, module: ModuleType, owner: Any) -> None:
+def stage(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
     own, clocks = site.keep(even_iterations.Passes), site.keep(Clocks)
     own.begin_with(policy(site, "a loop of your own") == "stop", site.keep(Held), clocks)

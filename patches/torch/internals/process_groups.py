@@ -6,7 +6,7 @@ from typing import Any, List, Optional
 
 from torch import distributed
 
-from ddpfix.ranks.agreement.meeting import Members
+from ddpfix.ranks.agreement.rendezvous import Members
 from ddpfix.ranks.groups.names import name_of
 
 

@@ -12,10 +12,10 @@ from ..pipeline.step_count import Clocks
 from .during_group import DuringGroup
 
 if TYPE_CHECKING:
-    from ddpfix.ranks.hang.monitor import Watch
+    from ddpfix.ranks.hang.monitor import Monitor
 
 
-class Watching(DuringGroup):
+class Monitored(DuringGroup):
     """The watch of one activation.
 
     Args:
@@ -26,32 +26,32 @@ class Watching(DuringGroup):
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._watch: Optional[Watch] = None
+        self._monitor: Optional[Monitor] = None
 
     def make(self, store: Any, rank: int, size: int) -> None:
-        self._watch = _watch(self._site, self._site.keep(Clocks), store, rank, size)
+        self._monitor = _monitor(self._site, self._site.keep(Clocks), store, rank, size)
 
     def exits(self) -> None:
         self.end("ended")
 
     def end(self, how: str) -> None:
-        watch, self._watch = self._watch, None
+        watch, self._monitor = self._monitor, None
         if watch is not None:
             watch.end(how)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
-    """Watch from when the process group comes up, or at once where it is up already."""
+    """Monitor from when the process group comes up, or at once where it is up already."""
     if site.settings["hang"] != "off":
-        site.keep(ProcessGroup).follow(site, module, Watching(site))
+        site.keep(ProcessGroup).follow(site, module, Monitored(site))
 
 
-def _watch(site: Site, clocks: Clocks, store: Any, rank: int, size: int) -> Watch:
+def _monitor(site: Site, clocks: Clocks, store: Any, rank: int, size: int) -> Monitor:
     # Not at the head of this file: a process without a group needs none of it.
-    from ddpfix.ranks.hang.monitor import Limits, Watch
+    from ddpfix.ranks.hang.monitor import Limits, Monitor
 
     limits = Limits(*_seconds(site))
-    return Watch(store, rank, size, clocks.step, limits, _folder(site), clocks.micro)
+    return Monitor(store, rank, size, clocks.step, limits, _folder(site), clocks.micro)
 
 
 def _seconds(site: Site) -> Any:

@@ -54,12 +54,12 @@ class DriftError(RuntimeError):
     """The replicas of a model differ (``DDPFIX_DRIFT=error``). The message names the rank, the step and the place."""
 
 
-def watch(site: Site, module: ModuleType, owner: Any) -> None:
+def stage(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    stage = Drift(site.keep(Steps), str(site.settings["drift"]), int(site.settings["drift_steps"]))
-    site.keep(Clocks).follow(site, owner, stage.place)
-    ddp.put(site, owner, stage)
-    site.at_undo(stage.end)
+    drift = Drift(site.keep(Steps), str(site.settings["drift"]), int(site.settings["drift_steps"]))
+    site.keep(Clocks).follow(site, owner, drift.place)
+    ddp.put(site, owner, drift)
+    site.at_undo(drift.end)
 
 
 class Counts:
@@ -99,10 +99,10 @@ class Drift(ddp.Stage):
         self._optimizer_steps, self._mode, self._every = steps, mode, every
         self._counts: weakref.WeakKeyDictionary[ddp.Wrapped, Counts] = weakref.WeakKeyDictionary()
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
-        self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Watch]]] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Comparison]]] = weakref.WeakKeyDictionary()
         self._models = 0
         # Those that have something to do before the next step of their optimizer.
-        self._due: List[Watch] = []
+        self._due: List[Comparison] = []
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         # A model without a name may be on some ranks only.
@@ -151,30 +151,30 @@ class Drift(ddp.Stage):
                 if each.is_due():
                     self._due.append(each)
 
-    def _known(self, optimizer: Any) -> Tuple[int, List[Watch]]:
+    def _known(self, optimizer: Any) -> Tuple[int, List[Comparison]]:
         try:
             return self._watched.get(optimizer, _NOTHING)
         except TypeError:
             # An optimizer of a user's own that cannot be a key.
             return self._models, []
 
-    def _renewed(self, optimizer: Any, watches: List[Watch]) -> List[Watch]:
+    def _renewed(self, optimizer: Any, watches: List[Comparison]) -> List[Comparison]:
         if not optimizers.is_torchs(optimizer):
             return []
         watches = [*watches, *self._new(optimizer, [each.model() for each in watches])]
         self._watched[optimizer] = self._models, watches
         return watches
 
-    def _new(self, optimizer: Any, known: Sequence[Any]) -> List[Watch]:
+    def _new(self, optimizer: Any, known: Sequence[Any]) -> List[Comparison]:
         """What is to be watched from now on: models that have come, and of which this optimizer has parameters."""
         return [
-            Watch(model, self._counts[model], self._mode, self._every)
+            Comparison(model, self._counts[model], self._mode, self._every)
             for model in optimizers.trained(optimizer, known)
             if model in self._counts
         ]
 
 
-class Watch:
+class Comparison:
     """One optimizer's part of one model.
 
     Args:

@@ -12,8 +12,8 @@ from ddpfix.cli.doctor import examination, private
 from ddpfix.cli.doctor.finding import BLOCKS
 from ddpfix.cli.doctor.ranks import group, place, record, verdict
 from ddpfix.cli.doctor.ranks.compare import finding, listed
-from ddpfix.cli.doctor.ranks.meeting import Meeting
 from ddpfix.cli.doctor.ranks.place import Place
+from ddpfix.cli.doctor.ranks.rendezvous import Rendezvous
 
 # Seconds that the other ranks wait longer than rank 0, which tells what there is to tell.
 _GRACE = 5.0
@@ -87,16 +87,16 @@ class Rank:
     def take_part(self, own: record.Record, report: Dict[str, Any]) -> int:
         """Run all of it; return the exit code."""
         try:
-            meeting = Meeting(self._here, self._limit)
-            if not meeting.arrive(own):
+            rendezvous = Rendezvous(self._here, self._limit)
+            if not rendezvous.arrive(own):
                 _env.say(f"two processes say that they are rank {self._here.rank}: each needs a RANK of its own")
                 return 1
-            notes = Meeting(self._here, self._limit, serve=False)
+            notes = Rendezvous(self._here, self._limit, serve=False)
         except Exception as error:
             return self._alone(error)
         if self._here.rank == 0:
-            return self._lead(meeting, notes, report)
-        return self._follow(meeting, notes, report)
+            return self._lead(rendezvous, notes, report)
+        return self._follow(rendezvous, notes, report)
 
     def _alone(self, error: Exception) -> int:
         """Return the store cannot be reached, or made."""
@@ -109,36 +109,36 @@ class Rank:
         _env.say(f"{what} ({private.error(error)}): {cure}")
         return 1
 
-    def _lead(self, meeting: Meeting, notes: Meeting, report: Dict[str, Any]) -> int:
-        all_here = meeting.wait_for_all(self._limit)
-        found = meeting.records()
+    def _lead(self, rendezvous: Rendezvous, notes: Rendezvous, report: Dict[str, Any]) -> int:
+        all_here = rendezvous.wait_for_all(self._limit)
+        found = rendezvous.records()
         self._records = [record.Record(*found[rank]) for rank in sorted(found)]
-        problems = self._absent(meeting) if not all_here else []
+        problems = self._absent(rendezvous) if not all_here else []
         self._backend = verdict.backend(self._records, self._asked, problems) if all_here else None
-        meeting.decide(self._backend)
+        rendezvous.decide(self._backend)
         words: Dict[int, Any] = {}
         if self._backend is not None:
-            watch = group.Watch(self._limit, lambda: self._stuck(notes))
-            own = self._work(meeting, notes, report)
+            deadline = group.Deadline(self._limit, lambda: self._stuck(notes))
+            own = self._work(rendezvous, notes, report)
             notes.say(own)
             # A rank that could not do it with the others does not wait long for them.
             words = notes.words(self._limit if own["error"] is None else _GRACE)
             problems += self._behind(notes) if len(words) < self._here.size else []
-            watch.end()
+            deadline.end()
         code = self._print(words, problems)
         notes.end(_GRACE)
         group.Group.close()
         return code
 
-    def _follow(self, meeting: Meeting, notes: Meeting, report: Dict[str, Any]) -> int:
+    def _follow(self, rendezvous: Rendezvous, notes: Rendezvous, report: Dict[str, Any]) -> int:
         try:
-            self._backend = meeting.verdict(self._limit + _GRACE)
+            self._backend = rendezvous.verdict(self._limit + _GRACE)
         except Exception:
-            return self._without_first(meeting)
+            return self._without_first(rendezvous)
         code = 0
         if self._backend is not None:
-            watch = group.Watch(self._limit + _GRACE, lambda: _end(self._here.rank, notes))
-            own = self._work(meeting, notes, report)
+            deadline = group.Deadline(self._limit + _GRACE, lambda: _end(self._here.rank, notes))
+            own = self._work(rendezvous, notes, report)
             try:
                 notes.say(own)
             except Exception as error:
@@ -147,33 +147,33 @@ class Rank:
             if code:
                 _env.say(f"rank {self._here.rank}: {own['error']}")
             notes.leave(self._limit)
-            watch.end()
+            deadline.end()
         else:
             notes.leave(self._limit)
         group.Group.close()
         # By now rank 0 has told all; a launcher that sees a rank fail ends the others.
         return code
 
-    def _work(self, meeting: Meeting, notes: Meeting, report: Dict[str, Any]) -> Dict[str, Any]:
+    def _work(self, rendezvous: Rendezvous, notes: Rendezvous, report: Dict[str, Any]) -> Dict[str, Any]:
         patience = min(self._limit / 2, report["timeouts_s"].get("ddpfix") or self._limit)
-        part = group.Group(self._here, meeting, notes, self._limit)
+        part = group.Group(self._here, rendezvous, notes, self._limit)
         return part.run(str(self._backend), record.agreed_facts(), patience)
 
-    def _absent(self, meeting: Meeting) -> List[Dict[str, Any]]:
-        if meeting.is_twice():
+    def _absent(self, rendezvous: Rendezvous) -> List[Dict[str, Any]]:
+        if rendezvous.is_twice():
             text = "two processes say that they are the same rank"
             return [finding(BLOCKS, "ranks", text, "give each process a RANK of its own (torchrun does)")]
-        return [self._not_here(meeting.missing())]
+        return [self._not_here(rendezvous.missing())]
 
     def _not_here(self, missing: List[int]) -> Dict[str, Any]:
         text = f"{len(missing)} of {self._here.size} ranks did not come within {self._limit:g} s"
         return finding(BLOCKS, "ranks", text, f"see the logs of these ranks, and {_NETWORK}", missing)
 
-    def _without_first(self, meeting: Meeting) -> int:
+    def _without_first(self, rendezvous: Rendezvous) -> int:
         """Rank 0 has not come, though its store, or that of torch elastic, is there."""
         try:
-            if meeting.speaks():
-                missing = self._not_here(meeting.missing())
+            if rendezvous.speaks():
+                missing = self._not_here(rendezvous.missing())
                 _env.say(
                     f"rank {self._here.rank}: {missing['text']}: rank {listed(missing['ranks'])}; {missing['cure']}"
                 )
@@ -181,7 +181,7 @@ class Rank:
             _env.say(f"rank {self._here.rank}: the store has ended: {private.error(error)}")
         return 1
 
-    def _stuck(self, notes: Meeting) -> None:
+    def _stuck(self, notes: Rendezvous) -> None:
         """Called in another thread of rank 0: the limit is over, and the ranks wait for each other."""
         try:
             problems = self._behind(notes)
@@ -190,7 +190,7 @@ class Rank:
             sys.stdout.flush()
             os._exit(1)
 
-    def _behind(self, notes: Meeting) -> List[Dict[str, Any]]:
+    def _behind(self, notes: Rendezvous) -> List[Dict[str, Any]]:
         """Who waits for whom."""
         lines = "; ".join(group.behind(notes.stages(), self._here.size))
         text = f"the ranks did not come to an end within {self._limit:g} s, and those that are behind are: {lines}"
@@ -202,7 +202,7 @@ class Rank:
         return 1 if result["blocked"] else 0
 
 
-def _end(rank: int, notes: Meeting) -> None:
+def _end(rank: int, notes: Rendezvous) -> None:
     """Called in another thread of a rank that is stuck, after rank 0 had the time to tell it."""
     _env.say(f"rank {rank} waited for the others in vain; rank 0 tells who is behind")
     os._exit(1)

@@ -10,16 +10,16 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ddpfix.cli.doctor import private
 from ddpfix.cli.doctor.ranks import measure
-from ddpfix.cli.doctor.ranks.meeting import Meeting
 from ddpfix.cli.doctor.ranks.place import Place
-from ddpfix.ranks.agreement import marks, meeting
+from ddpfix.cli.doctor.ranks.rendezvous import Rendezvous
+from ddpfix.ranks.agreement import marks, rendezvous
 
 MAKING, AGREEING = "making the process group", "ddpfix's agreement"
 # What a rank does, in this order.
 STAGES = (MAKING, *(measure.title(name, bytes_) for name, bytes_, _ in measure.PLAN), AGREEING, "done")
 
 
-class Watch:
+class Deadline:
     """Calls a function in a thread if the main one has not come to its end within the limit.
 
     Args:
@@ -51,7 +51,7 @@ class Group:
         limit: seconds for all of it.
     """
 
-    def __init__(self, place: Place, meeting: Meeting, notes: Meeting, limit: float) -> None:
+    def __init__(self, place: Place, meeting: Rendezvous, notes: Rendezvous, limit: float) -> None:
         self._place, self._meeting, self._notes, self._limit = place, meeting, notes, limit
         self._stage = MAKING
 
@@ -103,9 +103,9 @@ class Group:
         marks.announce()
         problem: Optional[str] = None
         try:
-            members = meeting.Members("doctor", list(range(self._place.size)), self._place.rank)
-            meeting.meet(members, facts, 0, patience)
-        except meeting.AgreementError as error:
+            members = rendezvous.Members("doctor", list(range(self._place.size)), self._place.rank)
+            rendezvous.meet(members, facts, 0, patience)
+        except rendezvous.AgreementError as error:
             problem = private.text(str(error))
         return {"problem": problem, "seconds": time.perf_counter() - begun}
 

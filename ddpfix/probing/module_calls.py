@@ -26,7 +26,7 @@ _compiling: Any = getattr(_compiler, "is_compiling", None)
 _is_compiling: Callable[[], bool] = _compiling if _compiling is not None else torch.jit.is_scripting
 
 
-class Watch:
+class ModuleCalls:
     """Observes calls of modules from ``start`` to ``stop``.
 
     Args:

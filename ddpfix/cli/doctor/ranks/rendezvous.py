@@ -20,7 +20,7 @@ _PAUSES = (0.001, 0.5)
 _RECORD, _STAGE, _WORD = "record", "stage", "word"
 
 
-class Meeting:
+class Rendezvous:
     """One connection to the store.
 
     Args:

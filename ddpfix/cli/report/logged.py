@@ -31,7 +31,7 @@ class Seen:
         return {"times": self.count, "ranks": self.ranks, "of_ranks": self._all, "step": self.step}
 
 
-class Told:
+class Logged:
     """The lines of all ranks, each text once."""
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ def meet(members: Members, facts: Mapping[str, str], seed: int, limit: float) ->
     if len(members.ranks) > 1:
         if store is None:
             return None
-        seed = _met(lambda: _Meeting(store, members, facts, limit).hold(seed))
+        seed = _met(lambda: _Rendezvous(store, members, facts, limit).hold(seed))
     if store is not None:
         remember(store, _seed_of(members.name), seed)
     return seed
@@ -172,7 +172,7 @@ class Word:
         return look_until(lambda: has(mine, "told"), give_up, _PAUSE)
 
 
-class _Meeting:
+class _Rendezvous:
     def __init__(self, store: Any, members: Members, facts: Mapping[str, str], limit: float) -> None:
         self.ranks, self.rank, self.limit = members.ranks, members.rank, limit
         # The count tells the meetings of one group apart; its members hold them in the same order.
