@@ -1,4 +1,4 @@
-"""Threads of ours that the program does not see.
+"""Threads of ddpfix that the program does not see.
 
 Programs join every thread of ``threading.enumerate()``, or wait until ``threading.active_count()`` is 1. So these
 threads are started below ``threading``. Nothing that runs in one may call ``threading.current_thread()``, which would

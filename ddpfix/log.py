@@ -73,7 +73,7 @@ def _record(level: int, message: str) -> logging.LogRecord:
 
 
 def setting(name: str, requested: object, effective: object, note: str = "") -> None:
-    """Note a setting of a toolkit that was looked at, for the trace; a line for the user is another matter.
+    """Record a setting of a toolkit that was read, for the trace; a line for the user is another matter.
 
     Args:
         name: as the user writes it.

@@ -114,7 +114,7 @@ def _outcomes(
 
 
 def _is_compared(scope: Scope, node: ast.Call) -> bool:
-    """Return whether a call is a part of an expression that is looked at as a whole."""
+    """Return whether a call is a part of an expression that is examined as a whole."""
     above = next(scope.above(node), None)
     while isinstance(above, (ast.Attribute, ast.BinOp, ast.Subscript, ast.keyword, ast.Starred)):
         above = scope.parents[above]

@@ -57,7 +57,7 @@ def in_models(site: Site, change: Change) -> None:
 
 
 class _InModels:
-    """Two of the same patch are equal, so that a model is looked at once."""
+    """Two of the same patch are equal, so that a model is examined once."""
 
     def __init__(self, site: Site, change: Change) -> None:
         self.site, self.change = site, change

@@ -61,7 +61,7 @@ class Replica:
         self._peers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def module(self) -> Any:
-        """Return the model inside of the wrapper; None where it is no more."""
+        """Return the model inside of the wrapper; None where it was destroyed."""
         return self._module()
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Records of what was changed, and how a layer of ours is found and removed below the layers of other patchers."""
+"""Records of changes, and how a layer of ddpfix is found and removed below the layers of other patchers."""
 
 from __future__ import annotations
 

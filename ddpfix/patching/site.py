@@ -266,7 +266,7 @@ def _rebind_all(fresh: Optional[str] = None) -> None:
 
 
 def locate(module: ModuleType, attribute: str, expects: Sequence[str]) -> Any:
-    """Return the owner (module or class) of a function that a patch needs, after a look at what it takes.
+    """Return the owner (module or class) of a function that a patch needs, after a check of its parameters.
 
     Raises:
         PatchError: it is not there, or lacks one of the parameters in ``expects``.

@@ -1,4 +1,4 @@
-"""Looks at each call of a module, and tells the models under observation which of theirs it is."""
+"""Observes each call of a module, and reports it to the observed model that it belongs to."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class ModuleCalls:
                 self._phases.enter("backward")
 
     def _failed(self, error: Exception) -> None:
-        """Nothing is looked at any more, and the program goes on."""
+        """Stop observing; the program goes on."""
         self.failure = error
         log.debug(f"the probe ends: {error!r}")
         for handle in self._handles:

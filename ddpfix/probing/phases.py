@@ -1,4 +1,4 @@
-"""Peak memory of the phases of a step: on a GPU as its allocator has it, else of the process as it is looked at."""
+"""Peak memory of the phases of a step: on a GPU from its allocator, else of the process when it is sampled."""
 
 from __future__ import annotations
 

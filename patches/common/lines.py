@@ -1,4 +1,4 @@
-"""The lines with which the users of a toolkit change what DDP is told, for the end of an error message.
+"""The lines with which the users of a toolkit change DDP's arguments, for the end of an error message.
 
 Each toolkit's folder has them in a module ``lines``, as ``LINES``; they are read when an error is explained, and never
 before.

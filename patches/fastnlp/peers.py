@@ -82,7 +82,7 @@ def is_there(pid: int) -> bool:
 
 
 def _how_ended(pid: int) -> str:
-    """Return how a process has ended, in words; "" if it runs. Only a child of ours tells more than that it is gone."""
+    """Return how a process has ended, in words; "" if it runs. Only of a child more is known than that it exited."""
     where = f"the process {pid} of another rank"
     try:
         done, status = os.waitpid(pid, os.WNOHANG)

@@ -57,7 +57,7 @@ def _form(run: entry.Run, names: List[str]) -> Any:
 
 @contextlib.contextmanager
 def _looked_at(parent: Site, run: entry.Run) -> Iterator[None]:
-    """Look at the model when the trainer first gets it: frozen by then, and not yet trained."""
+    """Inspect the model when the trainer first gets it: frozen by then, and not yet trained."""
     names = named(run.kwargs.get(KEY))
     trainer = run.namespace["Trainer"]
     if not names:

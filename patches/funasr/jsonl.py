@@ -31,7 +31,7 @@ class LeftOut:
 
 
 class _Reader(temporary.LookAlike):
-    """Stands for the ``json`` module while a list is read, and looks at every line that passes."""
+    """Stands for the ``json`` module while a list is read, and inspects every line that passes."""
 
     def __init__(self, below: Any) -> None:
         super().__init__(below, {})

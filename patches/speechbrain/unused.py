@@ -23,7 +23,7 @@ UserValues = MutableMapping[Any, Optional[bool]]
 
 
 def note_user_value(site: Site, module: ModuleType, owner: Any) -> None:
-    """Note the user's value when a Brain is made, and pass it on when it wraps its modules, whoever calls that."""
+    """Record the user's value when a Brain is made, and pass it on when it wraps its modules."""
     values: UserValues = weakref.WeakKeyDictionary()
     site.wrap(owner, "__init__", functools.partial(_made, values))
     site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, values))

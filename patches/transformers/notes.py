@@ -1,4 +1,4 @@
-"""What is known about an object of a toolkit that must not get attributes of ours."""
+"""Notes about an object of a toolkit that must not get attributes of ddpfix's."""
 
 from __future__ import annotations
 

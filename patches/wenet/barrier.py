@@ -1,4 +1,4 @@
-"""``wenet_join`` where ``ProcessGroup.options`` is gone (3.0.0 to main on torch 2.6 and later).
+"""``wenet_join`` where ``ProcessGroup.options`` was removed (3.0.0 to main on torch 2.6 and later).
 
 deepspeed and FSDP read their time limit there in the second batch: "object has no attribute 'options'". It is needed
 where ranks do not agree ahead (:mod:`.uneven`), that is with DDPFIX_UNEVEN=off.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Dict, List
@@ -50,3 +51,17 @@ def test_the_words_are_seen() -> None:
         "drift apart",
         "is gone",
     ]
+
+
+def first_lines(source: Path) -> List[str]:
+    """Return the first lines of a file's docstrings, of the file itself, its classes and its functions."""
+    nodes = ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+    texts = [ast.get_docstring(node) for node in nodes if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    return [text.splitlines()[0] for text in texts if text]
+
+
+@pytest.mark.parametrize("folder", ["ddpfix", "patches"])
+def test_docstrings_begin_in_the_words_of_the_field(folder: str) -> None:
+    sources = sorted((readme.README.parent / folder).rglob("*.py"))
+    lines = {line for source in sources for line in first_lines(source)}
+    assert [line for line in sorted(lines) if found(line)] == [] and len(lines) > 500

@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 def make() -> Dict[str, Any]:
-    """Look at everything. A part that fails is a finding, and the others are there.
+    """Examine everything. A part that fails is a finding, and the others are there.
 
     Raises:
         MatrixError: the compatibility matrix cannot be read.

@@ -12,7 +12,7 @@ TEXTS, NAMED = 500, 8
 
 
 class Seen:
-    """How often something was told, by whom, and when first."""
+    """The count of one report, the ranks that made it, and its first step."""
 
     def __init__(self) -> None:
         self.count, self.ranks, self.step, self.time = 0, [], None, None  # type: int, List[int], Any, Any

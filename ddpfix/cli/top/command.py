@@ -50,7 +50,7 @@ def _top(options: argparse.Namespace) -> int:
 
 
 class Folder:
-    """The traces in a folder; ranks may join while it is looked at.
+    """The traces in a folder; ranks may join while it is shown.
 
     Args:
         path: where it is.

@@ -98,7 +98,7 @@ def _state(tail: Tail, found: Rank, now: float) -> str:
 
 
 def _is_gone(tail: Tail) -> bool:
-    """Return whether the process is no more; where it ran on another machine, nobody here knows."""
+    """Return whether the process has exited; where it ran on another machine, nobody here knows."""
     pid = tail.header.get("pid")
     if not isinstance(pid, int) or pid <= 0 or tail.header.get("host") != socket.gethostname() or os.name == "nt":
         return False

@@ -303,7 +303,7 @@ class _Rendezvous:
         return look_until(lambda: has(self.keys, key), give_up, pauses, limit, line)
 
     def _has_ended(self, awaited: Callable[[], List[int]]) -> bool:
-        """Whether a rank that is waited for has ended with an error; one look at the store as long as none has."""
+        """Return whether an awaited rank has ended with an error; one read of the store as long as none has."""
         if self.passes or not self.ended_ranks.add(ANY, 0):
             return False
         ended = [rank for rank in awaited() if self.ended_ranks.add(str(rank), 0)]

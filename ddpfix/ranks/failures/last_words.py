@@ -30,7 +30,7 @@ _INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "
 
 
 def follows(error: BaseException) -> bool:
-    """Return whether this error says no more than that another rank is gone."""
+    """Return whether this error says no more than that another rank has exited."""
     return isinstance(error, RuntimeError) and _FOLLOWS.search(str(error)) is not None
 
 

@@ -71,7 +71,7 @@ class Sentinel:
     # In a thread of the program.
 
     def end(self, how: str) -> None:
-        """Look at nothing any more.
+        """Stop watching.
 
         Args:
             how: ``left``, if this rank leaves the group, which it then tells; or ``stopped``.
@@ -197,7 +197,7 @@ class Sentinel:
             time.sleep(0.05)
 
     def _found(self) -> str:
-        """Return why another rank is gone; empty where that cannot be known."""
+        """Return why another rank has exited; empty where that cannot be known."""
         try:
             return self._cause or self._left_behind() or self._silent()
         except StoreLostError as error:
@@ -207,7 +207,7 @@ class Sentinel:
             return ""
 
     def _left_behind(self) -> str:
-        """A failure that a rank has left in the store, else a process that is gone, else a rank that was done."""
+        """Return a failure that a rank has left in the store, else an exited process, else a rank that was done."""
         last = time.monotonic() + SEARCH
         while time.monotonic() < last:
             found = self._bulletin.cause() or self._gone()
@@ -217,7 +217,7 @@ class Sentinel:
         return next(map(self._in_words, self._bulletin.ends()), "")
 
     def _gone(self) -> str:
-        """Return the rank whose process is gone without a word, if it is one of this machine."""
+        """Return the rank whose process has exited without a word, if it is one of this machine."""
         for rank, life in self._lives(_NEIGHBOURS).items():
             if is_gone(life):
                 return (

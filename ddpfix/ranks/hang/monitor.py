@@ -113,7 +113,7 @@ class Monitor:
     # In a thread of the program.
 
     def end(self, how: str) -> None:
-        """Look at nothing any more. A forked child is no rank.
+        """Stop watching. A forked child is no rank.
 
         Args:
             how: ``left``, if this rank leaves its group; ``ended``, if its program does; or ``stopped``.

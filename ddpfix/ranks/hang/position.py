@@ -1,4 +1,4 @@
-"""Where this rank is: its collectives and steps are counted anyway, and its stack tells the rest when it is looked at.
+"""The position of this rank: its collectives and steps are counted anyway, its stack is read on demand.
 
 Nothing runs in a step for it. As long as collectives begin, a look compares their numbers; only when none has begun
 since the last look is the stack of the main thread read.

@@ -1,4 +1,4 @@
-"""Processes of this machine: whether one is gone, stopped, or waits for a disk."""
+"""Processes of this machine: whether one has exited, is stopped, or waits for a disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def here() -> Who:
 
 
 def state(pid: int, path: str = "stat") -> str:
-    """The letter of Linux for the state of a process of this machine: Z for one that is no more; "" if not known.
+    """Return Linux's letter for the state of a process of this machine: Z for an exited one; "" if not known.
 
     Args:
         pid: the process.
@@ -58,7 +58,7 @@ def state(pid: int, path: str = "stat") -> str:
 
 
 def lasting(pid: int, path: str = "stat") -> str:
-    """The same, looked at again where it is a wait for a disk: a page fault is over within a tenth of a second."""
+    """Return the same, read again where it is a wait for a disk: a page fault ends within a tenth of a second."""
     for _ in range(2):
         found = state(pid, path)
         if found != DISK:

@@ -13,7 +13,7 @@ from ddpfix import log
 
 
 def folder(chosen: str) -> str:
-    """Return a folder for the stacks of one hang, the same on all ranks once its name is told to them.
+    """Return a folder for the stacks of one hang, the same on all ranks once they have its name.
 
     Args:
         chosen: the user's own folder; "" for one below the system's folder for temporary files.

@@ -1,4 +1,4 @@
-"""Which ranks do not wait while others do: from where each rank is, without any look at the job itself.
+"""Finds the ranks that do not wait while others do, from the position of each rank alone.
 
 torch's count of the collectives of a group is compared, in which gloo has what goes from one rank to another as well.
 So it only orders what is seen, and no rank is said to owe a collective because of it.

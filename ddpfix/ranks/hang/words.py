@@ -1,4 +1,4 @@
-"""What is said where ranks wait: who does something else, who waits where, and what to look at."""
+"""The sentences about ranks that wait: which ones do something else, where the others wait, and what to check."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GONE = {
 
 
 class Found(NamedTuple):
-    """A cause, the ranks that it is told of, and the sentences."""
+    """A cause, the ranks that it concerns, and the sentences."""
 
     cause: str
     ranks: List[int]

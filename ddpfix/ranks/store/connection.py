@@ -30,7 +30,7 @@ class StoreLostError(ConnectionError):
 
 
 class Connection:
-    """Keys of ours, on a connection of their own where torch has that: the main thread may wait with the other one.
+    """ddpfix's keys, on a separate connection where torch has that: the main thread may wait with the other one.
 
     Args:
         store: of the default group; it is not kept alive, see :func:`ddpfix.ranks.store.keys`.
@@ -88,7 +88,7 @@ class Connection:
 
 
 def is_torchs(store: Any) -> bool:
-    """Whether a store is torch's own; the methods of another one are the program's, and no thread of ours runs them."""
+    """Return whether a store is torch's own; no thread of ddpfix runs the methods of a program's store."""
     return type(_base(store)).__module__.startswith("torch._C")
 
 

@@ -1,4 +1,4 @@
-"""Keys of ours in the process group's store, and how a rank waits for what others put there.
+"""ddpfix's keys in the process group's store, and how a rank waits for the values of others.
 
 A rank polls. The store's own ``wait`` holds the connection until the key is there or its time is up: in
 torch 2.13 another thread of the same rank waits 2.7 of 3 seconds for its turn, so that no rank could write or read why
@@ -116,7 +116,7 @@ def is_here(store: Any, rank: int) -> bool:
 
 
 def delete(store: Any, names: Sequence[str]) -> None:
-    """Delete keys of ours that all ranks have read."""
+    """Delete ddpfix's keys that all ranks have read."""
     for name in names:
         store.delete_key(name)
 
@@ -126,7 +126,7 @@ def _marks(store: Any) -> Any:
 
 
 def keys(store: Any, name: str) -> Any:
-    """Return a part of the store for one purpose of ours, which no other group of the same server reads.
+    """Return a part of the store for one purpose, which no other group of the same server reads.
 
     It keeps the store alive, and with it perhaps a port, so hold it for the length of a call only.
     """

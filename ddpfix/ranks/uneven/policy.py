@@ -1,4 +1,4 @@
-"""The policy for uneven data that a toolkit follows, and which loaders a toolkit's own patch looks after."""
+"""The policy for uneven data that a toolkit follows, and the loaders that a toolkit's own patch manages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Held:
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def hold(self, loader: Any) -> None:
-        """A toolkit's own patch looks after this loader from now on."""
+        """Have a toolkit's own patch manage this loader from now on."""
         # One to which no weak reference is possible is none of torch's.
         with contextlib.suppress(TypeError):
             self._loaders.add(loader)
 
     def is_held(self, loader: Any) -> bool:
-        """Return whether a toolkit's own patch looks after a loader."""
+        """Return whether a toolkit's own patch manages a loader."""
         return loader in self._loaders
 
 

@@ -1,4 +1,4 @@
-"""The passes over DataLoaders that this process begins, and the batches that they give."""
+"""The iterations of DataLoaders that this process begins, and the batches that they give."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CALLERS = 8
 
 
 class Passes:
-    """The passes over all loaders.
+    """The iterations of all loaders.
 
     Attributes:
         forwards: the training forwards, from which a pass knows that it trains.
@@ -43,7 +43,7 @@ class Passes:
         self._held: Optional[policy.Held] = None
 
     def begin_with(self, stop: bool, held: policy.Held, clocks: Clocks) -> None:
-        """Look after the passes that begin from now on.
+        """Manage the iterations that begin from now on.
 
         Args:
             stop: whether all ranks end with the first one that has no more batches; else they read theirs again.
@@ -54,7 +54,7 @@ class Passes:
         self.meetings = even_lengths.Synchronised(clocks)
 
     def forget(self) -> None:
-        """Look after no pass any more (undo)."""
+        """Manage no iteration any more (undo)."""
         self._stop = None
         self._passes.clear()
         self.forwards.forget()

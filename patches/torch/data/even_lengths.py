@@ -1,4 +1,4 @@
-"""All ranks come together in a pass over their loaders, and then take as many batches of it."""
+"""All ranks synchronise in an iteration of their loaders, and then take as many batches of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LeftError(Exception):
 
 
 class Synchronised:
-    """Whether ranks come together.
+    """The state of ranks that synchronise in iterations of their loaders.
 
     Args:
         forwards: the training forwards, which are the same on all ranks.

@@ -36,12 +36,12 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def first_pass(site: Site, module: ModuleType, owner: Any) -> None:
-    """Look after the pass that begins with an iterator."""
+    """Manage the iteration that begins with an iterator."""
     site.wrap(owner, "__init__", site.keep(even_iterations.Passes).begin)
 
 
 def next_pass(site: Site, module: ModuleType, owner: Any) -> None:
-    """Look after the pass that begins when persistent workers begin anew."""
+    """Manage the iteration that begins when persistent workers begin anew."""
     site.wrap(owner, "_reset", site.keep(even_iterations.Passes).begin)
 
 

@@ -1,4 +1,4 @@
-"""Why parameters got no gradient, told apart by what is known of the step (:mod:`.evidence`)."""
+"""The causes for which parameters got no gradient, by what is known of the step (:mod:`.evidence`)."""
 
 from __future__ import annotations
 

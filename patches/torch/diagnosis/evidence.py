@@ -162,7 +162,7 @@ class Evidence:
             self._look(tensors_of(roots), "")
 
     def _look(self, roots: Sequence[Any], unfinished: str) -> None:
-        """Look at the graphs of the losses, as long as they are there."""
+        """Inspect the graphs of the losses, as long as they are there."""
         self.reached = (self.reached or set()) | self._walk(roots)
         self.missing = self.all_missing(unfinished)
         alive = [(_called(key), reference()) for key, reference in self._outputs]

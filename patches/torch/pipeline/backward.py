@@ -22,7 +22,7 @@ from .shared import Shared
 
 
 class Observer(Protocol):
-    """What is told of backwards."""
+    """Is called when a backward has ended, or failed."""
 
     def backward_ended(self, roots: Any) -> None: ...
 
@@ -43,7 +43,7 @@ _RUNS: Set[int] = set()
 
 
 class Backwards:
-    """The cases that are told of backwards, in one activation; those of models that are no more go by themselves."""
+    """The observers of backwards in one activation; those of destroyed models leave by themselves."""
 
     def __init__(self) -> None:
         self.known: Observers = []
@@ -75,7 +75,7 @@ class Backwards:
             cases.clear()
 
     def look_at(self, case: Observer, looks: bool) -> None:
-        """Tell a case of backwards, until the wrapper is undone or the case is no more.
+        """Call a case at backwards, until the wrapper is undone or the case was destroyed.
 
         Args:
             case: of a model; its ``backward_failed(error, roots)`` is called with what a backward has raised.

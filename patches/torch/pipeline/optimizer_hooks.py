@@ -11,7 +11,7 @@ Hook = Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]
 
 
 class Steps:
-    """The steps of all optimizers in one activation; torch has hooks of ours while somebody follows them."""
+    """The steps of all optimizers in one activation; torch has ddpfix's hooks while somebody follows them."""
 
     def __init__(self) -> None:
         self._at: Dict[str, Tuple[Optional[Hook], Optional[Hook]]] = {}

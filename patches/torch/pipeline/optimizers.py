@@ -1,4 +1,4 @@
-"""What the stages that look at optimizer steps share."""
+"""Functions that the stages share which follow optimizer steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_torchs(optimizer: Any) -> bool:
 
 
 def is_alone(model: ddp.Wrapped) -> bool:
-    """Return whether a model has no other replica, or is no more."""
+    """Return whether a model has no other replica, or was destroyed."""
     return model.wrapper is None or len(process_groups.ranks_of(model.wrapper.process_group)) == 1
 
 

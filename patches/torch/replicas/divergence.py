@@ -121,7 +121,7 @@ class Drift(ddp.Stage):
         return False
 
     def end(self) -> None:
-        """Undo: look at no optimizer any more."""
+        """Undo: follow no optimizer any more."""
         self._optimizer_steps.leave(self.place)
         self._watched.clear()
         self._due.clear()

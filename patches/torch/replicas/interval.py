@@ -1,4 +1,4 @@
-"""How often something is looked at that takes time."""
+"""The interval between two comparisons, which take time."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class Recorder:
             self.row.waits.append(async_values.between(self._local, async_values.mark(timed=True)))
 
     def scaled(self, given: Any, made: Any) -> None:
-        """A gradient scaler has made a larger loss: the one that it was given is meant."""
+        """Record that a gradient scaler has made a larger loss of one."""
         if self.here():
             self._numbers.scaled(given, made)
 

@@ -106,7 +106,7 @@ def norms(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def scales(site: Site, module: ModuleType, owner: Any) -> None:
-    """Know which loss is meant where a gradient scaler multiplies it."""
+    """Recognise the loss that a gradient scaler multiplies."""
     recording = _recorder(site)
 
     def noted(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -412,6 +412,6 @@ class Finalizer:
 
 
 def _gone(is_finalizing: Callable[[], bool], end: Callable[[], None], reference: Any) -> None:
-    """The wrapper is no more; at the end of the interpreter so may be everything else."""
+    """End what the wrapper had; at the end of the interpreter everything else may be destroyed too."""
     if not is_finalizing():
         end()

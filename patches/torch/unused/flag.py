@@ -23,7 +23,7 @@ FLAG_ALTERNATIVES: Registry[Callable[[Dict[str, Any]], bool]] = Registry(wrap_ho
 
 
 def decide(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stage in: the flag is decided at DDP's constructor, whoever builds it."""
+    """Put the stage in: the flag is decided at DDP's constructor."""
     ddp.put(site, owner, Flag(site.settings["unused"]))
 
 

@@ -1,4 +1,4 @@
-"""Parameters of a wrapped model that DDP does not know: a layer replaced, added or set free after wrapping.
+"""Parameters of a wrapped model that DDP does not know: a layer replaced, added or unfrozen after wrapping.
 
 DDP takes its list of parameters at construction. A parameter that is trained but not in that list is not averaged;
 plain torch raises an error only if a parameter of the list gets no gradient.

@@ -117,13 +117,13 @@ class Rendezvous:
         return self._all(_WORD)
 
     def end(self, limit: float) -> None:
-        """Tell the others that all is told, and stay until they know: the store may end with this process."""
+        """Report to the others that all is done, and stay until they know: the store may end with this process."""
         put(self._keys, "end", "1")
         others = self.arrived() - 1
         self._look(lambda: int(self._keys.add("left", 0)) >= others, limit)
 
     def leave(self, limit: float) -> None:
-        """Wait until all is told."""
+        """Wait until all is reported."""
         with contextlib.suppress(Exception):
             # Where the store has ended, all is told as well.
             self._look(lambda: has(self._keys, "end"), limit)
