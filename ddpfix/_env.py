@@ -27,7 +27,7 @@ def switch(value: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """A text in which nothing commands a terminal, and that has one line: names and messages come from elsewhere."""
+    """Return a text in which nothing commands a terminal, in one line: names and messages come from outside."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

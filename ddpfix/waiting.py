@@ -69,7 +69,7 @@ class Waiting:
         return [entry for name in ready for entry in self._stubs.pop(name).items()]
 
     def release(self) -> List[Armed]:
-        """The gate is open: what was held waits for its modules, in the order in which it was armed; returns it."""
+        """Open the gate: what was held waits for its modules, in the order in which it was armed; return it."""
         held, self._held, self._stubs = self._held, [], {}
         for number, each in held:
             self._insert(number, each)

@@ -71,7 +71,7 @@ def words(rest: List[str]) -> List[str]:
 
 
 def _is_program(word: str) -> bool:
-    """Whether a word is a command of the shell: found on PATH, or a path to an executable that is no Python source."""
+    """Return whether a word is a command of the shell: on PATH, or a path to an executable that is no Python source."""
     if word.endswith((".py", ".pyc", ".zip", ".pyz")):
         return False
     if os.path.dirname(word):

@@ -8,5 +8,5 @@ from ddpfix._env import printable
 
 
 def plain(text: str, style: str = "") -> Text:
-    """One line in which nothing is markup, and nothing commands the terminal: what is not printable is escaped."""
+    """Return one line in which nothing is markup or commands the terminal: what is not printable is escaped."""
     return Text(printable(text), style=style)

@@ -116,7 +116,7 @@ class Call:
         return truth if shared == own else _negated(truth)
 
     def _key(self, comparison: Comparison, layer: Any) -> Optional[int]:
-        """The number of a layer that all ranks have, under the same name; None where the decision stays each rank's."""
+        """Return the number of a layer that all ranks have under one name; None where each rank decides."""
         if self.base is None or self._replica is None or not self._replica.has(layer):
             return None
         if comparison.draws_itself and not comparison.examined and not self._replica.has_peers(layer):
@@ -130,7 +130,7 @@ class Call:
         return schedule.uniform(schedule.fold(self.base, comparison.site, key), self._asked[place])
 
     def _index(self, layer: Any) -> int:
-        """The index of a layer in the list of the module; a layer of another list is not recorded as one of this."""
+        """Return the index of a layer in the list of the module; one of another list is not recorded as one of this."""
         layers, count = listed(self.module), layer_count(self.module)
         # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1). In most calls
         # they come in their order.
@@ -169,7 +169,7 @@ class StepCall(Call):
         return counts[left.layer] == self.visits[left.layer]
 
     def _skip(self, left: Left) -> training.Skip:
-        """The skip of a layer; one that draws for itself, or for a branch, has its index from the list it is in."""
+        """Return the skip of a layer; one that draws for itself, or for a branch, has its index from its own list."""
         if left.layer >= 0:
             return training.Skip(self._name, self._number, left.layer)
         holder, _, place = self._name.rpartition(".")

@@ -133,7 +133,7 @@ def _place(inner: FunctionType, decision: decisions.Decision) -> str:
 
 
 def _recorded(copied: FunctionType) -> FunctionType:
-    """The copied function with the recorders around it, inside of the decorators, where outputs are collected."""
+    """Return the copied function with the recorders around it, inside of the decorators, where outputs collect."""
 
     @functools.wraps(copied)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

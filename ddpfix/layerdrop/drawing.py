@@ -41,7 +41,7 @@ def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
 
 
 def drawing_classes(model: Any) -> Dict[type, Any]:
-    """The classes in a model that draw for layers, for a list of them or for themselves, with a module of each."""
+    """Return the classes in a model that draw for layers, for a list or for themselves, with a module of each."""
     peers = set(training.peers(model))
     classes: Dict[type, Any] = {}
     for module in model.modules():
@@ -77,7 +77,7 @@ def _draws_here(level: type, module: Any, has_peers: bool) -> bool:
 
 
 def applies(decision: decisions.Decision, module: Any, has_peers: bool) -> bool:
-    """Whether a decision is about layers in this module: parts of it that have parameters, or itself among its like."""
+    """Return whether a decision is about layers in this module: parts with parameters, or itself among its like."""
     if not decision.layers:
         return has_peers and not decision.is_part and _has_parameters(module)
     held = [getattr(module, name, None) for name in decision.holders] or [module]

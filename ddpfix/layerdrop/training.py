@@ -71,7 +71,7 @@ class Replica:
             self._start = None
 
     def stream(self, iteration: int, key: int, call: int) -> Optional[int]:
-        """The stream of one call of a module in an iteration; None where there is no other rank to agree with."""
+        """Return the stream of one call of a module in an iteration; None where no other rank is to agree with."""
         if self.is_alone:
             return None
         if not self.drawn:
@@ -113,7 +113,7 @@ def named_modules(root: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def peers(root: Any) -> List[Any]:
-    """The modules of a model that stand in a list of their class alone: in a mixed one, they may be augmentations."""
+    """Return the modules of a model that stand in a list of their class alone: in a mixed one, they may augment."""
     listed: Dict[str, List[Any]] = {}
     for name, module in named_modules(root):
         holder, _, place = name.rpartition(".")
@@ -149,7 +149,7 @@ class Step:
         return self.replica.stream(self.iteration, key, call), name, call
 
     def calls_of(self, module: str, layer: int) -> int:
-        """How often a layer could have run: as often as the module that holds it was called, or it draws for itself."""
+        """Return how often a layer could have run: as often as the module that holds it was called, or itself."""
         return self.calls.get(module) or self.calls.get(f"{module}.{layer}", 1)
 
 

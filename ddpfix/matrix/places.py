@@ -16,7 +16,7 @@ def default_path() -> Path:
 
 
 def packed(name: str) -> Optional[bytes]:
-    """The contents of a file of the package that is imported from an archive (zipapp); None where it has a folder."""
+    """Return the contents of a file of the package, imported from an archive (zipapp); None where it has a folder."""
     loader: Any = getattr(sys.modules[__name__.partition(".")[0]].__spec__, "loader", None)
     if _PACKAGE.is_dir() or not hasattr(loader, "get_data"):
         return None

@@ -136,7 +136,7 @@ class Rows:
 
 
 def shipped(code: str) -> bool:
-    """Whether patches/ has this function. Only names below ddpfix.patches are accepted, and nothing is imported."""
+    """Return whether patches/ has this function. Only names below ddpfix.patches are accepted; nothing is imported."""
     if not _CODE.match(code):
         return False
     module, _, function = code.partition(":")

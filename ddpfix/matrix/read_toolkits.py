@@ -36,7 +36,7 @@ class Toolkits:
     _used: Set[Tuple[str, str]] = field(default_factory=set)
 
     def place(self, toolkit: str, node: Node) -> Target:
-        """The target that a name stands for: a place of the patch's toolkit, or one of torch, which all of them use."""
+        """Return the target that a name stands for: a place of the patch's toolkit, or one of torch, which all use."""
         name = node.text()
         known = {place: owner for owner in ("torch", toolkit) for place in self.places.get(owner, {})}
         if name not in known:

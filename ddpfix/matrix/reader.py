@@ -34,7 +34,7 @@ class Reader:
         return read_tested.with_tested(self._untested(top), top["tested"], self.thorough)
 
     def untested(self) -> Matrix:
-        """The matrix without the part ``tested:``, which is generated from results and may be missing or outdated."""
+        """Return the matrix without the part ``tested:``, which is generated from results and may be outdated."""
         return self._untested(self._top())
 
     def _top(self) -> Dict[str, Node]:

@@ -233,7 +233,7 @@ def wanted(name: str, value: str, when: Sequence[str]) -> bool:
 
 
 def switch_name(patch: str) -> str:
-    """The environment variable that switches one patch: ``transformers.layerdrop`` is DDPFIX_TRANSFORMERS_LAYERDROP."""
+    """Return the environment variable of one patch: ``transformers.layerdrop`` is DDPFIX_TRANSFORMERS_LAYERDROP."""
     return PREFIX + patch.upper().replace(".", "_").replace("-", "_")
 
 

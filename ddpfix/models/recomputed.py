@@ -15,7 +15,7 @@ _REPEATING = ("backward", "unpack", "unpack_hook")
 
 
 def in_backward() -> bool:
-    """Whether autograd runs a backward on this thread; in an older torch, whether its checkpoints repeat a forward."""
+    """Return whether autograd runs a backward on this thread; in an older torch, whether its checkpoints repeat one."""
     return bool(TASK() >= 0) if TASK is not None else _repeats(sys._getframe(1))
 
 

@@ -184,7 +184,7 @@ class Site:
         return len(self.records) + len(self.parts) + self.others
 
     def places(self) -> List[str]:
-        """The changed attributes, as ``module:attribute``, without the copies that other modules have of them."""
+        """Return the changed attributes, as ``module:attribute``, without the copies that other modules have."""
         return list(dict.fromkeys(record.place for record in self.in_force() if not record.copy))
 
     def undo(self) -> List[str]:

@@ -18,7 +18,7 @@ _IGNORED_FIELDS = frozenset(("annotation", "returns", "ctx", "kind", "type_comme
 
 
 def of_forward(module: Any) -> Optional[str]:
-    """The hash of what a module's forward does; None if a source is not at hand, or the instance has other methods."""
+    """Return the hash of what a module's forward does; None if a source is missing, or the instance has methods."""
     owner = type(module)
     if any(callable(value) and hasattr(owner, name) for name, value in vars(module).items()):
         return None
@@ -29,7 +29,7 @@ def of_forward(module: Any) -> Optional[str]:
 
 
 def digest(first: str, find: Callable[[str], Optional[ast.AST]]) -> str:
-    """The hash of a method and of the methods that it may call; ``find(name)`` gives a method's tree, or None."""
+    """Return the hash of a method and of those that it may call; ``find(name)`` gives a method's tree, or None."""
     found: Dict[str, str] = {}
     waiting = [first]
     while waiting:

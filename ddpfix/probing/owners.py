@@ -30,7 +30,7 @@ class Owners:
         self.replaced: List[Subject] = []
 
     def of(self, module: Any, around: List[Any]) -> Optional[Subject]:
-        """The model of a module that is called in training, with gradients; None for one that holds nothing to train.
+        """Return the model of a module that is called in training, with gradients; None where nothing is trained.
 
         Args:
             module: the module that is called.

@@ -102,7 +102,7 @@ class Program:
                 subject.steps += 1
 
     def _is_enough(self) -> bool:
-        """Whether all optimizers have stepped often enough; one that has not begun is waited for one step more."""
+        """Return whether all optimizers have stepped often enough; one that has not begun has one step more."""
         most = self.steps
         if most < self._wanted:
             return False

@@ -272,7 +272,7 @@ def _offset(buffer: bytes, place: int) -> int:
 
 
 def columns(pyarrow: Any, batch: Any) -> Dict[str, Sequence[Any]]:
-    """The columns of a record batch as lists; None for a column that it does not have, or not of the kind that it has.
+    """Return the columns of a record batch as lists; None for a column that it lacks, or that is of another kind.
 
     Raises:
         ValueError: it has more rows than any that is written. Columns without values have as many as one likes.
@@ -287,7 +287,7 @@ def columns(pyarrow: Any, batch: Any) -> Dict[str, Sequence[Any]]:
 
 
 def _fits(pyarrow: Any, field: Any) -> bool:
-    """Whether a column is one of numbers or of lists of integers; others may take any amount of memory as lists."""
+    """Return whether a column is one of numbers or lists of integers; others may take any amount of memory."""
     kinds = {column.name: column.kind for column in schema.COLUMNS}
     types = pyarrow.types
     if kinds.get(field.name) == "ints":

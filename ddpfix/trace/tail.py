@@ -205,7 +205,7 @@ def _length(content: bytes, place: int) -> Optional[int]:
 
 
 def _batch(pyarrow: Any, schema_: Any, content: bytes, place: int) -> Optional[Tuple[Dict[str, Any], int]]:
-    """The columns of the record batch that begins at a place, and where the next message begins; None without one."""
+    """Return the columns of the record batch that begins at a place, and the next message's place; None without one."""
     length = _length(content, place)
     if length is None:
         return None

@@ -186,7 +186,7 @@ def is_ddp(frame: FrameType) -> bool:
 
 
 def elsewhere() -> bool:
-    """Whether this is no forward of a training step: a checkpoint recomputes in backward, or a tracer looks on."""
+    """Return whether this is no forward of a training step: a checkpoint recomputes, or a tracer runs."""
     return recomputed.in_backward() or bool(torch.jit.is_tracing())
 
 
@@ -208,7 +208,7 @@ def _described(frame: FrameType) -> str:
 
 
 def line(frame: FrameType) -> str:
-    """A place of the program, as its file and line; torch's own functions (checkpoint) are called by the program."""
+    """Return a place of the program, as its file and line; torch's own functions (checkpoint) are called by it."""
     while frame.f_globals.get("__name__", "").startswith("torch.") and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

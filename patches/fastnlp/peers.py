@@ -27,7 +27,7 @@ def formatted(error: BaseException) -> str:
 
 
 def claim(rank: int, cause: str) -> bool:
-    """Whether this rank failed first; the others can then read its cause. True where the store does not answer."""
+    """Return whether this rank failed first; the others can then read its cause. True where no store answers."""
     message = f"rank {rank} did. Its error:\n{cause[100 - first_failure.LENGTH :]}"
     return bool(_answered(lambda: first_failure.claim(message), True))
 

@@ -181,7 +181,7 @@ def mixed(batches: Sequence[Batch], ranks: int, seed: int, limits: Limits) -> Li
 
 
 def largest_first(batches: Sequence[Batch], limits: Limits) -> List[Batch]:
-    """The batches in their order, but for the one that needs most memory, which comes first (see :func:`mixed`)."""
+    """Return the batches in their order, but for the one that needs most memory, which is first (:func:`mixed`)."""
     if not batches:
         return []
     largest = max(range(len(batches)), key=lambda number: limits.area(batches[number]))

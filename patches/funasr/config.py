@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 
 def plain(value: Any) -> Any:
-    """A container of OmegaConf as dicts and lists, which take new keys (hydra's does not); any other value as it is."""
+    """Return a container of OmegaConf as dicts and lists, which take new keys (hydra's does not); others unchanged."""
     from omegaconf import Container, OmegaConf
 
     return OmegaConf.to_container(value, resolve=True) if isinstance(value, Container) else value

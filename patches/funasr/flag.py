@@ -56,7 +56,7 @@ def settle(run: entry.Run) -> None:
 
 
 def user_flag(run: entry.Run) -> Optional[bool]:
-    """The user's value, from the command line or a file; the configuration of a downloaded model is not the user's."""
+    """Return the user's value, from the command line or a file; a downloaded model's configuration is not his."""
     theirs = FLAG in run.cfg or FLAG in (run.cfg.get("train_conf") or {})
     return truth(section(run.kwargs, "train_conf").get(FLAG), WHERE) if theirs else None
 

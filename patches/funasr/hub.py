@@ -56,7 +56,7 @@ def _readable(kwargs: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def completed(result: Any, users: Dict[str, Any]) -> Any:
-    """The merged configuration with the model's files and the user's settings; the result itself if it has both."""
+    """Return the merged configuration of the model's files and the user's settings; the result if it has both."""
     config = plain_all(result)
     folder = str(config.get("model_path") or "")
     brought = _files(folder)

@@ -87,7 +87,7 @@ def _at(config: Dict[str, Any], dotted: str) -> Any:
 
 
 def _read(run: entry.Run) -> Set[str]:
-    """The names that the trainer and the entry look for in ``train_conf``; up to 1.0.5 each method looks for itself."""
+    """Return the names that trainer and entry read in ``train_conf``; up to 1.0.5 each method reads them itself."""
     methods = [inspect.unwrap(method) for method in vars(run.namespace["Trainer"]).values()]
     functions = [*methods, inspect.unwrap(run.namespace["main"]), run.namespace.get("_resolve_distributed_config")]
     names = {name for function in functions if hasattr(function, "__code__") for name in _constants(function)}

@@ -52,7 +52,7 @@ def _check_gradients(original: Any) -> Callable[..., Any]:
 
 
 def _clipped(brain: Any, step: Any) -> Callable[..., Any]:
-    """The optimizer's step, which a scaler calls after it has unscaled the gradients, and not if one is infinite."""
+    """Return the optimizer's step, which a scaler calls after it has unscaled the gradients, if none is infinite."""
 
     @functools.wraps(step)
     def clipped(*args: Any, **kwargs: Any) -> Any:

@@ -63,7 +63,7 @@ def _bind_anew(site: Site, original: MethodType, now: Any) -> None:
 
 
 def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any, typed: unknown.Typed) -> Parsed:
-    """The result of the release's parser for the intended line: yaml path, run options, overrides as yaml text."""
+    """Return the result of the release's parser for the intended line: yaml path, run options, overrides as yaml."""
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("arg_list")
     argv = [str(word) for word in (sys.argv[1:] if given is None else given)]
     try:
@@ -112,7 +112,7 @@ def _note_value(line: Line, item: Item, option: Option) -> None:
 
 
 def _canonical(line: Line) -> List[str]:
-    """The run options as every release's parser takes them: in full, a flag only where it is true, and no others."""
+    """Return the run options as every release's parser takes them: in full, a flag only where true, no others."""
     argv: List[str] = []
     for item in line.items:
         if item.option is not None and item.option.real and item.option.kind != "flag":

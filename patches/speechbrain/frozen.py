@@ -65,6 +65,6 @@ def _extractors(modules: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def _left_in_eval(part: Any) -> bool:
-    """Whether the constructor put it into eval mode; what has trainable parameters (an adapter) is not frozen."""
+    """Return whether the constructor put it into eval mode; with trainable parameters (an adapter) it is not frozen."""
     parameters = list(part.parameters())
     return bool(parameters) and not part.training and not any(p.requires_grad for p in parameters)

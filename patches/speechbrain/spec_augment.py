@@ -51,7 +51,7 @@ def _freeze(model: Any) -> None:
 
 
 def leaves_out(module: Any) -> bool:
-    """Whether the model's own masking does nothing as it is configured; found by running it on frames of zeros."""
+    """Return whether the model's own masking does nothing as configured; found by running it on frames of zeros."""
     mask = getattr(module, "_mask_hidden_states", None)
     if mask is None:
         return False

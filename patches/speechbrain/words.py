@@ -46,7 +46,7 @@ def _parted(word: str) -> Tuple[str, Optional[str]]:
 
 
 def matching_options(name: str, options: Mapping[str, Option], keys: Collection[str]) -> List[Option]:
-    """The run options that a name may stand for: none for an override of the yaml, several where it is not clear.
+    """Return the run options that a name may stand for: none for an override of the yaml, several if it is unclear.
 
     The yaml's own keys are never taken for the beginning of a run option, which argparse does.
     """

@@ -145,7 +145,7 @@ class Run:
 
 
 def _with_line(result: Result) -> Result:
-    """A result with the line of the toolkit that has called the optimizer; there is none once the program is over."""
+    """Return a result with the line of the toolkit that has called the optimizer; none once the program is over."""
     lines = toolkit_lines.of(toolkit_lines.callers())
     # A toolkit may set the flag by itself, unless there is checkpointing.
     by_itself = lines.find == lines.not_reentrant and not result.checkpointing

@@ -32,7 +32,7 @@ def reentrant_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def is_reentrant(function: Any) -> bool:
-    """Whether a checkpoint function that transformers keeps on a module is of the reentrant kind (torch's default)."""
+    """Return whether a checkpoint function that transformers keeps on a module is of the reentrant kind."""
     return isinstance(function, functools.partial) and function.keywords.get("use_reentrant", True) is not False
 
 

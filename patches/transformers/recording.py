@@ -23,7 +23,7 @@ def skipped(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _wanted(module: Any, kwargs: Dict[str, Any]) -> bool:
-    """Whether hidden states are collected in this call: unpatched transformers fails at a gap on one process, too."""
+    """Return whether hidden states are collected in this call: unpatched transformers fails at a gap, too."""
     requested = kwargs.get(f"output_{KEY}") or getattr(getattr(module, "config", None), f"output_{KEY}", False)
     return bool(requested) or _collected() is not None
 

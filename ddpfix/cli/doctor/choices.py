@@ -51,7 +51,7 @@ def look_at_settings(whole: Matrix, values: Settings, errors: List[str]) -> Sect
 
 
 def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values: Settings) -> Section:
-    """The section of patches: what would be done about each, and what was done if ddpfix is active in this process."""
+    """Return the section of patches: the plan for each, and what was done if ddpfix is active in this process."""
     entries = [plan.as_data(decision) for decision in resolve.resolve(whole, toolkits, values)]
     running = activation.engine()
     states = {each.id: each for each in running.report().patches} if running is not None else {}

@@ -121,7 +121,7 @@ def replaced() -> List[Dict[str, str]]:
 
 
 def _who(function: Any) -> str:
-    """The package whose code is called, as far as layers of wrappers show it; ddpfix's layer is looked through."""
+    """Return the package whose code is called, as far as layers of wrappers show it, below ddpfix's own layer."""
     seen = 0
     who = "torch"
     while function is not None and seen < 20:

@@ -116,7 +116,7 @@ def _mean(per_rank: List[Dict[str, Any]]) -> Dict[str, Optional[float]]:
 
 
 def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str, Any]]:
-    """The rank whose own time is longest, against the median of the others; None without the times of two ranks."""
+    """Return the rank whose own time is longest, against the median of the others; None without times of two ranks."""
     timed = [each for each in per_rank if each["own"] is not None]
     if len(timed) < 2:
         return None
@@ -146,14 +146,14 @@ def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str
 
 
 def _is_clear(ratio: float, slowest: int, judged: int, ranks: int) -> bool:
-    """Whether a rank that takes so much longer than others, and was the slowest in so many steps, is a straggler."""
+    """Return whether a rank that takes so much longer than others, the slowest in so many steps, is a straggler."""
     chance = 1 / ranks
     often = judged * chance + 3 * math.sqrt(judged * chance * (1 - chance))
     return ratio >= MUCH_SLOWER or (ratio >= SLOWER and slowest > often)
 
 
 def _memory(gathered: Gathered) -> Dict[str, Any]:
-    """The most memory so far by row of ranks, and the steps that raised it for the whole run, with their batches."""
+    """Return the most memory so far by row of ranks, and the steps that raised it for the run, with their batches."""
     records: List[Dict[str, Any]] = []
     most = -1.0
     for peak in gathered.peaks.found:

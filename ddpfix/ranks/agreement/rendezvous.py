@@ -132,7 +132,7 @@ class Word:
         self._is_alone = len(ranks) == 1
 
     def settle(self, numbers: Sequence[int]) -> Optional[List[int]]:
-        """The numbers of the group; None where nobody can say any: the program gave its group a store of its own.
+        """Return the numbers of the group; None where nobody can say any: the program gave its group its own store.
 
         Args:
             numbers: what this rank says if it is the one that speaks.

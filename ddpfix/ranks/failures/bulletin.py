@@ -128,7 +128,7 @@ def space() -> str:
 
 
 def is_gone(life: Life) -> bool:
-    """Whether the process is certainly no more; one on another machine, or in another container, is not known."""
+    """Return whether the process has certainly exited; one on another machine, or in a container, is not known."""
     if not life.space or life.space != space():
         return False
     try:

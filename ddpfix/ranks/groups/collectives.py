@@ -13,7 +13,7 @@ from ddpfix.ranks.groups import internals
 
 
 def counts() -> Dict[str, int]:
-    """The number of collectives by group, as far as its backend tells; the key is the same on all ranks of a group."""
+    """Return the number of collectives by group, as far as its backend tells; the key is the same on all its ranks."""
     members = internals.table("pg_group_ranks")
     found: Dict[str, int] = {}
     for group, name in list(internals.table("pg_names").items()):

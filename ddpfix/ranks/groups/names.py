@@ -23,7 +23,7 @@ class Members(NamedTuple):
 
 
 def name_of(group: Any, ranks: Sequence[int]) -> str:
-    """A short name for a process group, the same on all of its ranks; two groups of the same ranks have two names.
+    """Return a short name for a process group, the same on all of its ranks; two groups of the same ranks differ.
 
     Args:
         group: a process group; None is the default one.
@@ -33,7 +33,7 @@ def name_of(group: Any, ranks: Sequence[int]) -> str:
 
 
 def _torchs_name(group: Any) -> str:
-    """The name under which torch keeps the keys of a group in its store, which is therefore the same on all ranks."""
+    """Return the name under which torch keeps the keys of a group in its store, the same on all ranks therefore."""
     from torch.distributed import distributed_c10d
 
     return str(internals.table("pg_names").get(distributed_c10d.group.WORLD if group is None else group, ""))

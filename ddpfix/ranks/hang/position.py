@@ -195,7 +195,7 @@ class Tracker:
         )
 
     def _place_of_moving(self, frames: List[FrameType]) -> places.Place:
-        """The innermost function that the rank has been in for all the time, and what it was seen to do there."""
+        """Return the innermost function that the rank has been in all the time, and what it was seen to do there."""
         inner = _place(frames[: self._common or 1])
         now = _place(frames)
         seen = next((self._seen[phase] for phase in _TELLING if phase in self._seen), now)
@@ -240,7 +240,7 @@ def _place(frames: List[FrameType]) -> places.Place:
 
 
 def _locals(frame: FrameType) -> Dict[str, Any]:
-    """The variables of a function of torch's; nothing of one that a debugger traces, whose variables this might set."""
+    """Return the variables of a function of torch's; nothing of one that a debugger traces, which this might set."""
     return {} if frame.f_trace is not None else dict(frame.f_locals)
 
 

@@ -103,7 +103,7 @@ def _some(frame: FrameType, names: Sequence[str]) -> Dict[str, Any]:
 
 
 def _may_hold(code: CodeType) -> bool:
-    """Whether a function may have called a builtin that gives out its variables; ``model.eval()`` is none of them."""
+    """Return whether a function may have called a builtin that gives out its variables; ``model.eval()`` is none."""
     if not _HOLDERS.intersection(code.co_names) - _METHODS:
         loads = (each for each in dis.get_instructions(code) if each.opname in _BY_NAME)
         return any(each.argval in _METHODS for each in loads)

@@ -53,7 +53,7 @@ def default_store() -> Any:
 
 
 def passing_store() -> Any:
-    """The store of the default process group, for keys that are deleted when all ranks have read them; None as above.
+    """Return the store of the default process group, for keys that are deleted when all have read them; None as above.
 
     In a store of the program's own, keys have to be deleted; in one that torch made they may be.
     """
@@ -141,7 +141,7 @@ def _below(store: Any, name: str) -> Any:
 
 
 def count(store: Any, name: str) -> int:
-    """How often this was called before with this name for the group of this store; 0 where ranks cannot be asked."""
+    """Return how often this was called before with this name for this store's group; 0 where ranks cannot be asked."""
     session = None if store is None else _session(store)
     if session is None:
         return 0

@@ -76,7 +76,7 @@ def limit_of(group: Any, most: float = LIMIT) -> float:
 
 
 def name_of_next(group: str, kind: str) -> str:
-    """A name for the next thing of a kind that the members of a group have in the same order, the same on all ranks.
+    """Return a name for the next thing of a kind that the members of a group have in one order, the same on all.
 
     Args:
         group: its name (:func:`ddpfix.ranks.groups.names.name_of`).

@@ -43,7 +43,7 @@ class Epoch:
         self._is_over = False
 
     def fetch(self) -> Any:
-        """The next batch of this rank, or :data:`NOTHING`. Other ranks do not learn of an error that is raised here."""
+        """Return the next batch of this rank, or :data:`NOTHING`. Other ranks do not learn of an error raised here."""
         raise NotImplementedError
 
     def numbers(self) -> Sequence[int]:
@@ -51,7 +51,7 @@ class Epoch:
         raise NotImplementedError
 
     def goes_on(self, sums: List[int]) -> bool:
-        """Whether another step is taken; this must depend on nothing but ``sums``, which are the same on all ranks."""
+        """Return whether another step is taken; this must depend on nothing but ``sums``, the same on all ranks."""
         raise NotImplementedError
 
     def take(self) -> Any:

@@ -174,13 +174,13 @@ def agree_on(site: Site, model: Any, members: rendezvous.Members, failure: Optio
 
 
 def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
-    """The seed of a copy: made from its group's first model without waiting, since only some ranks may train it."""
+    """Return the seed of a copy: made from its group's first model without waiting, as only some ranks may train it."""
     seed = rendezvous.agreed(process_groups.members_of(wrapper.process_group).name)
     return None if seed is None else schedule.fold(seed, schedule.text_key("copy"))
 
 
 def _seed(site: Site) -> int:
-    """A seed for one model at its wrapping, which it keeps if the user has set one; its copies keep it as well."""
+    """Return a seed for one model at its wrapping, kept if the user has set one; its copies keep it as well."""
     chosen = site.settings.seed()
     base = torch.initial_seed() if chosen is None else chosen
     return schedule.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), site.keep(Wrappings).next())

@@ -169,7 +169,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def _runs(tensors: Sequence[Any], model: Any, least: float) -> List[List[int]]:
-    """All indices in order: a list for each group of layers that has buckets of its own, and one for what lies between.
+    """Return all indices in order: a list for each group of layers with buckets of its own, and one for the rest.
 
     Args:
         tensors: the parameters that DDP reduces.
@@ -200,7 +200,7 @@ class _Run:
         self.size = 0
 
     def ends_before(self, place: Optional[int], least: float) -> bool:
-        """Whether a parameter of this place begins the next run: layers stay whole, and small ones are grouped."""
+        """Return whether a parameter of this place begins the next run: layers stay whole, small ones are grouped."""
         if self.place is None or place is None:
             return self.place is not place
         return place != self.place and self.size >= least

@@ -143,6 +143,6 @@ def _described(kind: str, number: int) -> str:
 
 
 def are_divided(ranks: Sequence[int]) -> bool:
-    """Whether some of these ranks, not all, form a group: they may share samples on purpose (tensor parallelism)."""
+    """Return whether some of these ranks, not all, form a group: they may share samples (tensor parallelism)."""
     held = set(ranks)
     return any(1 < len(group) < len(held) and held.issuperset(group) for group in process_groups.known())

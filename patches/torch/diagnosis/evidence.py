@@ -172,7 +172,7 @@ class Evidence:
         self.outside = {name: found - used for name, found in behind.items() if found - used}
 
     def all_missing(self, message: str) -> List[int]:
-        """The numbers of the parameters without gradient: torch lists a hundred, the graph of the loss all of them."""
+        """Return the numbers of the parameters without gradient: torch lists a hundred, the loss's graph all."""
         named = reducer.NO_GRADIENT.search(message)
         if named is None:
             return []

@@ -103,7 +103,7 @@ class Forwards:
 
 
 def _keeps_statistics(module: Any) -> bool:
-    """Whether this is torch's own normalization: a backward of its training mode uses the statistics of the batch."""
+    """Return whether this is torch's own normalization, whose backward in training uses the batch's statistics."""
     if not tensors.is_norm(module) or "forward" in vars(module):
         return False
     return bool(module.track_running_stats) and type(module).forward.__module__.startswith("torch.nn.")

@@ -23,7 +23,7 @@ def ranks_of(group: Any) -> List[int]:
 
 
 def members_of(group: Any, ranks: Optional[List[int]] = None) -> Members:
-    """The members of a process group (None is the default one), or those among its ranks that train one model."""
+    """Return the members of a process group (None: the default one), or those of its ranks that train one model."""
     whole = ranks_of(group)
     found = whole if ranks is None else ranks
     # Of a hybrid's ranks each knows another group as its own: what all of them know is the default one.

@@ -16,13 +16,13 @@ is_compiled: Callable[[], bool] = getattr(_compiler, "is_compiling", lambda: Fal
 
 
 def is_hidden() -> bool:
-    """Whether nothing may be done here: it is compiled, captured in a CUDA graph, or counted by the program's mode."""
+    """Return whether nothing may be done here: it is compiled, captured in a CUDA graph, or counted by a mode."""
     capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     return bool(is_compiled() or capturing or modes.any_mode())
 
 
 def is_torchs(optimizer: Any) -> bool:
-    """Whether an optimizer does what torch's own does: one of the user's, or his hooks, may move parameters as well."""
+    """Return whether an optimizer does what torch's own does: a user's, or his hooks, may move parameters too."""
     own_hooks = tensors.has_step_hooks(optimizer)
     return type(optimizer).__module__.startswith("torch.optim.") and not own_hooks
 

@@ -37,7 +37,7 @@ class Sight(NamedTuple):
     rates: Dict[str, str]
 
     def digest(self) -> str:
-        """A few bytes that are the same on two ranks with the same parameters; hyperparameters are no part of it."""
+        """Return a few bytes that are the same on two ranks with the same parameters, without hyperparameters."""
         return _short([self.forwards, self.names, self.sums])
 
     def to_text(self) -> str:
@@ -49,7 +49,7 @@ class Sight(NamedTuple):
 
 
 def comparable(parameter: Any) -> bool:
-    """Whether a parameter and its gradient are plain tensors with values: a shard (DTensor) may differ on purpose."""
+    """Return whether a parameter and its gradient are plain tensors with values: a shard (DTensor) may differ."""
     return parameter.grad is not None and _is_plain(parameter.data) and _is_plain(parameter.grad)
 
 

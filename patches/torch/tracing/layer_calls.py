@@ -39,7 +39,7 @@ class LayerCalls:
             self._handle = None
 
     def skipped(self) -> List[int]:
-        """The numbers of the layers that were not called; empty if none was, as in a forward of other parts alone."""
+        """Return the numbers of the layers that were not called; empty if none was, as in a forward of other parts."""
         if not self._called:
             return []
         return [number for number in range(len(self._numbers)) if number not in self._called]

@@ -76,7 +76,7 @@ class Arrivals:
         return record
 
     def unreachable(self, at_once: bool) -> List[int]:
-        """The parameters that the beginning backward will not reach and no earlier one has; [] while that is not sure.
+        """Return the parameters that the beginning backward will not reach and no earlier one has; [] while unsure.
 
         Args:
             at_once: whether to rely on it before it was compared with arrived gradients, if nothing can be hidden.

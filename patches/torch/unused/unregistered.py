@@ -15,7 +15,7 @@ from ..pipeline import ddp
 
 
 def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
-    """The parameters of the module, by name, which DDP does not reduce although nobody has told it to ignore them."""
+    """Return the parameters of the module, by name, which DDP does not reduce although it was not to ignore them."""
     wrapper = model.wrapper
     known = {id(parameter) for parameter in model.parameters}
     ignored = getattr(wrapper, "parameters_to_ignore", ())

@@ -18,7 +18,7 @@ _MISSING = "not there"
 
 
 def differences(records: Sequence[Record]) -> List[Dict[str, Any]]:
-    """One entry a fact that is not the same everywhere: what most ranks have, and those that have something else."""
+    """Return one entry a fact that differs somewhere: what most ranks have, and those that have something else."""
     found = []
     for name in dict.fromkeys(name for record in records for name in record.facts):
         values = {record.rank: record.facts.get(name, _MISSING) for record in records}

@@ -50,7 +50,7 @@ class Figure(NamedTuple):
 
 
 def label(text: str, longest: int = 24) -> str:
-    """A text in a figure: plotly reads tags and entities, so that these are escaped; long ones lose their beginning."""
+    """Return a text for a figure: plotly reads tags and entities, which are escaped; long ones lose their beginning."""
     shown = text if len(text) <= longest else "\u2026" + text[1 - longest :]
     return html.escape(shown, quote=False)
 
