@@ -240,7 +240,7 @@ class Engine:
         return Report(__version__, True, dict(self.toolkits), dict(self.settings.values), entries, list(self.notes))
 
     def _places(self, patch: str) -> List[str]:
-        """Where a patch is applied; where it is registered only, where it will act."""
+        """Return the places of a patch; for one that is registered only, those where it will act."""
         if patch not in self.places and self.waiting.is_held(patch):
             return [str(target) for target in self.matrix.gate.places]
         if patch in self.places or patch not in self.sites:
@@ -251,7 +251,7 @@ class Engine:
         return self.report().summary()
 
     def facts(self) -> Dict[str, str]:
-        """What has to be equal on the ranks that have it; rank 0 may import more than the others."""
+        """Return the facts that must be equal on the ranks that have them; rank 0 may import more than the others."""
         imported = [toolkit for toolkit in self.toolkits if toolkit in sys.modules]
         return resolve.facts(__version__, imported, self.settings, self.decisions, self.failed)
 
@@ -328,7 +328,7 @@ def deactivate() -> List[str]:
 
 
 def report() -> Report:
-    """What is applied, armed, skipped, and why; ``active`` is False where ddpfix is off."""
+    """Return the patches that are applied, armed and skipped, with reasons; ``active`` is False where ddpfix is off."""
     if _engine is not None:
         return _engine.report()
     from ddpfix.patching.report import Report

@@ -105,7 +105,7 @@ class Waiting:
         return name in self._exact or name in self._stubs or any(found.match(name) for _, _, found in self._patterns)
 
     def of_module(self, name: str) -> List[Armed]:
-        """What waits for a module of this name."""
+        """Return the armed entries for a module of this name."""
         found = [*self._exact.get(name, ()), *((n, each) for n, each, one in self._patterns if one.match(name))]
         return [each for _, each in sorted(found, key=lambda entry: entry[0])]
 

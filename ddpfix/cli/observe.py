@@ -97,7 +97,7 @@ def _forwarded(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _read(file: Path) -> Optional[Dict[str, Any]]:
-    """What the program has left; None where it was killed, or never imported torch."""
+    """Return the program's result; None where it was killed, or never imported torch."""
     try:
         found: Dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

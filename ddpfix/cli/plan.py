@@ -73,7 +73,7 @@ def show(chosen: Mapping[str, object], as_json: bool = False, everything: bool =
 
 
 def new_console() -> Console:
-    """Where a command prints: as wide as the terminal is."""
+    """Return the console of a command: as wide as the terminal is."""
     # A pipe has no width; a table squeezed to 80 columns cannot be searched.
     return Console(width=None if sys.stdout.isatty() else 140)
 

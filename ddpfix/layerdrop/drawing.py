@@ -33,7 +33,7 @@ def _decisions(function: Any) -> Tuple[decisions.Decision, ...]:
 
 
 def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
-    """Where a function reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
+    """Return the places of a function's rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
     try:
         return rates.paths(found(innermost(function)))
     except PatchError:

@@ -333,7 +333,7 @@ def _is_none(node: Optional[ast.AST]) -> bool:
 
 
 def _shape(sizes: List[ast.expr]) -> Optional[str]:
-    """What a draw of this size is: a single number, a vector, or None for anything else (noise, a mask)."""
+    """Return the shape of a draw: a single number, a vector, or None for anything else (noise, a mask)."""
     if len(sizes) == 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
         sizes = list(sizes[0].elts)
     if all(_constant(size) == 1 or _is_none(size) for size in sizes):

@@ -120,7 +120,7 @@ class _Inlined(ast.NodeTransformer):
 
 
 def _paths(scope: Scope, decision: Decision) -> List[Tuple[str, ...]]:
-    """What a decision reads from the module, by the names that its rate is computed from as well."""
+    """Return the attributes that a decision reads from the module, with those that its rate is computed from."""
     if decision.rate is None:
         return []
     rate = _Inlined(scope, {}).visit(copy.deepcopy(decision.rate))

@@ -148,7 +148,7 @@ def _same(one: CodeType, other: CodeType) -> bool:
 
 
 def _facts(code: CodeType) -> Tuple[Any, ...]:
-    """What two code objects that do the same have in common; constants are compared by their types as well."""
+    """Return the traits that code objects with the same effect share; constants are compared by their types as well."""
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags & ~_NESTED)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     constants = [_facts(value) if isinstance(value, CodeType) else _typed(value) for value in code.co_consts]

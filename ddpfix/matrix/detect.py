@@ -100,7 +100,7 @@ def recognise(toolkit: str, marks: Sequence[Mark]) -> Optional[str]:
 
 
 def folders(toolkit: str) -> Iterator[Path]:
-    """Where the modules of a package are looked for: one folder, or several where it is a namespace."""
+    """Yield the folders of a package's modules: one, or several where it is a namespace."""
     spec = getattr(sys.modules.get(toolkit), "__spec__", None) or _spec(toolkit)
     if spec is not None:
         # A single module has no folder; it is found all the same.

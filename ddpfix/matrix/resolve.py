@@ -80,7 +80,7 @@ def settled(matrix: Matrix, decision: Decision, others: Mapping[str, Decision]) 
 
 
 def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]], settings: Settings) -> Decision:
-    """What is to be done about one patch (see :func:`resolve`)."""
+    """Return the decision about one patch (see :func:`resolve`)."""
     text = installed.get(patch.toolkit)
 
     def decision(action: State, reason: str, **more: object) -> Decision:
@@ -119,7 +119,7 @@ def facts(
     decisions: Sequence[Decision],
     failed: Container[str] = (),
 ) -> Dict[str, str]:
-    """What changes the training of ranks, and has to be equal where two of them have it.
+    """Return the facts that change the training of ranks, and must be equal where two of them have them.
 
     Args:
         ddpfix: its version.

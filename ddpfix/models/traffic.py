@@ -27,7 +27,7 @@ COUNTED: weakref.WeakKeyDictionary[Any, Traffic] = weakref.WeakKeyDictionary()
 
 
 def traffic(wrapper: Any) -> Traffic:
-    """What a model that skips layers has communicated since it was wrapped.
+    """Return the traffic of a model that skips layers since it was wrapped.
 
     Args:
         wrapper: the ``DistributedDataParallel`` module.

@@ -80,7 +80,7 @@ def excludes(site: Site, what: Callable[[Any], str]) -> None:
 
 
 def excluded(model: Any) -> List[str]:
-    """What this model has that ``find_unused_parameters=True`` excludes, as messages."""
+    """Return the traits of a model that ``find_unused_parameters=True`` excludes, as messages."""
     return [text for text in (_answer(what, model) for what in list(_EXCLUDED)) if text]
 
 

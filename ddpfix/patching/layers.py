@@ -139,7 +139,7 @@ def _layers(top: Any) -> Iterator[Any]:
 
 
 def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
-    """What a wrapper calls, in every way that wrappers hold it, each with a function to replace it."""
+    """Yield the callables that a wrapper holds, in every way that wrappers do, each with a function to replace it."""
     if is_proxy(layer):
         yield layer.__wrapped__, functools.partial(setattr, layer, "__wrapped__")
         yield getattr(layer, "_self_parent", None), lambda _: None
@@ -154,7 +154,7 @@ def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
 
 
 def _in_globals(layer: FunctionType) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
-    """What a wrapper in a script keeps in a global. All layers are wrappers, so nothing else is worth a look there."""
+    """Yield the callables that a wrapper in a script keeps in a global. All layers are wrappers."""
     for name in layer.__code__.co_names:
         below = layer.__globals__.get(name)
         if is_proxy(below) or (type(below) is FunctionType and "__wrapped__" in below.__dict__):
@@ -178,7 +178,7 @@ def take_back_copies(undone: List[Record]) -> None:
 def stale_copies(
     originals: Sequence[Tuple[Any, ModuleType]], fresh: Optional[str] = None
 ) -> List[Tuple[Any, ModuleType, str]]:
-    """Where other imported modules hold copies of objects that are defined elsewhere, under any name.
+    """Return the places of copies, in other imported modules, of objects defined elsewhere, under any name.
 
     Args:
         originals: (object, the module that defines it).
@@ -205,7 +205,7 @@ def stale_copies(
 
 
 def named_copies(records: Sequence[Record]) -> List[Tuple[Record, ModuleType, str]]:
-    """Where other imported modules hold copies of functions that are about to be replaced.
+    """Return the places of copies, in other imported modules, of functions that are about to be replaced.
 
     It takes a third of the time of :func:`stale_copies`: the modules of the package that defines a function are looked
     at under its own name only (a test compares the two for torch), those of the standard library not at all.

@@ -67,7 +67,7 @@ class Activation(Protocol):
     kept: Kept
 
     def facts(self) -> Dict[str, str]:
-        """What has to be equal on every rank."""
+        """Return the facts that must be equal on every rank."""
 
     def verify(self) -> List[str]:
         """Messages about patches that are no longer in place."""
@@ -76,7 +76,7 @@ class Activation(Protocol):
         """Return one line on what was done."""
 
     def report(self) -> Any:
-        """What was done as data (:class:`ddpfix.patching.report.Report`)."""
+        """Return the applied changes as data (:class:`ddpfix.patching.report.Report`)."""
 
 
 class Site:

@@ -59,7 +59,7 @@ def _bound(wrapped: Any, instance: Any) -> Any:
 
 
 def called_by(wrapper: Callable[..., Any], owner: Optional[type]) -> Callable[..., Any]:
-    """The function that wrapt calls for a layer of ddpfix.
+    """Return the function that wrapt calls for a layer of ddpfix.
 
     Args:
         wrapper: see :meth:`ddpfix.patching.site.Site.wrap`.

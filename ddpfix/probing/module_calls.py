@@ -150,7 +150,7 @@ class ModuleCalls:
 
 
 def _running(around: List[Any], frame: Optional[FrameType]) -> List[Any]:
-    """Those of some modules whose call is running in this frame or above it."""
+    """Return those of some modules whose call is running in this frame or above it."""
     found = set()
     while frame is not None:
         if frame.f_code.co_name == "_call_impl":

@@ -54,7 +54,7 @@ class Program:
             self._handles.pop().remove()
 
     def results(self) -> List[Result]:
-        """What was seen of each model that an optimizer trains, with the advice."""
+        """Return the observations of each model that an optimizer trains, with the advice."""
         found = []
         for subject in self.owners.subjects:
             if not subject.passes:

@@ -153,7 +153,7 @@ class Subject:
                 turns[1] += sum(1 for layer in layers if self._now[layer])
 
     def result(self) -> Result:
-        """What was seen so far, without the advice."""
+        """Return the observations so far, without the advice."""
         frozen = sum(1 for _, parameter in self.parameters if not parameter.requires_grad)
         found = Result(type(self.model).__name__, trainable=len(self.parameters) - frozen, frozen=frozen)
         found.steps, found.passes = self.steps, self.passes
@@ -190,7 +190,7 @@ class Subject:
         return [name for name, _ in self.parameters]
 
     def skipping(self) -> List[str]:
-        """What skips layers that train, in words; layers of one class with the same rate once."""
+        """Return the classes that skip layers in training, in words; layers of one class with the same rate once."""
         found = [
             f"{type(module).__name__} (rate {rate:g}) skips layers"
             for _, module, rate in cover.active(self.model)

@@ -189,7 +189,7 @@ def import_pyarrow(file: Path) -> Any:
 
 
 def damaged(pyarrow: Any) -> Tuple[Type[BaseException], ...]:
-    """What pyarrow may raise for a stream that is none."""
+    """Return the errors that pyarrow may raise for a damaged stream."""
     return (pyarrow.ArrowException, OSError, ValueError, EOFError, OverflowError, MemoryError, struct.error)
 
 
@@ -231,7 +231,7 @@ def _batches(file: Path) -> Iterator[Dict[str, Sequence[Any]]]:
 
 
 def read_schema(pyarrow: Any, message: Any) -> Any:
-    """The schema in a message; raises ValueError for a message of another kind, with which pyarrow would crash."""
+    """Return the schema in a message; raise ValueError for one of another kind, which would crash pyarrow."""
     if message.type != "schema":
         raise ValueError(f"a schema is expected, not a message of the kind {message.type}")
     return pyarrow.ipc.read_schema(message)
@@ -259,7 +259,7 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def _field(buffer: bytes, table: int, number: int) -> Optional[int]:
-    """Where a field of a flatbuffer's table is; None if the table lacks it."""
+    """Return the place of a field of a flatbuffer's table; None if the table lacks it."""
     fields = table - struct.unpack_from("<i", buffer, table)[0]
     (length,) = struct.unpack_from("<H", buffer, fields)
     entry = 4 + 2 * number

@@ -100,7 +100,7 @@ class Tail:
 
 
 def _header(row: Row) -> Row:
-    """What is used of a ``run`` line, as far as it is what it is to be."""
+    """Return the used part of a ``run`` line, as far as its values are valid."""
     numbers = {name: clean.whole(row.get(name)) for name in ("world_size", "pid")}
     found: Row = {name: value for name, value in numbers.items() if value is not None}
     found["host"], found["command"] = clean.text(row.get("host")), clean.text(row.get("command"))
@@ -219,7 +219,7 @@ def _batch(pyarrow: Any, schema_: Any, content: bytes, place: int) -> Optional[T
 
 
 def _first_batch(pyarrow: Any, schema_: Any, content: bytes) -> int:
-    """Where the first record batch begins in the last part of a stream; its length if there is none."""
+    """Return the place of the first record batch in the last part of a stream; its length if there is none."""
     place = content.find(_MARK)
     while place >= 0:
         if _length(content, place) is not None and _batch(pyarrow, schema_, content, place) is not None:

@@ -60,7 +60,7 @@ def _waited_for(pids: List[int]) -> str:
 
 
 def _answered(ask: Callable[[], Any], without: Any) -> Any:
-    """What ``ask()`` returns; ``without`` if it raises, or does not come to an end in time."""
+    """Return the result of ``ask()``; ``without`` if it raises, or does not end in time."""
     result: Dict[str, Any] = {}
 
     def run() -> None:

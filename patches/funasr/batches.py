@@ -83,7 +83,7 @@ class Limits:
         return self.attention is not None and rows * frames**2 > self.attention
 
     def area(self, batch: Sequence[int]) -> float:
-        """What attention needs for a batch: rows times squared number of frames."""
+        """Return the size of attention for a batch: rows times squared number of frames."""
         return float(len(batch) * max(map(self.frames, batch)) ** 2)
 
 

@@ -25,7 +25,7 @@ class LeftOut:
         self.by_index: MutableMapping[Any, Dict[str, int]] = WeakKeyDictionary()
 
     def of(self, dataset: Any) -> Dict[str, int]:
-        """What the limits of a dataset's index left out, by limit."""
+        """Return the number of samples that the limits of a dataset's index left out, by limit."""
         index = getattr(dataset, "index_ds", None)
         return self.by_index.get(index, {}) if index is not None else {}
 

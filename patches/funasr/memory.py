@@ -69,7 +69,7 @@ def note(known: epochs.Samplers, sampler: Any, batches: List[Batch], counts: Cou
 
 
 def limits_of(sampler: Any, kind: str, attention: Optional[int]) -> Limits:
-    """What this sampler's settings allow, measured as the sampler itself measures."""
+    """Return the limits of this sampler's settings, measured as the sampler itself measures."""
     dataset = sampler.dataset
     frames = [dataset.get_source_len(index) for index in range(len(dataset))].__getitem__
     scale = sampler.length_scale_source if kind in _COUNTING else 1

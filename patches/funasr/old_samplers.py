@@ -93,7 +93,7 @@ def _read(sampler: Any, samplers: epochs.Samplers) -> Tuple[Any, int]:
 
 
 def _limits(sampler: Any, dataset: Any, attention: Any) -> Limits:
-    """What this sampler's settings allow, measured as the sampler itself measures."""
+    """Return the limits of this sampler's settings, measured as the sampler itself measures."""
     # Up to 1.0.5 there was no scale, and the text always counted.
     first = not hasattr(sampler, "length_scale_source")
     scale = getattr(sampler, "length_scale_source", 1.0)
@@ -114,7 +114,7 @@ def _limits(sampler: Any, dataset: Any, attention: Any) -> Limits:
 
 
 def _share(sampler: Any, dataset: Any) -> Tuple[int, int]:
-    """Which part of the batches is this rank's: its number and the number of ranks."""
+    """Return this rank's share of the batches: its number and the number of ranks."""
     if memory.rank_split(dataset) or epochs.alone():
         return 0, 1
     epoch = epochs.of(sampler)

@@ -59,7 +59,7 @@ def validation(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _precision(module: Any, trainer: Any, model: Any) -> Optional[Callable[[], ContextManager[Any]]]:
-    """What a forward of this trainer's model runs in, made anew for each; None for full precision."""
+    """Return a maker of the precision context of this trainer's forwards; None for full precision."""
     if getattr(trainer, "amp_enabled", False):
         return functools.partial(module.maybe_autocast, True, dtype=trainer.amp_dtype)
     if getattr(trainer, "use_bf16", False):

@@ -141,7 +141,7 @@ def _finished(line: Line, result: Parsed, typed: unknown.Typed) -> Parsed:
 
 
 def _value(line: Line, name: str, user_value: Any) -> Any:
-    """What the release made of it, except where it does not do what its own ``Brain`` expects."""
+    """Return the release's value, except where it does not do what its own ``Brain`` expects."""
     option, value = line.options[name], line.values.get(name)
     if option.kind == "flag" or not option.real:
         return user_value

@@ -40,7 +40,7 @@ def _number(line: Line) -> None:
 
 
 def local_rank() -> Optional[int]:
-    """What the launcher put in the environment, or None."""
+    """Return the local rank from the launcher's environment, or None."""
     text = os.environ.get("LOCAL_RANK", "")
     return int(text) if text.isdigit() else None
 

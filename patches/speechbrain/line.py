@@ -44,7 +44,7 @@ class Line:
         return name in self.options and self.options[name].real
 
     def in_yaml(self, name: str) -> Any:
-        """What the yaml has under a top-level key, tag and all; None where it has nothing."""
+        """Return the yaml's value under a top-level key, tag and all; None where it has none."""
         return None if self.tree is None else self.tree.get(name)
 
     def set(self, name: str, value: Any) -> None:

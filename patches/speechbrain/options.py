@@ -68,7 +68,7 @@ def made(values: Mapping[str, Any], typed: Iterable[str], of_yaml: Iterable[str]
 
 
 def user_value(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
-    """What the user gave for a run option: typed, in the yaml, or in run options of his own making.
+    """Return the user's value of a run option: typed, in the yaml, or in run options of his own making.
 
     A null in the yaml is nothing given; a quoted "True" or "False" there is what it means.
 
@@ -109,7 +109,7 @@ def typed(run_opts: Any) -> FrozenSet[str]:
 
 
 def defaults() -> Dict[str, Any]:
-    """What the release's own parser returns where nothing is typed; empty where it notes what is typed (1.1.0)."""
+    """Return the parser's own result where nothing is typed; empty where it notes what is typed (1.1.0)."""
     parse: Optional[Any] = getattr(sys.modules.get("speechbrain.core"), "parse_arguments", None)
     if parse is None:
         return {}

@@ -73,7 +73,7 @@ def of(owner: Any) -> argparse.ArgumentParser:
 
 
 def options(parser: argparse.ArgumentParser) -> Dict[str, Option]:
-    """What the parser knows, by name."""
+    """Return the parser's options, by name."""
     by_name: Dict[str, Option] = {}
     for action in parser._actions:
         for text in action.option_strings:

@@ -129,7 +129,7 @@ def _holders(brain: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def _parts(holder: Any) -> Iterator[Tuple[str, Any]]:
-    """What an object holds, also in its dicts and lists (several optimizers)."""
+    """Yield the values that an object holds, also in its dicts and lists (several optimizers)."""
     for name, value in list(vars(holder).items()):
         if type(value) is dict:
             yield from ((f"{name}.{key}", part) for key, part in value.items())

@@ -63,7 +63,7 @@ def matching_options(name: str, options: Mapping[str, Option], keys: Collection[
 
 
 def path_index(argv: Sequence[str], options: Mapping[str, Option]) -> Optional[int]:
-    """Where the yaml's path stands.
+    """Return the index of the yaml's path.
 
     It is the first word that is not taken by an option, as for argparse; unless that word follows an option which may
     have it for its value, is no yaml, and a later one is.

@@ -37,7 +37,7 @@ def read(path: str) -> Optional[Mapping[str, Any]]:
 
 
 def values(tree: Mapping[str, Any], names: Iterable[str], overrides: str) -> Dict[str, Any]:
-    """What these top-level keys will be in hparams; a key is left out where only carrying out a tag would tell.
+    """Return the values of top-level keys in hparams; a key that only a tag's execution would tell is left out.
 
     Args:
         tree: the yaml's top level.

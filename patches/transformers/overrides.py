@@ -117,7 +117,7 @@ class _Rates:
 
 
 def _path_in(owner: type) -> Tuple[str, ...]:
-    """Where a class reads its rate; empty if it does not draw for layers."""
+    """Return the path of the rate of a class; empty if it does not draw for layers."""
     if owner not in _PATHS:
         _PATHS[owner] = _search(owner)
     return _PATHS[owner]

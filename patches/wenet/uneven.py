@@ -77,7 +77,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def engine(given: Dict[str, Any]) -> Optional[str]:
-    """What trains on several ranks: torch_ddp, torch_fsdp or deepspeed; None where ranks train each on their own."""
+    """Return the engine that trains on several ranks (torch_ddp, torch_fsdp, deepspeed), or None."""
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         return None
     if isinstance(given["model"], DistributedDataParallel):

@@ -15,7 +15,7 @@ TRUTHS = ", ".join([*_TRUE, *_FALSE])
 
 
 def truth(text: str) -> Optional[bool]:
-    """What a word means as True or False, in capitals or not; None if it is neither."""
+    """Return the truth of a word, in capitals or not; None if it has none."""
     word = text.strip().lower()
     return word in _TRUE if word in _TRUE + _FALSE else None
 

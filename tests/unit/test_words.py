@@ -65,3 +65,25 @@ def test_docstrings_begin_in_the_words_of_the_field(folder: str) -> None:
     sources = sorted((readme.README.parent / folder).rglob("*.py"))
     lines = {line for source in sources for line in first_lines(source)}
     assert [line for line in sorted(lines) if found(line)] == [] and len(lines) > 500
+
+
+# The beginning of a noun phrase: the docstring of a function that returns something begins with its verb.
+NOUNS = ("Whether ", "The ", "A ", "An ", "What ", "Who ", "Which ", "How ", "Why ", "Those ", "These ", "Where ")
+
+
+def returns(function: ast.FunctionDef) -> bool:
+    """Return whether a function returns something; properties and contexts are named by their thing."""
+    marks = [ast.dump(each) for each in function.decorator_list]
+    value = ast.dump(function.returns) if function.returns is not None else "None"
+    named = any("property" in each or "contextmanager" in each for each in marks) or "ContextManager" in value
+    return not named and not value.endswith("value=None)") and value != "None"
+
+
+@pytest.mark.parametrize("folder", ["ddpfix", "patches"])
+def test_docstrings_of_functions_begin_with_their_verb(folder: str) -> None:
+    begun: List[str] = []
+    for source in sorted((readme.README.parent / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) and returns(node) else None
+            begun += [f"{source.name}: {text.splitlines()[0]}"] if text is not None and text.startswith(NOUNS) else []
+    assert begun == []

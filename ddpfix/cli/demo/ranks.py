@@ -109,7 +109,7 @@ class Job:
         return max((line["step"] for line in self.lines("step")), default=0)
 
     def output(self, rank: int) -> str:
-        """What a rank printed on stderr."""
+        """Return a rank's output on stderr."""
         files = self.folder.glob(f"logs/**/{rank}/stderr.log")
         return "\n".join(file.read_text(errors="replace") for file in sorted(files))
 

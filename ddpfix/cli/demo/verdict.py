@@ -39,7 +39,7 @@ class Step:
 
 
 def steps(job: Job) -> List[Step]:
-    """What the ranks recorded, step by step; the loss is the mean over the ranks."""
+    """Return the ranks' records, step by step; the loss is the mean over the ranks."""
     by_step: Dict[int, Dict[int, Tuple[Tuple[str, ...], float]]] = {}
     for line in job.lines("step"):
         by_step.setdefault(line["step"], {})[line["rank"]] = (tuple(line["skipped"]), line["loss"])
@@ -75,7 +75,7 @@ def failure(job: Job) -> Optional[Failure]:
 
 
 def complaints(job: Job) -> List[str]:
-    """What is wrong with a training under ddpfix; an empty list is a pass."""
+    """Return the faults of a training under ddpfix; an empty list is a pass."""
     if job.code != 0:
         return [f"the training did not finish: {first_error(job)}"]
     wrong, done = [], steps(job)

@@ -59,7 +59,7 @@ def _switch(findings: List[Finding]) -> str:
 
 
 def _by(start_files: List[Optional[Dict[str, Any]]]) -> Optional[str]:
-    """What has switched ddpfix on in this process."""
+    """Return the switch that has activated ddpfix in this process."""
     if "ddpfix.auto" in sys.modules:
         return "import ddpfix.auto"
     if hasattr(sys, "_ddpfix"):
@@ -105,7 +105,7 @@ def is_intact(content: bytes, file: Path, here: Path) -> bool:
 
 
 def _installed_in(here: Path, findings: List[Finding]) -> Optional[str]:
-    """Where an install of ddpfix is; a finding if scripts would import another one than this command did."""
+    """Return the place of the installed ddpfix; a finding if scripts would import another one than this command."""
     for folder in site_packages():
         other = folder / "ddpfix"
         if (other / "__init__.py").is_file():

@@ -28,5 +28,5 @@ Section = Tuple[Dict[str, Any], List[Finding]]
 
 
 def in_order(findings: List[Finding]) -> List[Finding]:
-    """Those that stop a training come first."""
+    """Return findings in order: those that stop a training come first."""
     return sorted(findings, key=lambda finding: finding.level != BLOCKS)

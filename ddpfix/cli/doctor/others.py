@@ -64,7 +64,7 @@ def look(torch: Optional[Any], folders: Optional[Iterable[Path]] = None) -> Sect
 
 
 def installed(hooks: Dict[str, List[str]]) -> List[Dict[str, Any]]:
-    """Those of the known ones that are installed."""
+    """Return the known ones that are installed."""
     entries = []
     for patcher in PATCHERS:
         version = versions.version_of(patcher.distribution)

@@ -27,7 +27,7 @@ def whole(report: Mapping[str, Any]) -> Group:
 
 
 def problems(findings: List[Dict[str, str]]) -> Group:
-    """What is wrong and what to do, or one line that nothing is."""
+    """Return the problems with their remedies, or one line that there is none."""
     if not findings:
         return Group(Text("nothing was found that stops or slows a training", style="green"))
     lines: List[Any] = []

@@ -35,7 +35,7 @@ def findings(data: Data) -> List[Finding]:
 
 
 def of(subject: str, data: Data) -> str:
-    """What is found about one subject, as one text; empty if nothing is."""
+    """Return the findings about one subject, as one text; empty if there is none."""
     return " ".join(each.text for each in findings(data) if each.subject == subject)
 
 

@@ -284,7 +284,7 @@ def _counted(
 
 
 def _own(total: Optional[float], wait: Optional[float]) -> Optional[float]:
-    """What a rank took without the wait for others."""
+    """Return a rank's own time, without the wait for others."""
     return None if total is None or wait is None else max(0.0, total - wait)
 
 

@@ -189,7 +189,7 @@ def _largest_rises(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def _layers(gathered: Gathered) -> Optional[Dict[str, Any]]:
-    """What ranks skipped; None where the model has no layers that may be skipped, or nobody noted it."""
+    """Return the layers that ranks skipped; None where the model has none to skip, or nobody noted it."""
     timeline = gathered.layer_time
     if timeline is None:
         return None

@@ -86,7 +86,7 @@ def _done(data: Data) -> str:
 
 
 def _patches(data: Data) -> str:
-    """Those that did something, and the others where they can be opened."""
+    """Return the patches that did something, and the others where they can be opened."""
     rows = [[each["id"], each["state"], each["reason"], _who(each, data)] for each in data["patches"]]
     acted = [row for row in rows if row[1] in ("applied", "registered")]
     others = [row for row in rows if row not in acted]

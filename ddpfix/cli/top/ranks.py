@@ -48,7 +48,7 @@ class Rank:
 
 
 def look(tail: Tail, now: Optional[float] = None) -> Rank:
-    """What a rank does now, by its trace.
+    """Return the present state of a rank, by its trace.
 
     Args:
         tail: of the rank.
@@ -167,7 +167,7 @@ def groups(ranks: Sequence[Rank], single: int = 4) -> List[Rank]:
 
 
 def _ends(running: List[Rank], single: int) -> List[Rank]:
-    """Those that keep the others waiting (they wait least), and those that wait most."""
+    """Return the ranks that keep the others waiting (they wait least), and those that wait most."""
     ordered = sorted(running, key=lambda each: each.wait if each.wait is not None else 1.0)
     if len(ordered) <= 2 * single:
         return ordered

@@ -39,7 +39,7 @@ def place(rank: int) -> Dict[str, Any]:
 
 
 def sentence(store: Any, records: Any, ranks: Sequence[int]) -> str:
-    """Where ranks are, with a space in front: `` Rank 1 is on host node-b.``; empty where nothing is known.
+    """Return the places of ranks, with a space in front: `` Rank 1 is on host node-b.``; empty where none is known.
 
     Args:
         store: of the default group.

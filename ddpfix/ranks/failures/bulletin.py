@@ -121,7 +121,7 @@ class Bulletin:
 
 
 def space() -> str:
-    """What processes have numbers in common with this one: a machine since its start, and a container on it."""
+    """Return the space of this process's number: a machine since its start, and a container on it."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""

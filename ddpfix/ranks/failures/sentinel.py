@@ -125,7 +125,7 @@ class Sentinel:
                 self._bulletin.acknowledge()
 
     def _failure(self) -> Optional[Failure]:
-        """What has ended the program; None where it runs, has ended well, or nothing is proved."""
+        """Return the end of the program; None where it runs, has ended well, or nothing is proved."""
         if not self._main.is_over() or first_failure.is_told_elsewhere():
             return None
         error, known = self._main.uncaught(), sys_exit.last()

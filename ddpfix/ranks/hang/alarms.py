@@ -92,7 +92,7 @@ class Alarms:
         return int(self._store().get(f"lowest/{alarm}")) == self._rank
 
     def positions(self, alarm: int) -> Dict[int, Position]:
-        """Where the ranks are."""
+        """Return the positions of the ranks."""
         store = self._store()
         names = {f"sign/{alarm}/{rank}": rank for rank in range(self._size)}
         for name in absent(store, list(names)):
@@ -108,7 +108,7 @@ class Alarms:
         put(self._store(), f"told/{alarm}", json.dumps(told))
 
     def told(self, alarm: int) -> Optional[Finding]:
-        """What was found; None as long as nobody has told it."""
+        """Return the finding; None as long as no rank has published it."""
         found = self._get(f"told/{alarm}")
         return None if found is None else Finding(*found)
 

@@ -81,7 +81,7 @@ class Place(NamedTuple):
 
 
 def classify(stack: Sequence[Spot], training: Optional[bool] = None, on_device: bool = False) -> Place:
-    """Where a stack stands.
+    """Return the place of a stack.
 
     Args:
         stack: the outermost frame first, not empty.

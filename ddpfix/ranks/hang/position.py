@@ -156,7 +156,7 @@ class Tracker:
         self._seen[place.phase] = place
 
     def position(self) -> Position:
-        """Where this rank is now."""
+        """Return the position of this rank now."""
         now = time.monotonic()
         head = (self._rank, self._step(), self._counts)
         if self.is_over():

@@ -78,7 +78,7 @@ def in_words(letter: str) -> str:
 
 
 def own_trouble(thread: int) -> str:
-    """What keeps this process, as far as the system tells: its main thread waits for a disk, a child is stopped.
+    """Return the obstacle of this process, as far as the system knows: a wait for a disk, a stopped child.
 
     Args:
         thread: the system's number of the main thread.

@@ -52,7 +52,7 @@ class _Count(NamedTuple):
 
 
 def of(frames: Sequence[FrameType]) -> Progress:
-    """What the functions of a stack know.
+    """Return the progress that the functions of a stack know.
 
     Args:
         frames: the outermost one first. Those of torch, Python and ddpfix are left out.
@@ -67,7 +67,7 @@ def of(frames: Sequence[FrameType]) -> Progress:
 
 
 def _outward(found: Optional[_Count], outer: Optional[_Count]) -> Optional[_Count]:
-    """What is known with one function more.
+    """Return the progress with one function more.
 
     Lightning 2.0 hands on ``batch_idx`` 0 in each batch to a module whose training_step does not take it: a number that
     a function was given yields to the one of the same name in the function that counts.
@@ -111,7 +111,7 @@ def _may_hold(code: CodeType) -> bool:
 
 
 def _attributes(owner: Any) -> Dict[str, Any]:
-    """Those that an object holds itself; a class may have made its own way to them, which is not taken."""
+    """Return the attributes that an object holds itself; a class may have its own way to them, which is not taken."""
     try:
         found = object.__getattribute__(owner, "__dict__")
     except AttributeError:

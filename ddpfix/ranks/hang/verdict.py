@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
 
 
 def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: float) -> Optional[Verdict]:
-    """What is wrong with a job; None if nothing is seen to be.
+    """Return the fault of a job; None if none is seen.
 
     Args:
         positions: of the ranks that have answered.

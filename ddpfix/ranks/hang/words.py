@@ -56,7 +56,7 @@ def several(ranks: Sequence[int]) -> str:
 
 
 def kind(each: Position) -> str:
-    """What tells one collective from another: its function and sizes, else what waits for it."""
+    """Return the kind of a collective: its function and sizes, else the function that waits for it."""
     return each.call or each.what
 
 

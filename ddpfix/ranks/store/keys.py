@@ -157,7 +157,7 @@ def remember(store: Any, name: str, number: int) -> None:
 
 
 def remembered(store: Any, name: str) -> Optional[int]:
-    """What was kept under a name, or None."""
+    """Return the value kept under a name, or None."""
     session = _session(store)
     return None if session is None else session.remembered.get(name)
 
@@ -174,7 +174,7 @@ def has(store: Any, key: str) -> bool:
 
 
 def absent(store: Any, names: Sequence[str]) -> List[str]:
-    """Those of many keys that are not there. One message asks for 64 of them, and only where one lacks for each."""
+    """Return those of many keys that are absent. One message asks for 64, and only where one lacks for each."""
     found: List[str] = []
     for begin in range(0, len(names), _TOGETHER):
         part = list(names[begin : begin + _TOGETHER])

@@ -43,7 +43,7 @@ def policy(site: Site, toolkit: str) -> str:
 
 
 def line(numbers: Sequence[int], target: int) -> str:
-    """What is said where ranks have different numbers of batches.
+    """Return the line about ranks with different numbers of batches.
 
     Args:
         numbers: the number of each rank.

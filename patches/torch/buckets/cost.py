@@ -42,7 +42,7 @@ class Costs(NamedTuple):
 
 
 def measured(group: Any, device: torch.device) -> Costs:
-    """What collectives cost; measured once a group, on all of its ranks together.
+    """Return the costs of collectives; measured once a group, on all of its ranks together.
 
     Args:
         group: the process group that DDP will use, or None for the default one.

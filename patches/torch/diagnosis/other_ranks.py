@@ -50,7 +50,7 @@ class Others:
         return f", the same on {same} of {found.size} ranks" if same > 1 else ", not the same on all ranks"
 
     def disagree(self) -> List[str]:
-        """What other ranks have found instead."""
+        """Return the differing results of other ranks."""
         found = self._found
         if found is None or self.agree():
             return []

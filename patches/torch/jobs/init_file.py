@@ -69,7 +69,7 @@ def _file(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[str]:
 
 
 def _about(file: Optional[str]) -> str:
-    """What to say about a file that is older than this job; "" for another one."""
+    """Return a sentence about a file that is older than this job; "" for another one."""
     try:
         found = os.stat(file or "")
     except OSError:

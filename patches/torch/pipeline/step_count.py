@@ -62,7 +62,7 @@ class Clock:
         self._prepares = False
 
     def micro(self) -> int:
-        """Which micro-batch of its step the last forward is; 0 where ``no_sync`` is not used."""
+        """Return the number of the last forward's micro-batch in its step; 0 where ``no_sync`` is not used."""
         number = self.number - self._before
         return 0 if self._reduced and number == 1 else number
 
@@ -108,7 +108,7 @@ class Clocks:
         return None if self.last is None else self.last.number
 
     def micro(self) -> int:
-        """Which micro-batch of its step that forward is; 0 where gradients are not accumulated."""
+        """Return the number of that forward's micro-batch in its step; 0 where gradients are not accumulated."""
         return 0 if self.last is None else self.last.micro()
 
     def at_next(self, due: Callable[[], None]) -> None:

@@ -166,7 +166,7 @@ class Drift(ddp.Stage):
         return watches
 
     def _new(self, optimizer: Any, known: Sequence[Any]) -> List[Comparison]:
-        """What is to be watched from now on: models that have come, and of which this optimizer has parameters."""
+        """Return comparisons for models that have come, and of which this optimizer has parameters."""
         return [
             Comparison(model, self._counts[model], self._mode, self._every)
             for model in optimizers.trained(optimizer, known)
@@ -266,7 +266,7 @@ class Comparison:
         return self._look is not None or (len(self._looks) > 1 and not since & (since - 1))
 
     def _turn(self) -> str:
-        """What is due after this step; returns what was found."""
+        """Do what is due after this step; return the difference that was found."""
         model, store = self.model(), default_store()
         if model is None or store is None or not optimizers.replicated(model):
             self._over = True
@@ -281,7 +281,7 @@ class Comparison:
         return found if found and self._mode != "error" else self._known(shared)
 
     def _known(self, shared: Any) -> str:
-        """What a rank has found; in mode ``error`` when the others know it as well, so that all end in one step."""
+        """Return the difference that a rank found; in mode ``error`` when all know it, to end together."""
         step, _, text = shared.get("found").decode().partition(" ") if has(shared, "found") else ("", "", "")
         return text if text and (self._mode != "error" or self._steps > int(step)) else ""
 

@@ -273,7 +273,7 @@ class Finalizer:
             self.on(self._outcome())
 
     def _outcome(self) -> str:
-        """Which event the end of this backward is."""
+        """Return the event that the end of this backward is."""
         if self._effect is autograd.UNSURE and not self._any_arrived():
             # It was for something else, or this rank has used no parameter: an old torch cannot distinguish them.
             return FOREIGN

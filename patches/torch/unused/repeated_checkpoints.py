@@ -205,7 +205,7 @@ def _add(parameter: nn.Parameter, gradient: Optional[torch.Tensor]) -> None:
 
 
 def _target(function: Any, args: Sequence[Any]) -> Optional[Target]:
-    """What a checkpoint runs; None where that cannot be told for sure."""
+    """Return the target of a checkpoint; None where it is not certain."""
     given: List[Any] = list(args)
     named: List[Any] = []
     while isinstance(function, functools.partial):
@@ -223,7 +223,7 @@ def _target(function: Any, args: Sequence[Any]) -> Optional[Target]:
 
 
 def kind_of(function: Any) -> Hashable:
-    """What a checkpoint runs, the same in each step although the function may be made anew in each."""
+    """Return a key of a checkpoint's function, the same in each step although it may be made anew in each."""
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(getattr(function, "__func__", function), "__code__", None)

@@ -69,7 +69,7 @@ def bart() -> Any:
 
 
 def stacks(model: Any) -> Dict[str, List[Any]]:
-    """The layers that may be skipped, by the name that the record gives them."""
+    """Return the layers that may be skipped, by the name that the record gives them."""
     if isinstance(model, transformers.WavLMForSequenceClassification):
         return {"": list(model.wavlm.encoder.layers)}
     return {"encoder ": list(model.model.encoder.layers), "decoder ": list(model.model.decoder.layers)}

@@ -191,7 +191,7 @@ class Rank:
             os._exit(1)
 
     def _behind(self, notes: Rendezvous) -> List[Dict[str, Any]]:
-        """Who waits for whom."""
+        """Return the ranks that wait, and the ranks that they wait for."""
         lines = "; ".join(group.behind(notes.stages(), self._here.size))
         text = f"the ranks did not come to an end within {self._limit:g} s, and those that are behind are: {lines}"
         return [finding(BLOCKS, "ranks", text, f"the first one named is what the others wait for: {_NETWORK}")]

@@ -124,7 +124,7 @@ class Group:
 
 
 def behind(stages: Dict[int, Any], size: int) -> List[str]:
-    """Who is behind the others, in words: one line for each stage that ranks are in, the one that is behind first.
+    """Return the ranks behind the others, in words: one line for each stage that ranks are in, the earliest first.
 
     Args:
         stages: by rank: number and name.

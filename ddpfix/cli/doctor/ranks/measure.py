@@ -29,7 +29,7 @@ class Times(NamedTuple):
 
 
 def title(name: str, size: int) -> str:
-    """What a collective is called."""
+    """Return the name of a collective."""
     words = {0: "", SMALL: " of 4 B"}.get(size, f" of {size >> 20} MB")
     return f"{name}{words}"
 
@@ -65,7 +65,7 @@ def _timed(torch: Any, device: Any, once: Callable[[], Callable[[], bool]]) -> T
 
 
 def expected_sum(size: int) -> int:
-    """What the ranks' numbers add up to."""
+    """Return the sum of the ranks' numbers."""
     whole, rest = divmod(size, _NUMBERS)
     return whole * sum(range(1, _NUMBERS + 1)) + sum(range(1, rest + 1))
 

@@ -96,7 +96,7 @@ def _machine(report: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def agreed_facts() -> Dict[str, str]:
-    """What ranks of a job compare before they wrap a model (:mod:`ddpfix.ranks.agreement.rendezvous`).
+    """Return the facts that ranks compare before they wrap a model (:mod:`ddpfix.ranks.agreement.rendezvous`).
 
     Raises:
         MatrixError: the compatibility matrix cannot be read.

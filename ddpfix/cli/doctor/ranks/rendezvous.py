@@ -43,7 +43,7 @@ class Rendezvous:
         self._keys = distributed.PrefixStore(f"ddpfix/doctor/{place.attempt}", self.store)
 
     def group_store(self) -> Any:
-        """What a process group may use."""
+        """Return a store for a process group."""
         from torch import distributed
 
         return distributed.PrefixStore(f"ddpfix/doctor/{self.place.attempt}/group", self.store)
@@ -76,7 +76,7 @@ class Rendezvous:
         return [rank for rank in range(self.place.size) if not has(self._keys, f"{_RECORD}/{rank}")]
 
     def records(self) -> Dict[int, Any]:
-        """What the ranks that have come say of themselves."""
+        """Return the records of the ranks that have come."""
         return self._all(_RECORD)
 
     def decide(self, backend: Optional[str]) -> None:
@@ -103,7 +103,7 @@ class Rendezvous:
         put(self._keys, f"{_STAGE}/{self.place.rank}", json.dumps([number, name]))
 
     def stages(self) -> Dict[int, Any]:
-        """What each rank does, by number and name."""
+        """Return the stage of each rank, by number and name."""
         return self._all(_STAGE)
 
     def say(self, word: object) -> None:

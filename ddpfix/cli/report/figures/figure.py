@@ -90,7 +90,7 @@ def rank_rows(rows: Sequence[Sequence[int]]) -> List[str]:
 
 
 def layout(x: str, y: str, height: int, **more: Any) -> Dict[str, Any]:
-    """What all figures have in common: axis titles, height, margins that fit a phone."""
+    """Return the common layout of figures: axis titles, height, margins that fit a phone."""
     axis = {"automargin": True, "gridcolor": "var(--grid)", "zeroline": False, "linecolor": "var(--grid)"}
     found: Dict[str, Any] = {
         "height": height,
