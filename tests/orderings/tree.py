@@ -39,7 +39,7 @@ OBSERVED = (
 LAYERS = {
     "__init__": ["ddp"],
     "forward": ["ddp"],
-    "init_process_group": ["store_file", "hang", "failures", "leaving", "agreement"],
+    "init_process_group": ["process_group"],
 }
 # Before the program asks for what they are for.
 STUBS: Dict[str, List[str]] = {"__init__": ["gate"], "forward": ["gate"], "init_process_group": ["gate"]}
