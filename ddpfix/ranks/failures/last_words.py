@@ -9,6 +9,8 @@ import traceback
 from types import TracebackType
 from typing import List, Optional, Tuple
 
+from ddpfix.ranks.groups import calls
+
 # How much of an error's own message is told to the other ranks.
 _LENGTH = 400
 # What gloo, NCCL and the store say when another rank is gone.
@@ -51,6 +53,13 @@ def words(error: BaseException) -> str:
     return f"{told[:_LENGTH]}{_place(lines)}"
 
 
+def call(error: BaseException) -> str:
+    """Return the collective in which an error was raised, with its sizes and the user's line; "" where it was none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    known = calls.of(frames).text
+    return f"{known}{_place(lines_of(error.__traceback__))}" if known else ""
+
+
 def in_step(step: Optional[int]) -> str:
     """Return the step in words; nothing where there was none, or none is known."""
     return f" in step {step}" if step else ""
@@ -61,8 +70,17 @@ def _told(error: BaseException) -> Tuple[str, List[Tuple[str, int]]]:
     head, found, inner = str(error).partition(_WORKER)
     if found and inner.strip():
         return inner.strip().splitlines()[-1].strip(), [(file, int(line)) for file, line in _LINE.findall(inner)]
-    message = head.strip().splitlines()
-    return f"{type(error).__name__}{': ' + message[0] if message else ''}", lines_of(error.__traceback__)
+    message = _first_sentences(head)
+    return f"{type(error).__name__}{': ' + message if message else ''}", lines_of(error.__traceback__)
+
+
+def _first_sentences(text: str) -> str:
+    """Return the first line of a message, up to the end of its last sentence where it breaks within one."""
+    lines = text.strip().splitlines()
+    first = lines[0].rstrip() if lines else ""
+    begins_within = len(lines) > 1 and lines[1][:1].islower()
+    whole = first[: first.rfind(". ") + 1] if begins_within else ""
+    return whole or first
 
 
 def lines_of(trace: Optional[TracebackType]) -> List[Tuple[str, int]]:

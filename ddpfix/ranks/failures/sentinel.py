@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpfix import log
 from ddpfix.background import Background
-from ddpfix.ranks.failures import error_file, first_failure, last_words, main_thread, sys_exit
+from ddpfix.ranks.failures import error_file, first_failure, killed, last_words, main_thread, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life, is_gone
 from ddpfix.ranks.store.connection import Connection, StoreLostError
 
@@ -66,6 +66,8 @@ class Sentinel:
         self._main = main_thread.MainThread()
         self._leaving, self._how = threading.Event(), "ended"
         self._cause: Optional[str] = None
+        # What was printed last.
+        self._said = ""
         self._thread = Background(self._run)
 
     # In a thread of the program.
@@ -121,7 +123,7 @@ class Sentinel:
         if self._cause is None:
             self._cause = self._bulletin.cause()
             if self._cause is not None:
-                log.error(self._cause)
+                self._say(self._cause)
                 self._bulletin.acknowledge()
 
     def _failure(self) -> Optional[Failure]:
@@ -222,10 +224,15 @@ class Sentinel:
             if is_gone(life):
                 return (
                     f"rank {rank} ended without a word{self._last_seen(life)}: process {life.pid} on {life.host} has"
-                    " exited. It was killed (SIGKILL, as when the system has no memory left, or another signal) or"
-                    " called os._exit"
+                    f" exited. {killed.how(life.pid)}{self._own_call()}"
                 )
         return ""
+
+    def _own_call(self) -> str:
+        """Return the collective in which this rank has failed, in a sentence."""
+        error = self._main.uncaught()
+        call = "" if error is None else last_words.call(error)
+        return f". Rank {self._rank} failed in {call}" if call else ""
 
     def _silent(self) -> str:
         """Return the rank that gives no sign of life, on whatever machine."""
@@ -251,7 +258,8 @@ class Sentinel:
         found = {rank: self._bulletin.life(rank) for rank in others}
         return {rank: life for rank, life in found.items() if life is not None}
 
-    @staticmethod
-    def _say(text: str) -> None:
+    def _say(self, text: str) -> None:
         sys.stdout.flush()
-        log.error(text)
+        if text != self._said:
+            self._said = text
+            log.error(text)

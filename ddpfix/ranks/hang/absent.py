@@ -16,9 +16,11 @@ class Absent(NamedTuple):
         how: one of those above.
         text: its process, in words.
         step: where it has ended, if it has said so.
+        hint: how its process has ended, in a sentence.
     """
 
     rank: int
     how: str
     text: str
     step: Optional[int] = None
+    hint: str = ""

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ddpfix import log
 from ddpfix.background import Background
-from ddpfix.ranks.failures import error_file
+from ddpfix.ranks.failures import error_file, killed
 from ddpfix.ranks.groups import collectives, timeouts
 from ddpfix.ranks.hang import absent, processes, stacks, verdict
 from ddpfix.ranks.hang.alarms import Alarms, Finding
@@ -255,7 +255,8 @@ class Monitor:
             return absent.Absent(rank, absent.SILENT, "does not answer: ddpfix is not active there")
         found = _ABSENT.get(processes.state_of(who))
         if found is not None:
-            return absent.Absent(rank, found[0], found[1].format(who))
+            hint = killed.how(who.pid) if found[0] == absent.GONE else ""
+            return absent.Absent(rank, found[0], found[1].format(who), hint=hint)
         return absent.Absent(rank, absent.SILENT, f"does not answer: process {who.pid} on {who.host}")
 
     def _found(self, number: int, limit: float) -> Finding:

@@ -15,17 +15,13 @@ from types import CodeType, FrameType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpfix.ranks.failures.last_words import OWN
-from ddpfix.ranks.groups import collectives
+from ddpfix.ranks.groups import calls, collectives
 from ddpfix.ranks.hang import loaders, places, processes, progress
 
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
 _Key = Tuple[int, CodeType, int]
 # Phases that name what a rank does that moves: if one of these was seen at all, else the last one.
 _TELLING = (places.DEBUGGER, places.EVALUATION, places.CHECKPOINT)
-# Variables of torch's functions for one sender or receiver.
-_PEERS = (("src", "from"), ("dst", "to"))
-# Calls to or from one rank.
-POINT_TO_POINT = ("send", "recv", "irecv", "isend", "batch_isend_irecv")
 
 
 class Position(NamedTuple):
@@ -52,6 +48,7 @@ class Position(NamedTuple):
         counter: the program's own count of batches, in words.
         micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
         peer: the only rank that it waits for, in a call to or from one rank; None for others.
+        patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
     """
 
     rank: int
@@ -74,6 +71,7 @@ class Position(NamedTuple):
     counter: str = ""
     micro: int = 0
     peer: Optional[int] = None
+    patience: Optional[float] = None
 
     def dump(self) -> str:
         """As text, for the store."""
@@ -170,7 +168,7 @@ class Tracker:
         place = self._place_of_moving(frames) if moving else _place(frames)
         loading, number = _loading(frames)
         counted = progress.of(frames)
-        call, peer = _call(frames)
+        call = calls.of(frames)
         if trains:
             place = place._replace(phase=places.TRAINING, what="training")
         trouble = [loading.workers] if loading is not None and place.phase == places.LOADER else []
@@ -178,7 +176,7 @@ class Tracker:
         return Position(
             *head,
             *place,
-            call=call,
+            call=call.text,
             moving=moving,
             still=self.still(),
             since=now - self._at,
@@ -191,7 +189,8 @@ class Tracker:
             trouble="; ".join(each for each in trouble if each),
             counter=counted.batch,
             micro=self._micro(),
-            peer=peer,
+            peer=call.peer,
+            patience=call.limit,
         )
 
     def _place_of_moving(self, frames: List[FrameType]) -> places.Place:
@@ -239,16 +238,11 @@ def _place(frames: List[FrameType]) -> places.Place:
     return places.classify(stack, _training(frames), on_device)
 
 
-def _locals(frame: FrameType) -> Dict[str, Any]:
-    """Return the variables of a function of torch's; nothing of one that a debugger traces, which this might set."""
-    return {} if frame.f_trace is not None else dict(frame.f_locals)
-
-
 def _training(frames: List[FrameType]) -> Optional[bool]:
     """Return whether the outermost module whose forward runs is in training mode."""
     for frame in frames:
         if frame.f_code.co_name == "_call_impl" and _spot(frame).is_in("torch/nn/modules/module.py"):
-            training = getattr(_locals(frame).get("self"), "training", None)
+            training = getattr(calls.variables(frame).get("self"), "training", None)
             return training if isinstance(training, bool) else None
     return None
 
@@ -266,32 +260,5 @@ def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:
     for frame in frames:
         if frame.f_code.co_name == "__next__" and _spot(frame).is_in("torch/utils/data/dataloader.py"):
             with contextlib.suppress(Exception):
-                return loaders.of(_locals(frame)["self"]), number
+                return loaders.of(calls.variables(frame)["self"]), number
     return (known[0] if number == 1 else None), number
-
-
-def _call(frames: List[FrameType]) -> Tuple[str, Optional[int]]:
-    """Return the collective that the program called, with the sizes of its tensors, and the rank that it names.
-
-    In words: "all_reduce of 2 x 3 float32", "recv of 4 float32 from rank 1".
-    """
-    for frame in frames:
-        spot = _spot(frame)
-        if spot.is_in("torch/distributed/distributed_c10d.py") and spot.name != "wrapper":
-            known = _locals(frame)
-            sizes = [size for size in map(_size, known.values()) if size]
-            plain = [size for size in sizes if not size.endswith("tensors")] or sizes
-            told = f"{spot.name}{' of ' + ' and '.join(plain[:2]) if plain else ''}"
-            peers = [(word, known[name]) for name, word in _PEERS if type(known.get(name)) is int]
-            told += f" {peers[0][0]} rank {peers[0][1]}" if peers else ""
-            return told, peers[0][1] if peers and spot.name in POINT_TO_POINT else None
-    return "", None
-
-
-def _size(value: Any) -> str:
-    if isinstance(value, (list, tuple)) and value and hasattr(value[0], "dtype"):
-        return f"{len(value)} tensors"
-    shape, kind = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if not isinstance(shape, tuple) or kind is None:
-        return ""
-    return f"{' x '.join(map(str, shape)) or 'a single'} {str(kind).rpartition('.')[2]}"

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ddpfix.ranks.groups import collectives
+from ddpfix.ranks.groups.calls import POINT_TO_POINT
 from ddpfix.ranks.hang import places, words
 from ddpfix.ranks.hang.absent import GONE, LEFT, SILENT, STOPPED, TRACED, Absent
-from ddpfix.ranks.hang.position import POINT_TO_POINT, Position
+from ddpfix.ranks.hang.position import Position
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
 _ABSENT = (GONE, STOPPED, TRACED, LEFT)
@@ -42,7 +43,7 @@ def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: fl
         limit: seconds of waiting that are too long.
     """
     waiting = [each for each in positions.values() if each.may_wait()]
-    if not any(each.still >= 0.9 * limit for each in waiting):
+    if not any(each.still >= 0.9 * limit for each in waiting) or any(map(_ends_by_itself, waiting)):
         return None
     if all(each.peer is not None for each in waiting):
         # Each waits for one rank, and nobody for the others.
@@ -63,6 +64,14 @@ def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: fl
     cause, ranks, text = found
     debugged = any(each.phase == places.DEBUGGER for each in positions.values())
     return Verdict(cause, ranks, text, not debugged and all(each.how != TRACED for each in absent))
+
+
+def _ends_by_itself(each: Position) -> bool:
+    """Return whether a rank waits in a call that gives up by itself, and names the ranks that are late.
+
+    Programs catch its error at the end of an epoch, to learn that a rank has no batch left (CosyVoice, WeNet).
+    """
+    return each.patience is not None and each.still < each.patience
 
 
 def _absent(absent: Sequence[Absent], waiting: List[Position]) -> Optional[words.Found]:

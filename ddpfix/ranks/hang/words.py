@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ddpfix.ranks.groups.calls import POINT_TO_POINT
 from ddpfix.ranks.hang import places
 from ddpfix.ranks.hang.absent import Absent
-from ddpfix.ranks.hang.position import POINT_TO_POINT, Position
+from ddpfix.ranks.hang.position import Position
 
 # The causes, in one word.
 DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = (
@@ -22,11 +23,9 @@ DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, N
     "network",
 )
 _UNEVEN = "Uneven data? DDPFIX_UNEVEN=stop or pad has ranks with different numbers of batches end an epoch together"
-_GONE = {
-    "gone": "It was killed (SIGKILL, as when the system has no memory left, or another signal) or called os._exit",
+_HINTS = {
     "stopped": "kill -CONT has it go on",
     "traced": "A debugger holds it: nothing is ended",
-    "left": "",
     "silent": "Code in C that keeps Python's lock, a machine that is down, or a program without ddpfix?",
 }
 
@@ -66,7 +65,7 @@ def absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Fo
     told = "; ".join(f"rank {each.rank} {each.text}" for each in those[:3])
     more = f"; so are {several(ranks[3:])}" if len(ranks) > 3 else ""
     is_uneven = how == "left" and _is_behind(those[0].step, waiting)
-    hint = _UNEVEN if is_uneven else _GONE[how]
+    hint = _UNEVEN if is_uneven else those[0].hint or _HINTS.get(how, "")
     text = f"{told}{more}; {_waiters(waiting)}"
     return Found(UNEVEN if is_uneven else ABSENT, ranks, f"{text}. {hint}" if hint else text)
 

@@ -29,6 +29,7 @@ from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep
 from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING, Reduction
 from .steady import Steady
+from .within import Within
 from .transitions import (
     BEFORE,
     COMPLETE,
@@ -71,7 +72,7 @@ class Finalizer:
         self._wrapper = weakref.ref(model.wrapper, functools.partial(_gone, sys.is_finalizing, self.end))
         self.parameters = model.parameters
         self.state = IDLE
-        self.backwards = backward_count.Backwards(model, steps)
+        self.backwards, self._all_backwards = backward_count.Backwards(model, steps), backwards
         self.arrivals = Arrivals(self, self.parameters)
         # Parameters that are left out of the reduction that runs -> the gradient that they had before it.
         self.left_out: Dict[int, Any] = {}
@@ -93,6 +94,9 @@ class Finalizer:
         # Whether an optimizer has stepped within the backward that runs: torch then ends this step with its own error.
         self.left_to_torch = False
         self._absent = Absent(model)
+        # Whether a forward of the wrapper runs, and the backwards that the program makes there.
+        self.inside = False
+        self.within: Optional[Within] = None
         # How many checkpoints had hidden a part of a graph when DDP was armed.
         self.armed_at = self._begun_at = 0
         # Which of several models a backward is of, only hooks can notice.
@@ -125,6 +129,7 @@ class Finalizer:
 
     def forward_begins(self) -> None:
         """Called before a forward with gradients enabled."""
+        self.inside = True
         self._begun_at = autograd.HIDING[0]
         backwards = self.backwards
         if backwards.done and self.state is not PENDING and self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
@@ -140,6 +145,7 @@ class Finalizer:
 
     def forward_ended(self, output: Any) -> None:
         """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
+        self.inside = False
         is_reduced = self._wrapper().require_backward_grad_sync  # type: ignore[union-attr]
         self.on(FORWARD if is_reduced else LOCAL_FORWARD)
         if self.state is not ARMED:
@@ -149,6 +155,10 @@ class Finalizer:
             self._hook_parameters_if_hidden(outputs)
         for tensor in outputs:
             self._add_hook(tensor)
+
+    def forward_failed(self, error: BaseException) -> None:
+        """Called when a forward has raised an error."""
+        self.inside = False
 
     def _hook_parameters_if_hidden(self, outputs: Sequence[Any]) -> None:
         """Record gradients in the first steps where a custom function may run a backward of its own within this one.
@@ -315,7 +325,8 @@ class Finalizer:
             arrived = len(self.arrivals.arrived) + len(self.left_out)
             if arrived == len(self.parameters):
                 return not reducer.AT_ANY_TIME or not reducer.unfinished(self._reducer)
-            return False
+            # A backward within a forward for which nobody has prepared DDP stays this rank's own.
+            return self.inside and self.within is not None and not self.within.is_unfinished()
         if reducer.unfinished(self._reducer):
             return False
         # Nothing was marked as ready; where nothing is hidden, this rank has used no parameter at all.
@@ -408,6 +419,8 @@ class Finalizer:
         states.discard(self)
         if self._steady is not None:
             self._steady.forget()
+        if self.within is not None and self._all_backwards is not None:
+            self._all_backwards.check_no_more(self.within)
         self.arrivals.stop(for_good=True)
 
 

@@ -71,7 +71,7 @@ class Finalize(ddp.Stage):
         finalizer = _finalizer()(model, self._site.keep(Steps), backwards)
         REDUCTION.put(model, finalizer)
         window_of(model, self.place)
-        model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended)
+        model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended, finalizer.forward_failed)
         replica = ddp.replica(model)
         if replica is not None:
             # Without the flag, checkpointing of either kind works.

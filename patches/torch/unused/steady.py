@@ -18,7 +18,8 @@ from ..internals import autograd, modes, reducer, tensors
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from .states import ARMED, FINALIZED, LOCAL, PLACE
-from .transitions import USUAL
+from .transitions import FORWARD, USUAL
+from .within import Within
 
 # After this number of reductions it is decided, once, whether outputs are only marked.
 STEPS = 3
@@ -32,6 +33,9 @@ class Hooked(Protocol):
 
     state: str
     armed_at: int
+    within: Optional[Within]
+    # Whether a forward of the wrapper runs.
+    inside: bool
 
     @property
     def parameters(self) -> Any: ...
@@ -44,6 +48,8 @@ class Hooked(Protocol):
     def forward_begins(self) -> None: ...
 
     def forward_ended(self, output: Any) -> None: ...
+
+    def forward_failed(self, error: BaseException) -> None: ...
 
     def on(self, event: str) -> None: ...
 
@@ -72,6 +78,8 @@ class Steady:
         self._marks = self._leaves = False
         self._parameter: Any = None
         self._mark = object()
+        # Whether the program has prepared DDP for a backward by itself.
+        self._is_by_hand = False
         backwards.check(self)
 
     def may_mark(self, reductions: int) -> bool:
@@ -108,20 +116,45 @@ class Steady:
 
     def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Before]:
         """Called before each outermost backward; returns what :meth:`backward_ended` compares with."""
-        state = self._hooked().state  # type: ignore[union-attr]
+        hooked = self._hooked_now()
+        state = hooked.state
         if not self._marks:
+            if hooked.inside:
+                return self._begins_within(hooked, args, kwargs)
             self._noticed += state is not LOCAL
             return _FIRST_STEPS
         if state is ARMED:
             return tensors.written(self._parameter)
         if state is FINALIZED:
             self._second(args, kwargs)
+            return _FIRST_STEPS
         return None
+
+    def _begins_within(self, hooked: Hooked, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """The program makes its backwards within the wrapper's forward: leave them to :class:`Within` from now on."""
+        self.end()
+        return self._follow_within(hooked).backward_begins(args, kwargs)
+
+    def _follow_within(self, hooked: Hooked) -> Within:
+        hooked.within = Within(hooked, self._model.wrapper)
+        self._backwards.check(hooked.within)
+        return hooked.within
+
+    def _prepared_by_hand(self, hooked: Hooked) -> None:
+        """A backward after the reduction has left DDP waiting: the program has prepared it within a forward."""
+        hooked.on(FORWARD)
+        hooked.backward_ended_unfinished(autograd.REACHES)
+        self._is_by_hand = True
 
     def backward_ended(self, before: Before, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """Called after a backward that has raised nothing."""
         hooked: Any = self._hooked()
+        if hooked.within is not None:
+            hooked.within.backward_ended(before, args, kwargs)
+            return
         if hooked.state is not ARMED:
+            if hooked.state is FINALIZED and reducer.unfinished(self._wrapper().reducer):  # type: ignore[union-attr]
+                self._prepared_by_hand(hooked)
             return
         if reducer.unfinished(self._wrapper().reducer):  # type: ignore[union-attr]
             self.backward_missed()
@@ -176,9 +209,11 @@ class Steady:
 
         def begins() -> None:
             self.end()
+            if self._is_by_hand:
+                self._follow_within(hooked)
             hooked.forward_begins()
 
-        self._model.attach(PLACE, begins, hooked.forward_ended)
+        self._model.attach(PLACE, begins, hooked.forward_ended, hooked.forward_failed)
 
     def end(self) -> None:
         """Check nothing any more, and leave the model to its hooks."""
@@ -187,7 +222,7 @@ class Steady:
             if self._marks and not self._leaves:
                 self._count_backwards(hooked)
             hooked.hook_parameters()
-            self._model.attach(PLACE, hooked.forward_begins, hooked.forward_ended)
+            self._model.attach(PLACE, hooked.forward_begins, hooked.forward_ended, hooked.forward_failed)
 
     @staticmethod
     def _count_backwards(hooked: Hooked) -> None:

@@ -26,6 +26,7 @@ THEMES = (
     "repeated",
     "representation",
     "scaler",
+    "within",
 )
 # What DDP and its reducer say when they notice that something is missing, or that something came twice.
 UNFINISHED = "Expected to have finished reduction"

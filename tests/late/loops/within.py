@@ -1,0 +1,159 @@
+"""Loops whose backwards run within the wrapper's own forward, where the program prepares DDP by hand.
+
+Lightning's manual optimization is such a loop: the training step is the wrapped module's forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Tuple
+
+import torch
+from torch import nn
+
+from tests.late.loops.kinds import UNFINISHED, kind
+from tests.late.loops.loop import Loop
+from tests.late.loops.tiny_model import Blocks, loss, mlp, sgd, uneven
+
+STEPS = 5
+
+
+class Within(nn.Module):
+    """A module whose forward trains it.
+
+    Args:
+        module: that is trained.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.inner = module
+
+    def forward(self, action: Callable[[], Any]) -> Any:
+        return action()
+
+
+def prepared(loop: Loop, model: Any, value: torch.Tensor) -> None:
+    """A backward of which DDP reduces the gradients, as Lightning makes it."""
+    if not loop.hand:
+        model.reducer._rebuild_buckets()
+        model.reducer.prepare_for_backward([])
+    value.backward()
+    loop.sync(model)
+
+
+def step_within(loop: Loop, model: Any, action: Callable[[], Any]) -> None:
+    """A forward of the wrapper that prepares nothing by itself."""
+    model.require_backward_grad_sync = False
+    model(action)
+    model.require_backward_grad_sync = True
+
+
+class Pair(nn.Module):
+    """A generator and a discriminator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.g, self.d = mlp(), mlp(1)
+
+
+def train_pair(loop: Loop, model: Any, pair: Pair, optimizers: Tuple[Any, Any], x: torch.Tensor) -> None:
+    """Train one part after the other, each with the other one frozen."""
+    for part, other, optimizer in ((pair.g, pair.d, optimizers[0]), (pair.d, pair.g, optimizers[1])):
+        for parameter in other.parameters():
+            parameter.requires_grad_(False)
+        optimizer.zero_grad()
+        prepared(loop, model, loss(pair.d(pair.g(x))) * (1 if part is pair.g else -1))
+        optimizer.step()
+        for parameter in other.parameters():
+            parameter.requires_grad_(True)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def within_pair(loop: Loop) -> None:
+    """A generator and a discriminator in one wrapper, trained by Lightning's manual optimization."""
+    pair = Pair()
+    model = loop.wrap(Within(pair))
+    optimizers = sgd(pair.g), sgd(pair.d, momentum=0.9)
+    for step in loop.steps(STEPS):
+        step_within(loop, model, lambda s=step: train_pair(loop, model, pair, optimizers, loop.batch(s)))  # type: ignore[misc]
+
+
+@kind(plain="right", three=True)
+def within_all_used(loop: Loop) -> None:
+    """One backward within the forward, of every parameter."""
+    blocks = Blocks()
+    model = loop.wrap(Within(blocks))
+    optimizer = sgd(model)
+    for step in loop.steps(STEPS):
+        optimizer.zero_grad()
+        step_within(loop, model, lambda s=step: prepared(loop, model, loss(blocks(loop.batch(s)))))  # type: ignore[misc]
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def within_other_blocks_on_each_rank(loop: Loop) -> None:
+    """Each rank leaves other blocks out, and the optimizer steps after the forward."""
+    blocks = Blocks()
+    model = loop.wrap(Within(blocks))
+    optimizer = sgd(model)
+    for step in loop.steps(STEPS):
+        optimizer.zero_grad()
+        used = uneven(loop.rank, step)
+        step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
+        optimizer.step()
+
+
+@kind(plain="right")
+def within_on_this_rank_alone(loop: Loop) -> None:
+    """Nobody prepares DDP: gradients are averaged by hand, and a parameter that is not used keeps none."""
+    blocks = Blocks()
+    model = loop.wrap(Within(blocks))
+    optimizer = sgd(model)
+
+    def action(step: int) -> None:
+        loss(blocks(loop.batch(step), (2,))).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= loop.size
+
+    for step in loop.steps(STEPS):
+        optimizer.zero_grad()
+        step_within(loop, model, lambda s=step: action(s))  # type: ignore[misc]
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def within_now_and_then(loop: Loop) -> None:
+    """Some steps have their backward within the forward, others after it."""
+    blocks = Blocks()
+    model = loop.wrap(Within(blocks))
+    optimizer = sgd(model)
+    for step in loop.steps(STEPS + 2):
+        optimizer.zero_grad()
+        used = uneven(loop.rank, step)
+        if step % 2:
+            loss(model(lambda s=step, u=used: blocks(loop.batch(s), u))).backward()  # type: ignore[misc]
+            loop.sync(model)
+        else:
+            step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
+        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def within_after_usual_steps(loop: Loop) -> None:
+    """Steps like most come first, so that outputs are only marked when the first backward runs within a forward."""
+    blocks = Blocks()
+    model = loop.wrap(Within(blocks))
+    optimizer = sgd(model)
+    for step in loop.steps(STEPS + 4):
+        optimizer.zero_grad()
+        if step < 5:
+            loss(model(lambda s=step: blocks(loop.batch(s)))).backward()  # type: ignore[misc]
+            loop.sync(model)
+        else:
+            used = uneven(loop.rank, step)
+            step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
+        optimizer.step()
+
+
