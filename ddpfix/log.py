@@ -131,6 +131,11 @@ def on_every_rank(message: str) -> None:
         _write(logging.WARNING, message)
 
 
+def from_rank(rank: int, message: str) -> None:
+    """Print a line from a rank other than the first one, which went to listeners when it was logged there."""
+    _write(logging.INFO, f"on rank {rank}: {message}")
+
+
 def once(message: str, about: object = None) -> None:
     """A line of information, once an activation, or once for an object.
 

@@ -37,10 +37,17 @@ def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
         found.advice.append(f"or {_LATE}")
     elif found.always:
         _same_in_each_step(found, names)
-    else:
+    elif not found.unaveraged:
         found.advice.append("no flag is needed: each parameter that trains got a gradient in each pass")
     _behind_outputs(found, names)
     _recomputed(found, names)
+    if found.unaveraged:
+        found.advice.append(
+            f"each optimizer step used gradients of forwards under no_sync alone ({found.unaveraged}), which DDP does"
+            " not average, so that replicas diverge unless the program averages them itself: leave no_sync for the last"
+            " backward before a step, or never enter it (accelerate: one accelerator.accumulate(model) around a step,"
+            " not one within another)"
+        )
 
 
 def _needs_flag(found: Result, reasons: List[str], names: Sequence[str]) -> None:

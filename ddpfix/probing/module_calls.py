@@ -69,9 +69,14 @@ class ModuleCalls:
             self._threads.again = False
         return found
 
-    def outermost(self) -> None:
-        """No call of a module is running here: one that has raised was never left."""
-        self._around().clear()
+    def optimizer_steps(self) -> None:
+        """Forget calls that are not running here: one that has raised was never left.
+
+        An optimizer mostly steps outside of all modules; in Lightning's manual optimization, within the wrapper.
+        """
+        around = self._around()
+        if around:
+            around[:] = _running(around, sys._getframe(1))
 
     def _enter(self, module: Any, inputs: Any) -> None:
         if _is_compiling():
@@ -103,6 +108,7 @@ class ModuleCalls:
         if not (torch.is_grad_enabled() and module.training):
             return
         subject.begin()
+        subject.forward_begins(module)
         if self._phases is not None:
             self._phases.enter("forward")
         if subject.wrapper is not None and module is not subject.wrapper and self._past is not None:

@@ -90,7 +90,7 @@ class Program:
 
     def _step(self, optimizer: Any) -> None:
         self.phases.enter("")
-        self.calls.outermost()
+        self.calls.optimizer_steps()
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.steps = max(self.steps, self._counts[optimizer])
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -99,7 +99,7 @@ class Program:
         for subject in subjects or self.owners.subjects:
             if subject.is_open:
                 subject.close()
-                subject.steps += 1
+                subject.stepped()
 
     def _is_enough(self) -> bool:
         """Return whether all optimizers have stepped often enough; one that has not begun has one step more."""

@@ -97,6 +97,8 @@ class Result:
         unused: the value of DDPFIX_UNUSED that follows.
         advice: what to do, in sentences.
         notes: what else was noticed.
+        unaveraged: the user's line where forwards under ``no_sync`` are, if every optimizer step used their gradients
+            alone; "" else.
     """
 
     model: str
@@ -124,6 +126,7 @@ class Result:
     unused: str = "auto"
     advice: List[str] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
+    unaveraged: str = ""
 
     def as_dict(self) -> Dict[str, Any]:
         """Return all of it as plain data, which JSON can hold."""

@@ -5,6 +5,7 @@ Whether a gradient has arrived is learned where DDP learns it: at the node of th
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -14,6 +15,7 @@ from ddpfix.layerdrop import cover
 from ddpfix.models import parameter_names, wrap_hooks
 from ddpfix.probing import graph
 from ddpfix.probing.result import Checkpoint, Result, Skipping
+from ddpfix.user_code import line
 
 # DDP takes a parameter as ready also where autograd sends it no gradient. Before torch 2.1 that is how ddpfix finalizes
 # reductions, so that it means nothing there in a model under DDP.
@@ -45,7 +47,10 @@ class Subject:
         self._checkpointed: Dict[Any, bool] = {}
         self._nodes: Dict[int, Tuple[Any, Any]] = {}
         self._turns: Dict[Any, List[int]] = {}
-        # Of the pass that is open.
+        # Optimizer steps since DDP was last asked to average, of those so far; and where the program was then.
+        self.unaveraged, self.place = 0, ""
+        # Of the pass that is open, and whether its gradients are averaged.
+        self._averages = self._has_returned = False
         self.is_open = False
         self.arrived: Counter[int] = Counter()
         self._expected: List[Tuple[str, Any]] = []
@@ -62,6 +67,21 @@ class Subject:
             self._expected = [(name, p) for name, p in self.parameters if p.requires_grad]
             for _, parameter in self._expected:
                 self._listen(parameter)
+
+    def forward_begins(self, module: Any) -> None:
+        """The outermost call of a training forward begins, of the wrapper or past it."""
+        if module is self.wrapper and not module.require_backward_grad_sync:
+            self.place = self.place or line(sys._getframe(1))
+        else:
+            self._averages = True
+
+    def stepped(self) -> None:
+        """An optimizer has stepped: on gradients of the passes since its last step."""
+        # Lightning's manual optimization steps before the wrapper has returned, and has DDP average by itself.
+        local = self.wrapper is not None and self._has_returned and not self._averages
+        self.unaveraged = self.unaveraged + 1 if local else 0
+        self._averages = self._has_returned = False
+        self.steps += 1
 
     def call(self, module: Any, again: bool, first: bool) -> None:
         """A module of this model is called.
@@ -83,6 +103,7 @@ class Subject:
 
     def returned(self, output: Any) -> None:
         """The output of a forward that no other module of this model is around."""
+        self._has_returned = True
         found = graph.leaves(output)
         if found is not None:
             self._reached = found if self._reached is None else self._reached | found
@@ -157,6 +178,8 @@ class Subject:
         frozen = sum(1 for _, parameter in self.parameters if not parameter.requires_grad)
         found = Result(type(self.model).__name__, trainable=len(self.parameters) - frozen, frozen=frozen)
         found.steps, found.passes = self.steps, self.passes
+        if self.unaveraged == self.steps > 0:
+            found.unaveraged = self.place
         found.always = [name for name, _ in self.parameters if self.without[name] == self.passes > 0]
         missing = {name: self.without[name] for name, _ in self.parameters if 0 < self.without[name] < self.passes}
         found.sometimes = missing

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from ddpfix import user_code
 from ddpfix.ranks.failures import bulletin, first_failure, last_words, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life
 from ddpfix.ranks.groups import collectives
@@ -284,5 +285,5 @@ def test_no_line_of_ours_is_the_users() -> None:
     """Patches are beside the engine in a checkout, and within it in a wheel."""
     from ddpfix.patches.torch.data import uneven
 
-    assert not last_words.is_users(uneven.__file__) and not last_words.is_users(last_words.__file__)
-    assert last_words.is_users(__file__)
+    assert not user_code.is_users(uneven.__file__) and not user_code.is_users(user_code.__file__)
+    assert user_code.is_users(__file__)

@@ -48,6 +48,7 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.patching.layers.IN_PLACE": "the changes of all sites in their order: they may lie on one another",
     "ddpfix.patching.site._REPLACED": "empty outside of a search for copies",
     "ddpfix.patching.site._SEARCHES": "empty outside of a search for copies",
+    "ddpfix.ranks.store.lowest._PENDING": "lines that wait some seconds for a lower rank: each takes itself out",
     "ddpfix.ranks.failures.sys_exit._PROVED": "what has ended the program, which is one",
     "ddpfix.ranks.failures.sys_exit._UNDO": "what stands in sys.exit, which is one",
     "ddpfix.ranks.failures.first_failure._TOLD_ELSEWHERE": _BY_RUN,

@@ -16,13 +16,14 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "import_hook": set(),
     "log": set(),
     "background": {"log"},
+    "user_code": set(),
     "state": set(),
     "matrix": {"import_hook", "state"},
     "patching": {"log", "state"},
     "models": {"log", "patching"},
-    "ranks": {"background", "log", "patching"},
+    "ranks": {"background", "log", "patching", "user_code"},
     "layerdrop": {"log", "models", "patching", "ranks"},
-    "probing": {"layerdrop", "log", "models", "ranks"},
+    "probing": {"layerdrop", "log", "models", "ranks", "user_code"},
     "waiting": {"matrix"},
     "engine": {"_env", "import_hook", "log", "matrix", "patching", "state", "waiting"},
     "_boot": {"_env", "import_hook", "engine"},
@@ -35,7 +36,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.
-FOR_PATCHES = {"background", "log", "models", "patching", "ranks", "layerdrop", "probing", "trace"}
+FOR_PATCHES = {"background", "log", "models", "patching", "ranks", "layerdrop", "probing", "trace", "user_code"}
 # What variables are called, which messages tell.
 NAMES = "ddpfix.matrix.settings"
 # Folders of patches/ that others may import.

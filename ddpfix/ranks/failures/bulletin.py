@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import socket
-from typing import List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 from ddpfix.ranks.failures import first_failure
 from ddpfix.ranks.store.connection import Connection
@@ -23,11 +23,13 @@ class End(NamedTuple):
         rank: which one.
         text: in words.
         step: the training forwards that it had begun, if its program came to its end.
+        work: what it has done (:class:`ddpfix.ranks.groups.work.Work`), if its program came to its end.
     """
 
     rank: int
     text: str
     step: Optional[int] = None
+    work: Sequence[Any] = ()
 
 
 class Life(NamedTuple):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 import traceback
 from types import TracebackType
 from typing import List, Optional, Tuple
 
 from ddpfix.ranks.groups import calls
+from ddpfix.user_code import is_users
 
 # How much of an error's own message is told to the other ranks.
 _LENGTH = 400
@@ -22,13 +22,6 @@ _FOLLOWS = re.compile(
 # How torch passes an error of a data-loader worker on: in the message of one of the same type.
 _WORKER = "Original Traceback (most recent call last):"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
-_LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
-# The folder of the package: this file lies two folders below it.
-_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# In a checkout the patches are beside the engine (ddpfix/patches.py), in a wheel within it.
-_BESIDE = os.path.isfile(os.path.join(_HOME, "patches.py"))
-OWN = (os.path.join(_HOME, ""), *([os.path.join(os.path.dirname(_HOME), "patches", "")] if _BESIDE else []))
-_INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 
 
 def follows(error: BaseException) -> bool:
@@ -92,15 +85,3 @@ def _place(lines: List[Tuple[str, int]]) -> str:
     """Return the innermost line of the user's own files, else the innermost one."""
     own = [each for each in lines if is_users(each[0])] or lines
     return f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
-
-
-def is_users(file: str) -> bool:
-    """Return whether a file is neither Python's own nor an installed package's."""
-    path = os.path.abspath(file)
-    library = file.startswith("<") or path.startswith((*_LIBRARIES, *OWN))
-    return not library and not is_installed(path)
-
-
-def is_installed(file: str) -> bool:
-    """Return whether a file is an installed package's."""
-    return any(folder in file for folder in _INSTALLED)

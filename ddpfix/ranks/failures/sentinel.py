@@ -12,12 +12,14 @@ import contextlib
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, first_failure, killed, last_words, main_thread, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life, is_gone
+from ddpfix.ranks.groups import work
+from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.store.connection import Connection, StoreLostError
 
 # Seconds between two looks at the store, and how many looks a second the store has to answer at most.
@@ -56,12 +58,20 @@ class Sentinel:
         rank: this rank.
         size: the number of ranks.
         step: gives the number of the training forward that was begun last.
+        done: gives what this rank has done.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, step: Callable[[], Optional[int]]) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        step: Callable[[], Optional[int]],
+        done: Callable[[], Work] = Work,
+    ) -> None:
         self._connection = Connection(store, "failed", size <= _CONNECTIONS)
         self._bulletin = Bulletin(self._connection, rank)
-        self._rank, self._size, self._step = rank, size, step
+        self._rank, self._size, self._step, self._work = rank, size, step, done
         self._period = max(PERIOD, size / LOOKS)
         self._main = main_thread.MainThread()
         self._leaving, self._how = threading.Event(), "ended"
@@ -147,7 +157,7 @@ class Sentinel:
             self._failed(failure)
             return
         how = "came to the end of its program" if self._main.returned() else "exited"
-        self._leave(f"rank {self._rank} {how}{self._in_step()}", self._step())
+        self._leave(f"rank {self._rank} {how}{self._in_step()}", self._step(), self._work().ended())
 
     def _in_step(self) -> str:
         return last_words.in_step(self._step())
@@ -177,12 +187,15 @@ class Sentinel:
             log.debug(f"the store does not answer: {problem!r}")
             return True
 
-    def _leave(self, text: str, step: Optional[int] = None) -> None:
-        self._bulletin.leave(End(self._rank, text, step))
+    def _leave(self, text: str, step: Optional[int] = None, done: Sequence[Any] = ()) -> None:
+        self._bulletin.leave(End(self._rank, text, step, done))
 
     def _in_words(self, end: End) -> str:
-        """Return how a rank has ended or left, with what to do where it had fewer batches than this one."""
+        """Return how a rank has ended or left, with what to do where it has done less than this one."""
         step = self._step()
+        differ = work.difference({end.rank: Work(*end.work), self._rank: self._work()})
+        if differ:
+            return f"{end.text}. {differ}"
         if end.step is None or step is None or step <= end.step:
             return end.text
         return (

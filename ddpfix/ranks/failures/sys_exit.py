@@ -18,7 +18,8 @@ import traceback
 from types import FrameType
 from typing import Any, Callable, List, NamedTuple, Optional
 
-from ddpfix.ranks.failures.last_words import OWN, follows, is_users, words
+from ddpfix.ranks.failures.last_words import follows, words
+from ddpfix.user_code import OWN, is_users
 
 
 class Exit(NamedTuple):

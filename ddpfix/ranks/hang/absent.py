@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
+from ddpfix.ranks.groups.work import Work
+
 # How such a rank is; :mod:`.words` tells it.
 GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
 
@@ -17,6 +19,7 @@ class Absent(NamedTuple):
         text: its process, in words.
         step: where it has ended, if it has said so.
         hint: how its process has ended, in a sentence.
+        work: what it has done, if it has said so.
     """
 
     rank: int
@@ -24,3 +27,4 @@ class Absent(NamedTuple):
     text: str
     step: Optional[int] = None
     hint: str = ""
+    work: Work = Work()

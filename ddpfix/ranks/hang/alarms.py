@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang.position import Position
 from ddpfix.ranks.hang.processes import Who
 from ddpfix.ranks.store.connection import Connection
-from ddpfix.ranks.store.keys import absent, has, put, read
+from ddpfix.ranks.store.keys import absent, be_lowest, has, put, read
 
 
 class Finding(NamedTuple):
@@ -50,19 +51,20 @@ class Alarms:
         found = self._get(f"who/{rank}")
         return None if found is None else Who(*found)
 
-    def leave(self, how: str, step: Optional[int]) -> None:
+    def leave(self, how: str, step: Optional[int], work: Work) -> None:
         """This rank leaves its process group, or comes to the end of its program.
 
         Args:
             how: in words.
             step: the training forwards that it has begun.
+            work: what it has done (:class:`ddpfix.ranks.groups.work.Work`).
         """
-        put(self._store(), f"left/{self._rank}", json.dumps([how, step]))
+        put(self._store(), f"left/{self._rank}", json.dumps([how, step, work]))
 
-    def left(self, rank: int) -> Optional[Tuple[str, Optional[int]]]:
-        """Return how a rank has left, and after which step; None if it has not."""
+    def left(self, rank: int) -> Optional[Tuple[str, Optional[int], Work]]:
+        """Return how a rank has left, after which step, and what it had done; None if it has not."""
         found = self._get(f"left/{rank}")
-        return None if found is None else (found[0], found[1])
+        return None if found is None else (found[0], found[1], Work(*found[2]))
 
     def alarm(self) -> int:
         """Return the number of the last alarm; 0 before the first one."""
@@ -80,7 +82,7 @@ class Alarms:
     def sign(self, alarm: int, position: Position) -> None:
         """Tell where this rank is."""
         put(self._store(), f"sign/{alarm}/{self._rank}", position.dump())
-        self._be_lowest(f"lowest/{alarm}")
+        be_lowest(self._store(), f"lowest/{alarm}", self._rank)
         self._store().add(f"signed/{alarm}", 1)
 
     def signed(self, alarm: int) -> int:
@@ -97,7 +99,7 @@ class Alarms:
         names = {f"sign/{alarm}/{rank}": rank for rank in range(self._size)}
         for name in absent(store, list(names)):
             del names[name]
-        return {rank: Position(*json.loads(text)) for rank, text in zip(names.values(), read(store, list(names)))}
+        return {rank: Position.load(text.decode()) for rank, text in zip(names.values(), read(store, list(names)))}
 
     def claims(self, alarm: int) -> bool:
         """Return whether this rank is the one that judges."""
@@ -111,13 +113,6 @@ class Alarms:
         """Return the finding; None as long as no rank has published it."""
         found = self._get(f"told/{alarm}")
         return None if found is None else Finding(*found)
-
-    def _be_lowest(self, key: str) -> None:
-        """Have a key hold the number of this rank, unless it holds a lower one's."""
-        store, own = self._store(), str(self._rank)
-        found = bytes(store.compare_set(key, "", own)).decode()
-        while int(found) > self._rank:
-            found = bytes(store.compare_set(key, found, own)).decode()
 
     def _is_first(self, key: str) -> bool:
         own = str(self._rank)

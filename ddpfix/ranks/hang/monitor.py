@@ -20,6 +20,7 @@ from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, killed
 from ddpfix.ranks.groups import collectives, timeouts
+from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import absent, processes, stacks, verdict
 from ddpfix.ranks.hang.alarms import Alarms, Finding
 from ddpfix.ranks.hang.position import Position, Tracker
@@ -83,6 +84,7 @@ class Monitor:
         given: the limits.
         folder: of the stacks, as the user has it; "" for one below the folder for temporary files.
         micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
+        work: gives what this rank has done.
     """
 
     def __init__(
@@ -94,11 +96,12 @@ class Monitor:
         given: Limits,
         folder: str = "",
         micro: Callable[[], int] = lambda: 0,
+        work: Callable[[], Work] = Work,
     ) -> None:
         self._connection = Connection(store, "hang", size <= _CONNECTIONS)
         self._alarms = Alarms(self._connection, rank, size)
         self._rank, self._size, self._step, self._given, self._folder = rank, size, step, given, folder
-        self._tracker = Tracker(rank, step, micro)
+        self._tracker, self._work = Tracker(rank, step, micro, work), work
         self._over, self._how = threading.Event(), "ended"
         # The store may be that of rank 0, which tells nothing any more once it is stopped.
         self._keeper: Optional[Who] = None
@@ -130,7 +133,7 @@ class Monitor:
                 self._look()
             if self._how in _LEAVES:
                 with contextlib.suppress(Exception):
-                    self._alarms.leave(_LEAVES[self._how], self._step())
+                    self._alarms.leave(_LEAVES[self._how], self._step(), self._work().ended())
         self._connection.close()
 
     def _begins(self) -> bool:
@@ -248,8 +251,8 @@ class Monitor:
     def _why_absent(self, rank: int) -> absent.Absent:
         left = self._alarms.left(rank)
         if left is not None:
-            how, step = left
-            return absent.Absent(rank, absent.LEFT, f"{how} after step {step}" if step else how, step)
+            how, step, done = left
+            return absent.Absent(rank, absent.LEFT, f"{how} after step {step}" if step else how, step, work=done)
         who = self._alarms.who(rank)
         if who is None:
             return absent.Absent(rank, absent.SILENT, "does not answer: ddpfix is not active there")

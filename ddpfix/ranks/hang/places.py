@@ -10,7 +10,7 @@ import os
 import re
 from typing import List, NamedTuple, Optional, Sequence
 
-from ddpfix.ranks.failures.last_words import OWN, is_users
+from ddpfix.user_code import OWN, is_users
 
 # What a rank does, as far as its stack tells.
 DEBUGGER, COLLECTIVE, BACKWARD, WRAPPER, DEVICE = "debugger", "collective", "backward", "wrapper", "device"

@@ -14,9 +14,10 @@ import time
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ddpfix.ranks.failures.last_words import OWN
 from ddpfix.ranks.groups import calls, collectives
+from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import loaders, places, processes, progress
+from ddpfix.user_code import OWN
 
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
 _Key = Tuple[int, CodeType, int]
@@ -48,6 +49,7 @@ class Position(NamedTuple):
         counter: the program's own count of batches, in words.
         micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
         peer: the only rank that it waits for, in a call to or from one rank; None for others.
+        work: what it has done (:class:`ddpfix.ranks.groups.work.Work`).
         patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
     """
 
@@ -72,6 +74,7 @@ class Position(NamedTuple):
     micro: int = 0
     peer: Optional[int] = None
     patience: Optional[float] = None
+    work: Work = Work()
 
     def dump(self) -> str:
         """As text, for the store."""
@@ -80,7 +83,10 @@ class Position(NamedTuple):
     @classmethod
     def load(cls, text: str) -> Position:
         """From :meth:`dump`."""
-        return cls(*json.loads(text))
+        return cls(*json.loads(text))._with_work()
+
+    def _with_work(self) -> Position:
+        return self._replace(work=Work(*self.work))
 
     def may_wait(self) -> bool:
         """Return whether it may be waiting for other ranks."""
@@ -94,10 +100,17 @@ class Tracker:
         rank: this rank.
         step: gives the number of the training forward that was begun last.
         micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
+        work: gives what this rank has done.
     """
 
-    def __init__(self, rank: int, step: Callable[[], Optional[int]], micro: Callable[[], int] = lambda: 0) -> None:
-        self._rank, self._step, self._micro = rank, step, micro
+    def __init__(
+        self,
+        rank: int,
+        step: Callable[[], Optional[int]],
+        micro: Callable[[], int] = lambda: 0,
+        work: Callable[[], Work] = Work,
+    ) -> None:
+        self._rank, self._step, self._micro, self._work = rank, step, micro, work
         self._thread = threading.main_thread()
         self._counts: Dict[str, int] = {}
         self._progressed()
@@ -158,7 +171,8 @@ class Tracker:
         now = time.monotonic()
         head = (self._rank, self._step(), self._counts)
         if self.is_over():
-            return Position(*head, places.ENDED, "", "", still=self.still(), since=now - self._at)
+            done = self._work().ended()
+            return Position(*head, places.ENDED, "", "", still=self.still(), since=now - self._at, work=done)
         frames = _frames(self._thread)
         taken = max(now - self._at, 0.001)
         steps = (head[1] or 0) - (self._step_then or 0)
@@ -191,6 +205,7 @@ class Tracker:
             micro=self._micro(),
             peer=call.peer,
             patience=call.limit,
+            work=self._work(),
         )
 
     def _place_of_moving(self, frames: List[FrameType]) -> places.Place:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ddpfix.ranks.groups import collectives
+from ddpfix.ranks.groups import collectives, work
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
 from ddpfix.ranks.hang import places, words
 from ddpfix.ranks.hang.absent import GONE, LEFT, SILENT, STOPPED, TRACED, Absent
@@ -16,6 +16,8 @@ from ddpfix.ranks.hang.position import Position
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
 _ABSENT = (GONE, STOPPED, TRACED, LEFT)
+# Causes that are guesses, and of which a count knows better.
+_MAY_BE_BACKWARDS = (words.UNEVEN, words.SOME_ONLY, words.MISMATCH, words.NETWORK, words.ABSENT, words.SLOW)
 
 
 class Verdict(NamedTuple):
@@ -61,9 +63,25 @@ def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: fl
         found = _nobody(positions, waiting)
     if found is None:
         return None
-    cause, ranks, text = found
+    found = _with_backwards(found, positions, absent)
+    cause, ranks, text, advice = found
     debugged = any(each.phase == places.DEBUGGER for each in positions.values())
-    return Verdict(cause, ranks, text, not debugged and all(each.how != TRACED for each in absent))
+    return Verdict(
+        cause,
+        ranks,
+        f"{text}. {advice}" if advice else text,
+        not debugged and all(each.how != TRACED for each in absent),
+    )
+
+
+def _with_backwards(found: words.Found, positions: Mapping[int, Position], absent: Sequence[Absent]) -> words.Found:
+    """Return a cause, or in its place that ranks call backward different numbers of times, as all have counted."""
+    if found.cause not in _MAY_BE_BACKWARDS:
+        return found
+    done = {each.rank: each.work for each in positions.values()}
+    done.update((each.rank, each.work) for each in absent)
+    differ = work.difference(done)
+    return found._replace(cause=words.BACKWARDS, advice=differ) if differ else found
 
 
 def _ends_by_itself(each: Position) -> bool:

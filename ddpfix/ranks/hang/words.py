@@ -10,7 +10,8 @@ from ddpfix.ranks.hang.absent import Absent
 from ddpfix.ranks.hang.position import Position
 
 # The causes, in one word.
-DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = (
+BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = (
+    "backwards",
     "debugger",
     "uneven",
     "loader",
@@ -23,6 +24,12 @@ DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, N
     "network",
 )
 _UNEVEN = "Uneven data? DDPFIX_UNEVEN=stop or pad has ranks with different numbers of batches end an epoch together"
+# Where no loader is in use, whose batches could be uneven.
+_EARLY = (
+    "A loop that ends earlier on some ranks (an early stop, a limit of time, data of different lengths)? All ranks have"
+    " to take the same number of steps: take the decision together (all_reduce a flag)"
+)
+_SOME_ONLY = "A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it"
 _HINTS = {
     "stopped": "kill -CONT has it go on",
     "traced": "A debugger holds it: nothing is ended",
@@ -31,11 +38,12 @@ _HINTS = {
 
 
 class Found(NamedTuple):
-    """A cause, the ranks that it concerns, and the sentences."""
+    """A cause, the ranks that it concerns, what they do in words, and what to check or to do; "" where nothing is."""
 
     cause: str
     ranks: List[int]
     text: str
+    advice: str = ""
 
 
 def several(ranks: Sequence[int]) -> str:
@@ -65,9 +73,12 @@ def absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Fo
     told = "; ".join(f"rank {each.rank} {each.text}" for each in those[:3])
     more = f"; so are {several(ranks[3:])}" if len(ranks) > 3 else ""
     is_uneven = how == "left" and _is_behind(those[0].step, waiting)
-    hint = _UNEVEN if is_uneven else those[0].hint or _HINTS.get(how, "")
-    text = f"{told}{more}; {_waiters(waiting)}"
-    return Found(UNEVEN if is_uneven else ABSENT, ranks, f"{text}. {hint}" if hint else text)
+    advice = _uneven(waiting) if is_uneven else those[0].hint or _HINTS.get(how, "")
+    return Found(UNEVEN if is_uneven else ABSENT, ranks, f"{told}{more}; {_waiters(waiting)}", advice)
+
+
+def _uneven(waiting: Sequence[Position]) -> str:
+    return _UNEVEN if any(each.loads for each in waiting) else _EARLY
 
 
 def _is_behind(step: Optional[int], waiting: Sequence[Position]) -> bool:
@@ -79,7 +90,7 @@ def late(those: Sequence[Position], waiting: Sequence[Position], all_of: Mapping
     """Ranks that the others wait for."""
     first = those[0]
     cause, advice = _cause(first, waiting)
-    return Found(cause, [each.rank for each in those], f"{_late(those)}; {_waiters(waiting)}. {advice}")
+    return Found(cause, [each.rank for each in those], f"{_late(those)}; {_waiters(waiting)}", advice)
 
 
 def _late(those: Sequence[Position]) -> str:
@@ -152,7 +163,7 @@ def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
     if each.phase == places.DEBUGGER:
         return DEBUGGER, "Somebody debugs it: nothing is ended"
     if _is_past_its_data(each, waiting):
-        return UNEVEN, _UNEVEN
+        return UNEVEN, _uneven(waiting)
     if each.phase == places.ENDED:
         return ABSENT, "Threads of it may still run"
     pace = "It moves: late, and not stuck" if each.moving else _standing(each)
@@ -197,21 +208,22 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
     told = f"{_waiters(odd)} for {max(each.still for each in odd):.0f} s; {_waiters(rest)}"
     ranks = [each.rank for each in odd]
     if len({each.what for each in [*odd, *rest]}) == 1:
-        return Found(MISMATCH, ranks, f"{told}. The calls differ in size or rank")
+        return Found(MISMATCH, ranks, told, "The calls differ in size or rank")
     steps = {each.step for each in odd}
     later = [each for each in rest if each.step is not None and steps == {each.step - 1}]
     if later and any(each.loads for each in later) and not any(each.loads for each in odd):
         return Found(
-            UNEVEN, ranks, f"{told}. {several(ranks).capitalize()} came out of the loop over the data first. {_UNEVEN}"
+            UNEVEN, ranks, f"{told}. {several(ranks).capitalize()} came out of the loop over the data first", _UNEVEN
         )
     is_of_two = any(each.what in POINT_TO_POINT for each in odd)
     if not is_of_two and all(each.call for each in odd) and not any(each.call for each in rest):
         return Found(
             SOME_ONLY,
             ranks,
-            f"{told}. A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it",
+            told,
+            _SOME_ONLY,
         )
-    return Found(MISMATCH, ranks, f"{told}. These are different calls")
+    return Found(MISMATCH, ranks, told, "These are different calls")
 
 
 def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Found:
@@ -220,8 +232,7 @@ def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[i
     told = f"{_waiters([*those, *rest])}, for {max(each.still for each in those):.0f} s"
     count = f"torch counts {_more(*numbers)} on {several(ranks)} than on the others"
     if {each.step for each in those} == {each.step for each in rest}:
-        asked = "A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it"
-        return Found(SOME_ONLY, ranks, f"{told}; {count}. {asked}")
+        return Found(SOME_ONLY, ranks, f"{told}; {count}", _SOME_ONLY)
     return Found(MISMATCH, ranks, f"{told}; {count}")
 
 
@@ -233,12 +244,12 @@ def _more(one: int, other: int) -> str:
 def outside(those: Sequence[Position], waiting: Sequence[Position]) -> Found:
     """Ranks that have come out of the collective in which the others are."""
     told = f"{_late(those)}; {_waiters(waiting)}"
-    words = f"{told}. torch counts as many calls on each of them. Sizes or kinds that differ?"
-    return Found(MISMATCH, [each.rank for each in those], words)
+    words = f"{told}. torch counts as many calls on each of them"
+    return Found(MISMATCH, [each.rank for each in those], words, "Sizes or kinds that differ?")
 
 
 def nobody(waiting: Sequence[Position]) -> Found:
     """Describe ranks that all wait in the same collective."""
     longest = max(each.still for each in waiting)
     told = f"{_waiters(waiting)} for {longest:.0f} s, and no rank is missing"
-    return Found(NETWORK, [], f"{told}. The network between them, or sizes that differ?")
+    return Found(NETWORK, [], told, "The network between them, or sizes that differ?")

@@ -168,6 +168,15 @@ def put(store: Any, key: str, value: str) -> None:
         store.add(key + "/set", 1)
 
 
+def be_lowest(store: Any, key: str, rank: int) -> int:
+    """Have a key hold the number of this rank, unless it holds a lower one's; return what it holds then."""
+    own = str(rank)
+    found = bytes(store.compare_set(key, "", own)).decode()
+    while int(found) > rank:
+        found = bytes(store.compare_set(key, found, own)).decode()
+    return int(found)
+
+
 def has(store: Any, key: str) -> bool:
     """Return whether a key is there, without waiting for it; before torch 2.1 a counter beside it is read."""
     return bool(store.check([key]) if hasattr(store, "check") else store.add(key + "/set", 0))

@@ -19,6 +19,7 @@ import torch
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.ranks.store import lowest
 
 from ..internals import tensors
 from ..pipeline import ddp
@@ -128,10 +129,12 @@ def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
         writes = Writes(self, forwards.unread(waiting))
         result = original(self)
         writes.hide()
-        log.once(
+        text = (
             f"a {type(self.module).__name__} has forwards before the backward of an earlier one: what DDP's broadcast"
             " writes into its buffers is hidden from autograd where no gradient depends on it"
         )
+        if log.first_time(text):
+            lowest.report("buffers", text)
         return result
 
     return _sync_buffers

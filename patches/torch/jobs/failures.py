@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ddpfix.patching.site import Site
+from ddpfix.ranks.groups.work import Work
 
 from ..pipeline.process_group import ProcessGroup
 from ..pipeline.step_count import Clocks
@@ -21,12 +22,13 @@ class Reporter(DuringGroup):
 
     Args:
         step: gives the number of the training forward that was begun last.
+        work: gives what this rank has done.
     """
 
     place = "failures"
 
-    def __init__(self, step: Callable[[], Optional[int]]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[[], Optional[int]], work: Callable[[], Work]) -> None:
+        self._step, self._work = step, work
         self._sentinel: Optional[Sentinel] = None
 
     def make(self, store: Any, rank: int, size: int) -> None:
@@ -35,7 +37,7 @@ class Reporter(DuringGroup):
         from ddpfix.ranks.failures.sentinel import Sentinel
 
         sys_exit.watch()
-        self._sentinel = Sentinel(store, rank, size, self._step)
+        self._sentinel = Sentinel(store, rank, size, self._step, self._work)
 
     def exits(self) -> None:
         if self._sentinel is not None:
@@ -59,7 +61,8 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Begin when the process group comes up, or at once where it is up already."""
-    site.keep(ProcessGroup).follow(site, module, Reporter(site.keep(Clocks).step))
+    clocks = site.keep(Clocks)
+    site.keep(ProcessGroup).follow(site, module, Reporter(clocks.step, clocks.work))
 
 
 def _forget() -> None:

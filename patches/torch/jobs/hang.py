@@ -51,7 +51,7 @@ def _monitor(site: Site, clocks: Clocks, store: Any, rank: int, size: int) -> Mo
     from ddpfix.ranks.hang.monitor import Limits, Monitor
 
     limits = Limits(*_seconds(site))
-    return Monitor(store, rank, size, clocks.step, limits, _folder(site), clocks.micro)
+    return Monitor(store, rank, size, clocks.step, limits, _folder(site), clocks.micro, clocks.work)
 
 
 def _seconds(site: Site) -> Any:

@@ -51,6 +51,8 @@ class Backwards:
         self.looking: Observers = []
         # One at most: where there are several models, none is checked here.
         self._checks: List[Check] = []
+        # How many outermost ones have begun in this process.
+        self.count = 0
         self._shared: Shared[None] = Shared("torch.backward", BACKWARD)
         self._followed: Set[str] = set()
 
@@ -108,6 +110,7 @@ class Backwards:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if task() >= 0:
                 return original(*args, **kwargs)
+            self.count += 1
             check = before = None
             if checks:
                 check = checks[0]
@@ -133,6 +136,7 @@ class Backwards:
             if runs:
                 return original(*args, **kwargs)
             here = thread()
+            self.count += 1
             runs.add(here)
             try:
                 result = original(*args, **kwargs)

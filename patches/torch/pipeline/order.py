@@ -15,6 +15,7 @@ ORDER = (
     "samples",  # Looks at the inputs of a forward, which no stage changes.
     "evaluation",  # Concerns forwards without gradients only, which no other stage sees.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
+    "unaveraged",  # Reads what the stage above has learned of hooks.
     "past",  # Looks at the finished wrapper only, and changes nothing of it.
     "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
@@ -31,12 +32,14 @@ GROUP = (
     "gloo_exit",  # Waits for gloo's threads last, also for those of what the next ones have sent.
     "failures",  # Says how the program has ended, after the one whose reports it may need.
     "hang",  # Looks at no rank that ends.
+    "unaveraged",  # Says how a run has trained, before it is told how the run has ended.
     "init_file",  # Innermost: it watches torch's own call.
 )
 # Who is called at the steps of optimizers, before and after them.
 STEPS = (
     "trace",  # The time of a step has what the others do before it, and not what they do after it.
     "drift",  # Looks at what the step before has left.
+    "unaveraged",  # Looks at a model as the one above does, until DDP has reduced it once.
     "finalize",  # Innermost: it reduces gradients that wait, and a closure's.
 )
 # Whose models have backwards followed.

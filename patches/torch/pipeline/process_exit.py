@@ -12,6 +12,7 @@ import atexit
 from typing import Callable, Protocol, Sequence
 
 from ddpfix import log
+from ddpfix.ranks.store import lowest
 
 
 class Exiting(Protocol):
@@ -43,6 +44,7 @@ class ProcessExit:
         atexit.unregister(self._run)
 
     def _run(self) -> None:
+        lowest.flush()
         for each in reversed(self._followers()):
             try:
                 each.exits()

@@ -7,15 +7,23 @@ under ``no_sync``. Failures, hangs, the comparison of replicas and loops of unev
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from typing import Any, Callable, List, Optional
 
+from ddpfix import user_code
 from ddpfix.patching.site import Site
+from ddpfix.ranks.groups.work import Work
 
 from ..internals import process_groups
 from ..internals.wrapper import joins
 from . import ddp
+from .backward import Backwards
+from .optimizer_hooks import Steps
 from .shared import Shared
+
+# So many forwards without a backward have their place recorded; a program with more of them means it so.
+_PLACES = 8
 
 
 class Clock:
@@ -23,6 +31,8 @@ class Clock:
 
     Attributes:
         number: of the training forward that was begun last, from 1.
+        local: how many training forwards were begun under ``no_sync``.
+        local_place: the user's line of the first of these.
     """
 
     def __init__(self, model: ddp.Wrapped, clocks: Clocks) -> None:
@@ -30,10 +40,13 @@ class Clock:
         ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._is_of_all = 1 < len(ranks) == len(process_groups.ranks_of(None))
         self.number = 0
+        self.local, self.local_place = 0, ""
         # The forwards ahead of those whose gradients are summed now, and whether the last one has ended such a sum.
         self._before, self._reduced = 0, True
         # The forwards that have prepared a reduction, and whether the one that was begun last does so when it ends.
         self._prepared, self._prepares = 0, False
+        # The backwards of this process when it began, how many of those that prepare a reduction had none, and where.
+        self._backwards, self._skipped, self._place = 0, 0, ""
 
     @property
     def prepared(self) -> int:
@@ -45,10 +58,16 @@ class Clock:
         wrapper = self._wrapper()
         if wrapper is None:
             return
-        self._prepared += self._prepares
+        if self._prepares:
+            self._prepared += 1
+            if self._backwards == self._clocks.backwards.count:
+                self._skip()
+        self._backwards = self._clocks.backwards.count
         self._prepares = reduces = wrapper.require_backward_grad_sync
         if not ddp.trains(wrapper):
             return
+        if not reduces:
+            self._begin_local()
         if self._reduced:
             self._before = self.number
         self._reduced = reduces
@@ -57,9 +76,28 @@ class Clock:
         if self._clocks.counts and reduces and self._is_of_all and not joins(wrapper):
             self._clocks.begin()
 
+    def _begin_local(self) -> None:
+        """A training forward under no_sync begins."""
+        self.local += 1
+        if self.local == 1:
+            self.local_place = user_code.line(sys._getframe(2))
+
     def failed(self, error: BaseException) -> None:
         """That forward has failed: it has prepared nothing."""
         self._prepares = False
+
+    def _skip(self) -> None:
+        """The last forward that has prepared a reduction had no backward, and another one begins."""
+        self._skipped += 1
+        # A program that always calls two models in a row does not pay for the place.
+        self._place = user_code.line(sys._getframe(2)) if self._skipped <= _PLACES else ""
+
+    def work(self) -> Work:
+        """Return what this rank has done, by this model."""
+        counted = self._clocks
+        waits = self._prepares and self._backwards == counted.backwards.count
+        done = self.number, counted.backwards.count, counted.optimizer_steps.count
+        return Work(*done, self._skipped, self._place, waits)
 
     def micro(self) -> int:
         """Return the number of the last forward's micro-batch in its step; 0 where ``no_sync`` is not used."""
@@ -83,6 +121,8 @@ class Clocks:
     def __init__(self) -> None:
         self.last: Optional[Clock] = None
         self.counts, self.begun = False, 0
+        # Of the activation, once somebody follows.
+        self.backwards, self.optimizer_steps = Backwards(), Steps()
         self._due: List[Callable[[], None]] = []
         self._shared: Shared[None] = Shared("torch.clock", ("failures", "drift", "uneven"))
 
@@ -94,6 +134,7 @@ class Clocks:
             owner: the class ``DistributedDataParallel``.
             place: whose patch it is.
         """
+        self.backwards, self.optimizer_steps = site.keep(Backwards), site.keep(Steps)
         self._shared.join(site, place, None, functools.partial(self._put_on, owner))
 
     def _put_on(self, owner: Any, site: Site) -> None:
@@ -106,6 +147,10 @@ class Clocks:
     def step(self) -> Optional[int]:
         """Return the training forward that was begun last; None where no model is under DDP, or nothing counts."""
         return None if self.last is None else self.last.number
+
+    def work(self) -> Work:
+        """Return what this rank has done, by the model whose forward was begun last."""
+        return Work() if self.last is None else self.last.work()
 
     def micro(self) -> int:
         """Return the number of that forward's micro-batch in its step; 0 where gradients are not accumulated."""

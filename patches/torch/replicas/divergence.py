@@ -20,20 +20,20 @@ from __future__ import annotations
 
 import time
 import weakref
-from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.models.parameter_names import in_short
-from ddpfix.patching.site import Site
 from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
 from ..pipeline.optimizer_hooks import Steps
-from ..pipeline.step_count import CLOCK, Clock, Clocks
+from ..pipeline.step_count import CLOCK, Clock
+from ..unused.states import REDUCTION
 from . import fingerprint
 from .interval import Pace
+from .unaveraged import ADVICE
 
 # Looks that the store keeps, for ranks that come later.
 _KEPT = 4
@@ -45,6 +45,10 @@ _HINT = (
     "Both ranks applied the same gradients to them. Where that is not intended, find what changes a parameter on one"
     " rank alone, or trains model.module outside of DDP (DDPFIX_DRIFT=error ends the job here, off does not compare)"
 )
+BACKWARDS = (
+    "Have every rank call backward equally often (on its loss times zero, loss * 0, where a batch is left out), and"
+    " stop a loop on all ranks together (all_reduce the decision)"
+)
 
 
 _NOTHING: Tuple[int, List[Any]] = 0, []
@@ -52,14 +56,6 @@ _NOTHING: Tuple[int, List[Any]] = 0, []
 
 class DriftError(RuntimeError):
     """The replicas of a model differ (``DDPFIX_DRIFT=error``). The message names the rank, the step and the place."""
-
-
-def stage(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stage in."""
-    drift = Drift(site.keep(Steps), str(site.settings["drift"]), int(site.settings["drift_steps"]))
-    site.keep(Clocks).follow(site, owner, drift.place)
-    ddp.put(site, owner, drift)
-    site.at_undo(drift.end)
 
 
 class Counts:
@@ -74,14 +70,14 @@ class Counts:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self.watches = 0
         self.reported = False
 
     @property
     def forwards(self) -> int:
         """How many forwards have prepared a reduction."""
-        return self._clock.prepared
+        return self.clock.prepared
 
 
 class Drift(ddp.Stage):
@@ -200,14 +196,27 @@ class Comparison:
         # By step: what this rank saw, and has not compared yet.
         self._waiting: Dict[int, fingerprint.Sight] = {}
         self._pace = Pace(every)
+        # Training forwards begun by the last step, steps since the last look whose gradients were not averaged, and how
+        # many of them there were before each look.
+        self._forwards_begun = self._local_now = 0
+        self._local: Dict[int, int] = {}
 
     def counts(self) -> bool:
         """Count a step of the optimizer, which has not raised; return whether it counts."""
         forwards = self._counts.forwards
         if self._over or self._forwards == forwards:
+            self._count_local()
             return False
+        self._forwards_begun = self._counts.clock.number
         self._steps, self._forwards = self._steps + 1, forwards
         return True
+
+    def _count_local(self) -> None:
+        """Count a step of the optimizer for which no reduction was prepared, if there was a forward for it."""
+        number = self._counts.clock.number
+        if number != self._forwards_begun:
+            self._forwards_begun = number
+            self._local_now += 1
 
     def is_next(self) -> bool:
         """Return whether replicas are to be compared after this step."""
@@ -236,7 +245,9 @@ class Comparison:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = {name: each for name, each in zip(model.names, model.parameters) if id(each) in held}
         compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
-        self._look = fingerprint.Look(self._steps, self._forwards, compared, optimizer)
+        reduction = REDUCTION.of(model)
+        averaged = None if reduction is None else reduction.reductions
+        self._look = fingerprint.Look(self._steps, self._forwards, compared, optimizer, averaged)
 
     def step_begins(self) -> None:
         """Called before each step of the optimizer, for what is due after the one before.
@@ -299,6 +310,7 @@ class Comparison:
         else:
             self._waiting[here.step] = here
         self._looks.append(here.step)
+        self._local[here.step], self._local_now = self._local_now, 0
         self._forget(own)
 
     def _forget(self, own: Any) -> None:
@@ -306,6 +318,7 @@ class Comparison:
         while len(self._looks) > _KEPT:
             old = self._looks.pop(0)
             self._waiting.pop(old, None)
+            self._local.pop(old, None)
             if old and process_groups.own_rank() == self._ranks[0]:
                 for key in (f"sight/{old}", f"digest/{old}"):
                     own.delete_key(key)
@@ -321,27 +334,51 @@ class Comparison:
                 there = fingerprint.Sight.from_text(own.get(f"sight/{step}").decode())
                 found = fingerprint.difference(there, here)
                 if found is not None and found.numbers:
-                    return self._found(model, shared, step, found)
+                    return self._publish(shared, self._described(model, step, found))
+                if fingerprint.averaged_apart(there, here):
+                    return self._publish(shared, self._averaged_apart(model, step, there, here))
         return ""
 
-    def _found(self, model: ddp.Wrapped, shared: Any, step: int, found: fingerprint.Difference) -> str:
-        text = self._described(model, step, found)
+    def _publish(self, shared: Any, text: str) -> str:
         if shared.add("differ", 1) == 1:
             put(shared, "found", f"{self._steps} {text}")
         return text
 
-    def _described(self, model: ddp.Wrapped, step: int, found: fingerprint.Difference) -> str:
+    def _averaged_apart(self, model: ddp.Wrapped, step: int, there: fingerprint.Sight, here: fingerprint.Sight) -> str:
+        numbers = fingerprint.unequal(there, here)
+        names = [self._names[number] for number in numbers]
+        return (
+            f"{self._head(model, step)}: {len(names)} of {len(self._names)} parameters, first {names[0]}:"
+            f" {in_short(names)}. By optimizer step {step} this rank has averaged {_times(here.averaged)}, rank"
+            f" {self._ranks[0]} {_times(there.averaged)}: averages of different steps meet. {BACKWARDS}"
+        )
+
+    def _head(self, model: ddp.Wrapped, step: int) -> str:
         before = self._looks[self._looks.index(step) - 1]
         when = f"between steps {before} and {step}" if before else f"in step {step}"
+        return (
+            f"rank {process_groups.own_rank()} diverged from rank {self._ranks[0]} in"
+            f" {type(model.wrapper.module).__name__} {when}"
+        )
+
+    def _described(self, model: ddp.Wrapped, step: int, found: fingerprint.Difference) -> str:
         names = [self._names[number] for number in found.numbers]
         parts = [
             f"{len(names)} of {len(self._names)} parameters, first {names[0]} (by {found.most:.2g} or more):"
             f" {in_short(names)}",
             *(f"{name} {there} there, {own} here" for name, there, own in found.rates),
         ]
+        return f"{self._head(model, step)}: {'; '.join(parts)}. {self._local_steps(step)}{_HINT}"
+
+    def _local_steps(self, step: int) -> str:
+        """Return the first cause to check: optimizer steps on gradients that were not averaged."""
+        number = self._local.get(step, 0)
+        clock = self._counts.clock
+        if not number:
+            return ""
         return (
-            f"rank {process_groups.own_rank()} diverged from rank {self._ranks[0]} in"
-            f" {type(model.wrapper.module).__name__} {when}: {'; '.join(parts)}. {_HINT}"
+            f"{number} optimizer {'step' if number == 1 else 'steps'} before that used gradients of forwards under"
+            f" no_sync alone ({clock.local_place}), which DDP does not average. {ADVICE}. Else: "
         )
 
     def _tell(self, text: str) -> None:
@@ -353,3 +390,7 @@ class Comparison:
         if not self._counts.reported:
             self._counts.reported = True
             log.on_every_rank(text)
+
+
+def _times(number: Optional[int]) -> str:
+    return "once" if number == 1 else f"{number} times"

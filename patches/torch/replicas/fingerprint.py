@@ -26,6 +26,7 @@ class Sight(NamedTuple):
         gradients: the same of each gradient by which the step moved it.
         samples: of each parameter some elements.
         rates: the hyperparameters that are numbers, by ``name of group``.
+        averaged: how many reductions DDP has ended; None where nobody counts them.
     """
 
     step: int
@@ -35,6 +36,7 @@ class Sight(NamedTuple):
     gradients: List[int]
     samples: List[List[float]]
     rates: Dict[str, str]
+    averaged: Optional[int] = None
 
     def digest(self) -> str:
         """Return a few bytes that are the same on two ranks with the same parameters, without hyperparameters."""
@@ -69,11 +71,14 @@ class Look:
         forwards: how many forwards have prepared a reduction.
         parameters: those for which :func:`comparable` holds, by name.
         optimizer: the one that has stepped.
+        averaged: how many reductions DDP has ended; None where nobody counts them.
     """
 
-    def __init__(self, step: int, forwards: int, parameters: Dict[str, Any], optimizer: Any) -> None:
+    def __init__(
+        self, step: int, forwards: int, parameters: Dict[str, Any], optimizer: Any, averaged: Optional[int] = None
+    ) -> None:
         self.names, self._held = list(parameters), list(parameters.values())
-        self._step, self._forwards = step, forwards
+        self._step, self._forwards, self._averaged = step, forwards, averaged
         self._rates = _rates(optimizer, {id(parameter) for parameter in self._held})
         with torch.no_grad():
             self._sums = [_sum(parameter.detach()) for parameter in self._held]
@@ -90,7 +95,8 @@ class Look:
                 return None
             samples = _fetched(self._samples)
         gradients = single[2 * count :]
-        return Sight(self._step, self._forwards, _short(self.names), single[:count], gradients, samples, self._rates)
+        head = self._step, self._forwards, _short(self.names)
+        return Sight(*head, single[:count], gradients, samples, self._rates, self._averaged)
 
 
 def _sum(data: Any) -> Any:
@@ -133,6 +139,22 @@ def _rates(optimizer: Any, held: Any) -> Dict[str, str]:
             if all(type(each) in _NUMBERS for each in (value if type(value) in (tuple, list) else [value])):
                 found[f"{name} of group {number}" if len(groups) > 1 else name] = repr(value)
     return found
+
+
+def unequal(there: Sight, here: Sight) -> List[int]:
+    """Return the numbers of the parameters that differ, of two ranks that have moved the same ones; else none."""
+    if there.names != here.names or there.gradients == here.gradients:
+        return []
+    return [number for number, pair in enumerate(zip(there.sums, here.sums)) if pair[0] != pair[1]]
+
+
+def averaged_apart(there: Sight, here: Sight) -> bool:
+    """Return whether DDP has averaged different numbers of times on two ranks that differ by the same step.
+
+    Each average is one of all ranks: then gradients of different steps have met, or are added up.
+    """
+    counted = there.averaged is not None and here.averaged is not None and there.averaged != here.averaged
+    return counted and bool(unequal(there, here))
 
 
 class Difference(NamedTuple):

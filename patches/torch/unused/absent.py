@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import FrozenSet, Iterable, Optional
 
-from ddpfix import log
 from ddpfix.models.parameter_names import in_short
+from ddpfix.ranks.store import lowest
 
 from ..pipeline import ddp
 
@@ -47,9 +47,10 @@ class Absent:
         names = [self._model.names[number] for number in numbers]
         # Under the flag a gradient that was None would have stayed so.
         how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
-        log.info(
+        lowest.report(
+            f"absent/{self._model.number}",
             f"{len(names)} parameters of {type(self._model.wrapper.module).__name__} got no gradient in a step"
             f" ({in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
             f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
-            " does neither)"
+            " does neither)",
         )

@@ -29,7 +29,6 @@ from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep
 from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING, Reduction
 from .steady import Steady
-from .within import Within
 from .transitions import (
     BEFORE,
     COMPLETE,
@@ -46,6 +45,7 @@ from .transitions import (
     TWICE,
     USUAL,
 )
+from .within import Within
 
 _AT_END = reducer.at_end_of_backward
 # States in which a gradient begins a backward of this model.
@@ -86,7 +86,7 @@ class Finalizer:
         # Whether the hooks on parameters stay.
         self._keeps_arrivals = False
         # How many reductions have ended, and how many of them ddpfix has finalized.
-        self._reductions = self._finalized = 0
+        self.reductions = self._finalized = 0
         # Whether ddpfix finalized the last reduction; gradients after one that DDP finished itself are left alone.
         self._by_us = False
         # For the nodes behind outputs.
@@ -138,10 +138,10 @@ class Finalizer:
             else:
                 backwards.step_ended()
                 self.stop_checking()
-            if self.arrivals.on and not self._keeps_arrivals and self._reductions >= _NOTICED_STEPS:
+            if self.arrivals.on and not self._keeps_arrivals and self.reductions >= _NOTICED_STEPS:
                 self.arrivals.stop()
             if self._steady is not None and not self.arrivals.on:
-                self._steady.may_mark(self._reductions)
+                self._steady.may_mark(self.reductions)
 
     def forward_ended(self, output: Any) -> None:
         """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
@@ -151,7 +151,7 @@ class Finalizer:
         if self.state is not ARMED:
             return
         outputs = [each for each in ddp.tensors(output) if each.requires_grad and each.grad_fn is not None]
-        if self._reductions < _NOTICED_STEPS and not self.arrivals.on:
+        if self.reductions < _NOTICED_STEPS and not self.arrivals.on:
             self._hook_parameters_if_hidden(outputs)
         for tensor in outputs:
             self._add_hook(tensor)
@@ -172,7 +172,7 @@ class Finalizer:
 
     def hook_parameters(self) -> None:
         """Record gradients in the first steps, as they are not checked at the end of backwards."""
-        if self._reductions < _NOTICED_STEPS:
+        if self.reductions < _NOTICED_STEPS:
             self.arrivals.resume()
 
     def stop_checking(self) -> None:
@@ -187,7 +187,7 @@ class Finalizer:
 
     def _add_hook(self, tensor: Any) -> None:
         """Put a hook on the node behind an output; on the tensor itself it would be visible (when it is saved, say)."""
-        if not self._reductions:
+        if not self.reductions:
             tensor.grad_fn.register_prehook(self._first.output())
         elif tensor.output_nr == 0:
             self._hook.put(tensor.grad_fn)
@@ -271,7 +271,7 @@ class Finalizer:
         """
         if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
             others = any(other.state is ARMED or other.state is RUNNING for other in self._others())
-            if others or (self._finalized and self._reductions > 1):
+            if others or (self._finalized and self.reductions > 1):
                 self._mark(self.arrivals.unreachable(at_once=others))
 
     def _mark(self, indices: List[int]) -> None:
@@ -289,7 +289,7 @@ class Finalizer:
             return FOREIGN
         last = self.backwards.ended()
         if self._complete():
-            usual = self._reductions and self.backwards.usual and not self.left_out
+            usual = self.reductions and self.backwards.usual and not self.left_out
             return TWICE if self.arrivals.arrived_twice else USUAL if usual else COMPLETE
         return LEFT if self.left_to_torch else MISSING if last else MORE
 
@@ -353,7 +353,7 @@ class Finalizer:
         unregistered.raise_if_any(self._model)
         if not self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
             # With bucket views DDP has divided and sent the gradients in place already.
-            self._first.keep(self._reductions)
+            self._first.keep(self.reductions)
         if self.arrivals.on:
             self._mark([n for n in self.arrivals.missing() if n not in self.left_out])
         elif self._effect is autograd.UNSEEN and not reducer.unfinished(self._reducer):
@@ -373,7 +373,7 @@ class Finalizer:
     def _marked(self) -> None:
         # Before torch 2.1 to ask after the first reduction is a collective, which a rank that left nothing out does not
         # run. There all parameters have arrived or are marked: see _complete.
-        if (reducer.AT_ANY_TIME or self._reductions) and reducer.unfinished(self._reducer):
+        if (reducer.AT_ANY_TIME or self.reductions) and reducer.unfinished(self._reducer):
             raise RuntimeError(NOT_FINALIZED)
         self.on(MARKED)
 
@@ -404,8 +404,8 @@ class Finalizer:
             self._keep_arrival_hooks()
 
     def _count_reduction(self) -> None:
-        self._reductions += 1
-        if not self._reductions & (self._reductions - 1):
+        self.reductions += 1
+        if not self.reductions & (self.reductions - 1):
             unregistered.warn_if_any(self._model)
 
     def _restored(self) -> List[int]:

@@ -37,6 +37,8 @@ class Reduction(Protocol):
     """The reduction of one model, see :class:`.finalizer.Finalizer`."""
 
     state: str
+    # How many reductions have ended.
+    reductions: int
     left_to_torch: bool
     armed_at: int
     # Parameters that are left out of the reduction that runs -> the gradient that they had before it.

@@ -114,7 +114,7 @@ class Steady:
 
     # Backwards.
 
-    def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Before]:
+    def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Called before each outermost backward; returns what :meth:`backward_ended` compares with."""
         hooked = self._hooked_now()
         state = hooked.state
@@ -131,7 +131,7 @@ class Steady:
         return None
 
     def _begins_within(self, hooked: Hooked, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """The program makes its backwards within the wrapper's forward: leave them to :class:`Within` from now on."""
+        """Leave backwards within the wrapper's forward to :class:`Within` from now on."""
         self.end()
         return self._follow_within(hooked).backward_begins(args, kwargs)
 

@@ -10,6 +10,7 @@ from typing import Any, Dict, List
 
 from ddpfix import log
 from ddpfix.models.parameter_names import in_short
+from ddpfix.ranks.store import lowest
 
 from ..pipeline import ddp
 
@@ -43,7 +44,8 @@ def warn_if_any(model: ddp.Wrapped) -> None:
     """Say so if DDP does not know a trained parameter, after a reduction that plain torch would complete too."""
     names = unreduced(model)
     if names:
-        log.warning(f"{_described(model, names)}. Where all ranks are to have the same: {_FIX}")
+        text = f"{_described(model, names)}. Where all ranks are to have the same: {_FIX}"
+        lowest.report(f"unregistered/{model.number}", text, log.warning)
 
 
 _FIX = "wrap the model after its layers are chosen and unfrozen, or wrap it again"

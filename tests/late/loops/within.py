@@ -155,5 +155,3 @@ def within_after_usual_steps(loop: Loop) -> None:
             used = uneven(loop.rank, step)
             step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
         optimizer.step()
-
-

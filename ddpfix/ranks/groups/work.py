@@ -1,0 +1,83 @@
+"""How much training a rank has done, and in what ranks differ that wait for each other.
+
+DDP averages in a backward, so ranks that call backward different numbers of times have all-reduces of different steps
+meet, and in the end one waits for another that has none left. A count of forwards does not show it.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, NamedTuple, Optional
+
+# Rates of backwards in an optimizer step that are this far apart are no matter of where ranks stand in their steps.
+_APART = 1.25
+_SKIPPED = (
+    "Have every rank call backward: on its loss times zero (loss * 0) where a batch is to be left out; or leave it out"
+    " on all ranks (all_reduce the decision)"
+)
+_RATES = "Have every rank call backward equally often between two optimizer steps (on loss * 0 where it has no batch)"
+
+
+class Work(NamedTuple):
+    """What one rank has done.
+
+    Attributes:
+        step: the training forwards that it has begun; None where nothing counts them.
+        backwards: the outermost backwards that it has begun; 0 where nothing counts them.
+        optimizer_steps: the steps of optimizers that it has begun.
+        skipped: how many forwards that were to be averaged had no backward before the next one.
+        place: the user's line of the forward after the last of these; "" where there were too many of them.
+        waits: whether the last forward still waits for its backward.
+    """
+
+    step: Optional[int] = None
+    backwards: int = 0
+    optimizer_steps: int = 0
+    skipped: int = 0
+    place: str = ""
+    waits: bool = False
+
+    def ended(self) -> Work:
+        """Return the same of a rank whose program is over: the backward of its last forward will not come."""
+        return self._replace(skipped=self.skipped + self.waits, waits=False)
+
+
+def difference(works: Mapping[int, Work]) -> str:
+    """Return in what ranks differ that call backward different numbers of times, with what to do; "" if they do not.
+
+    Args:
+        works: by rank.
+    """
+    known = {rank: work for rank, work in works.items() if work.backwards}
+    if len(known) < 2:
+        return ""
+    return _skipped(known) or _rates(known)
+
+
+def _skipped(works: Dict[int, Work]) -> str:
+    least, most = min(works, key=lambda rank: works[rank].skipped), max(works, key=lambda rank: works[rank].skipped)
+    number = works[most].skipped - works[least].skipped
+    if not number:
+        return ""
+    place = f" near {works[most].place}" if works[most].place else ""
+    what = "a backward was skipped" if number == 1 else f"{number} backwards were skipped"
+    counts = " and ".join(
+        f"{works[rank].backwards} {'time' if works[rank].backwards == 1 else 'times'} in {works[rank].step} training"
+        f" forwards on rank {rank}"
+        for rank in (most, least)
+    )
+    return f"Backward was called {counts}: {what} on rank {most}{place}. {_SKIPPED}"
+
+
+def _rates(works: Dict[int, Work]) -> str:
+    rates = {rank: work.backwards / work.optimizer_steps for rank, work in works.items() if work.optimizer_steps > 1}
+    if len(rates) < 2:
+        return ""
+    least, most = min(rates, key=lambda rank: rates[rank]), max(rates, key=lambda rank: rates[rank])
+    steps = abs(works[most].optimizer_steps - works[least].optimizer_steps)
+    if steps < 2 or rates[most] < _APART * rates[least]:
+        return ""
+    counts = " and ".join(
+        f"{works[rank].backwards} times in {works[rank].optimizer_steps} optimizer steps on rank {rank}"
+        for rank in (most, least)
+    )
+    return f"Backward was called {counts}: gradients of different steps are averaged with each other. {_RATES}"

@@ -1,0 +1,41 @@
+"""Which code is the user's own: neither Python's, nor an installed package's, nor ddpfix's; and its line in a stack."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from types import FrameType
+from typing import Optional
+
+_LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
+# The folder of the package, in which this file lies.
+_HOME = os.path.dirname(os.path.abspath(__file__))
+# In a checkout the patches are beside the engine (ddpfix/patches.py), in a wheel within it.
+_BESIDE = os.path.isfile(os.path.join(_HOME, "patches.py"))
+OWN = (os.path.join(_HOME, ""), *([os.path.join(os.path.dirname(_HOME), "patches", "")] if _BESIDE else []))
+_INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is neither Python's own nor an installed package's."""
+    path = os.path.abspath(file)
+    library = file.startswith("<") or path.startswith((*_LIBRARIES, *OWN))
+    return not library and not is_installed(path)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file is an installed package's."""
+    return any(folder in file for folder in _INSTALLED)
+
+
+def line(frame: Optional[FrameType]) -> str:
+    """Return the innermost line of the user's own files, from a frame outwards: "train.py:88"; "" where there is none.
+
+    Args:
+        frame: the innermost one of a stack.
+    """
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

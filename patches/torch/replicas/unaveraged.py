@@ -1,0 +1,237 @@
+"""Models that train on each rank's own gradients: every forward runs under ``no_sync``, and nothing averages.
+
+Optimizer steps within ``no_sync`` (accelerate's ``accumulate`` within another one) end well, and each rank has a model
+of its own. Local SGD looks the same for a while: its program averages parameters now and then. So nothing is said
+before DDPFIX_DRIFT_STEPS optimizer steps, or the end of the run, and only where DDP was never asked to reduce, the
+parameters of ranks differ after such a step, and only optimizers have moved them since: a program that averages by
+itself, gradients or parameters, is quiet from then on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+
+from ddpfix import log
+from ddpfix.models.parameter_names import in_short
+from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store.keys import default_store, has, keys, put
+
+from ..internals import process_groups
+from ..pipeline import ddp, optimizers
+from ..pipeline.optimizer_hooks import Steps
+from ..pipeline.process_group import Follower
+from ..pipeline.step_count import CLOCK, Clock
+from . import fingerprint
+
+# Steps before the end of a run after which a model is spoken of at all.
+_FEW = 3
+# Elements of a parameter that show whether the program moves it.
+_SAMPLES = 4
+ADVICE = (
+    "Leave no_sync for the last backward before a step (accelerate: one accelerator.accumulate(model) around a step,"
+    " not one within another)"
+)
+
+
+class Unaveraged(ddp.Stage):
+    """The models that train on gradients of their rank alone, as far as it is known."""
+
+    place = "unaveraged"
+
+    def __init__(self) -> None:
+        self._optimizer_steps, self._every = Steps(), 0
+        self._is_followed = False
+        self._open: List[Local] = []
+
+    def begin(self, steps: Steps, every: int) -> None:
+        """Take the steps of optimizers, and after how many of them a model is spoken of."""
+        self._optimizer_steps, self._every = steps, every
+
+    def end(self) -> None:
+        """Undo: follow no optimizer any more."""
+        self._optimizer_steps.leave(self.place)
+        self._is_followed = False
+        self._open.clear()
+
+    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
+        clock = CLOCK.of(model)
+        # A model without a name may be on some ranks only.
+        if not model.number or optimizers.is_alone(model) or clock is None:
+            return
+        self._open.append(Local(model, clock))
+        if not self._is_followed:
+            self._is_followed = True
+            self._optimizer_steps.follow(self.place, self._begins, self._stepped)
+
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._open:
+            return
+        for each in tuple(self._open):
+            self._guarded(each, each.begins, optimizer)
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._open:
+            return
+        for each in tuple(self._open):
+            self._guarded(each, each.stepped, optimizer)
+            if each.steps >= self._every:
+                self.report(each)
+
+    def _guarded(self, each: Local, action: Callable[[Any], bool], optimizer: Any) -> None:
+        try:
+            if each.is_averaged() or action(optimizer):
+                self._forget(each)
+        except Exception as error:
+            self._forget(each)
+            log.debug(f"whether a model is averaged is not known: {error!r}")
+
+    def _forget(self, each: Local) -> None:
+        if each in self._open:
+            self._open.remove(each)
+
+    def report(self, each: Local) -> None:
+        """Speak of a model, once, if it is certain."""
+        self._forget(each)
+        text = each.text()
+        if text:
+            lowest.report(f"unaveraged/{each.number}", text, log.warning)
+
+    def report_all(self) -> None:
+        """Speak of all models: the run ends."""
+        for each in tuple(self._open):
+            if each.steps >= _FEW and not each.is_averaged():
+                self.report(each)
+
+
+class AtEnd(Follower):
+    """Speaks before the process group ends.
+
+    Args:
+        unaveraged: the models.
+    """
+
+    place = "unaveraged"
+
+    def __init__(self, unaveraged: Unaveraged) -> None:
+        self._unaveraged = unaveraged
+
+    def leaving(self) -> None:
+        self._unaveraged.report_all()
+        lowest.flush()
+
+    def exits(self) -> None:
+        self.leaving()
+
+
+class Local:
+    """One model that DDP has not reduced yet.
+
+    Args:
+        model: its record.
+        clock: counts its forwards.
+
+    Attributes:
+        steps: the optimizer steps that it has made so.
+        number: its name.
+    """
+
+    def __init__(self, model: ddp.Wrapped, clock: Clock) -> None:
+        self._model, self._clock = weakref.ref(model), clock
+        self.steps, self.number = 0, model.number
+        self._ranks = process_groups.ranks_of(model.wrapper.process_group)
+        self._forwards = 0
+        # The optimizer that trains it, and some elements after its last step.
+        self._optimizer: Any = None
+        self._ends: List[Any] = []
+        self._samples: Optional[Any] = None
+        self._moved: Any = None
+        # After the first step: what this rank has, until the first rank's digest is there; and what differs.
+        self._look: Optional[fingerprint.Look] = None
+        self._here: Optional[fingerprint.Sight] = None
+        self._names: List[str] = []
+        self._differs: List[str] = []
+
+    def is_averaged(self) -> bool:
+        """Return whether DDP was asked to reduce, or the model is none that it replicates."""
+        model = self._model()
+        return model is None or self._clock.prepared > 0 or optimizers.is_alone(model) or not model.averages
+
+    def begins(self, optimizer: Any) -> bool:
+        """Called before an optimizer's step; returns whether nothing is to be said of this model."""
+        if optimizer is not self._known() or self._samples is None or optimizers.is_hidden():
+            return False
+        moved = (self._taken() != self._samples).any()
+        self._moved = moved if self._moved is None else self._moved | moved
+        return self._compare()
+
+    def stepped(self, optimizer: Any) -> bool:
+        """Called after an optimizer's step; returns whether nothing is to be said of this model."""
+        model, forwards = self._model(), self._clock.local
+        known = self._known()
+        if model is None or forwards == self._forwards or optimizers.is_hidden():
+            return False
+        if known is None:
+            if not optimizers.is_torchs(optimizer) or model not in optimizers.trained(optimizer):
+                return False
+            self._optimizer = weakref.ref(optimizer)
+            self._begin_look(model, optimizer)
+        elif optimizer is not known:
+            return False
+        self._forwards = forwards
+        self.steps += 1
+        self._samples = self._taken()
+        return False
+
+    def _known(self) -> Any:
+        return None if self._optimizer is None else self._optimizer()
+
+    def _taken(self) -> Any:
+        """Return some elements of the first and the last parameter that the optimizer trains, on their own device."""
+        with torch.no_grad():
+            ends = [each.detach().reshape(-1)[:_SAMPLES] for each in self._ends]
+            return torch.cat([each.to(ends[0].device, torch.float64) for each in ends])
+
+    def _begin_look(self, model: ddp.Wrapped, optimizer: Any) -> None:
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        named: Dict[str, Any] = {n: p for n, p in zip(model.names, model.parameters) if id(p) in held}
+        compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
+        self._ends = [*compared.values()][:1] + [*compared.values()][-1:]
+        self._look = fingerprint.Look(1, 0, compared, optimizer)
+
+    def _compare(self) -> bool:
+        """Compare the first step with the first rank's, when that is there; return whether ranks had the same."""
+        store = default_store()
+        if store is None:
+            return True
+        own = keys(store, f"unaveraged/{self.number}")
+        if self._look is not None:
+            self._here, self._names, self._look = self._look.finish(), self._look.names, None
+            if self._here is None:
+                return True
+            if process_groups.own_rank() == self._ranks[0]:
+                put(own, "sight", self._here.to_text())
+                self._here = None
+        elif self._here is not None and not self.steps & (self.steps - 1) and has(own, "sight"):
+            there, here = fingerprint.Sight.from_text(own.get("sight").decode()), self._here
+            self._here = None
+            self._differs = [self._names[number] for number in fingerprint.unequal(there, here)]
+            return not self._differs
+        return False
+
+    def text(self) -> str:
+        """Return the line; "" where it is not certain, or for the first rank, with which the others compare."""
+        model, optimizer = self._model(), self._known()
+        if model is None or optimizer is None or not self._differs or self._samples is None:
+            return ""
+        if self._moved is not None and bool(self._moved) or bool((self._taken() != self._samples).any()):
+            return ""
+        place = f" ({self._clock.local_place})" if self._clock.local_place else ""
+        return (
+            f"no gradient of {type(model.wrapper.module).__name__} was averaged in {self.steps} optimizer steps: each"
+            f" forward ran under no_sync{place}. Rank {process_groups.own_rank()} differs from rank {self._ranks[0]}"
+            f" since the first step, in {len(self._differs)} of {len(self._names)} parameters"
+            f" ({in_short(self._differs)}). {ADVICE}"
+        )
