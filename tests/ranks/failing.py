@@ -176,6 +176,91 @@ RIGHT: Dict[str, Callable[[], Any]] = {
 }
 
 
+def skips(model: Any) -> None:
+    """One rank skips a backward, and comes to the end of its program while the other one waits for it."""
+    for number in range(1, 7):
+        loss = model(torch.ones(1, 2)).sum()
+        if distributed.get_rank() == 1 and number == 3:
+            continue
+        loss.backward()
+
+
+def skips_last(model: Any) -> None:
+    """That of the last step."""
+    for number in range(1, 7):
+        loss = model(torch.ones(1, 2)).sum()
+        if distributed.get_rank() == 0 or number < 6:
+            loss.backward()
+
+
+def ragged(model: Any) -> None:
+    """Ranks gather tensors of different sizes: gloo aborts one of them."""
+    model(torch.ones(1, 2)).sum().backward()
+    tensor = torch.zeros(300 + 100 * distributed.get_rank())
+    distributed.all_gather([torch.zeros_like(tensor) for _ in range(2)], tensor)
+    distributed.barrier()
+
+
+def left_out(model: Any, rank: int = 1) -> None:
+    """One rank uses a part of the parameters in a step."""
+    for number in range(3):
+        inputs = torch.ones(1, 2)
+        model(inputs, number == 1 and distributed.get_rank() == rank).sum().backward()
+
+
+class Parts(torch.nn.Module):
+    """Two layers, of which one may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, alone: bool = False) -> torch.Tensor:
+        hidden: torch.Tensor = self.a(x)
+        return hidden if alone else self.b(hidden)
+
+
+def left_out_here(model: Any) -> None:
+    left_out(DistributedDataParallel(Parts()))
+
+
+def left_out_on_the_first(model: Any) -> None:
+    left_out(DistributedDataParallel(Parts()), 0)
+
+
+def left_out_on_both(model: Any) -> None:
+    left_out(DistributedDataParallel(Parts()), distributed.get_rank())
+
+
+def short_without_average(model: Any) -> None:
+    """A run of five steps under no_sync."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(torch.ones(1, 2) * (1 + distributed.get_rank())).pow(2).sum().backward()
+            optimizer.step()
+        distributed.barrier()
+
+
+def averaged_at_the_end(model: Any) -> None:
+    """The same, and the program averages the parameters once, when it is done."""
+    short_without_average(model)
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.data)
+        parameter.data /= 2
+
+
+# Ranks that do not do the same.
+APART: Dict[str, Callable[[Any], None]] = {
+    each.__name__: each
+    for each in (
+        *(skips, skips_last, ragged, left_out_here, left_out_on_the_first, left_out_on_both),
+        *(short_without_average, averaged_at_the_end),
+    )
+}
+
+
 # After these ranks have no step in common.
 LAST = ("alone", "failed_last", "one_by_one", "at_exit", "in_threads")
 
@@ -186,6 +271,9 @@ def work(how: str) -> None:
     def step() -> None:
         model(torch.ones(1, 2)).sum().backward()
 
+    if how in APART:
+        APART[how](model)
+        return
     if how in RIGHT:
         step()
         RIGHT[how]()

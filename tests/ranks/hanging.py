@@ -236,6 +236,39 @@ def received(job: Job) -> None:
     job.train(lambda: distributed.recv(torch.ones(1), 1), 0)
 
 
+def forward(job: Job) -> torch.Tensor:
+    job.optimizer.zero_grad()
+    loss: torch.Tensor = job.model(torch.ones(1, 2)).sum()
+    return loss
+
+
+def skips(job: Job) -> None:
+    """One rank skips the backward of a step, as where its loss is not finite."""
+    for number in range(1, 7):
+        loss = forward(job)
+        if job.rank == 1 and number == STEP:
+            continue
+        loss.backward()
+        job.optimizer.step()
+    distributed.barrier()
+
+
+def calls_twice(job: Job) -> None:
+    """One rank calls backward twice in each step."""
+    for _ in range(6):
+        for _ in range(2 if job.rank == 1 else 1):
+            forward(job).backward()
+        job.optimizer.step()
+    distributed.barrier()
+
+
+def stops_early(job: Job) -> None:
+    """One rank takes fewer steps, in a loop without a loader."""
+    for _ in range(4 if job.rank == 1 else 6):
+        job.step()
+    distributed.barrier()
+
+
 def undone(job: Job) -> None:
     """The threads end with ddpfix, and torch is as it was. The program sees none of them."""
     import ddpfix
@@ -267,6 +300,18 @@ def saves(job: Job) -> None:
     job.step()
 
 
+def waits_for_a_while(job: Job) -> None:
+    """One rank has no batch left, which the others learn from a barrier that gives up, as in CosyVoice."""
+    group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=5))
+    job.step()
+    if job.rank == 1:
+        time.sleep(6.5)
+    else:
+        with contextlib.suppress(RuntimeError):
+            distributed.monitored_barrier(group, timeout=timedelta(seconds=5))
+    job.step()
+
+
 def computes(job: Job) -> None:
     """A backward that takes long on all ranks."""
 
@@ -286,6 +331,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     for each in (
         *(uneven, stuck_worker, dead_reader, slow_reader, some_only, barrier, sizes, evaluation, debugged, saving),
         windows,
+        *(skips, calls_twice, stops_early, waits_for_a_while),
         *(accumulating, stopped, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
     )
 }

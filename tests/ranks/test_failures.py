@@ -138,9 +138,9 @@ def test_a_rank_that_is_killed_is_told_by_its_process(tmp_path: Path) -> None:
     assert (of_its_own, found[1][1]) == ([], -9) and found[0][1] == 1, found
     words = found[0][0].strip().splitlines()[-1]
     seen = r"last seen in step \d, rank 0 is in step \d"
-    assert re.search(rf"rank 1 ended without a word, {seen}: process \d+ on \S+ has exited\. It was killed", words), (
-        found
-    )
+    assert re.search(
+        rf"rank 1 ended without a word, {seen}: process \d+ on \S+ has exited\. It was ended by SIGKILL", words
+    ), found
 
 
 # A process of another container, or of another machine, is one whose number means nothing here.

@@ -91,13 +91,31 @@ STAGED: Dict[str, Said] = {
     "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
     "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\), batch_idx 1 of epoch 1;", HERE, "stack tells"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
-    "killed_rank": Said("rank 2 ended without a word", r"process \d+ on \S+ has exited", "It was killed"),
+    "killed_rank": Said(
+        "rank 2 ended without a word", r"process \d+ on \S+ has exited", "It was ended by (SIGKILL|a signal or called)"
+    ),
+    "skips": Said(
+        "ranks 0 and 2 wait in all-reduce of step 6",
+        HERE,
+        r"Backward was called 5 times in 6 training forwards on rank 1 and 6 times in 6 training forwards on rank 0: a"
+        r" backward was skipped on rank 1 near hanging\.py:\d+\. Have every rank call backward: on its loss times zero",
+    ),
+    "calls_twice": Said(
+        "rank 1 waits in all-reduce of step 7",
+        HERE,
+        r"7 times in 3 optimizer steps on rank 1 and 6 times in 6 optimizer steps on rank 0: gradients of",
+    ),
+    "stops_early": Said(
+        "rank 1 waits in barrier",
+        HERE,
+        r"A loop that ends earlier on some ranks \(an early stop",
+    ),
     "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "These are different calls"),
     "debugged": Said("rank 1 has been in a debugger", HERE, "Somebody debugs it: nothing is ended"),
 }
 # The others wait for these in the reduction of the next step.
 WAIT = r"ranks? [012 to,and]+ waits? in (all-reduce|DDP's forward|all_reduce)"
-SLOW: Sequence[str] = ("slow_loader", "evaluates", "saves", "computes")
+SLOW: Sequence[str] = ("slow_loader", "evaluates", "saves", "computes", "waits_for_a_while")
 
 
 @pytest.mark.patches("torch.hang")

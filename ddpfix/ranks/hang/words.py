@@ -215,6 +215,8 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
         return Found(
             UNEVEN, ranks, f"{told}. {several(ranks).capitalize()} came out of the loop over the data first", _UNEVEN
         )
+    if later and all(each.phase == places.BACKWARD for each in later) and not any(each.loads for each in (*odd, *rest)):
+        return Found(UNEVEN, ranks, told, f"{_EARLY}. Or {_SOME_ONLY[0].lower()}{_SOME_ONLY[1:]}")
     is_of_two = any(each.what in POINT_TO_POINT for each in odd)
     if not is_of_two and all(each.call for each in odd) and not any(each.call for each in rest):
         return Found(

@@ -11,7 +11,7 @@ import sys
 import weakref
 from typing import Any, Callable, List, Optional
 
-from ddpfix import user_code
+from ddpfix import log, user_code
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.work import Work
 
@@ -22,6 +22,9 @@ from .backward import Backwards
 from .optimizer_hooks import Steps
 from .shared import Shared
 
+_JOINS = (
+    "{} is trained within join(), where ranks may have different numbers of batches: DDPFIX_UNEVEN does nothing there"
+)
 # So many forwards without a backward have their place recorded; a program with more of them means it so.
 _PLACES = 8
 
@@ -73,8 +76,11 @@ class Clock:
         self._reduced = reduces
         self.number += 1
         self._clocks.last = self
-        if self._clocks.counts and reduces and self._is_of_all and not joins(wrapper):
-            self._clocks.begin()
+        if self._clocks.counts and reduces and self._is_of_all:
+            if joins(wrapper):
+                log.once(_JOINS.format(type(wrapper.module).__name__))
+            else:
+                self._clocks.begin()
 
     def _begin_local(self) -> None:
         """A training forward under no_sync begins."""

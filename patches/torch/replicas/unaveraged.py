@@ -9,6 +9,7 @@ itself, gradients or parameters, is quiet from then on.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any, Callable, Dict, List, Optional
 
@@ -140,13 +141,16 @@ class Local:
 
     def __init__(self, model: ddp.Wrapped, clock: Clock) -> None:
         self._model, self._clock = weakref.ref(model), clock
-        self.steps, self.number = 0, model.number
+        # Called while the parameters are still there: the model of a program's main() is gone when the process ends.
+        self._wrapper = weakref.ref(model.wrapper, self._ended)
+        self.steps, self.number, self._class = 0, model.number, type(model.wrapper.module).__name__
         self._ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._forwards = 0
         # The optimizer that trains it, and some elements after its last step.
         self._optimizer: Any = None
-        self._ends: List[Any] = []
+        self._ends: List[weakref.ref[Any]] = []
         self._samples: Optional[Any] = None
+        # Whether the program has moved them between two steps, on their device.
         self._moved: Any = None
         # After the first step: what this rank has, until the first rank's digest is there; and what differs.
         self._look: Optional[fingerprint.Look] = None
@@ -157,15 +161,27 @@ class Local:
     def is_averaged(self) -> bool:
         """Return whether DDP was asked to reduce, or the model is none that it replicates."""
         model = self._model()
-        return model is None or self._clock.prepared > 0 or optimizers.is_alone(model) or not model.averages
+        if model is None or model.wrapper is None:
+            return self._clock.prepared > 0
+        return self._clock.prepared > 0 or optimizers.is_alone(model) or not model.averages
 
     def begins(self, optimizer: Any) -> bool:
         """Called before an optimizer's step; returns whether nothing is to be said of this model."""
         if optimizer is not self._known() or self._samples is None or optimizers.is_hidden():
             return False
-        moved = (self._taken() != self._samples).any()
-        self._moved = moved if self._moved is None else self._moved | moved
+        self._see_whether_moved()
         return self._compare()
+
+    def _ended(self, reference: Any) -> None:
+        with contextlib.suppress(Exception):
+            if self.steps and not optimizers.is_hidden():
+                self._see_whether_moved()
+
+    def _see_whether_moved(self) -> None:
+        now = self._taken()
+        if now is not None and self._samples is not None:
+            moved = (now != self._samples).any()
+            self._moved = moved if self._moved is None else self._moved | moved
 
     def stepped(self, optimizer: Any) -> bool:
         """Called after an optimizer's step; returns whether nothing is to be said of this model."""
@@ -189,16 +205,19 @@ class Local:
         return None if self._optimizer is None else self._optimizer()
 
     def _taken(self) -> Any:
-        """Return some elements of the first and the last parameter that the optimizer trains, on their own device."""
+        """Return some elements of the first and the last parameter that the optimizer trains; None if they are gone."""
+        ends = [each for each in [reference() for reference in self._ends] if each is not None]
+        if not ends or len(ends) < len(self._ends):
+            return None
         with torch.no_grad():
-            ends = [each.detach().reshape(-1)[:_SAMPLES] for each in self._ends]
-            return torch.cat([each.to(ends[0].device, torch.float64) for each in ends])
+            some = [each.detach().reshape(-1)[:_SAMPLES] for each in ends]
+            return torch.cat([each.to(some[0].device, torch.float64) for each in some])
 
     def _begin_look(self, model: ddp.Wrapped, optimizer: Any) -> None:
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
         named: Dict[str, Any] = {n: p for n, p in zip(model.names, model.parameters) if id(p) in held}
         compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
-        self._ends = [*compared.values()][:1] + [*compared.values()][-1:]
+        self._ends = [weakref.ref(each) for each in [*compared.values()][:1] + [*compared.values()][-1:]]
         self._look = fingerprint.Look(1, 0, compared, optimizer)
 
     def _compare(self) -> bool:
@@ -223,14 +242,14 @@ class Local:
 
     def text(self) -> str:
         """Return the line; "" where it is not certain, or for the first rank, with which the others compare."""
-        model, optimizer = self._model(), self._known()
-        if model is None or optimizer is None or not self._differs or self._samples is None:
+        if not self._differs:
             return ""
-        if self._moved is not None and bool(self._moved) or bool((self._taken() != self._samples).any()):
+        self._see_whether_moved()
+        if self._moved is None or bool(self._moved):
             return ""
         place = f" ({self._clock.local_place})" if self._clock.local_place else ""
         return (
-            f"no gradient of {type(model.wrapper.module).__name__} was averaged in {self.steps} optimizer steps: each"
+            f"no gradient of {self._class} was averaged in {self.steps} optimizer steps: each"
             f" forward ran under no_sync{place}. Rank {process_groups.own_rank()} differs from rank {self._ranks[0]}"
             f" since the first step, in {len(self._differs)} of {len(self._names)} parameters"
             f" ({in_short(self._differs)}). {ADVICE}"

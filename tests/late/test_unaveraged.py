@@ -1,0 +1,102 @@
+"""A model that was never averaged, and averages of different steps, are reported; what a program averages is not.
+
+The first kind is accelerate's ``accumulate`` within another one, the second cached losses, or an early stop of PPO.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List
+
+import pytest
+
+from tests.late import launch
+from tests.late.launch import Scenario
+from tests.late.test_exact import Ranks
+from tests.late.test_scenarios import ends
+
+pytestmark = pytest.mark.patches("torch.drift")
+EVERY = {"drift_steps": "4"}
+NEVER = ("within", "outside", "flagged", "accumulated_within")
+# What is said of ranks whose averages do not belong together.
+APART = {
+    "twice": "By optimizer step 1 this rank has averaged 2 times, rank 0 once",
+    "twice_once": "By optimizer step 5 this rank has averaged 6 times, rank 0 5 times",
+    "thrice": "By optimizer step 1 this rank has averaged 3 times, rank 0 2 times",
+}
+RIGHT = (
+    "gradients_by_hand",
+    "parameters_by_hand",
+    "parameters_now_and_then",
+    "first_rank_rules",
+    "noise",
+    "same_data",
+    "warm_up",
+    "as_often",
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    plans = [
+        Scenario(name, function=f"unaveraged:{name}", settings=EVERY) for name in (*NEVER, *APART, *RIGHT, "mixed")
+    ]
+    plans += [Scenario(f"plain-{name}", function=f"unaveraged:{name}") for name in (*NEVER, *RIGHT)]
+    plans.append(Scenario("off", function="unaveraged:within", settings={**EVERY, "drift": "off"}))
+    plans.append(Scenario("three", function="unaveraged:within", settings=EVERY, size=3))
+    return launch.train(plans, tmp_path_factory.mktemp("unaveraged"))
+
+
+def lines(ranks: Ranks) -> List[List[str]]:
+    """What each rank has said of it."""
+    words = ("was averaged in", "diverged from rank", "averages of different steps")
+    return [[line for line in log.splitlines() if any(each in line for each in words)] for log, _ in ranks]
+
+
+def unlike(ranks: Ranks) -> bool:
+    """Whether ranks have trained different models."""
+    steps = [record["steps"] for _, record in ranks if record is not None]
+    return bool(steps[0] != steps[1])
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_a_model_that_was_never_averaged_is_named_once(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert ends(outcomes[name]) == ends(outcomes[f"plain-{name}"]) == ["", ""], outcomes[name]
+    found = [line for rank in lines(outcomes[name]) for line in rank]
+    assert len(found) == 1 and "on rank 1: no gradient of Sequential was averaged in 4 optimizer steps" in found[0]
+    for words in (r"under no_sync \(unaveraged\.py:\d+\)", r"in [34] of 4 parameters", r"accelerator\.accumulate"):
+        assert re.search(words, found[0]), found
+    # It was so, and ddpfix has changed nothing of it.
+    assert unlike(outcomes[name])
+    assert [record["steps"] for _, record in outcomes[name] if record] == [
+        record["steps"] for _, record in outcomes[f"plain-{name}"] if record
+    ]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_nothing_is_said_where_the_program_averages(outcomes: Dict[str, Ranks], name: str) -> None:
+    assert ends(outcomes[name]) == ends(outcomes[f"plain-{name}"]) == ["", ""], outcomes[name]
+    assert lines(outcomes[name]) == [[], []]
+
+
+@pytest.mark.parametrize("name", APART)
+def test_averages_of_different_steps_are_counted(outcomes: Dict[str, Ranks], name: str) -> None:
+    for found in lines(outcomes[name]):
+        assert len(found) == 1 and "rank 1 diverged from rank 0 in Sequential" in found[0], outcomes[name]
+        assert APART[name] in found[0] and "loss * 0" in found[0], found
+    assert unlike(outcomes[name])
+
+
+def test_gradients_of_no_sync_are_the_first_cause_that_is_offered(outcomes: Dict[str, Ranks]) -> None:
+    for found in lines(outcomes["mixed"]):
+        assert len(found) == 1 and "2 optimizer steps before that used gradients of forwards under no_sync" in found[0]
+        assert "(unaveraged.py:" in found[0], found
+
+
+def test_switched_off_nothing_is_said(outcomes: Dict[str, Ranks]) -> None:
+    assert ends(outcomes["off"]) == ["", ""] and lines(outcomes["off"]) == [[], []]
+
+
+def test_of_several_ranks_the_lowest_says_it(outcomes: Dict[str, Ranks]) -> None:
+    first, second, third = lines(outcomes["three"])
+    assert (first, third) == ([], []) and len(second) == 1 and second[0].startswith("ddpfix: on rank 1: "), second

@@ -1,0 +1,80 @@
+"""Ranks that do not do the same: what the last words say of backwards that differ, of a signal, of one rank's own step.
+
+Fewer backwards on one rank: a batch that is skipped because its loss is not finite, PPO's early stop.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from tests.ranks.test_failures import LONG, Job, job
+
+BACKWARDS = r"Backward was called 5 times in 6 training forwards on rank 1 and 6 times in 6 training forwards on rank 0"
+
+
+def said(found: Job, words: str) -> List[List[str]]:
+    """The lines of ddpfix on each rank with these words."""
+    return [[line for line in text.splitlines() if line.startswith("ddpfix") and words in line] for text in found.ranks]
+
+
+def test_unpatched_the_connection_is_all_that_is_said(tmp_path: Path) -> None:
+    found = job(tmp_path, "skips")
+    assert found.code == 1 and "Connection" in found.ranks[0] and "ackward was called" not in found.ranks[0], found
+
+
+@pytest.mark.patches("torch.failures")
+@pytest.mark.parametrize(
+    "how, place", [("skips", r" near failing\.py:\d+"), pytest.param("skips_last", "", marks=LONG)]
+)
+def test_a_skipped_backward_is_the_cause(tmp_path: Path, how: str, place: str) -> None:
+    found = job(tmp_path, how, DDPFIX="1")
+    assert found.code == 1 and found.seconds < 40, found
+    words = found.last_words()[0]
+    assert re.search(
+        rf"rank 1 came to the end of its program in step 6\. {BACKWARDS}: a backward was skipped on rank 1{place}\. ",
+        words,
+    ), found
+    assert "loss * 0" in words and "DDPFIX_UNEVEN" not in words, found
+
+
+@pytest.mark.patches("torch.failures")
+def test_a_rank_that_a_signal_has_ended_is_called_by_it(tmp_path: Path) -> None:
+    """gloo aborts a rank where sizes differ: no word of a lack of memory."""
+    found = job(tmp_path, "ragged", DDPFIX="1")
+    gone = re.search(r"exitcode  : -6", found.summary)
+    if gone is None:
+        pytest.skip("this gloo raises an error where sizes differ")
+    words = [line for lines in said(found, "ended without a word") for line in lines]
+    assert len(words) == 1 and "SIGABRT" in words[0], found
+    # What the launcher has read already is not known any more, and both are named then.
+    assert "It was ended by SIGABRT: gloo does that" in words[0] or "It was ended by a signal or called" in words[0]
+    assert re.search(r"Rank \d failed in (all_gather|barrier)", words[0]), found
+
+
+@pytest.mark.patches("torch.late")
+@pytest.mark.parametrize(
+    "how, counts",
+    [
+        ("left_out_here", [0, 1]),
+        pytest.param("left_out_on_the_first", [1, 0], marks=LONG),
+        pytest.param("left_out_on_both", [1, 0], marks=LONG),
+    ],
+)
+def test_the_lowest_rank_on_which_it_happened_says_it(tmp_path: Path, how: str, counts: List[int]) -> None:
+    found = job(tmp_path, how, DDPFIX="1")
+    lines = said(found, "2 parameters of Parts got no gradient")
+    assert found.code == 0 and [len(each) for each in lines] == counts, found
+    assert how != "left_out_here" or lines[1][0].startswith("ddpfix: on rank 1: "), found
+
+
+@pytest.mark.patches("torch.drift")
+@pytest.mark.parametrize("how, number", [("short_without_average", 1), ("averaged_at_the_end", 0)])
+def test_a_short_run_that_was_never_averaged_hears_of_it_at_its_end(tmp_path: Path, how: str, number: int) -> None:
+    found = job(tmp_path, how, DDPFIX="1")
+    assert found.code == 0, found
+    lines = said(found, "no gradient of Linear was averaged in 5 optimizer steps")
+    assert [len(each) for each in lines] == [0, number], found
