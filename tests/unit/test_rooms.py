@@ -19,7 +19,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "user_code": set(),
     "state": set(),
     "matrix": {"import_hook", "state"},
-    "patching": {"log", "state"},
+    "patching": {"log", "state", "user_code"},
     "models": {"log", "patching"},
     "ranks": {"background", "log", "patching", "user_code"},
     "layerdrop": {"log", "models", "patching", "ranks"},

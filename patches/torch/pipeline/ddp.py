@@ -29,6 +29,7 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.layerdrop import schedule, training
 from ddpfix.models import wrap_hooks
+from ddpfix.patching import attribution
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import roll_call
@@ -116,7 +117,7 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
         bound = inspect.signature(wrapped).bind(*args, **kwargs)
     except TypeError:
         # The error is torch's, or the arguments are those of another patcher's wrapper.
-        wrapped(*args, **kwargs)
+        attribution.call(wrapped, *args, **kwargs)
         MODELS[wrapper] = None
         return
     call = Call(bound)
@@ -126,7 +127,7 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
     with call.around:
         if call.arguments.get("init_sync", True):
             _meet_within(wrapper, call)
-        wrapped(*bound.args, **bound.kwargs)
+        attribution.call(wrapped, *bound.args, **bound.kwargs)
     with modes.hidden():
         _record(wrapper, call)
 
