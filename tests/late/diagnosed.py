@@ -29,6 +29,8 @@ def wrap(model: nn.Module, **given: Any) -> Any:
     """The model under DDP, as the program has it or as the lines say."""
     names = {"model": model, "DistributedDataParallel": DistributedDataParallel}
     for line in lines("model."):
+        if line.startswith("model.reducer"):
+            continue
         eval(line, names)
     for line in lines("DistributedDataParallel"):
         return eval(line, names)
@@ -293,6 +295,38 @@ def two_backwards(record: Record) -> None:
         return second_loss + first_loss
 
     trained(record, wrap(Two()), loss)
+
+
+def within(record: Record, **given: Any) -> None:
+    """The program prepares DDP and calls backward within the wrapped model's own forward."""
+    net = Net()
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Any) -> None:
+            loss = self.net(x).sum()
+            wrapper.reducer._rebuild_buckets()
+            for line in lines("model.reducer"):
+                eval(line, {"model": wrapper, "loss": loss})
+                break
+            else:
+                wrapper.reducer.prepare_for_backward([])
+            loss.backward()
+
+    def loss(model: Any, step: int) -> None:
+        model.require_backward_grad_sync = False
+        model(batch(step))
+
+    wrapper = wrap(Step(), **given)
+    trained(record, wrapper, loss)
+
+
+def within_with_the_flag(record: Record) -> None:
+    """The same with the flag, where DDP is told of no output."""
+    within(record, find_unused_parameters=True)
 
 
 # "Your training graph has changed".

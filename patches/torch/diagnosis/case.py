@@ -16,9 +16,11 @@ class Case(Protocol):
         evidence: what is known of its steps.
         wrapped_by: the modules that have wrapped it, the outermost first.
         number: how many errors were explained: what ranks compare has a name of its own each time.
+        is_inside: whether backwards are made while the wrapped module's own forward runs.
     """
 
     model: ddp.Wrapped
     evidence: Evidence
     wrapped_by: Tuple[str, ...]
     number: int
+    is_inside: bool

@@ -17,6 +17,7 @@ _TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been mar
 _LINE = "\n    "
 # Modules that are frozen one by one.
 _FROZEN = 4
+_PREPARE = "model.reducer.prepare_for_backward([loss])"
 # Words, and lines to paste.
 Cure = Tuple[str, Sequence[str]]
 
@@ -45,6 +46,8 @@ def unfinished(case: Case, message: str) -> str:
         words = "return only what the loss needs from the wrapped model, or add it to the loss"
         return head + _told([why, *others.disagree()], [(words, ["loss = loss + 0.0 * output.sum()"])])
     found = causes.find(model, evidence, groups)
+    if case.is_inside and toolkit_lines.is_plain(toolkit_lines.of(case.wrapped_by)):
+        return head + _told([cause.text for cause in found] + others.disagree(), [_by_hand(case)])
     return head + _told([cause.text for cause in found] + others.disagree(), _of_unused(case, found, others))
 
 
@@ -64,6 +67,12 @@ def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> Lis
         return [*first, (words, [lines.find])]
     both = [lines.find, lines.not_reentrant]
     return [*first, (f"{words}; DDP cannot look behind reentrant checkpoints", list(dict.fromkeys(both)))]
+
+
+def _by_hand(case: Case) -> Cure:
+    """Return what helps where the program prepares DDP itself, within the forward of the wrapped module."""
+    words = f"DDP is prepared within the forward of the wrapped model: paste both lines ({_without_edit()})"
+    return words, [toolkit_lines.of(case.wrapped_by).find, _PREPARE]
 
 
 def _no_more(case: Case, groups: Sequence[parameter_groups.Group]) -> str:
@@ -118,6 +127,9 @@ def _why_twice(case: Case, number: int, reentrant: bool) -> Tuple[str, Cure]:
     if flag and evidence.forwards > 1:
         why = f"{evidence.forwards} forwards before one backward: find_unused_parameters=True searches the last one"
         return why, (f"one forward for all inputs, {without[0]}", without[1])
+    if flag and case.is_inside:
+        why = "DDP was prepared within the forward of the wrapped model without its loss, and took all for unused"
+        return why, ("give it the loss, in the place of the line that prepares DDP", [_PREPARE])
     if flag and number not in evidence.reached_by_outputs():
         why = f"the loss uses {name} outside of the forward of the wrapped model, where DDP has taken it for unused"
         return why, (f"use it within that forward, {without[0]}", without[1])

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import weakref
 from types import ModuleType
 from typing import Any, Optional, Tuple
@@ -14,6 +15,7 @@ from typing import Any, Optional, Tuple
 from ddpfix import log
 from ddpfix.patching.site import Site
 
+from ..internals.wrapper import RUNS
 from ..pipeline import backward, ddp
 from ..unused.states import REDUCTION
 
@@ -87,11 +89,14 @@ class Watched:
         self.evidence = Evidence(model)
         # How many errors were explained: what ranks compare has a name of its own each time.
         self.number = 0
+        # Whether backwards were made while the wrapped module's own forward ran, by the last one or where it failed.
+        self.is_inside, self._count = False, 0
 
     def forward_begins(self) -> None:
         """A forward with gradients begins."""
         try:
             self.evidence.before()
+            self._count = self._backwards.count
         except Exception as problem:
             self._give_up(problem)
 
@@ -99,6 +104,7 @@ class Watched:
         """A forward with gradients has ended."""
         try:
             self.evidence.after(output)
+            self.is_inside = self._backwards.count > self._count
         except Exception as problem:
             self._give_up(problem)
 
@@ -129,6 +135,7 @@ class Watched:
         from . import explanation
 
         message = str(error)
+        self.is_inside = self.is_inside or _is_inside(error)
         kind = next(each for each in ERRORS if each in message)
         if kind is UNFINISHED:
             text = explanation.unfinished(self, message)
@@ -144,6 +151,13 @@ class Watched:
         """Undo: take all hooks away."""
         self._backwards.forget(self)
         self.evidence.stop()
+
+
+def _is_inside(error: BaseException) -> bool:
+    """Return whether the wrapped module's own forward runs where an error was raised, or is caught."""
+    raised = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
+    around = (frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe()))
+    return RUNS in raised or RUNS in around
 
 
 def _is_torchs(error: BaseException) -> bool:

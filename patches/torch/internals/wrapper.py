@@ -11,6 +11,9 @@ from ddpfix.patching import temporary
 # The method of the constructor that collects the parameters: after all checks, before the first collective.
 BUILD = "_build_params_for_reducer"
 
+# The function of the wrapper in which the forward of the wrapped module runs.
+RUNS = "_run_ddp_forward"
+
 
 def inner(wrapper: Any) -> Any:
     """Return the wrapped module; modules look their attributes up in Python, which takes 1.5 µs of each forward."""
