@@ -108,7 +108,7 @@ STAGED: Dict[str, Said] = {
     "stops_early": Said(
         "rank 1 waits in barrier",
         HERE,
-        r"A loop that ends earlier on some ranks \(an early stop",
+        r"Or a loop that ends earlier on some ranks \(an early stop",
     ),
     "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "These are different calls"),
     "debugged": Said("rank 1 has been in a debugger", HERE, "Somebody debugs it: nothing is ended"),

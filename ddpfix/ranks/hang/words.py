@@ -215,17 +215,17 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
         return Found(
             UNEVEN, ranks, f"{told}. {several(ranks).capitalize()} came out of the loop over the data first", _UNEVEN
         )
-    if later and all(each.phase == places.BACKWARD for each in later) and not any(each.loads for each in (*odd, *rest)):
-        return Found(UNEVEN, ranks, told, f"{_EARLY}. Or {_SOME_ONLY[0].lower()}{_SOME_ONLY[1:]}")
+    is_early = bool(later) and not any(each.loads for each in (*odd, *rest))
+    early = f". Or {_EARLY[0].lower()}{_EARLY[1:]}" if is_early else ""
     is_of_two = any(each.what in POINT_TO_POINT for each in odd)
     if not is_of_two and all(each.call for each in odd) and not any(each.call for each in rest):
         return Found(
             SOME_ONLY,
             ranks,
             told,
-            _SOME_ONLY,
+            _SOME_ONLY + early,
         )
-    return Found(MISMATCH, ranks, told, "These are different calls")
+    return Found(MISMATCH, ranks, told, "These are different calls" + early)
 
 
 def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Found:
