@@ -7,7 +7,7 @@ import sys
 from typing import Any, Callable, ContextManager, Dict
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from tests.late.parting import STEPS, batch, logged, nothing, second_rank, sgd, wrapped
 
@@ -206,6 +206,26 @@ def thrice(record: Record) -> None:
 def as_often(record: Record) -> None:
     """Both call it equally often, though not in each step."""
     _backwards(record, wrapped(), lambda step: 1 + step % 2)
+
+
+def line_search(record: Record) -> None:
+    """LBFGS takes its steps by the loss of the closure, here each rank's own."""
+    torch.manual_seed(0)
+    model = wrapped(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1, max_iter=5, line_search_fn="strong_wolfe")
+    rank, record["steps"] = distributed.get_rank(), []
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(rank))
+    targets = (inputs.sum(1, keepdim=True) * (1 + rank)).sin()
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        value = (model(inputs) - targets).pow(2).mean()
+        value.backward()
+        return value
+
+    for _ in range(6):
+        optimizer.step(closure)
+        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
 
 
 def mixed(record: Record) -> None:

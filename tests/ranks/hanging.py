@@ -262,6 +262,17 @@ def calls_twice(job: Job) -> None:
     distributed.barrier()
 
 
+def unreached(job: Job) -> None:
+    """The loss of one rank does not depend on the model in a step: it has no target there (Lightning issue 12190)."""
+    for number in range(1, 7):
+        loss = forward(job)
+        if job.rank == 1 and number == STEP:
+            loss = torch.zeros((), requires_grad=True)
+        loss.backward()
+        job.optimizer.step()
+    distributed.barrier()
+
+
 def stops_early(job: Job) -> None:
     """One rank takes fewer steps, in a loop without a loader."""
     for _ in range(4 if job.rank == 1 else 6):
@@ -331,7 +342,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     for each in (
         *(uneven, stuck_worker, dead_reader, slow_reader, some_only, barrier, sizes, evaluation, debugged, saving),
         windows,
-        *(skips, calls_twice, stops_early, waits_for_a_while),
+        *(skips, unreached, calls_twice, stops_early, waits_for_a_while),
         *(accumulating, stopped, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
     )
 }

@@ -100,6 +100,11 @@ STAGED: Dict[str, Said] = {
         r"Backward was called 5 times in 6 training forwards on rank 1 and 6 times in 6 training forwards on rank 0: a"
         r" backward was skipped on rank 1 near hanging\.py:\d+\. Have every rank call backward: on its loss times zero",
     ),
+    "unreached": Said(
+        "ranks 0 and 2 wait in all-reduce of step 6",
+        HERE,
+        r"On rank 1 no gradient came to the model after a forward near hanging\.py:\d+: the loss does not depend",
+    ),
     "calls_twice": Said(
         "rank 1 waits in all-reduce of step 7",
         HERE,
@@ -108,7 +113,7 @@ STAGED: Dict[str, Said] = {
     "stops_early": Said(
         "rank 1 waits in barrier",
         HERE,
-        r"Or a loop that ends earlier on some ranks \(an early stop",
+        r"A loop that ends earlier on some ranks \(an early stop",
     ),
     "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "These are different calls"),
     "debugged": Said("rank 1 has been in a debugger", HERE, "Somebody debugs it: nothing is ended"),

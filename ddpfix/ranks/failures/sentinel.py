@@ -193,7 +193,9 @@ class Sentinel:
     def _in_words(self, end: End) -> str:
         """Return how a rank has ended or left, with what to do where it has done less than this one."""
         step = self._step()
-        differ = work.difference({end.rank: Work(*end.work), self._rank: self._work()})
+        # This rank may have failed in a backward, whose gradients were still to come.
+        own = self._work()._replace(missed=False)
+        differ = work.difference({end.rank: Work(*end.work), self._rank: own})
         if differ:
             return f"{end.text}. {differ}"
         if end.step is None or step is None or step <= end.step:

@@ -14,6 +14,7 @@ _SKIPPED = (
     "Have every rank call backward: on its loss times zero (loss * 0) where a batch is to be left out; or leave it out"
     " on all ranks (all_reduce the decision)"
 )
+_ZERO = "Let it: where there is nothing to train on, add the output times zero to the loss (loss + output.sum() * 0)"
 _RATES = "Have every rank call backward equally often between two optimizer steps (on loss * 0 where it has no batch)"
 
 
@@ -24,9 +25,10 @@ class Work(NamedTuple):
         step: the training forwards that it has begun; None where nothing counts them.
         backwards: the outermost backwards that it has begun; 0 where nothing counts them.
         optimizer_steps: the steps of optimizers that it has begun.
-        skipped: how many forwards that were to be averaged had no backward before the next one.
+        skipped: how many training forwards had no backward, or none that reached the model, before the next one.
         place: the user's line of the forward after the last of these; "" where there were too many of them.
         waits: whether the last forward still waits for its backward.
+        missed: whether backward was called after the last forward, and no gradient has reached the model.
     """
 
     step: Optional[int] = None
@@ -35,6 +37,7 @@ class Work(NamedTuple):
     skipped: int = 0
     place: str = ""
     waits: bool = False
+    missed: bool = False
 
     def ended(self) -> Work:
         """Return the same of a rank whose program is over: the backward of its last forward will not come."""
@@ -50,7 +53,7 @@ def difference(works: Mapping[int, Work]) -> str:
     known = {rank: work for rank, work in works.items() if work.backwards}
     if len(known) < 2:
         return ""
-    return _skipped(known) or _rates(known)
+    return _skipped(known) or _missed(known) or _rates(known)
 
 
 def _skipped(works: Dict[int, Work]) -> str:
@@ -59,6 +62,9 @@ def _skipped(works: Dict[int, Work]) -> str:
     if not number:
         return ""
     place = f" near {works[most].place}" if works[most].place else ""
+    one, other = works[most], works[least]
+    if (one.step, one.backwards) == (other.step, other.backwards):
+        return _unreached(most, f"{'a forward' if number == 1 else f'{number} forwards'}{place}")
     what = "a backward was skipped" if number == 1 else f"{number} backwards were skipped"
     counts = " and ".join(
         f"{works[rank].backwards} {'time' if works[rank].backwards == 1 else 'times'} in {works[rank].step} training"
@@ -66,6 +72,19 @@ def _skipped(works: Dict[int, Work]) -> str:
         for rank in (most, least)
     )
     return f"Backward was called {counts}: {what} on rank {most}{place}. {_SKIPPED}"
+
+
+def _missed(works: Dict[int, Work]) -> str:
+    """Return the same of the last forward, after which another rank waits for gradients of all."""
+    missed = [rank for rank, work in works.items() if work.missed]
+    steps = {work.step for work in works.values()}
+    return _unreached(missed[0], "its last forward") if 0 < len(missed) < len(works) and len(steps) == 1 else ""
+
+
+def _unreached(rank: int, which: str) -> str:
+    return (
+        f"On rank {rank} no gradient came to the model after {which}: the loss does not depend on its output. {_ZERO}"
+    )
 
 
 def _rates(works: Dict[int, Work]) -> str:

@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ddpfix.ranks.groups import collectives, work
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
+from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import places, words
 from ddpfix.ranks.hang.absent import GONE, LEFT, SILENT, STOPPED, TRACED, Absent
 from ddpfix.ranks.hang.position import Position
@@ -78,10 +79,15 @@ def _with_backwards(found: words.Found, positions: Mapping[int, Position], absen
     """Return a cause, or in its place that ranks call backward different numbers of times, as all have counted."""
     if found.cause not in _MAY_BE_BACKWARDS:
         return found
-    done = {each.rank: each.work for each in positions.values()}
+    done = {each.rank: _done(each) for each in positions.values()}
     done.update((each.rank, each.work) for each in absent)
     differ = work.difference(done)
     return found._replace(cause=words.BACKWARDS, advice=differ) if differ else found
+
+
+def _done(each: Position) -> Work:
+    """Return what a rank has done; gradients of the backward that it stands in may still come."""
+    return each.work._replace(missed=False) if each.phase == places.BACKWARD else each.work
 
 
 def _ends_by_itself(each: Position) -> bool:

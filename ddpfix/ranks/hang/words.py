@@ -209,14 +209,13 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
     ranks = [each.rank for each in odd]
     if len({each.what for each in [*odd, *rest]}) == 1:
         return Found(MISMATCH, ranks, told, "The calls differ in size or rank")
-    steps = {each.step for each in odd}
-    later = [each for each in rest if each.step is not None and steps == {each.step - 1}]
-    if later and any(each.loads for each in later) and not any(each.loads for each in odd):
-        return Found(
-            UNEVEN, ranks, f"{told}. {several(ranks).capitalize()} came out of the loop over the data first", _UNEVEN
-        )
-    is_early = bool(later) and not any(each.loads for each in (*odd, *rest))
-    early = f". Or {_EARLY[0].lower()}{_EARLY[1:]}" if is_early else ""
+    behind, ahead = _one_step_apart(odd, rest)
+    first = [each.rank for each in behind]
+    if any(each.loads for each in ahead) and not any(each.loads for each in behind):
+        out = f"{several(first).capitalize()} came out of the loop over the data first"
+        return Found(UNEVEN, first, f"{told}. {out}", _UNEVEN)
+    is_early = bool(ahead) and not any(each.loads for each in (*odd, *rest))
+    early = f". {_EARLY}" if is_early else ""
     is_of_two = any(each.what in POINT_TO_POINT for each in odd)
     if not is_of_two and all(each.call for each in odd) and not any(each.call for each in rest):
         return Found(
@@ -226,6 +225,18 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
             _SOME_ONLY + early,
         )
     return Found(MISMATCH, ranks, told, "These are different calls" + early)
+
+
+def _one_step_apart(
+    some: Sequence[Position], others: Sequence[Position]
+) -> Tuple[Sequence[Position], Sequence[Position]]:
+    """Return ranks in the same step, and those of the others that are in the next one; none where there are no such."""
+    for behind, rest in ((some, others), (others, some)):
+        steps = {each.step for each in behind}
+        ahead = [each for each in rest if each.step is not None and steps == {each.step - 1}]
+        if ahead:
+            return behind, ahead
+    return (), ()
 
 
 def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Found:

@@ -48,8 +48,11 @@ class Clock:
         self._before, self._reduced = 0, True
         # The forwards that have prepared a reduction, and whether the one that was begun last does so when it ends.
         self._prepared, self._prepares = 0, False
-        # The backwards of this process when it began, how many of those that prepare a reduction had none, and where.
-        self._backwards, self._skipped, self._place = 0, 0, ""
+        # Whether the last forward was one of training, the backwards of this process when it began, how many such
+        # forwards had none, and where.
+        self._trains, self._backwards, self._skipped, self._place = False, 0, 0, ""
+        # Whether gradients of a forward that has prepared a reduction have not come; None where nobody knows.
+        self.is_armed: Optional[Callable[[], bool]] = None
 
     @property
     def prepared(self) -> int:
@@ -61,13 +64,13 @@ class Clock:
         wrapper = self._wrapper()
         if wrapper is None:
             return
-        if self._prepares:
-            self._prepared += 1
-            if self._backwards == self._clocks.backwards.count:
-                self._skip()
+        if self._trains and self._waits():
+            self._skip()
+        self._prepared += self._prepares
         self._backwards = self._clocks.backwards.count
         self._prepares = reduces = wrapper.require_backward_grad_sync
-        if not ddp.trains(wrapper):
+        self._trains = ddp.trains(wrapper)
+        if not self._trains:
             return
         if not reduces:
             self._begin_local()
@@ -90,10 +93,16 @@ class Clock:
 
     def failed(self, error: BaseException) -> None:
         """That forward has failed: it has prepared nothing."""
-        self._prepares = False
+        self._prepares = self._trains = False
+
+    def _waits(self) -> bool:
+        """Return whether the last forward has had no backward, or none that has reached the model."""
+        if self._backwards == self._clocks.backwards.count:
+            return True
+        return self._prepares and self.is_armed is not None and self.is_armed()
 
     def _skip(self) -> None:
-        """The last forward that has prepared a reduction had no backward, and another one begins."""
+        """The last training forward had no backward, and another one begins."""
         self._skipped += 1
         # A program that always calls two models in a row does not pay for the place.
         self._place = user_code.line(sys._getframe(2)) if self._skipped <= _PLACES else ""
@@ -101,9 +110,10 @@ class Clock:
     def work(self) -> Work:
         """Return what this rank has done, by this model."""
         counted = self._clocks
-        waits = self._prepares and self._backwards == counted.backwards.count
+        waits = self._trains and self._waits()
+        missed = waits and self._backwards < counted.backwards.count
         done = self.number, counted.backwards.count, counted.optimizer_steps.count
-        return Work(*done, self._skipped, self._place, waits)
+        return Work(*done, self._skipped, self._place, waits, missed)
 
     def micro(self) -> int:
         """Return the number of the last forward's micro-batch in its step; 0 where ``no_sync`` is not used."""

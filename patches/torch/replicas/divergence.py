@@ -45,6 +45,10 @@ _HINT = (
     "Both ranks applied the same gradients to them. Where that is not intended, find what changes a parameter on one"
     " rank alone, or trains model.module outside of DDP (DDPFIX_DRIFT=error ends the job here, off does not compare)"
 )
+_SEARCHES = (
+    "LBFGS chooses its steps by the loss that the closure returns, which is each rank's own: return the mean over the"
+    " ranks (all_reduce the loss in the closure). Else: "
+)
 BACKWARDS = (
     "Have every rank call backward equally often (on its loss times zero, loss * 0, where a batch is left out), and"
     " stop a loop on all ranks together (all_reduce the decision)"
@@ -200,6 +204,8 @@ class Comparison:
         # many of them there were before each look.
         self._forwards_begun = self._local_now = 0
         self._local: Dict[int, int] = {}
+        # Whether the optimizer takes its steps by the loss of its closure.
+        self._searches = False
 
     def counts(self) -> bool:
         """Count a step of the optimizer, which has not raised; return whether it counts."""
@@ -245,6 +251,7 @@ class Comparison:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = {name: each for name, each in zip(model.names, model.parameters) if id(each) in held}
         compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
+        self._searches = type(optimizer).__name__ == "LBFGS"
         reduction = REDUCTION.of(model)
         averaged = None if reduction is None else reduction.reductions
         self._look = fingerprint.Look(self._steps, self._forwards, compared, optimizer, averaged)
@@ -368,10 +375,12 @@ class Comparison:
             f" {in_short(names)}",
             *(f"{name} {there} there, {own} here" for name, there, own in found.rates),
         ]
-        return f"{self._head(model, step)}: {'; '.join(parts)}. {self._local_steps(step)}{_HINT}"
+        return f"{self._head(model, step)}: {'; '.join(parts)}. {self._first_cause(step)}{_HINT}"
 
-    def _local_steps(self, step: int) -> str:
-        """Return the first cause to check: optimizer steps on gradients that were not averaged."""
+    def _first_cause(self, step: int) -> str:
+        """Return the first cause to check: a line search, or optimizer steps on gradients that were not averaged."""
+        if self._searches:
+            return _SEARCHES
         number = self._local.get(step, 0)
         clock = self._counts.clock
         if not number:

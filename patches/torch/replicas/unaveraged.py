@@ -205,7 +205,7 @@ class Local:
         return None if self._optimizer is None else self._optimizer()
 
     def _taken(self) -> Any:
-        """Return some elements of the first and the last parameter that the optimizer trains; None if one was destroyed."""
+        """Return some elements of the first and the last parameter that are trained; None if one was destroyed."""
         ends = [each for each in [reference() for reference in self._ends] if each is not None]
         if not ends or len(ends) < len(self._ends):
             return None

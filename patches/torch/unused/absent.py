@@ -45,11 +45,12 @@ class Absent:
 
     def _report(self, numbers: Iterable[int]) -> None:
         names = [self._model.names[number] for number in numbers]
+        count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
         # Under the flag a gradient that was None would have stayed so.
         how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
         lowest.report(
             f"absent/{self._model.number}",
-            f"{len(names)} parameters of {type(self._model.wrapper.module).__name__} got no gradient in a step"
+            f"{count} of {type(self._model.wrapper.module).__name__} got no gradient in a step"
             f" ({in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
             f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
             " does neither)",

@@ -122,6 +122,10 @@ class Finalizer:
     def _reducer(self) -> Any:
         return self._wrapper().reducer  # type: ignore[union-attr]
 
+    def is_armed(self) -> bool:
+        """Return whether DDP waits for the first gradient of a forward."""
+        return self.state is ARMED
+
     def is_static(self) -> bool:
         return bool(getattr(self._wrapper(), "static_graph", False))
 

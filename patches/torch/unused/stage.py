@@ -20,6 +20,7 @@ from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.checkpoints import Checkpoints
 from ..pipeline.optimizer_hooks import Steps
+from ..pipeline.step_count import CLOCK
 from . import flag
 from .states import PLACE, REDUCTION
 
@@ -71,6 +72,9 @@ class Finalize(ddp.Stage):
         finalizer = _finalizer()(model, self._site.keep(Steps), backwards)
         REDUCTION.put(model, finalizer)
         window_of(model, self.place)
+        clock = CLOCK.of(model)
+        if clock is not None:
+            clock.is_armed = finalizer.is_armed
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended, finalizer.forward_failed)
         replica = ddp.replica(model)
         if replica is not None:
@@ -80,6 +84,9 @@ class Finalize(ddp.Stage):
     def ended(self, model: ddp.Wrapped) -> None:
         reduction = REDUCTION.clear(model)
         if reduction is not None:
+            clock = CLOCK.of(model)
+            if clock is not None:
+                clock.is_armed = None
             reduction.end()
             leave(model, self.place)
 
