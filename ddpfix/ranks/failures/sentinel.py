@@ -133,8 +133,10 @@ class Sentinel:
         if self._cause is None:
             self._cause = self._bulletin.cause()
             if self._cause is not None:
-                self._say(self._cause)
                 self._bulletin.acknowledge()
+        elif not self._said:
+            # This rank waits, or works on: else it would have failed by now, and these were its last words.
+            self._say(self._cause)
 
     def _failure(self) -> Optional[Failure]:
         """Return the end of the program; None where it runs, has ended well, or nothing is proved."""
@@ -170,7 +172,7 @@ class Sentinel:
             self._linger()
             return
         cause = self._found()
-        self._say(cause or failure.text)
+        self._say_last(cause or failure.text)
         with contextlib.suppress(Exception):
             self._bulletin.acknowledge()
             self._leave(failure.text)
@@ -275,6 +277,10 @@ class Sentinel:
 
     def _say(self, text: str) -> None:
         sys.stdout.flush()
-        if text != self._said:
-            self._said = text
-            log.error(text)
+        self._said = text
+        log.error(text)
+
+    def _say_last(self, text: str) -> None:
+        """Log why this rank ends as its last words; a line that it has logged already is not repeated."""
+        head, follows, _ = text.partition(": ")
+        self._say(f"this rank ends because {head}{' (above)' if follows else ''}" if text == self._said else text)
