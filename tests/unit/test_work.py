@@ -45,6 +45,9 @@ def test_ranks_that_do_not_call_backward_equally(works: Dict[int, Work], told: s
         {0: Work(8, 8, 2), 1: Work(11, 11, 2)},
         # A forward without a backward in each step, on all ranks.
         {0: Work(24, 12, 12, 12), 1: Work(24, 12, 12, 12)},
+        # One rank makes another forward in each step, for a log.
+        {0: Work(24, 12, 12, 12), 1: PLAIN},
+        {0: Work(24, 12, 12, 12), 1: Work(13, 13, 12)},
         # Nothing is counted, there or on all ranks.
         {0: PLAIN, 1: Work()},
         {0: Work(), 1: Work()},

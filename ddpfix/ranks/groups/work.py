@@ -63,7 +63,12 @@ def _skipped(works: Dict[int, Work]) -> str:
         return ""
     place = f" near {works[most].place}" if works[most].place else ""
     one, other = works[most], works[least]
-    if (one.step, one.backwards) == (other.step, other.backwards):
+    # One that makes further forwards for a log has as many backwards as the others.
+    if not number <= other.backwards - one.backwards <= number + 1 and one.backwards != other.backwards:
+        return ""
+    if one.backwards == other.backwards and one.step != other.step:
+        return ""
+    if one.backwards == other.backwards:
         return _unreached(most, f"{'a forward' if number == 1 else f'{number} forwards'}{place}")
     what = "a backward was skipped" if number == 1 else f"{number} backwards were skipped"
     counts = " and ".join(

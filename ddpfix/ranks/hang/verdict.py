@@ -17,6 +17,8 @@ from ddpfix.ranks.hang.position import Position
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
 _ABSENT = (GONE, STOPPED, TRACED, LEFT)
+# Seconds for which a call that ends by itself may take until it does.
+_SOON = 600.0
 # Causes that are guesses, and of which a count knows better.
 _MAY_BE_BACKWARDS = (words.UNEVEN, words.SOME_ONLY, words.MISMATCH, words.NETWORK, words.ABSENT, words.SLOW)
 
@@ -95,7 +97,7 @@ def _ends_by_itself(each: Position) -> bool:
 
     Programs catch its error at the end of an epoch, to learn that a rank has no batch left (CosyVoice, WeNet).
     """
-    return each.patience is not None and each.still < each.patience
+    return each.patience is not None and each.still < each.patience <= _SOON
 
 
 def _absent(absent: Sequence[Absent], waiting: List[Position]) -> Optional[words.Found]:

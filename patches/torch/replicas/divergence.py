@@ -253,7 +253,7 @@ class Comparison:
         compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
         self._searches = type(optimizer).__name__ == "LBFGS"
         reduction = REDUCTION.of(model)
-        averaged = None if reduction is None else reduction.reductions
+        averaged = None if reduction is None or reduction.within is not None else reduction.reductions
         self._look = fingerprint.Look(self._steps, self._forwards, compared, optimizer, averaged)
 
     def step_begins(self) -> None:

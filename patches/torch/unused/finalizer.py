@@ -43,6 +43,7 @@ from .transitions import (
     OPTIMIZER,
     TRANSITIONS,
     TWICE,
+    UNPREPARED,
     USUAL,
 )
 from .within import Within
@@ -291,6 +292,8 @@ class Finalizer:
         if self._effect is autograd.UNSURE and not self._any_arrived():
             # It was for something else, or this rank has used no parameter: an old torch cannot distinguish them.
             return FOREIGN
+        if self.inside and self.within is not None:
+            return MISSING if self.within.is_unfinished() else UNPREPARED
         last = self.backwards.ended()
         if self._complete():
             usual = self.reductions and self.backwards.usual and not self.left_out
@@ -329,8 +332,7 @@ class Finalizer:
             arrived = len(self.arrivals.arrived) + len(self.left_out)
             if arrived == len(self.parameters):
                 return not reducer.AT_ANY_TIME or not reducer.unfinished(self._reducer)
-            # A backward within a forward for which nobody has prepared DDP stays this rank's own.
-            return self.inside and self.within is not None and not self.within.is_unfinished()
+            return False
         if reducer.unfinished(self._reducer):
             return False
         # Nothing was marked as ready; where nothing is hidden, this rank has used no parameter at all.

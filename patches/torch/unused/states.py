@@ -40,6 +40,8 @@ class Reduction(Protocol):
     # How many reductions have ended.
     reductions: int
     left_to_torch: bool
+    # Of backwards within forwards, whose reductions are not all counted; None else.
+    within: Any
     armed_at: int
     # Parameters that are left out of the reduction that runs -> the gradient that they had before it.
     left_out: Dict[int, Any]

@@ -24,7 +24,8 @@ TWICE = "the same, a gradient came twice"
 MISSING = "end of backward, gradients are missing"
 MORE = "the same, more backwards are to come"
 LEFT = "the same, an optimizer has stepped within"
-# A backward within the wrapper's own forward has ended, and DDP has waited for nothing (:mod:`.within`).
+# A backward within the wrapper's own forward has ended, and DDP waits for nothing: nobody has prepared it, or it has
+# finished by itself (:mod:`.within`).
 UNPREPARED = "end of backward within the forward, DDP waits for nothing"
 # An optimizer is about to use gradients that wait, and: DDP has finished after parameters were marked.
 OPTIMIZER, MARKED = "an optimizer steps", "DDP has finished after parameters were marked"
@@ -48,7 +49,7 @@ TRANSITIONS: Dict[Tuple[str, str], Tuple[str, str]] = {
     (ARMED, MISSING): ("finalize_afterwards", RUNNING),
     (RUNNING, MORE): ("wait", PENDING),
     **{(state, LEFT): (NOTHING, IDLE) for state in (ARMED, RUNNING)},
-    (ARMED, UNPREPARED): (NOTHING, IDLE),
+    **{(state, UNPREPARED): (NOTHING, IDLE) for state in (ARMED, RUNNING)},
     (PENDING, OPTIMIZER): ("finalize_afterwards", RUNNING),
     (RUNNING, MARKED): ("finalized", FINALIZED),
 }

@@ -123,6 +123,51 @@ def within_on_this_rank_alone(loop: Loop) -> None:
         optimizer.step()
 
 
+class Attacked(nn.Module):
+    """A model whose forward moves its inputs against the gradient of a loss of its own, as in adversarial training.
+
+    Args:
+        partly: whether that loss uses some of the blocks only.
+    """
+
+    def __init__(self, partly: bool) -> None:
+        super().__init__()
+        self.blocks, self.partly = Blocks(), partly
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            loss(self.blocks(x, (2,) if self.partly else ())).backward()
+        assert x.grad is not None
+        moved = (x + 0.1 * x.grad.sign()).detach()
+        for parameter in self.parameters():
+            parameter.grad = None
+        output: torch.Tensor = self.blocks(moved)
+        return output
+
+
+def attacked(loop: Loop, partly: bool) -> None:
+    model = loop.wrap(Attacked(partly))
+    optimizer = sgd(model, momentum=0.9)
+    for step in loop.steps(STEPS):
+        optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.sync(model)
+        optimizer.step()
+
+
+@kind(plain="right", three=True)
+def within_of_its_own(loop: Loop) -> None:
+    """The forward runs a backward of its own, of all parameters, for which nobody prepares DDP."""
+    attacked(loop, False)
+
+
+@kind(plain="right")
+def within_of_its_own_in_part(loop: Loop) -> None:
+    """The same of some of the parameters."""
+    attacked(loop, True)
+
+
 @kind(plain="error", plain_cause=UNFINISHED)
 def within_now_and_then(loop: Loop) -> None:
     """Some steps have their backward within the forward, others after it."""
