@@ -162,7 +162,8 @@ class Local:
         """Return whether DDP was asked to reduce, or the model is none that it replicates."""
         model = self._model()
         if model is None or model.wrapper is None:
-            return self._clock.prepared > 0
+            # One that was hardly trained is not spoken of when the run ends.
+            return self._clock.prepared > 0 or self.steps < _FEW
         return self._clock.prepared > 0 or optimizers.is_alone(model) or not model.averages
 
     def begins(self, optimizer: Any) -> bool:

@@ -7,8 +7,9 @@ does so everywhere, instead of the flag. :mod:`.finalizer` has the method.
 from __future__ import annotations
 
 import sys
+import weakref
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Dict, Optional, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Type
 
 from ddpfix import log
 from ddpfix.patching.site import Site
@@ -74,7 +75,7 @@ class Finalize(ddp.Stage):
         window_of(model, self.place)
         clock = CLOCK.of(model)
         if clock is not None:
-            clock.is_armed = finalizer.is_armed
+            clock.is_armed = _asks(finalizer)
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended, finalizer.forward_failed)
         replica = ddp.replica(model)
         if replica is not None:
@@ -99,6 +100,17 @@ def _finalizer() -> Type[Finalizer]:
     if fresh:
         ddp.untrace()
     return Finalizer
+
+
+def _asks(finalizer: Finalizer) -> Callable[[], bool]:
+    """Return what asks whether a finalizer waits for gradients; the clock, which outlives it, does not keep it."""
+    reference = weakref.ref(finalizer)
+
+    def is_armed() -> bool:
+        known = reference()
+        return known is not None and known.is_armed()
+
+    return is_armed
 
 
 def _possible(arguments: Dict[str, Any]) -> bool:
