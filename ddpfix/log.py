@@ -131,9 +131,9 @@ def on_every_rank(message: str) -> None:
         _write(logging.WARNING, message)
 
 
-def from_rank(rank: int, message: str) -> None:
+def from_rank(rank: int, message: str, warns: bool) -> None:
     """Print a line from a rank other than the first one, which went to listeners when it was logged there."""
-    _write(logging.INFO, f"on rank {rank}: {message}")
+    _write(logging.WARNING if warns else logging.INFO, f"on rank {rank}: {message}")
 
 
 def once(message: str, about: object = None) -> None:

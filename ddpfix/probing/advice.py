@@ -11,6 +11,7 @@ from typing import List, Sequence
 
 from ddpfix.models import parameter_names
 from ddpfix.probing.result import Result
+from ddpfix.ranks.groups.work import LEAVE_NO_SYNC
 
 FLAG = "find_unused_parameters=True"
 _LATE = "DDPFIX=1 trains it without the flag: reductions are finalized after each backward"
@@ -44,9 +45,7 @@ def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
     if found.unaveraged:
         found.advice.append(
             f"each optimizer step used gradients of forwards under no_sync alone ({found.unaveraged}), which DDP does"
-            " not average, so that replicas diverge unless the program averages them itself: leave no_sync for the last"
-            " backward before a step, or never enter it (accelerate: one accelerator.accumulate(model) around a step,"
-            " not one within another)"
+            f" not average, so that replicas diverge unless the program averages them itself. {LEAVE_NO_SYNC}"
         )
 
 

@@ -232,6 +232,17 @@ def left_out_on_both(model: Any) -> None:
     left_out(DistributedDataParallel(Parts()), distributed.get_rank())
 
 
+def added_here(model: Any) -> None:
+    """One rank trains a parameter that DDP does not know, for longer than one step."""
+    parts = Parts()
+    wrapped = DistributedDataParallel(parts)
+    if distributed.get_rank() == 1:
+        parts.a.register_parameter("own", torch.nn.Parameter(torch.ones(2)))
+        parts.a.register_forward_hook(lambda module, inputs, output: output * module.own)
+    for _ in range(9):
+        wrapped(torch.ones(1, 2)).sum().backward()
+
+
 def short_without_average(model: Any) -> None:
     """A run of five steps under no_sync."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -255,7 +266,7 @@ def averaged_at_the_end(model: Any) -> None:
 APART: Dict[str, Callable[[Any], None]] = {
     each.__name__: each
     for each in (
-        *(skips, skips_last, ragged, left_out_here, left_out_on_the_first, left_out_on_both),
+        *(skips, skips_last, ragged, left_out_here, left_out_on_the_first, left_out_on_both, added_here),
         *(short_without_average, averaged_at_the_end),
     )
 }

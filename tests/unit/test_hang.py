@@ -96,6 +96,31 @@ def judged(*ranks: Position, absent: Tuple[gone.Absent, ...] = ()) -> Optional[v
     return verdict.judge({each.rank: each for each in ranks}, list(absent), LIMIT)
 
 
+BARRIER: Any = {"what": "monitored_barrier", "call": "monitored_barrier"}
+
+
+@pytest.mark.parametrize(
+    "still, patience, is_said",
+    [
+        (LIMIT + 5, LIMIT + 60, False),
+        # Its own time is up: somebody waits all the same.
+        (LIMIT + 5, LIMIT, True),
+        # So long a time is none that a program catches at the end of each epoch.
+        (LIMIT + 5, 1800.0, True),
+        (LIMIT + 5, None, True),
+    ],
+)
+def test_a_barrier_that_gives_up_by_itself_is_no_hang(still: float, patience: Optional[float], is_said: bool) -> None:
+    waits = [at(rank, places.COLLECTIVE, still=still, patience=patience, **BARRIER) for rank in (0, 2)]
+    assert bool(judged(*waits, at(1, places.OTHER, 7, 2))) == is_said
+
+
+def test_ranks_that_wait_elsewhere_are_judged_when_the_barrier_has_given_up() -> None:
+    barrier = at(2, places.COLLECTIVE, patience=LIMIT + 60, **BARRIER)
+    assert judged(at(0, places.BACKWARD), at(1, places.OTHER, 7, 2), barrier) is None
+    assert judged(at(0, places.BACKWARD), at(1, places.OTHER, 7, 2), at(2, places.BACKWARD)) is not None
+
+
 WAITS = (at(0, places.BACKWARD), at(2, places.BACKWARD))
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any, List, NamedTuple, Optional, Sequence
 
-from ddpfix.ranks.failures import first_failure
+from ddpfix.ranks.failures import first_failure, killed
 from ddpfix.ranks.store.connection import Connection
 from ddpfix.ranks.store.keys import has, put
 
@@ -135,8 +135,7 @@ def is_gone(life: Life) -> bool:
     if not life.space or life.space != space():
         return False
     try:
-        with open(f"/proc/{life.pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
+        return killed.stat_fields(life.pid)[0] in killed.ENDED
     except FileNotFoundError:
         return True
     except OSError:

@@ -7,19 +7,20 @@ same user may read it, too (proc(5), ``/proc/PID/stat``, field 52).
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-from typing import Optional
+from typing import List, Optional
 
 # The place of exit_code among the fields that follow the name of the program.
 _EXIT_CODE = 49
+# The letters of a process that has exited, and that its parent has not seen to.
+ENDED = ("Z", "X")
 # What ends a process by these signals, mostly.
 _USUAL = {
-    "SIGABRT": "gloo does that where ranks call a collective with different sizes, NCCL's watchdog where one has timed"
-    " out",
-    "SIGKILL": "the system does that where no memory is left",
-    "SIGTERM": "a launcher or a scheduler does that to end a job",
-    "SIGBUS": "the system does that where /dev/shm is full",
+    "SIGABRT": "as by gloo where ranks call a collective with different sizes, or by NCCL's watchdog where one has"
+    " timed out",
+    "SIGKILL": "as by the system where no memory is left",
+    "SIGTERM": "as by a launcher or a scheduler that ends the job",
+    "SIGBUS": "as by the system where /dev/shm is full",
 }
 _UNKNOWN = (
     "It was ended by a signal or called os._exit; torchrun prints its exit code (-6 is SIGABRT, as of gloo where sizes"
@@ -38,10 +39,10 @@ def how(pid: int) -> str:
         return _UNKNOWN
     number = status & 0x7F
     if not number:
-        return f"It called os._exit({status >> 8})"
+        return f"It exited with code {status >> 8} past the end of its program (os._exit, or exit in C)"
     name = _name(number)
     usual = _USUAL.get(name)
-    return f"It was ended by {name}{f': {usual}' if usual else ''}"
+    return f"It was ended by {name}{f', {usual}' if usual else ''}"
 
 
 def _name(number: int) -> str:
@@ -53,11 +54,22 @@ def _name(number: int) -> str:
 
 def _status(pid: int) -> Optional[int]:
     """Return the status as ``waitpid`` has it; None or 0 where the system does not tell it, or not any more."""
-    if not os.path.isdir("/proc/self"):
-        return None
     with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        if fields[0] in ("Z", "X"):
+        fields = stat_fields(pid)
+        if fields[0] in ENDED:
             return int(fields[_EXIT_CODE])
     return None
+
+
+def stat_fields(pid: int, path: str = "stat") -> List[str]:
+    """Return the fields of a process that follow the name of its program, the letter of its state first.
+
+    Args:
+        pid: of a process of this machine.
+        path: of the file below the process's folder that has them.
+
+    Raises:
+        OSError: there is no such process, or the system has no such files.
+    """
+    with open(f"/proc/{pid}/{path}", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()

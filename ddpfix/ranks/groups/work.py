@@ -15,7 +15,14 @@ _SKIPPED = (
     " on all ranks (all_reduce the decision)"
 )
 _ZERO = "Let it: where there is nothing to train on, add the output times zero to the loss (loss + output.sum() * 0)"
-_RATES = "Have every rank call backward equally often between two optimizer steps (on loss * 0 where it has no batch)"
+EQUALLY_OFTEN = (
+    "Have every rank call backward equally often between two optimizer steps (on its loss times zero, loss * 0, where"
+    " it has no batch), and stop a loop on all ranks together (all_reduce the decision)"
+)
+LEAVE_NO_SYNC = (
+    "Leave no_sync for the last backward before a step (accelerate: one accelerator.accumulate(model) around a step,"
+    " not one within another)"
+)
 
 
 class Work(NamedTuple):
@@ -104,4 +111,4 @@ def _rates(works: Dict[int, Work]) -> str:
         f"{works[rank].backwards} times in {works[rank].optimizer_steps} optimizer steps on rank {rank}"
         for rank in (most, least)
     )
-    return f"Backward was called {counts}: gradients of different steps are averaged with each other. {_RATES}"
+    return f"Backward was called {counts}: gradients of different steps are averaged with each other. {EQUALLY_OFTEN}"

@@ -8,6 +8,7 @@ import socket
 import time
 from typing import List, NamedTuple
 
+from ddpfix.ranks.failures import killed
 from ddpfix.ranks.failures.bulletin import space
 
 GONE, STOPPED, TRACED, DISK = "Z", "T", "t", "D"
@@ -48,8 +49,7 @@ def state(pid: int, path: str = "stat") -> str:
     if not os.path.isdir("/proc/self"):
         return ""
     try:
-        with open(f"/proc/{pid}/{path}", encoding="utf-8", errors="replace") as file:
-            found = file.read().rpartition(")")[2].split()[0]
+        found = killed.stat_fields(pid, path)[0]
     except FileNotFoundError:
         return GONE
     except (OSError, IndexError):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
-from typing import Any, Callable, List
+from typing import Any, List
 
 from ddpfix import log
 from ddpfix.background import Background
@@ -18,23 +19,27 @@ from ddpfix.ranks.store.keys import be_lowest, default_store, keys
 
 # Seconds for which a lower rank may still come.
 _WAIT = 3.0
+# Seconds for which one may still come at the end of the program, where all ranks have such a line at once.
+_MOMENT = 0.5
 # Seconds that the end of a process waits for the store.
 _SHORT = 1.0
 _PENDING: List[_Report] = []
 
 
-def report(name: str, text: str, write: Callable[[str], None] = log.info) -> None:
-    """Log a line about this rank, unless a lower rank logs one of the same name.
+def report(name: str, text: str, warns: bool = False) -> None:
+    """Log a line about this rank once, unless a lower rank logs one of the same name.
 
     Args:
         name: of the kind of line, and of the model that it is about; the same on all ranks.
         text: the line.
-        write: logs it on rank 0.
+        warns: whether it is a warning, and no information.
     """
-    write(text)
+    if not log.first_time(f"{name}: {text}"):
+        return
+    (log.warning if warns else log.info)(text)
     store = default_store()
     if store is not None and not (log.first_rank() and _rank()):
-        _PENDING.append(_Report(store, name, text))
+        _PENDING.append(_Report(store, name, text, warns))
 
 
 def flush() -> None:
@@ -52,10 +57,10 @@ def _rank() -> int:
 class _Report:
     """One line of this rank, and the thread that asks the store."""
 
-    def __init__(self, store: Any, name: str, text: str) -> None:
+    def __init__(self, store: Any, name: str, text: str, warns: bool) -> None:
         # Not kept alive: see ddpfix.ranks.store.keys.
         self._store, self._rank = weakref.ref(store), _rank()
-        self._name, self._text = f"lowest/{name}", text
+        self._name, self._text, self._warns = f"lowest/{name}", text, warns
         self._ends = threading.Event()
         self._thread = Background(self._run)
 
@@ -69,12 +74,14 @@ class _Report:
         with contextlib.suppress(Exception):
             is_lowest = self._lowest() == self._rank > 0
             if is_lowest:
+                begun = time.monotonic()
                 self._ends.wait(_WAIT)
+                time.sleep(max(0.0, begun + _MOMENT - time.monotonic()))
                 is_lowest = self._lowest() == self._rank
         with contextlib.suppress(ValueError):
             _PENDING.remove(self)
         if is_lowest:
-            log.from_rank(self._rank, self._text)
+            log.from_rank(self._rank, self._text, self._warns)
 
     def _lowest(self) -> int:
         """Return the lowest rank that has left its number, this one at the latest."""

@@ -17,7 +17,6 @@ from typing import Any, Callable, FrozenSet, List, Optional, Tuple
 
 import torch
 
-from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import lowest
 
@@ -133,8 +132,7 @@ def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
             f"a {type(self.module).__name__} has forwards before the backward of an earlier one: what DDP's broadcast"
             " writes into its buffers is hidden from autograd where no gradient depends on it"
         )
-        if log.first_time(text):
-            lowest.report("buffers", text)
+        lowest.report("buffers", text)
         return result
 
     return _sync_buffers

@@ -16,7 +16,6 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 
 from ddpfix import log
-from ddpfix.models.parameter_names import in_short
 from ddpfix.ranks.store import lowest
 from ddpfix.ranks.store.keys import default_store, has, keys, put
 
@@ -25,16 +24,12 @@ from ..pipeline import ddp, optimizers
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.process_group import Follower
 from ..pipeline.step_count import CLOCK, Clock
-from . import fingerprint
+from . import fingerprint, text
 
 # Steps before the end of a run after which a model is spoken of at all.
 _FEW = 3
 # Elements of a parameter that show whether the program moves it.
 _SAMPLES = 4
-ADVICE = (
-    "Leave no_sync for the last backward before a step (accelerate: one accelerator.accumulate(model) around a step,"
-    " not one within another)"
-)
 
 
 class Unaveraged(ddp.Stage):
@@ -96,9 +91,9 @@ class Unaveraged(ddp.Stage):
     def report(self, each: Local) -> None:
         """Speak of a model, once, if it is certain."""
         self._forget(each)
-        text = each.text()
-        if text:
-            lowest.report(f"unaveraged/{each.number}", text, log.warning)
+        line = each.line()
+        if line:
+            lowest.report(f"unaveraged/{each.number}", line, warns=True)
 
     def report_all(self) -> None:
         """Speak of all models: the run ends."""
@@ -241,17 +236,14 @@ class Local:
             return not self._differs
         return False
 
-    def text(self) -> str:
+    def line(self) -> str:
         """Return the line; "" where it is not certain, or for the first rank, with which the others compare."""
         if not self._differs:
             return ""
         self._see_whether_moved()
         if self._moved is None or bool(self._moved):
             return ""
-        place = f" ({self._clock.local_place})" if self._clock.local_place else ""
-        return (
-            f"no gradient of {self._class} was averaged in {self.steps} optimizer steps: each"
-            f" forward ran under no_sync{place}. Rank {process_groups.own_rank()} differs from rank {self._ranks[0]}"
-            f" since the first step, in {len(self._differs)} of {len(self._names)} parameters"
-            f" ({in_short(self._differs)}). {ADVICE}"
+        ranks = process_groups.own_rank(), self._ranks[0]
+        return text.never_averaged(
+            self._class, self.steps, self._clock.local_place, ranks, self._differs, len(self._names)
         )

@@ -17,7 +17,6 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, NamedTuple, Op
 import torch
 from torch import nn
 
-from ddpfix import log
 from ddpfix.ranks.store import lowest
 
 from ..internals import autograd
@@ -125,8 +124,7 @@ class Recomputed:
         others = [use for use in self._uses if use.will_run()]
         if not others or not self._is_reduced():
             return run()
-        if log.first_time(_SAID):
-            lowest.report("repeated_checkpoints", _SAID)
+        lowest.report("repeated_checkpoints", _SAID)
         stand_ins = _stand_ins(self._target.module)
         with _replaced(self._target.module, stand_ins):
             result = run()

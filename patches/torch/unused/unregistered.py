@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ddpfix import log
 from ddpfix.models.parameter_names import in_short
 from ddpfix.ranks.store import lowest
 
@@ -45,7 +44,7 @@ def warn_if_any(model: ddp.Wrapped) -> None:
     names = unreduced(model)
     if names:
         text = f"{_described(model, names)}. Where all ranks are to have the same: {_FIX}"
-        lowest.report(f"unregistered/{model.number}", text, log.warning)
+        lowest.report(f"unregistered/{model.number}", text, warns=True)
 
 
 _FIX = "wrap the model after its layers are chosen and unfrozen, or wrap it again"
@@ -54,8 +53,9 @@ _FIX = "wrap the model after its layers are chosen and unfrozen, or wrap it agai
 def _described(model: ddp.Wrapped, names: List[str]) -> str:
     here = {id(parameter) for parameter in model.wrapper.module.parameters()}
     replaced = [name for name, parameter in zip(model.names, model.parameters) if id(parameter) not in here]
+    count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
     text = (
-        f"DDP does not average {len(names)} parameters of {type(model.wrapper.module).__name__}"
+        f"DDP does not average {count} of {type(model.wrapper.module).__name__}"
         f" ({in_short(names)}): they were added, replaced or unfrozen after wrapping"
     )
     return text + (f". DDP still waits for the ones that they replaced ({in_short(replaced)})" if replaced else "")
