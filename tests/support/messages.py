@@ -20,6 +20,8 @@ LOGGED = {
     "error": "error, from each rank",
 }
 RAISED, PART = "raised", "a part"
+# Of ddpfix/ranks/store/lowest.py.
+LOWEST = "from the lowest rank on which it happened, once"
 # A piece of text with fewer words is no sentence.
 _WORDS = 6
 # What is run by a person is explained by its own output.
@@ -104,9 +106,12 @@ def of_file(path: Path) -> List[Message]:
 
 def _of_tree(tree: ast.AST, named: Named) -> Iterator[Message]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOGGED:
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "log" and node.args:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            is_logged = node.func.attr in LOGGED and isinstance(node.func.value, ast.Name)
+            if is_logged and node.func.value.id == "log":  # type: ignore[attr-defined]
                 yield from (Message(LOGGED[node.func.attr], text, node.lineno) for text in texts(node.args[0], named))
+            elif ast.unparse(node.func) == "lowest.report":
+                yield from (Message(LOWEST, text, node.lineno) for text in texts(node.args[1], named))
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             yield from (Message(RAISED, text, node.lineno) for text in texts(node.exc.args[0], named))
         elif isinstance(node, ast.Return):

@@ -2,7 +2,8 @@
 
 Rank 0 logs at once. Another rank leaves its number in the process group's store, unless a lower one is there, and looks
 once more after a few seconds, or when its process group or its program ends. This takes two requests of a rank for each
-such line, in a thread of ddpfix; nobody waits for anybody.
+such line, in a thread of ddpfix; nobody waits for anybody. Where the first rank keeps the store and is the first to
+end, nobody can be asked any more, and several ranks may log it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ddpfix.ranks.store.keys import be_lowest, default_store, keys
 
 # Seconds for which a lower rank may still come.
 _WAIT = 3.0
-# Seconds for which one may still come at the end of the program, where all ranks have such a line at once.
-_MOMENT = 0.5
+# Seconds to two looks at the end of the program, where all ranks have such a line at once: the store may end soon, too.
+_LOOKS = (0.1, 0.4)
 # Seconds that the end of a process waits for the store.
 _SHORT = 1.0
 _PENDING: List[_Report] = []
@@ -74,10 +75,9 @@ class _Report:
         with contextlib.suppress(Exception):
             is_lowest = self._lowest() == self._rank > 0
             if is_lowest:
-                begun = time.monotonic()
-                self._ends.wait(_WAIT)
-                time.sleep(max(0.0, begun + _MOMENT - time.monotonic()))
-                is_lowest = self._lowest() == self._rank
+                for pause in _LOOKS if self._ends.wait(_WAIT) else (0.0,):
+                    time.sleep(pause)
+                    is_lowest = is_lowest and self._lowest() == self._rank
         with contextlib.suppress(ValueError):
             _PENDING.remove(self)
         if is_lowest:
