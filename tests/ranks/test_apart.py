@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import List
 
 import pytest
+import torch
 
 from tests.ranks.test_failures import LONG, Job, job
 
@@ -41,6 +42,10 @@ def test_a_skipped_backward_is_the_cause(tmp_path: Path, how: str, place: str) -
     assert "loss * 0" in words and "DDPFIX_UNEVEN" not in words, found
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.distributed.Reducer, "_check_reducer_finalized"),
+    reason="under torchrun of torch 2.0 rank 0 keeps the store, which ends with it: nothing can be asked then",
+)
 @pytest.mark.patches("torch.failures")
 def test_a_rank_that_a_signal_has_ended_is_called_by_it(tmp_path: Path) -> None:
     """gloo aborts a rank where sizes differ: no word of a lack of memory."""

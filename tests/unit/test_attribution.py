@@ -7,7 +7,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import pytest
 
@@ -31,15 +31,24 @@ for each in found:
 """
 
 
-@pytest.mark.parametrize("on", ["0", "1"])
-def test_they_are_the_same_as_in_plain_torch(tmp_path: Path, on: str) -> None:
+def lines(script: Path, on: str) -> List[str]:
+    environ = ranks.environment({"DDPFIX": on, "DDPFIX_LOG": "off"})
+    script.with_name("store").unlink(missing_ok=True)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environ, cwd=str(script.parent), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done
+    return done.stdout.splitlines()
+
+
+def test_they_are_the_same_as_in_plain_torch(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.format(store=tmp_path / "store"))
-    command = [sys.executable, str(script)]
-    environ = ranks.environment({"DDPFIX": on, "DDPFIX_LOG": "off"})
-    done = subprocess.run(command, env=environ, cwd=str(tmp_path), capture_output=True, text=True, timeout=120)
-    here = [number for number, line in enumerate(script.read_text().splitlines(), 1) if line.endswith("# here")]
-    assert done.stdout.splitlines() == [f"{script} {number} FutureWarning" for number in here], done
+    plain = lines(script, "0")
+    assert len(plain) == 2 and lines(script, "1") == plain
+    if not all("distributed.py" in line or "autograd" in line for line in plain):
+        # Older releases of torch name a line of their own.
+        here = [number for number, line in enumerate(script.read_text().splitlines(), 1) if line.endswith("# here")]
+        assert plain == [f"{script} {number} FutureWarning" for number in here]
 
 
 def warns(value: int, *, stacklevel: int) -> int:

@@ -71,7 +71,9 @@ def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> Lis
 
 def _by_hand(case: Case) -> Cure:
     """Return what helps where the program prepares DDP itself, within the forward of the wrapped module."""
-    words = f"DDP is prepared within the forward of the wrapped model: paste both lines ({_without_edit()})"
+    words = "DDP is prepared within the forward of the wrapped model: paste both lines"
+    if release("torch") >= (2, 1):
+        words += f" ({_without_edit()})"
     return words, [toolkit_lines.of(case.wrapped_by).find, _PREPARE]
 
 

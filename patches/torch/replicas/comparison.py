@@ -232,11 +232,13 @@ class Comparison:
     def _averaged_apart(self, model: ddp.Wrapped, step: int, there: fingerprint.Sight, here: fingerprint.Sight) -> str:
         names = [self._names[number] for number in fingerprint.unequal(there, here)]
         numbers = here.averaged, there.averaged
-        return text.averaged_apart(self._where(model, step), names, len(self._names), numbers)
+        return text.averaged_apart(self._where(model, step), names, len(self._names), numbers, self._search())
+
+    def _search(self) -> str:
+        return text.line_search() if self._searches else ""
 
     def _described(self, model: ddp.Wrapped, step: int, found: fingerprint.Difference) -> str:
-        cause = text.line_search() if self._searches else ""
-        cause = cause or text.local_steps(self._local.get(step, 0), self._counts.clock.local_place)
+        cause = self._search() or text.local_steps(self._local.get(step, 0), self._counts.clock.local_place)
         names = [self._names[number] for number in found.numbers]
         return text.diverged(self._where(model, step), found, names, len(self._names), cause)
 

@@ -72,7 +72,9 @@ def local_steps(number: int, place: str) -> str:
     )
 
 
-def averaged_apart(where: Where, names: Sequence[str], count: int, numbers: Tuple[Optional[int], Optional[int]]) -> str:
+def averaged_apart(
+    where: Where, names: Sequence[str], count: int, numbers: Tuple[Optional[int], Optional[int]], cause: str
+) -> str:
     """Return the line about ranks that have averaged different numbers of times.
 
     Args:
@@ -80,12 +82,13 @@ def averaged_apart(where: Where, names: Sequence[str], count: int, numbers: Tupl
         names: of the parameters that differ.
         count: how many were compared.
         numbers: how often this rank has averaged by that step, and the first one.
+        cause: as above.
     """
     here, there = ("once" if number == 1 else f"{number} times" for number in numbers)
     return (
         f"{where}: {len(names)} of {count} parameters, first {names[0]}: {in_short(names)}. By optimizer step"
         f" {where.step} this rank has averaged {here}, rank {where.first} {there}: averages of different steps meet."
-        f" {EQUALLY_OFTEN}"
+        f" {cause}{EQUALLY_OFTEN}"
     )
 
 
