@@ -1,4 +1,8 @@
-"""Lightning's manual optimization trains without the flag, and accelerate's steps under ``no_sync`` are reported."""
+"""Backwards in unusual places train without the flag, and accelerate's steps under ``no_sync`` are reported.
+
+Lightning's manual optimization calls backward within the wrapper's forward, and the cached losses of
+sentence-transformers call it within a hook of another one, each rank as often as it has mini-batches.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,27 @@ from tests.late.test_scenarios import ends
 pytestmark = pytest.mark.sampled(inside=True, cells=True)
 LIGHTNING = bool(find_spec("lightning"))
 ACCELERATE = bool(find_spec("accelerate"))
+SENTENCES = bool(find_spec("sentence_transformers"))
 FILE = "toolkit_loops"
+# The loops that plain torch ends with an error where the flag is not set.
+LOOPS = [
+    pytest.param("adversarial", marks=pytest.mark.skipif(not LIGHTNING, reason="Lightning is not installed here")),
+    pytest.param(
+        "cached_loss", marks=pytest.mark.skipif(not SENTENCES, reason="sentence-transformers is not installed here")
+    ),
+]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans: List[Scenario] = []
-    if LIGHTNING:
+    for name in ["adversarial"] * LIGHTNING + ["cached_loss"] * SENTENCES:
         plans += [
-            Scenario("plain", function=f"{FILE}:adversarial"),
-            Scenario("flag", function=f"{FILE}:adversarial_with_the_flag"),
-            Scenario("auto", function=f"{FILE}:adversarial", settings={}),
-            Scenario("late", function=f"{FILE}:adversarial", settings={"unused": "late"}),
-            Scenario("find", function=f"{FILE}:adversarial", settings={"unused": "find"}),
+            Scenario(f"{name}-plain", function=f"{FILE}:{name}"),
+            Scenario(f"{name}-flag", function=f"{FILE}:{name}_with_the_flag"),
+            Scenario(f"{name}-auto", function=f"{FILE}:{name}", settings={}),
+            Scenario(f"{name}-late", function=f"{FILE}:{name}", settings={"unused": "late"}),
+            Scenario(f"{name}-find", function=f"{FILE}:{name}", settings={"unused": "find"}),
         ]
     if ACCELERATE:
         for name in ("accumulate", "accumulate_two", "accumulate_nested"):
@@ -42,20 +54,28 @@ def steps(ranks: Ranks) -> List[Any]:
     return [record["steps"] for _, record in ranks if record is not None]
 
 
-@pytest.mark.skipif(not LIGHTNING, reason="Lightning is not installed here")
 @pytest.mark.patches("torch.late")
-def test_lightning_ends_with_its_error_in_plain_torch(outcomes: Dict[str, Ranks]) -> None:
-    assert all("parameters that were not used in producing the loss" in end for end in ends(outcomes["plain"]))
+@pytest.mark.parametrize("name", LOOPS)
+def test_plain_torch_ends_with_its_error(outcomes: Dict[str, Ranks], name: str) -> None:
+    found = ends(outcomes[f"{name}-plain"])
+    assert all("parameters that were not used in producing" in end for end in found), found
 
 
-@pytest.mark.skipif(not LIGHTNING, reason="Lightning is not installed here")
 @pytest.mark.patches("torch.late")
+@pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("mode", ["auto", "late", "find"])
-def test_manual_optimization_trains_as_with_the_flag(outcomes: Dict[str, Ranks], mode: str) -> None:
-    """Each backward runs within the wrapper's forward, and the other network is frozen meanwhile."""
-    assert ends(outcomes[mode]) == ends(outcomes["flag"]) == ["", ""], outcomes[mode]
-    flagged = steps(outcomes["flag"])
-    assert len(flagged[0]) == 6 and flagged[0] == flagged[1] and steps(outcomes[mode]) == flagged
+def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str, mode: str) -> None:
+    ranks, flag = outcomes[f"{name}-{mode}"], outcomes[f"{name}-flag"]
+    assert ends(ranks) == ends(flag) == ["", ""], ranks
+    flagged = steps(flag)
+    assert len(flagged[0]) == 6 and flagged[0] == flagged[1] and steps(ranks) == flagged
+
+
+@pytest.mark.skipif(not SENTENCES, reason="sentence-transformers is not installed here")
+def test_ranks_have_unlike_numbers_of_mini_batches(outcomes: Dict[str, Ranks]) -> None:
+    """Without that, the test of the cached loss would show less than it says."""
+    first, second = (record["backwards"] for _, record in outcomes["cached_loss-late"] if record is not None)
+    assert first != second
 
 
 @pytest.mark.skipif(not ACCELERATE, reason="accelerate is not installed here")

@@ -97,3 +97,52 @@ def accumulate_nested(record: Record) -> None:
 
 def accumulate_two(record: Record) -> None:
     accumulate(record, steps=2)
+
+
+class Encoder(nn.Module):
+    """An encoder for sentence-transformers, whose pooler takes no part in the mean over tokens, as BERT's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer, self.pooler = nn.Embedding(40, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, features: Dict[str, torch.Tensor], **_: Any) -> Dict[str, torch.Tensor]:
+        hidden = torch.tanh(self.layer(self.embedding(features["input_ids"])))
+        return {**features, "token_embeddings": hidden, "pooled": self.pooler(hidden[:, 0])}
+
+
+def cached_loss(record: Record, **options: Any) -> None:
+    """The cached loss of sentence-transformers; mini-batches hold 24 tokens, and ranks have unlike numbers of them."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    torch.manual_seed(0)
+    sentences = SentenceTransformer(modules=[Encoder(), Pooling(8)], device="cpu")
+    model = nn.parallel.DistributedDataParallel(sentences, **options)
+    loss: Any = CachedMultipleNegativesRankingLoss(sentences, mini_batch_num_tokens=24)
+    # As the library's trainer does with the model that accelerate has wrapped.
+    loss.model = model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    backwards: List[int] = []
+    model.module[0].layer.weight.register_hook(lambda _: backwards.append(1))
+    record["steps"], record["backwards"] = [], []
+    for batch in range(STEPS):
+        backwards.clear()
+        optimizer.zero_grad()
+        loss([pairs(2 * batch), pairs(2 * batch + 1)], None).backward()
+        optimizer.step()
+        record["steps"].append(sums(model))
+        record["backwards"].append(len(backwards))
+
+
+def pairs(number: int) -> Dict[str, torch.Tensor]:
+    """A side of four pairs, each of 1 to 20 tokens."""
+    draw = torch.Generator().manual_seed(100 * number + distributed.get_rank())
+    lengths = torch.randint(1, 21, (4, 1), generator=draw)
+    mask = (torch.arange(20) < lengths).long()
+    return {"input_ids": torch.randint(1, 40, (4, 20), generator=draw) * mask, "attention_mask": mask}
+
+
+def cached_loss_with_the_flag(record: Record) -> None:
+    cached_loss(record, find_unused_parameters=True)

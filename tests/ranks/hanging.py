@@ -323,6 +323,48 @@ def waits_for_a_while(job: Job) -> None:
     job.step()
 
 
+def group_gives_up(job: Job) -> None:
+    """The same by a group whose calls give up: only it is broken then."""
+    group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=5))
+    job.step()
+    if job.rank == 1:
+        time.sleep(6.5)
+    else:
+        with contextlib.suppress(RuntimeError):
+            distributed.all_reduce(torch.ones(1), group=group)
+    job.step()
+
+
+def asks_the_store(job: Job) -> None:
+    """The same by a key of the store, which rank 1 does not write in time."""
+    store = distributed.distributed_c10d._get_default_store()
+    job.step()
+    if job.rank == 1:
+        time.sleep(6.5)
+    else:
+        with contextlib.suppress(RuntimeError):
+            store.wait(["rank-1-has-a-batch"], timedelta(seconds=5))
+    job.step()
+
+
+def monitored(job: Job) -> None:
+    """A monitored barrier that waits as long as the process group does hangs like another one."""
+    job.step()
+    if job.rank == 1:
+        stop()
+    distributed.monitored_barrier()
+
+
+def gives_up_elsewhere(job: Job) -> None:
+    """Rank 1 alone waits in a barrier that gives up, and the others for its next step."""
+    group = distributed.new_group([1, 2], backend="gloo", timeout=timedelta(seconds=5))
+    job.step()
+    if job.rank == 1:
+        with contextlib.suppress(RuntimeError):
+            distributed.monitored_barrier(group, timeout=timedelta(seconds=5))
+    job.step()
+
+
 def computes(job: Job) -> None:
     """A backward that takes long on all ranks."""
 
@@ -343,6 +385,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
         *(uneven, stuck_worker, dead_reader, slow_reader, some_only, barrier, sizes, evaluation, debugged, saving),
         windows,
         *(skips, unreached, calls_twice, stops_early, waits_for_a_while),
+        *(group_gives_up, asks_the_store, gives_up_elsewhere, monitored),
         *(accumulating, stopped, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
     )
 }

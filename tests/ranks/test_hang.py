@@ -116,11 +116,14 @@ STAGED: Dict[str, Said] = {
         r"A loop that ends earlier on some ranks \(an early stop",
     ),
     "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "These are different calls"),
+    "monitored": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
     "debugged": Said("rank 1 has been in a debugger", HERE, "Somebody debugs it: nothing is ended"),
 }
+# Waits that a program has limited, and goes on after.
+GIVE_UP = ("waits_for_a_while", "group_gives_up", "asks_the_store", "gives_up_elsewhere")
 # The others wait for these in the reduction of the next step.
-WAIT = r"ranks? [012 to,and]+ waits? in (all-reduce|DDP's forward|all_reduce)"
-SLOW: Sequence[str] = ("slow_loader", "evaluates", "saves", "computes", "waits_for_a_while")
+WAIT = r"ranks? [012 to,and]+ waits? in (all-reduce|DDP's forward|all_reduce|monitored_barrier)"
+SLOW: Sequence[str] = ("slow_loader", "evaluates", "saves", "computes", *GIVE_UP)
 
 
 @pytest.mark.patches("torch.hang")
@@ -130,7 +133,7 @@ def test_one_paragraph_names_rank_place_and_cause(name: str) -> None:
     told, said = ended.told(), STAGED[name]
     for part in (said.rank, said.place, said.cause, WAIT):
         assert re.search(part, told), (part, told)
-    absent = {"stopped": [1], "killed_rank": [2]}.get(name, [])
+    absent = {"stopped": [1], "monitored": [1], "killed_rank": [2]}.get(name, [])
     assert sorted(ended.stacks()) == [f"hang-rank-{rank}.txt" for rank in range(3) if rank not in absent], told
     assert all("hanging.py" in text for text in ended.stacks().values())
     if name == "saving":

@@ -5,10 +5,16 @@ It is read from the variables of torch's own function, when a job hangs or a ran
 
 from __future__ import annotations
 
+import contextlib
+import linecache
 import os
+import re
+import sys
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Dict, NamedTuple, Optional, Sequence
+
+from ddpfix.ranks.groups import internals
 
 # Calls to or from one rank.
 POINT_TO_POINT = ("send", "recv", "irecv", "isend", "batch_isend_irecv")
@@ -17,6 +23,10 @@ _PEERS = (("src", "from"), ("dst", "to"))
 _FILE = "torch/distributed/distributed_c10d.py"
 # Calls that end with an error by themselves: after a time that the program gives, and naming the ranks that are late.
 _OWN_LIMIT = ("monitored_barrier",)
+# Seconds; a longer limit is none that a program catches at the end of each epoch.
+SOON = 600.0
+# A wait for a key of a store, or for a collective's work, that was given a limit of its own.
+_WAIT_WITH_LIMIT = re.compile(r"\.wait\((?!\s*\)|\s*\[[^\]]*\]\s*\))")
 
 
 class Call(NamedTuple):
@@ -47,7 +57,7 @@ def of(frames: Sequence[FrameType]) -> Call:
             words = f" {peers[0][0]} rank {peers[0][1]}" if peers else ""
             peer = peers[0][1] if peers and name in POINT_TO_POINT else None
             return Call(f"{name}{_sizes(known)}{words}", peer, _limit(name, known))
-    return Call()
+    return Call(limit=_limit_of_wait(frames[-1]) if frames else None)
 
 
 def variables(frame: FrameType) -> Dict[str, Any]:
@@ -72,4 +82,25 @@ def _size(value: Any) -> str:
 
 def _limit(name: str, known: Dict[str, Any]) -> Optional[float]:
     limit = known.get("timeout") if name in _OWN_LIMIT else None
-    return limit.total_seconds() if isinstance(limit, timedelta) else None
+    return limit.total_seconds() if isinstance(limit, timedelta) else _limit_of_group(known.get("group"))
+
+
+def _limit_of_group(group: Any) -> Optional[float]:
+    """Return the limit that a program gave a group of its own; None for others.
+
+    It is gloo's alone that a program can catch: the watchdog of NCCL ends the process.
+    """
+    torch: Any = sys.modules["torch"]
+    own: Optional[float] = None
+    # What a group tells of itself differs between releases; a group of torch 1.13 may be a plain object.
+    with contextlib.suppress(Exception):
+        backend = internals.backend_of(group, torch.device("cpu"))
+        if type(backend).__name__ == "ProcessGroupGloo" and group is not internals.default_group():
+            own = internals.limit_of(backend)
+    return own
+
+
+def _limit_of_wait(frame: FrameType) -> Optional[float]:
+    """Return the longest limit that counts for a wait with a limit that cannot be read: it is an argument of C++."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return SOON if _WAIT_WITH_LIMIT.search(line) else None

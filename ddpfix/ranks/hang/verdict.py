@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ddpfix.ranks.groups import collectives, work
+from ddpfix.ranks.groups import calls, collectives, work
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import places, words
@@ -17,8 +17,6 @@ from ddpfix.ranks.hang.position import Position
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
 _ABSENT = (GONE, STOPPED, TRACED, LEFT)
-# Seconds for which a call that ends by itself may take until it does.
-_SOON = 600.0
 # Causes that are guesses, and of which a count knows better.
 _MAY_BE_BACKWARDS = (words.UNEVEN, words.SOME_ONLY, words.MISMATCH, words.NETWORK, words.ABSENT, words.SLOW)
 
@@ -97,7 +95,7 @@ def _ends_by_itself(each: Position) -> bool:
 
     Programs catch its error at the end of an epoch, to learn that a rank has no batch left (CosyVoice, WeNet).
     """
-    return each.patience is not None and each.still < each.patience <= _SOON
+    return each.patience is not None and each.still < each.patience <= calls.SOON
 
 
 def _absent(absent: Sequence[Absent], waiting: List[Position]) -> Optional[words.Found]:
