@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import torch
 
 from ddpfix.layerdrop import schedule, training
-from ddpfix.layerdrop.decisions import Decision
+from ddpfix.layerdrop.loops import Decision
 
 # The call whose function is running here; comparisons outside of one are the program's own.
 CURRENT: ContextVar[Optional[Call]] = ContextVar("ddpfix_call", default=None)
@@ -25,6 +25,8 @@ _OPERATORS: Dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+
+_LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
 
 class Left(NamedTuple):
@@ -52,19 +54,21 @@ class Comparison:
     """
 
     def __init__(self, decision: Decision, site: int, rate: str, examined: bool) -> None:
-        node: Any = decision.node
+        compare: Any = decision.compare
         self.is_only_run = decision.is_only_run
         assert decision.number is not None
-        self._compare = _OPERATORS[type(node.ops[0])]
+        self._compare = _OPERATORS[type(compare.ops[0])]
+        # The truth is there already, as an entry of a vector.
+        self._is_entry = decision.node is not compare
         self._number, self._is_left, self.skip = decision.number, decision.is_left, decision.skip
         self.site, self.rate, self.draws_itself, self.examined = site, rate, not decision.layers, examined
 
     def __call__(self, left: Any, right: Any, generator: Any = None, *layers: Any) -> Any:
-        truth = self._compare(left, right)
+        truth = left if self._is_entry else self._compare(left, right)
         call = CURRENT.get()
         if call is None or (self._number.generator and not is_numpy_generator(generator)):
             return truth
-        return call.decide(self, truth, right if self._is_left else left, layers)
+        return call.decide(self, truth, right if self._is_left or self._is_entry else left, layers)
 
     def with_number(self, unit: float, rate: Any) -> bool:
         """Return the truth for a number of the unit interval."""
@@ -79,10 +83,11 @@ class Call:
         module: whose function it is.
         base: a stream of :mod:`ddpfix.layerdrop.schedule`; None: this rank's own numbers count, and are recorded.
         replica: the wrapped model that the module is a part of.
+        method: the name of the function.
     """
 
-    def __init__(self, module: Any, base: Optional[int], replica: Optional[training.Replica]) -> None:
-        self.module, self.base, self._replica = module, base, replica
+    def __init__(self, module: Any, base: Optional[int], replica: Optional[training.Replica], method: str = "") -> None:
+        self.module, self.base, self._replica, self.method = module, base, replica, method
         # Whether all layers run, whatever the comparisons say (a sharded model, see code_copy.py).
         self.whole = False
         self.left_out: List[Left] = []
@@ -151,10 +156,13 @@ class StepCall(Call):
         step: the training forward of the wrapped model.
         name: of the module.
         number: of its calls in this step.
+        method: the name of the function.
     """
 
-    def __init__(self, module: Any, base: Optional[int], step: training.Step, name: str, number: int) -> None:
-        super().__init__(module, base, step.replica)
+    def __init__(
+        self, module: Any, base: Optional[int], step: training.Step, name: str, number: int, method: str = ""
+    ) -> None:
+        super().__init__(module, base, step.replica, method)
         self._step, self._name, self._number = step, name, number
 
     def ended(self) -> None:
@@ -181,13 +189,26 @@ class StepCall(Call):
 
 def listed(module: Any) -> Any:
     """Return the layers of a module: itself if it is a list, its list ``layers``, or the longest list in it."""
-    if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+    if isinstance(module, _LISTS):
         return module
-    layers = getattr(module, "layers", None)
-    if layers is not None and hasattr(layers, "__getitem__"):
+    layers = _sequence(getattr(module, "layers", None))
+    if layers is not None:
         return layers
-    lists = [child for child in module.children() if isinstance(child, torch.nn.ModuleList)]
+    lists = [child for child in map(_sequence, module.children()) if child is not None]
     return max(lists, key=len) if lists else None
+
+
+def _sequence(value: Any) -> Any:
+    """Return the modules that a list, a dictionary or a class of its own holds; None for what holds anything else."""
+    if isinstance(value, _LISTS):
+        return value
+    if isinstance(value, torch.nn.ModuleDict):
+        return list(value.values())
+    try:
+        held = [value[index] for index in range(len(value))]
+    except (TypeError, KeyError, IndexError, AttributeError, NotImplementedError):
+        return None
+    return held if held and all(isinstance(each, torch.nn.Module) for each in held) else None
 
 
 def layer_count(module: Any) -> int:

@@ -11,10 +11,11 @@ import copy
 import functools
 import inspect
 from types import CellType, FunctionType
-from typing import Any, Callable, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpfix.layerdrop import call, decisions, rates, source
-from ddpfix.layerdrop.numbers import Scope, scope_of
+from ddpfix.layerdrop.loops import Decision
+from ddpfix.layerdrop.numbers import Scope
 from ddpfix.patching.site import PatchError, Registry
 
 
@@ -36,23 +37,24 @@ def innermost(function: Any) -> Any:
     return inspect.unwrap(function)
 
 
-def chosen(found: decisions.Found, examined: bool) -> Tuple[decisions.Decision, ...]:
+def chosen(found: decisions.Found, examined: bool) -> Tuple[Decision, ...]:
     """Return the decisions that ranks can share; a branch of a layer is one only where the code was examined."""
     return tuple(each for each in found.decisions if not each.refusal and (examined or not each.is_part))
 
 
-def scheduled(function: FunctionType, traits: Traits, examined: bool) -> FunctionType:
+def scheduled(function: FunctionType, traits: Traits, examined: bool, owner: Optional[type] = None) -> FunctionType:
     """Return a copy whose comparisons ask the current call (:data:`ddpfix.layerdrop.call.CURRENT`).
 
     Args:
         function: draws for layers.
         traits: what is particular to the toolkit's code.
         examined: whether the code was examined (see :class:`ddpfix.layerdrop.call.Comparison`).
+        owner: the class whose method it is.
 
     Raises:
         PatchError: its source is not what runs.
     """
-    found = decisions.of(function)
+    found = decisions.of(function, owner)
     named = {f"_comparison_{site}": each for site, each in enumerate(chosen(found, examined))}
     values: Dict[str, Any] = {
         name: call.Comparison(each, site, rates.name_of(found.scope, each), examined)
@@ -65,19 +67,20 @@ def scheduled(function: FunctionType, traits: Traits, examined: bool) -> Functio
     return _changed(function, found, named, values, traits)
 
 
-def without_skips(function: FunctionType, zero: Tuple[str, ...] = ()) -> FunctionType:
+def without_skips(function: FunctionType, zero: Tuple[str, ...] = (), owner: Optional[type] = None) -> FunctionType:
     """Return a copy that never skips, and reads 0 for every rate that it takes from ``self``.
 
     Args:
         function: draws for layers, or scales by a rate.
         zero: names of rates beside those that its draws are compared with.
+        owner: the class whose method it is.
 
     Raises:
         PatchError: its source is not what runs.
     """
-    found = decisions.of(function)
+    found = decisions.of(function, owner)
     if not found.decisions:
-        found = decisions.Found(scope_of(function, source.tree_of(function)), ())
+        found = decisions.written_out(function, owner)
     named = {f"_comparison_{site}": each for site, each in enumerate(chosen(found, True))}
     rated = frozenset((*zero, *(path[0] for path in rates.paths(found) if len(path) == 1)))
     return _changed(function, found, named, {}, Traits(), rated)
@@ -89,7 +92,7 @@ _CHECK = "_check_"
 def _changed(
     function: FunctionType,
     found: decisions.Found,
-    named: Mapping[str, decisions.Decision],
+    named: Mapping[str, Decision],
     values: Mapping[str, Any],
     traits: Traits,
     zero: FrozenSet[str] = frozenset(),
@@ -98,8 +101,27 @@ def _changed(
     tree = copy.deepcopy(found.scope.tree, memo)
     comparisons = {memo[id(each.node)]: (name, each) for name, each in named.items()}
     checks = [name[len(_CHECK) :] for name in values if name.startswith(_CHECK)]
-    change = _Change(found.scope, comparisons, bool(values), checks, traits.skipped_output, zero)
-    return source.changed(function, ast.fix_missing_locations(change.visit(tree)), values)
+    zeros = {memo[id(node)] for node in _rates(found.scope, zero)}
+    change = _Change(found.scope, comparisons, bool(values), checks, traits.skipped_output, zeros)
+    return source.changed(function, ast.fix_missing_locations(change.visit(tree)), {**found.values, **values})
+
+
+def _rates(scope: Scope, names: FrozenSet[str]) -> Iterator[ast.AST]:
+    """Yield the expressions that read such a rate: ``self.rate``, ``self.rates[i]``, ``rate`` of a loop over them."""
+    for node in ast.walk(scope.tree) if names else ():
+        read: Optional[ast.AST] = node
+        if isinstance(node, ast.Name) and node.id != scope.module:
+            read = scope.iterated(node.id)
+        elif isinstance(node, ast.Subscript):
+            read = node.value
+        elif isinstance(node, ast.Attribute) and isinstance(scope.parents[node], (ast.Subscript, ast.Call, ast.For)):
+            # The list itself is kept; a number may be handed to a function.
+            above = scope.parents[node]
+            is_number = isinstance(above, ast.Call) and scope.object(above.func) not in (zip, enumerate, len, reversed)
+            read = node if is_number else None
+        path = () if read is None else scope.path(read)
+        if len(path) == 1 and path[0] in names and isinstance(getattr(node, "ctx", None), ast.Load):
+            yield node
 
 
 class _Change(ast.NodeTransformer):
@@ -108,18 +130,21 @@ class _Change(ast.NodeTransformer):
     def __init__(
         self,
         scope: Scope,
-        comparisons: Mapping[ast.AST, Tuple[str, decisions.Decision]],
+        comparisons: Mapping[ast.AST, Tuple[str, Decision]],
         shares: bool,
         checks: Sequence[str],
         skipped_output: Tuple[None, ...],
-        zero: FrozenSet[str],
+        zero: Set[ast.AST],
     ) -> None:
         self._scope, self._comparisons, self._shares, self._checks = scope, comparisons, shares, checks
         self._short, self._zero = skipped_output, zero
 
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        if node not in self._comparisons:
-            return self.generic_visit(node)
+    def visit(self, node: ast.AST) -> Any:
+        if node in self._zero:
+            return _placed(ast.Constant(value=0.0), node)
+        return self._decided(node) if node in self._comparisons else super().visit(node)
+
+    def _decided(self, node: Any) -> ast.AST:
         name, decision = self._comparisons[node]
         if not self._shares:
             # The draw is made, and its layer kept.
@@ -128,18 +153,13 @@ class _Change(ast.NodeTransformer):
         generator = decision.number.generator if decision.number is not None else ""
         # Evaluated in the order of the comparison, and only what has no effect is read once more.
         drawn = _read(f"{self._scope.module}.{generator}" if generator else "None")
-        given = [node.left, node.comparators[0], drawn, *copy.deepcopy(decision.layers)]
+        sides = [node.left, node.comparators[0]] if decision.node is decision.compare else [node, decision.rate]
+        given = copy.deepcopy([*sides, drawn, *decision.layers])
         return _placed(ast.Call(func=ast.Name(id=name, ctx=ast.Load()), args=given, keywords=[]), node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         is_check = node.id in self._checks and isinstance(node.ctx, ast.Load)
         return _placed(ast.Name(id=_CHECK + node.id, ctx=ast.Load()), node) if is_check else node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        path = self._scope.path(node)
-        if isinstance(node.ctx, ast.Load) and len(path) == 1 and path[0] in self._zero:
-            return _placed(ast.Constant(value=0.0), node)
-        return self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         value, size = node.value, len(self._short)

@@ -13,7 +13,7 @@ import functools
 import inspect
 import weakref
 from types import FunctionType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from ddpfix import log
 from ddpfix.layerdrop import call as calls
@@ -21,13 +21,12 @@ from ddpfix.layerdrop import code_copy, decisions, rates, recompute, schedule, t
 from ddpfix.layerdrop.call import Call, StepCall, layer_count, listed
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.drawing import (
-    METHODS,
     applies,
     check,
     drawing_classes,
     drawing_method,
+    drawing_methods,
     found,
-    method_of,
     rate_paths,
 )
 from ddpfix.patching.dynamo import skip_frames, skip_module
@@ -57,10 +56,11 @@ _NO_TRAITS = code_copy.Traits()
 
 
 class Covered:
-    """A function that draws, and its copy that follows the schedule.
+    """A method that draws, and its copy that follows the schedule.
 
     Args:
-        function: with its decorators.
+        owner: the class that has it.
+        method: its name.
         traits: what is particular to the toolkit's code.
         examined: whether it was examined; what is certain of any code is shared elsewhere.
 
@@ -68,13 +68,17 @@ class Covered:
         PatchError: it has another shape than expected.
     """
 
-    def __init__(self, function: Any, traits: code_copy.Traits = _NO_TRAITS, examined: bool = True) -> None:
+    def __init__(self, owner: type, method: str, traits: code_copy.Traits = _NO_TRAITS, examined: bool = True) -> None:
+        function = vars(owner)[method]
         inner = innermost(function)
-        read = found(inner)
+        read = found(inner, owner)
+        self.method, self.helpers, self._home = method, read.helpers, inner.__globals__
+        # Other methods of the class that draw, and what ranks cannot share of all of them.
+        self.others: List[Covered] = []
+        self.refused = self.refusals(owner, method, read) if any(each.refusal for each in read.decisions) else []
         shared = code_copy.chosen(read, examined)
         if not shared:
-            reasons = [f"{each.refusal} ({_place(inner, each)})" for each in read.decisions if each.refusal]
-            raise PatchError(reasons[0] if reasons else f"{inner.__qualname__} does not draw for layers")
+            raise PatchError(self.refusals(owner, method, read)[0])
         self.paths = rates.paths(read)
         self.path = self.paths[0] if self.paths else ()
         self.rate = rates.reader(read, shared, inner)
@@ -83,7 +87,7 @@ class Covered:
         self.choose: Callable[..., Optional[Call]] = lambda module, args, kwargs: None
         self.original = function
         self.generates = inspect.isgeneratorfunction(inner)
-        copied = code_copy.scheduled(inner, traits, examined)
+        copied = code_copy.scheduled(inner, traits, examined, owner)
         skip_frames(copied)
         self.scheduled = code_copy.rebuild(function, inner, self._called(_recorded(copied)))
 
@@ -92,12 +96,33 @@ class Covered:
 
         @functools.wraps(copied)
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if calls.CURRENT.get() is not None:
+            current = calls.CURRENT.get()
+            if current is not None and current.method == self.method and current.module is module:
                 return copied(module, *args, **kwargs)
-            return self.answered(copied, self.choose(module, args, kwargs), module, args, kwargs)
+            return self.answered(copied, self.choose(module, args, kwargs, self.method), module, args, kwargs)
 
         skip_frames(forward)
         return forward  # type: ignore[return-value]
+
+    @staticmethod
+    def refusals(owner: type, method: str, read: decisions.Found) -> List[str]:
+        """Return why ranks cannot share decisions of a method, each with its line."""
+        code = innermost(vars(owner)[method]).__code__
+        found = [(each.refusal, getattr(each.node, "lineno", 0)) for each in read.decisions if each.refusal]
+        return [f"{why} ({code.co_filename}:{line})" for why, line in found] or [f"{method} draws for a part of it"]
+
+    def is_still(self, module: Any) -> bool:
+        """Return whether a module would call the functions that its copy has written out."""
+        return all(each.is_still(module, self._home) for each in self.helpers)
+
+    def replaced(self, module: Any) -> List[str]:
+        """Return the names of such functions, of all methods of the class, for which a module has others."""
+        return [
+            helper.name
+            for each in (self, *self.others)
+            for helper in each.helpers
+            if not helper.is_still(module, each._home)
+        ]
 
     def answered(self, function: Any, call: Optional[Call], module: Any, args: Any, kwargs: Any) -> Any:
         """Run the function with the decisions of this call; with its own if there is none."""
@@ -128,10 +153,6 @@ class Covered:
             call.ended()
 
 
-def _place(inner: FunctionType, decision: decisions.Decision) -> str:
-    return f"{inner.__code__.co_filename}:{getattr(decision.node, 'lineno', 0)}"
-
-
 def _recorded(copied: FunctionType) -> FunctionType:
     """Return the copied function with the recorders around it, inside of the decorators, where outputs collect."""
 
@@ -160,38 +181,51 @@ OBSERVED: Registry[Callable[[Any, Dict[str, Any]], bool]] = Registry(_AT)
 def cover(
     site: Site,
     owner: type,
-    choose: Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any],
+    choose: Callable[..., Any],
     rate: Optional[Callable[[Any], float]] = None,
     traits: code_copy.Traits = _NO_TRAITS,
     examined: bool = True,
 ) -> Covered:
-    """Put the schedule into the method of ``owner`` that draws (see :func:`drawing_method`).
+    """Put the schedule into the methods of ``owner`` that draw (see :func:`drawing_methods`).
 
     Args:
         site: records the change.
-        owner: the class whose own ``__dict__`` holds the method.
-        choose: ``choose(module, args, kwargs)`` gives the :class:`Call` for a training forward; None: no change.
-        rate: ``rate(module)`` gives the rate in force, where it is not the largest that the method compares with.
+        owner: the class whose own ``__dict__`` holds the methods.
+        choose: ``choose(module, args, kwargs, method)`` gives the :class:`Call` of a training forward; None: no change.
+        rate: ``rate(module)`` gives the rate in force, where it is not the largest that the methods compare with.
         traits: what is particular to the toolkit's code.
         examined: whether the code was examined.
 
     Raises:
-        PatchError: the method has another shape than expected; nothing was changed.
+        PatchError: no method has the expected shape; nothing was changed.
     """
-    method = method_of(owner)
-    covered = Covered(vars(owner)[method], traits, examined)
-    covered.rate = rate or covered.rate
-    covered.choose = choose
+    made: List[Covered] = []
+    refused: List[PatchError] = []
+    for method in drawing_methods(owner):
+        try:
+            made.append(Covered(owner, method, traits, examined))
+        except PatchError as error:
+            refused.append(error)
+    if not made:
+        raise refused[0] if refused else PatchError(f"{owner.__module__}.{owner.__qualname__} does not draw for layers")
     for ours in (recompute, training, schedule, calls):
         skip_module(ours)
     if isinstance(choose, FunctionType):
         # Compiled by itself, it would pass a stream of 64 bits between two graphs: too large for torch up to 2.6.
         skip_frames(choose)
-    site.wrap_hot(owner, method, functools.partial(_dispatch, covered))
-    COVERED[owner] = covered
+    for covered in made:
+        covered.rate, covered.choose = rate or covered.rate, choose
+        site.wrap_hot(owner, covered.method, functools.partial(_dispatch, covered))
+    return _remembered(site, owner, made, refused)
+
+
+def _remembered(site: Site, owner: type, made: List[Covered], refused: Sequence[PatchError] = ()) -> Covered:
+    first = COVERED[owner] = made[0]
+    first.others = made[1:]
+    first.refused = [*map(str, refused), *(text for each in made for text in each.refused)]
     site.at_undo(functools.partial(_uncover, owner))
     site.at_undo(recompute.forget)
-    return covered
+    return first
 
 
 def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tuple[str, ...] = ()) -> None:
@@ -199,23 +233,43 @@ def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tupl
 
     Args:
         site: records the change.
-        owner: the class whose own ``__dict__`` holds the method.
-        method: the method, where it is not the one that draws: one that reads a rate, to scale with it.
+        owner: the class whose own ``__dict__`` holds the methods.
+        method: the method, where it is not one that draws: one that reads a rate, to scale with it.
         zero: the names of rates that are read as 0, beside those of its draws.
 
     Raises:
-        PatchError: the source of the method is not what runs; nothing was changed.
+        PatchError: the source of a method is not what runs; nothing was changed.
     """
-    name = method_of(owner) if method is None else method
-    original = vars(owner)[name]
-    inner = innermost(original)
-    without_skips = code_copy.rebuild(original, inner, code_copy.without_skips(inner, zero))
-    covered = Covered(original) if method is None else None
-    site.wrap_hot(owner, name, lambda original: without_skips)
-    if covered is not None:
+    drawing = drawing_methods(owner) if method is None else (method,)
+    if not drawing:
+        raise PatchError(f"{owner.__module__}.{owner.__qualname__} does not draw for layers")
+    copies = [_without_skips(owner, name, zero) for name in drawing]
+    made = [Covered(owner, name) for name in drawing] if method is None else []
+    for name, copied in zip(drawing, copies):
+        covered = next((each for each in made if each.method == name), None)
+        site.wrap_hot(owner, name, functools.partial(_never, copied, covered))
+    for covered in made:
         covered.never = True
-        COVERED[owner] = covered
-        site.at_undo(functools.partial(_uncover, owner))
+    if made:
+        _remembered(site, owner, made)
+
+
+def _without_skips(owner: type, name: str, zero: Tuple[str, ...]) -> Any:
+    inner = innermost(vars(owner)[name])
+    return code_copy.rebuild(vars(owner)[name], inner, code_copy.without_skips(inner, zero, owner))
+
+
+def _never(copied: Any, covered: Optional[Covered], original: Any) -> Any:
+    """Return the copy that never skips; where a subclass has other helpers, the original runs."""
+    if covered is None or not covered.helpers:
+        return copied
+    known = covered
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (copied if known.is_still(self) else original)(self, *args, **kwargs)
+
+    return forward
 
 
 class _Run:
@@ -233,7 +287,9 @@ class _Run:
     def trains(self, module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Run the copy where there is somebody to agree with."""
         covered = self._covered
-        call = covered.choose(module, args, kwargs)
+        if covered.helpers and not covered.is_still(module):
+            return self._original(module, *args, **kwargs)
+        call = covered.choose(module, args, kwargs, covered.method)
         return covered.answered(self._original if call is None else covered.scheduled, call, module, args, kwargs)
 
     def __reduce__(self) -> Any:
@@ -273,37 +329,43 @@ def rate_of(module: Any, has_peers: bool = True) -> float:
         module: any module.
         has_peers: whether it stands in a list of modules of its class; one that does not is an augmentation, say.
     """
-    for method in METHODS:
-        level = next((level for level in type(module).__mro__ if method in vars(level)), None)
-        covered: Union[Covered, _Uncovered, None] = None if level is None else COVERED.get(level)
-        if level is not None and covered is None:
-            covered = _uncovered(level)
-        if covered is not None and any(
-            applies(each, module, has_peers or covered.examined) for each in covered.decisions
-        ):
-            return 0.0 if covered.never else covered.rate(module)
-    return 0.0
+    rates = [_rate_at(level, module, has_peers) for level in type(module).__mro__]
+    return max(rates, default=0.0)
+
+
+def _rate_at(level: type, module: Any, has_peers: bool) -> float:
+    """Return the rate by the methods of one class of a module, as far as no subclass has other ones."""
+    covered = COVERED.get(level)
+    found: Sequence[Union[Covered, _Uncovered]]
+    found = _uncovered(level) if covered is None else (covered, *covered.others)
+    rates = [0.0]
+    for each in found:
+        is_own = next(other for other in type(module).__mro__ if each.method in vars(other)) is level
+        if is_own and any(applies(decision, module, has_peers or each.examined) for decision in each.decisions):
+            rates.append(0.0 if each.never else each.rate(module))
+    return max(rates)
 
 
 class _Uncovered:
-    """A class that draws and is as shipped (DDPFIX_LAYERDROP=stock), or cannot be covered."""
+    """A method that draws and is as shipped (DDPFIX_LAYERDROP=stock), or cannot be covered."""
 
     never = examined = False
 
-    def __init__(self, function: FunctionType) -> None:
-        read = decisions.of(function)
+    def __init__(self, owner: type, method: str) -> None:
+        function = innermost(vars(owner)[method])
+        read = decisions.of(function, owner)
+        self.method = method
         self.decisions = tuple(each for each in read.decisions if each.rate is not None)
         self.rate = rates.reader(read, self.decisions, function)
 
 
-def _uncovered(owner: type) -> Optional[_Uncovered]:
+def _uncovered(owner: type) -> Tuple[_Uncovered, ...]:
     if owner not in _RATES:
-        method = drawing_method(owner)
-        _RATES[owner] = None if method is None else _Uncovered(innermost(vars(owner)[method]))
+        _RATES[owner] = tuple(_Uncovered(owner, method) for method in drawing_methods(owner))
     return _RATES[owner]
 
 
-_RATES: weakref.WeakKeyDictionary[type, Optional[_Uncovered]] = weakref.WeakKeyDictionary()
+_RATES: weakref.WeakKeyDictionary[type, Tuple[_Uncovered, ...]] = weakref.WeakKeyDictionary()
 
 
 def active(model: Any) -> List[Tuple[str, Any, float]]:
@@ -318,19 +380,19 @@ def may_skip(model: Any) -> bool:
     return any(level in COVERED for part in model.modules() for level in type(part).__mro__)
 
 
-def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
+def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], method: str = "") -> Optional[Call]:
     """Return the call of the current step, the one that a recomputation repeats, or outside of a wrapped model None."""
-    past = recompute.repeated(module, args, kwargs)
+    past = recompute.repeated(module, args, kwargs, method)
     if past is not None:
-        return Call(module, *past)
+        return Call(module, *past, method=method)
     step = training.current()
     if step is None:
-        return Call(module, None, None) if any(wanted(module, kwargs) for wanted in OBSERVED) else None
+        return Call(module, None, None, method=method) if any(wanted(module, kwargs) for wanted in OBSERVED) else None
     if not step.replica.is_announced:
         _announce(step.replica)
     base, name, number = step.stream(module)
-    recompute.remember(module, args, kwargs, base, step)
-    return StepCall(module, base, step, name, number)
+    recompute.remember(module, args, kwargs, base, step, method)
+    return StepCall(module, base, step, name, number, method)
 
 
 def _announce(replica: training.Replica) -> None:

@@ -10,53 +10,31 @@ from __future__ import annotations
 import ast
 import functools
 from types import FunctionType
-from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
-from ddpfix.layerdrop import branches, source
-from ddpfix.layerdrop.numbers import Number, Scope, index_of, may_draw, names_in, scope_of
+from ddpfix.layerdrop import branches, handed, helpers, loops, masks, source, unshared
+from ddpfix.layerdrop.loops import Decision
+from ddpfix.layerdrop.numbers import Number, Scope, may_draw, names_in, outer_of
 
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-# Calls that are no use of a layer: they look at it.
-_LOOKS = frozenset(
-    (isinstance, issubclass, len, id, type, getattr, hasattr, print, repr, str, bool, int, float, zip, enumerate)
-)
 _ARITHMETIC = frozenset((len, min, max, float, int, abs, getattr))
 _OTHER = (ast.operator, ast.unaryop, ast.expr_context)
 
 
-class Decision(NamedTuple):
-    """A comparison, or another condition, that decides whether a layer runs.
+class Found(NamedTuple):
+    """A function that draws for layers.
 
     Attributes:
-        node: the comparison.
-        skip: its truth with which the layer does not run.
-        number: what was drawn; None where that is not certain.
-        is_left: whether the number is on the left side.
-        rate: the other side; None where it is no rate.
-        layers: what the loop has for the layer; empty where the module draws for itself.
-        holders: the attributes of the module that may hold these layers; empty for the module as a list.
-        is_part: whether only a branch of a module that draws for itself is left out.
-        is_only_run: whether the function runs its layers nowhere else.
-        refusal: why ranks cannot share it; empty if they can.
+        scope: of its definition, in which helpers and vectors of truths are written out.
+        decisions: all of them.
+        values: what names stand for that came with a helper.
+        helpers: the functions that are written out.
     """
-
-    node: ast.AST
-    skip: bool
-    number: Optional[Number]
-    is_left: bool
-    rate: Optional[ast.expr]
-    layers: Tuple[ast.expr, ...]
-    holders: FrozenSet[str]
-    is_part: bool
-    is_only_run: bool
-    refusal: str
-
-
-class Found(NamedTuple):
-    """A function that draws for layers: its scope and all of its decisions."""
 
     scope: Scope
     decisions: Tuple[Decision, ...]
+    values: Mapping[str, Any] = {}
+    helpers: Tuple[helpers.Helper, ...] = ()
 
     def shared(self) -> Tuple[Decision, ...]:
         """Return the decisions that are proved."""
@@ -67,50 +45,124 @@ _NOTHING = Found(Scope(ast.parse("def _(): 0").body[0], {}), ())  # type: ignore
 
 
 # By the function itself: each class is asked several times, and reading a source takes milliseconds.
-@functools.lru_cache(maxsize=256)
-def of(function: FunctionType) -> Found:
+@functools.lru_cache(maxsize=512)
+def of(function: FunctionType, owner: Optional[type] = None) -> Found:
     """Return the decisions of a function; none where it draws nothing.
+
+    Args:
+        function: that is read.
+        owner: the class whose method it is, whose other methods may draw for it; None where that is not known.
 
     Raises:
         PatchError: its source is unavailable, or is not what runs.
     """
-    return in_scope(scope_of(function, source.tree_of(function))) if may_draw(function) else _NOTHING
+    return _in(function, owner) if draws(function, owner) else _NOTHING
 
 
-def in_scope(scope: Scope) -> Found:
-    """Return the decisions of a function whose scope is known."""
-    found = [_decision(scope, node) for node in ast.walk(scope.tree) if isinstance(node, (ast.Compare, ast.Call))]
-    return Found(scope, tuple(each for each in found if each is not None))
+def written_out(function: FunctionType, owner: Optional[type]) -> Found:
+    """Return the definition of a function as it is analyzed, without its decisions.
+
+    Raises:
+        PatchError: its source is unavailable, or is not what runs.
+    """
+    inlined = helpers.inlined(function, source.tree_of(function), owner)
+    scope = masks.with_entries(inlined.tree, {**outer_of(function), **inlined.values})
+    return Found(scope, (), inlined.values, inlined.helpers)
 
 
-def _decision(scope: Scope, node: Any) -> Optional[Decision]:
+def _in(function: FunctionType, owner: Optional[type]) -> Found:
+    found = written_out(function, owner)
+    given = handed.layers(function, owner) if owner is not None and loops.for_loops(found.scope) == [] else None
+    return found._replace(decisions=in_scope(found.scope, given).decisions)
+
+
+def draws(function: FunctionType, owner: Optional[type]) -> bool:
+    """Return whether a function names a draw, or another function that does, from its code alone."""
+    return may_draw(function) or any(may_draw(each) for each in helpers.named(function, owner))
+
+
+def in_scope(scope: Scope, given: Optional[handed.Given] = None) -> Found:
+    """Return the decisions of a function whose scope is known.
+
+    Args:
+        scope: of the function.
+        given: the layers that a loop of another method hands to it, if one does.
+    """
+    kinds = (ast.Compare, ast.Call)
+    nodes = [node for node in ast.walk(scope.tree) if isinstance(node, kinds) or node in scope.entries]
+    found = [each for each in (_decision(scope, node, given) for node in nodes) if each is not None]
+    return Found(scope, tuple(found or unshared.in_scope(scope)))
+
+
+def _decision(scope: Scope, node: Any, given: Optional[handed.Given]) -> Optional[Decision]:
     """Return the decision that a comparison with something drawn takes; None if it decides about no layer."""
-    nested = any(isinstance(each, (ast.FunctionDef, ast.Lambda, ast.comprehension)) for each in scope.above(node))
-    if nested or scope.draw_in(node) is None:
+    kinds = (ast.FunctionDef, ast.Lambda, ast.comprehension)
+    around = [each for each in scope.above(node) if isinstance(each, kinds)]
+    if len(around) > 1 or scope.draw_in(node) is None or _is_inner(scope, node):
         return None
-    if isinstance(node, ast.Call) and (_is_compared(scope, node) or scope.number(node) is not None):
-        return None
-    if isinstance(node, ast.Call) and any(isinstance(each, ast.Compare) for each in ast.walk(node)):
-        return None
+    if around:
+        return _chosen(scope, node, around[0])
     loop = scope.loop(node)
     if isinstance(loop, ast.For):
-        uses = _uses(scope, loop)
-        outcomes = _outcomes(scope, loop.body, node, uses.__contains__)
+        uses = loops.uses(scope, loop)
+        outcomes = loops.outcomes_of(scope, loop.body, node, uses.__contains__)
         skip = branches.skipping_truth(outcomes, whole=True) if uses else None
         if skip is not None:
-            layers = _layers(scope, loop, uses)
-            return _checked(scope, node, skip, layers, _attributes(scope, [loop.iter, *layers]), False)
-    calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and _calls_part(scope, each)}
-    outcomes = _outcomes(scope, scope.tree.body, node, calls.__contains__)
-    orders = isinstance(node, ast.Compare) and isinstance(node.ops[0], _ORDERS)
-    skip = branches.skipping_truth(outcomes, whole=False) if orders and loop is None else None
+            layers = loops.layers_of_turn(scope, loop, uses)
+            return _checked(scope, node, skip, layers, loops.attributes(scope, [loop.iter, *layers]), False)
+    if loop is not None or not isinstance(node, ast.Compare) or not isinstance(node.ops[0], _ORDERS):
+        return None
+    return _by_itself(scope, node) if given is None else _of_given(scope, node, given)
+
+
+def _by_itself(scope: Scope, node: ast.Compare) -> Optional[Decision]:
+    """Return the decision of a module about itself."""
+    calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and loops.calls_part(scope, each)}
+    outcomes = loops.outcomes_of(scope, scope.tree.body, node, calls.__contains__)
+    skip = branches.skipping_truth(outcomes, whole=False)
     return None if skip is None else _checked(scope, node, skip, (), frozenset(), bool(outcomes(skip).reached))
 
 
-def _outcomes(
-    scope: Scope, body: Sequence[ast.stmt], node: ast.AST, runs: Callable[[ast.AST], bool]
-) -> Callable[[bool], branches.Outcome]:
-    return lambda truth: branches.Walk(node, truth, scope.holds, runs).outcome(body)
+def _of_given(scope: Scope, node: ast.Compare, given: handed.Given) -> Optional[Decision]:
+    """Return the decision about a layer that the function was handed."""
+    calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and given.name in names_in(each)}
+    outcomes = loops.outcomes_of(scope, scope.tree.body, node, calls.__contains__)
+    skip = branches.skipping_truth(outcomes, whole=True) if len(scope.values.get(given.name, ())) == 1 else None
+    if skip is None:
+        return None
+    layers = (ast.Name(id=given.name, ctx=ast.Load()),)
+    # What else its class does with the layer is not known.
+    return _checked(scope, node, skip, layers, given.holders, False)._replace(is_only_run=False)
+
+
+def _chosen(scope: Scope, node: ast.AST, around: ast.AST) -> Optional[Decision]:
+    """Return the decision of a list of the layers that are to run: ``[layer for layer in self.layers if ...]``."""
+    made = scope.parents[around]
+    if not isinstance(around, ast.comprehension) or not isinstance(made, (ast.ListComp, ast.GeneratorExp)):
+        return None
+    is_list_of_layers = isinstance(around.target, ast.Name) and loops.of_module(scope, around.iter)
+    is_whole = len(made.generators) == 1 and len(around.ifs) == 1 and not around.is_async
+    if not (is_list_of_layers and is_whole and ast.dump(made.elt) == ast.dump(_loaded(around.target))):
+        return None
+    truths = [branches.Walk(node, truth, scope.holds, lambda _: False).truth(around.ifs[0]) for truth in (True, False)]
+    if truths.count(False) != 1:
+        return None
+    layer = _loaded(around.target)
+    return _checked(scope, node, truths[0] is False, (layer,), loops.attributes(scope, [around.iter]), False)
+
+
+def _loaded(target: Any) -> ast.Name:
+    return ast.Name(id=getattr(target, "id", ""), ctx=ast.Load())
+
+
+def _is_inner(scope: Scope, node: ast.AST) -> bool:
+    """Return whether a condition is none of its own: a part of a comparison, a draw, or whether there was a draw."""
+    if isinstance(node, ast.Compare):
+        return any(isinstance(each, (ast.Is, ast.IsNot)) for each in node.ops)
+    if not isinstance(node, ast.Call):
+        return False
+    has_compare = any(isinstance(each, ast.Compare) for each in ast.walk(node))
+    return has_compare or _is_compared(scope, node) or scope.number(node) is not None
 
 
 def _is_compared(scope: Scope, node: ast.Call) -> bool:
@@ -119,84 +171,6 @@ def _is_compared(scope: Scope, node: ast.Call) -> bool:
     while isinstance(above, (ast.Attribute, ast.BinOp, ast.Subscript, ast.keyword, ast.Starred)):
         above = scope.parents[above]
     return isinstance(above, (ast.Compare, ast.Call))
-
-
-def _uses(scope: Scope, loop: ast.For) -> Set[ast.AST]:
-    """Return the calls in a loop that run the module of this turn: its name is called, or handed to what is called."""
-    elements = _elements(scope, loop)
-    for statement in ast.walk(loop):
-        # A function that runs the layer stands for it (activation checkpointing).
-        if isinstance(statement, ast.FunctionDef) and elements & names_in(statement):
-            elements |= {statement.name}
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, (ast.Name, ast.Attribute, ast.Subscript)):
-            is_alias = elements & names_in(statement.value) or _indexed(scope, loop, statement.value)
-            elements |= frozenset().union(*map(names_in, statement.targets)) if is_alias else frozenset()
-    return {
-        node
-        for node in ast.walk(loop)
-        if isinstance(node, (ast.Call, ast.Yield))
-        and (elements & names_in(node) or (isinstance(node, ast.Call) and _indexed(scope, loop, node)))
-        and not (isinstance(node, ast.Call) and _looks(scope, node))
-    }
-
-
-def _looks(scope: Scope, node: ast.Call) -> bool:
-    function = scope.object(node.func)
-    return any(function is each for each in _LOOKS)
-
-
-def _elements(scope: Scope, loop: ast.For) -> FrozenSet[str]:
-    """Return the names that a loop gives to what it iterates over; a count is none of them."""
-    target, iterated = loop.target, loop.iter
-    if not _of_module(scope, iterated):
-        return frozenset()
-    while isinstance(iterated, ast.Call) and scope.object(iterated.func) in (enumerate, range):
-        if scope.object(iterated.func) is range or not isinstance(target, ast.Tuple):
-            return frozenset()
-        target, iterated = target.elts[-1], iterated.args[0]
-    return names_in(target)
-
-
-def _of_module(scope: Scope, node: ast.AST) -> bool:
-    """Return whether an expression has something that the module holds, itself or by local names."""
-    names = (each.id for each in scope.sources(node) if isinstance(each, ast.Name))
-    return any(name in (scope.module, "super") for name in names)
-
-
-def _indexed(scope: Scope, loop: ast.For, node: ast.AST) -> Optional[ast.Subscript]:
-    """``self.layers[i]`` in a node, where ``i`` is what the loop counts."""
-    counted = names_in(loop.target) - _elements(scope, loop)
-    for each in ast.walk(node):
-        if isinstance(each, ast.Subscript) and scope.path(each.value) and isinstance(each.ctx, ast.Load):
-            index = index_of(each)
-            if isinstance(index, ast.Name) and index.id in counted:
-                return each
-    return None
-
-
-def _layers(scope: Scope, loop: ast.For, uses: Set[ast.AST]) -> Tuple[ast.expr, ...]:
-    """Expressions of which one is the layer of this turn."""
-    # In their order: of several lists side by side, the first one is that of the layers.
-    ordered = sorted((each for each in ast.walk(loop.target) if isinstance(each, ast.Name)), key=lambda e: e.col_offset)
-    elements = _elements(scope, loop)
-    names: List[ast.expr] = [ast.Name(id=each.id, ctx=ast.Load()) for each in ordered if each.id in elements]
-    indexed = [each for each in (_indexed(scope, loop, use) for use in uses) if each is not None]
-    # The first one in the code: several lists side by side have one entry a layer each.
-    return (*names, *sorted(indexed, key=lambda each: (each.lineno, each.col_offset))[:1])
-
-
-def _calls_part(scope: Scope, node: ast.Call) -> bool:
-    """Return whether a call runs something that the module holds, or a module of a loop of its own."""
-    if scope.path(node.func) or any(scope.path(argument) for argument in node.args):
-        return not _looks(scope, node)
-    return isinstance(node.func, ast.Name) and any(
-        node.func.id in names_in(loop.target) for loop in ast.walk(scope.tree) if isinstance(loop, ast.For)
-    )
-
-
-def _attributes(scope: Scope, nodes: Sequence[ast.AST]) -> FrozenSet[str]:
-    """Return the attributes of the module in expressions, and in what their local names are made of."""
-    return frozenset(name for each in scope.sources(*nodes) for name in scope.path(each)[:1])
 
 
 def _checked(
@@ -209,12 +183,15 @@ def _checked(
 ) -> Decision:
     """Return a decision, with the reason why it cannot be shared if there is one."""
     number, rate, is_left = None, None, True
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _ORDERS):
-        sides = (node.left, node.comparators[0])
+    compare = scope.entries.get(node, node)
+    if isinstance(compare, ast.Compare) and len(compare.ops) == 1 and isinstance(compare.ops[0], _ORDERS):
+        sides = (compare.left, compare.comparators[0])
         is_left = scope.draw_in(sides[0]) is not None
         drawn, other = sides if is_left else sides[::-1]
         number = scope.number(drawn)
         rate = other if is_rate(scope, other) else None
+    if number is not None and node in scope.entries:
+        number = number.entry()
     if number is not None and (number.is_vector or not _one_a_turn(scope, node, number)):
         number = None
     refusal = ""
@@ -222,8 +199,9 @@ def _checked(
         refusal = "its number is not known to be uniform, and one for each layer"
     elif rate is None:
         refusal = "what it is compared with is no rate that the module holds"
-    loops = [loop for loop in ast.walk(scope.tree) if isinstance(loop, ast.For) and _uses(scope, loop)]
-    return Decision(node, skip, number, is_left, rate, layers, holders, is_part, len(loops) < 2, refusal)
+    running = [loop for loop in loops.for_loops(scope) if loops.uses(scope, loop)]
+    compared = compare if isinstance(compare, ast.Compare) else None
+    return Decision(node, compared, skip, number, is_left, rate, layers, holders, is_part, len(running) < 2, refusal)
 
 
 def _one_a_turn(scope: Scope, node: ast.AST, number: Number) -> bool:
@@ -254,7 +232,10 @@ def is_rate(scope: Scope, node: ast.AST, seen: FrozenSet[str] = frozenset()) -> 
 def _is_rate_name(scope: Scope, name: str, seen: FrozenSet[str]) -> bool:
     if name not in scope.values:
         return isinstance(scope.object(ast.Name(id=name, ctx=ast.Load())), (int, float))
-    loops = [loop for loop in ast.walk(scope.tree) if isinstance(loop, ast.For)]
-    if any(name in names_in(loop.target) - _elements(scope, loop) for loop in loops):
+    if any(name in names_in(loop.target) - loops.elements(scope, loop) for loop in loops.for_loops(scope)):
         return len(scope.values[name]) == 1
+    source = scope.iterated(name)
+    if source is not None:
+        # An entry of a list of rates beside that of the layers.
+        return is_rate(scope, source, seen | {name})
     return all(value is not None and is_rate(scope, value, seen | {name}) for value in scope.values[name])

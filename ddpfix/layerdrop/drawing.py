@@ -8,34 +8,57 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from ddpfix.layerdrop import decisions, rates, training
+from ddpfix.layerdrop import decisions, numbers, rates, training
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.numbers import may_draw
+from ddpfix.layerdrop.loops import Decision
 from ddpfix.patching.site import PatchError
 
-# Where toolkits draw for their layers: in forward, or in a method that it calls; a list of layers that drops some does
-# it where it is iterated over.
+# Where toolkits draw for their layers, beside the methods that these call by their names; a list of layers that drops
+# some does it where it is iterated over.
 METHODS = ("forward", "extract_features", "_forward", "__iter__")
 
 
+def drawing_methods(owner: type) -> Tuple[str, ...]:
+    """Return the methods of a class itself, not of its bases, that draw for layers."""
+    own = (name for name in _called(owner) if name in vars(owner))
+    return tuple(name for name in own if _decisions(vars(owner)[name], owner))
+
+
 def drawing_method(owner: type) -> Optional[str]:
-    """Return the method of a class itself, not of its bases, that draws for layers; None if there is none."""
-    return next((name for name in METHODS if name in vars(owner) and _decisions(vars(owner)[name])), None)
+    """Return the first of them; None if there is none."""
+    return next(iter(drawing_methods(owner)), None)
 
 
-def _decisions(function: Any) -> Tuple[decisions.Decision, ...]:
+def _called(owner: type) -> List[str]:
+    """Return the names of methods that may run in a forward of a class: those above, and what they call by name."""
+    names = [name for name in METHODS if _method(owner, name) is not None]
+    for name in names:
+        method = _method(owner, name)
+        called = () if method is None else numbers.names_of(method.__code__)
+        names += [each for each in called if each not in names and _method(owner, each) is not None]
+    return names
+
+
+def _method(owner: type, name: str) -> Optional[FunctionType]:
+    """Return a method of a class below its decorators, as far as it is no part of torch."""
+    level = next((level for level in owner.__mro__ if name in vars(level)), None)
+    inner = None if level is None or level.__module__.startswith("torch.") else innermost(vars(level)[name])
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def _decisions(function: Any, owner: type) -> Tuple[Decision, ...]:
     """Return the decisions of a function, proved or not; none where its source is not what runs."""
     try:
-        return found(innermost(function)).decisions
+        return found(innermost(function), owner).decisions
     except PatchError:
         return ()
 
 
-def rate_paths(function: Any) -> Tuple[Tuple[str, ...], ...]:
-    """Return the places of a function's rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
+def rate_paths(owner: type, method: str) -> Tuple[Tuple[str, ...], ...]:
+    """Return the places of a method's rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
     try:
-        return rates.paths(found(innermost(function)))
+        return rates.paths(found(innermost(vars(owner)[method]), owner))
     except PatchError:
         return ()
 
@@ -61,22 +84,24 @@ def check(owner: type, module: Any) -> None:
     Raises:
         PatchError: it draws from another generator, or its source could not be read.
     """
-    if drawing_method(owner) is None:
+    methods = drawing_methods(owner)
+    if not methods:
         raise PatchError(_unread(owner))
-    for each in _decisions(vars(owner)[method_of(owner)]):
+    for each in (each for name in methods for each in _decisions(vars(owner)[name], owner)):
         names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
         if names and not is_numpy_generator(functools.reduce(getattr, names, module)):
             raise PatchError(f"it draws from a generator of its own, {'.'.join(names)}")
 
 
 def _draws_here(level: type, module: Any, has_peers: bool) -> bool:
-    method = drawing_method(level)
-    if method is None:
+    methods = drawing_methods(level)
+    if not methods:
         return bool(_unread(level))
-    return any(applies(each, module, has_peers) for each in _decisions(vars(level)[method]))
+    drawn = (each for name in methods for each in _decisions(vars(level)[name], level))
+    return any(applies(each, module, has_peers) for each in drawn)
 
 
-def applies(decision: decisions.Decision, module: Any, has_peers: bool) -> bool:
+def applies(decision: Decision, module: Any, has_peers: bool) -> bool:
     """Return whether a decision is about layers in this module: parts with parameters, or itself among its like."""
     if not decision.layers:
         return has_peers and not decision.is_part and _has_parameters(module)
@@ -98,11 +123,11 @@ _RATES_BY_NAME = ("layerdrop", "layer_drop", "stochastic_depth")
 def _unread(level: type) -> str:
     """Return why a method that draws, and names such a rate, could not be read; empty where there is none."""
     for inner in [innermost(vars(level)[name]) for name in METHODS if name in vars(level)]:
-        if isinstance(inner, FunctionType) and may_draw(inner):
+        if isinstance(inner, FunctionType) and numbers.may_draw(inner):
             names = inner.__code__.co_names
             if any(rate in name for name in names for rate in _RATES_BY_NAME):
                 try:
-                    decisions.of(inner)
+                    decisions.of(inner, level)
                 except PatchError as error:
                     return str(error)
     return ""
@@ -112,24 +137,16 @@ def _has_parameters(module: Any) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def method_of(owner: type) -> str:
-    """Return the method of a class that draws for layers.
-
-    Raises:
-        PatchError: it has none.
-    """
-    method = drawing_method(owner)
-    if method is None:
-        raise PatchError(f"{owner.__module__}.{owner.__qualname__} does not draw for layers")
-    return method
-
-
-def found(inner: Any) -> decisions.Found:
+def found(inner: Any, owner: type) -> decisions.Found:
     """Return what was found out about a function below all decorators.
+
+    Args:
+        inner: the function.
+        owner: the class whose method it is.
 
     Raises:
         PatchError: it is no Python function, or its source is not what runs.
     """
     if not isinstance(inner, FunctionType):
         raise PatchError(f"{inner!r} is not a Python function")
-    return decisions.of(inner)
+    return decisions.of(inner, owner)

@@ -29,6 +29,23 @@ def never_skipping(site: Site, owner: type, examined: bool) -> None:
     cover.never_skip(site, owner)
 
 
+def unless_switched_off(site: Site, change: Change, fix: str = "layerdrop") -> Change:
+    """Leave the classes of a toolkit whose own fix its user has switched off (``DDPFIX_<TOOLKIT>_LAYERDROP=0``).
+
+    Args:
+        site: has the settings.
+        change: what is done to all other classes.
+        fix: the name of the fix, which follows that of the toolkit's package.
+    """
+
+    def changed(site_: Site, owner: type, examined: bool) -> Any:
+        toolkit = owner.__module__.partition(".")[0].lower()
+        is_off = site.settings is not None and site.settings.switched(f"{toolkit}.{fix}") == "0"
+        return None if is_off else change(site_, owner, examined)
+
+    return changed
+
+
 def put(site: Site, owner: type, change: Change) -> None:
     """Change a class whose method draws, once.
 
@@ -75,13 +92,24 @@ class _InModels:
 
 def _put(site: Site, owner: type, change: Change, module: Any) -> None:
     """Change a class, of which a module is known unless its code was examined."""
-    if owner in cover.COVERED:
-        return
     try:
-        if module is not None:
-            cover.check(owner, module)
-        change(site, owner, module is None)
+        if owner not in cover.COVERED:
+            if module is not None:
+                cover.check(owner, module)
+            change(site, owner, module is None)
     except PatchError as error:
-        line = f"{owner.__module__}.{owner.__qualname__} skips layers, and each rank decides for itself: {error}"
-        if log.first_time(line):
-            log.info(line)
+        _say(owner, str(error))
+        return
+    covered = cover.COVERED.get(owner)
+    if covered is None or module is None or covered.never:
+        return
+    for why in covered.refused:
+        _say(owner, why)
+    for name in covered.replaced(module):
+        _say(type(module), f"{owner.__qualname__} was read with another {name}")
+
+
+def _say(owner: type, why: str) -> None:
+    line = f"{owner.__module__}.{owner.__qualname__} skips layers, and each rank decides for itself: {why}"
+    if log.first_time(line):
+        log.info(line)

@@ -11,7 +11,7 @@ import builtins
 import inspect
 import random
 import sys
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -21,8 +21,11 @@ _MISSING = object()
 DRAWS = frozenset(
     ("rand", "random", "random_sample", "uniform", "uniform_", "randint", "randn", "rand_like", "integers")
     + ("bernoulli", "bernoulli_", "binomial", "choice", "choices", "getrandbits")
+    + ("sample", "shuffle", "permutation", "randperm", "multinomial")
 )
-_CONVERSIONS = frozenset(("item", "to", "cpu", "cuda", "float", "double", "detach", "squeeze", "type_as"))
+_CONVERSIONS = frozenset(
+    ("item", "to", "cpu", "cuda", "float", "double", "detach", "squeeze", "type_as", "tolist", "numpy")
+)
 _ARRAYS = (torch.empty, torch.zeros, torch.ones, torch.Tensor, torch.FloatTensor)
 
 
@@ -35,15 +38,19 @@ class Number(NamedTuple):
         is_vector: whether it is a vector with a number for each layer.
         is_entry: whether it is an entry of such a vector, drawn before the loop.
         generator: the expression of a generator that the module holds; empty for the global generators.
-        draws: the calls that may have drawn it.
+        draws: the calls that may have drawn it, or the list that is made of them.
     """
 
     low: float
     high: float
     is_vector: bool
     generator: str
-    draws: Tuple[ast.Call, ...]
+    draws: Tuple[ast.expr, ...]
     is_entry: bool = False
+
+    def entry(self) -> Number:
+        """Return the number that one entry of a vector is."""
+        return self._replace(is_vector=False, is_entry=True)
 
     def moved(self, change: Callable[[float], float]) -> Number:
         """Return the number after arithmetic with a constant."""
@@ -56,10 +63,13 @@ class Scope:
     Args:
         tree: the definition.
         outer: the names of its module, and what it has from functions around it.
+        entries: expressions that are an entry of a vector of truths, with the comparison that the vector is.
     """
 
-    def __init__(self, tree: ast.FunctionDef, outer: Dict[str, Any]) -> None:
-        self.tree, self._outer = tree, outer
+    def __init__(
+        self, tree: ast.FunctionDef, outer: Dict[str, Any], entries: Optional[Dict[ast.AST, ast.Compare]] = None
+    ) -> None:
+        self.tree, self._outer, self.entries = tree, outer, entries or {}
         arguments = tree.args
         first = [*getattr(arguments, "posonlyargs", ()), *arguments.args]
         self.module = first[0].arg if first else ""
@@ -127,12 +137,18 @@ class Scope:
         """Return the uniform number that an expression gives; None where that is not certain."""
         if isinstance(node, ast.Call):
             return self._drawn(node) or self._converted(node, seen)
+        if isinstance(node, ast.NamedExpr):
+            return self.number(node.value, seen)
         if isinstance(node, ast.Name) and node.id not in seen:
-            return self._assigned(node.id, seen | {node.id})
+            return self._assigned(node.id, seen | {node.id}) or self._element(node, seen | {node.id})
         if isinstance(node, ast.BinOp):
             return self._computed(node, seen)
         if isinstance(node, ast.Subscript):
             return self._entry(node, seen)
+        if isinstance(node, ast.ListComp) and not (len(node.generators) > 1 or node.generators[0].ifs):
+            number = self.number(node.elt, seen)
+            is_one = number is not None and not (number.is_vector or number.is_entry)
+            return number._replace(is_vector=True, draws=(node,)) if number is not None and is_one else None
         if isinstance(node, ast.IfExp) and self.holds(node.test):
             return self.number(node.body, seen)
         return None
@@ -157,6 +173,42 @@ class Scope:
         if first is None or any(each is None or each._replace(draws=first.draws) != first for each in numbers):
             return None
         return first._replace(draws=tuple(draw for each in numbers if each is not None for draw in each.draws))
+
+    def iterated(self, name: str) -> Optional[ast.expr]:
+        """Return the expression of whose entries a name is one in each turn of its loop, and is given no other value.
+
+        ``layer`` and ``rate`` of ``for index, (layer, rate) in enumerate(zip(self.layers, self.rates))`` are such.
+        """
+        loops = [node for node in ast.walk(self.tree) if isinstance(node, ast.For) and name in names_in(node.target)]
+        if len(loops) != 1 or len(self.values.get(name, ())) != 1:
+            return None
+        return self._paired(loops[0].target, loops[0].iter, name)
+
+    def _paired(self, target: ast.expr, source: ast.expr, name: str) -> Optional[ast.expr]:
+        if isinstance(target, ast.Name):
+            return source if target.id == name and not isinstance(source, ast.Starred) else None
+        if not (isinstance(target, ast.Tuple) and isinstance(source, ast.Call) and not source.keywords):
+            return None
+        sources: List[Any] = []
+        if self.object(source.func) is zip:
+            sources = list(source.args)
+        elif self.object(source.func) is enumerate and len(source.args) == 1:
+            sources = [ast.Starred(value=source, ctx=ast.Load()), source.args[0]]
+        pairs = zip(target.elts, sources) if len(sources) == len(target.elts) else ()
+        return next((found for found in (self._paired(*pair, name) for pair in pairs) if found is not None), None)
+
+    def _element(self, node: ast.Name, seen: FrozenSet[str]) -> Optional[Number]:
+        """Return the number that a loop takes from a vector, which was drawn before it."""
+        source = self.iterated(node.id)
+        number = None if source is None else self.number(source, seen)
+        if source is None or number is None or not number.is_vector:
+            return None
+        loop = next(each for each in self.above(source) if isinstance(each, ast.For))
+        return number.entry() if self.is_fresh(number, loop) else None
+
+    def is_fresh(self, number: Number, loop: ast.AST) -> bool:
+        """Return whether a vector is drawn anew each time that a loop begins."""
+        return all(self.loop(draw) is self.loop(loop) for draw in number.draws)
 
     def _converted(self, node: ast.Call, seen: FrozenSet[str]) -> Optional[Number]:
         if isinstance(node.func, ast.Attribute) and node.func.attr in _CONVERSIONS:
@@ -188,13 +240,12 @@ class Scope:
         if number is None or not (isinstance(index, ast.Name) or (not number.is_vector and _constant(index) == 0)):
             return None
         loop = self.loop(node)
-        if number.is_vector:
-            inside = isinstance(loop, ast.For) and index.id in names_in(loop.target)
-            if not inside or len(self.values[index.id]) > 1 or loop is None:
-                return None
-            if any(self.loop(draw) is not self.loop(loop) for draw in number.draws):
-                return None
-        return number._replace(is_vector=False, is_entry=number.is_vector)
+        if not number.is_vector:
+            return number
+        is_counted = isinstance(loop, ast.For) and index.id in names_in(loop.target)
+        if loop is None or not is_counted or len(self.values[index.id]) > 1:
+            return None
+        return number.entry() if self.is_fresh(number, loop) else None
 
     def _drawn(self, node: ast.Call) -> Optional[Number]:
         """Return the number that a call draws itself."""
@@ -251,8 +302,8 @@ class Scope:
         return known in DRAWS or (isinstance(function, ast.Attribute) and function.attr in DRAWS)
 
 
-def scope_of(function: FunctionType, tree: ast.FunctionDef) -> Scope:
-    """Return the scope of a function whose definition was read."""
+def outer_of(function: FunctionType) -> Dict[str, Any]:
+    """Return what the names stand for that a function has from its module and from functions around it."""
     outer = dict(function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
@@ -260,14 +311,22 @@ def scope_of(function: FunctionType, tree: ast.FunctionDef) -> Scope:
         except ValueError:
             # Its value comes later.
             continue
-    return Scope(tree, outer)
+    return outer
 
 
 def may_draw(function: FunctionType) -> bool:
     """Return whether a function names a draw at all, from its code alone: most do not, and are not read."""
     home = function.__globals__
-    names = (*function.__code__.co_names, *function.__code__.co_freevars)
+    names = (*names_of(function.__code__), *function.__code__.co_freevars)
     return any(name in DRAWS or _is_draw(home.get(name)) for name in names)
+
+
+def names_of(code: CodeType) -> Iterator[str]:
+    """Yield the global names and attributes in a function's code, and in that of its comprehensions."""
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from names_of(value)
 
 
 def _is_draw(value: Any) -> bool:

@@ -7,7 +7,8 @@ import copy
 from types import FunctionType
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from ddpfix.layerdrop.decisions import Decision, Found
+from ddpfix.layerdrop.decisions import Found
+from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Scope
 
 Reader = Callable[[Any], float]
@@ -42,8 +43,8 @@ def _reader(scope: Scope, decision: Decision, function: FunctionType) -> Reader:
     assert decision.rate is not None
     path, number = scope.path(decision.rate), decision.number
     low, high = (0.0, 1.0) if number is None else (number.low, number.high)
-    node: Any = decision.node
-    is_below = isinstance(node.ops[0], (ast.Lt, ast.LtE)) == decision.is_left
+    compare: Any = decision.compare
+    is_below = isinstance(compare.ops[0], (ast.Lt, ast.LtE)) == decision.is_left
     skips_below = is_below == decision.skip
     if path and (low, high) == (0.0, 1.0) and skips_below:
         # This runs in every forward.
@@ -101,6 +102,15 @@ def _turns(module: Any) -> int:
     return max(lists, default=1)
 
 
+# The name of a loop's turn, by which a list of rates is indexed.
+_TURN = "_turn"
+
+
+def _index(name: str) -> Any:
+    parsed: Any = ast.parse(f"_[{name}]", mode="eval").body
+    return parsed.slice
+
+
 class _Inlined(ast.NodeTransformer):
     """Puts what is assigned to local names in their places, and notes the names that a loop counts."""
 
@@ -111,6 +121,11 @@ class _Inlined(ast.NodeTransformer):
         values: List[Optional[ast.expr]] = self._scope.values.get(node.id, [])
         if node.id == self._scope.module or not values or node.id in self._seen:
             return node
+        source = self._scope.iterated(node.id)
+        if source is not None and self._scope.path(source):
+            self._counted[_TURN] = None
+            entry = ast.Subscript(value=copy.deepcopy(source), slice=_index(_TURN), ctx=ast.Load())
+            return ast.copy_location(entry, node)
         if values[0] is None:
             self._counted[node.id] = None
             return node
@@ -124,6 +139,9 @@ def _paths(scope: Scope, decision: Decision) -> List[Tuple[str, ...]]:
     if decision.rate is None:
         return []
     rate = _Inlined(scope, {}).visit(copy.deepcopy(decision.rate))
-    read = [scope.path(node) for node in ast.walk(rate)]
+    # How many layers there are is no rate.
+    counts = [each for each in ast.walk(rate) if isinstance(each, ast.Call) and scope.object(each.func) is len]
+    counted = {id(node) for each in counts for node in ast.walk(each)}
+    read = [scope.path(node) for node in ast.walk(rate) if id(node) not in counted]
     whole = [path for path in read if path and not any(path == other[: len(path)] for other in read if other != path)]
     return [path for path in whole if len(path) == 1 or (len(path) == 2 and path[0] == "config")]

@@ -46,14 +46,25 @@ class _WeakStorage:
 
 class _Past:
     def __init__(
-        self, base: Optional[int], step: training.Step, storages: Tuple[Tuple[Any, int], ...], generator: int
+        self,
+        base: Optional[int],
+        step: training.Step,
+        storages: Tuple[Tuple[Any, int], ...],
+        generator: int,
+        method: str,
     ) -> None:
         self.base, self.step, self.storages, self.generator = base, step, storages, generator
+        self.method = method
         self.repeated = False
 
 
 def remember(
-    module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], base: Optional[int], step: training.Step
+    module: Any,
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+    base: Optional[int],
+    step: training.Step,
+    method: str = "",
 ) -> None:
     """Keep the decisions of a call until the backward of its step has begun and another forward follows."""
     kept = _PAST.get(module)
@@ -61,23 +72,26 @@ def remember(
         kept = _PAST[module] = deque(maxlen=_KEPT)
     while kept and kept[0].step.reached and kept[0].step is not step:
         kept.popleft()
-    kept.append(_Past(base, step, tuple(_storages(args, kwargs)), _generator()))
+    kept.append(_Past(base, step, tuple(_storages(args, kwargs)), _generator(), method))
 
 
 def repeated(
-    module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], method: str = ""
 ) -> Optional[Tuple[Optional[int], training.Replica]]:
     """Return the stream of the call that this one repeats, and its model; None if this is no recomputation.
 
     Raises:
         RuntimeError: this is a recomputation, and the call that it repeats cannot be determined.
     """
-    kept = _PAST.get(module)
-    if not kept or (TASK is not None and TASK() == -1):
+    past_calls = _PAST.get(module)
+    if not past_calls or (TASK is not None and TASK() == -1):
+        return None
+    kept = [past for past in past_calls if past.method == method]
+    if not kept:
         return None
     if TASK is None and (training.current() is not None or not _matching(kept, args, kwargs)):
         return None
-    past = _find(list(kept), args, kwargs)
+    past = _find(kept, args, kwargs)
     if past is None:
         raise RuntimeError(
             f"ddpfix: {type(module).__name__} is recomputed in backward, and {len(kept)} earlier calls could be the one"

@@ -21,7 +21,7 @@ def share(site: Site, owner: type, examined: bool) -> None:
 
 def _rate_of(owner: type) -> Optional[Callable[[Any], float]]:
     """Return a function that gives a layer's rate in force, if the forward reads a branch's rate; None otherwise."""
-    names = [path[-1] for path in cover.rate_paths(vars(owner)[cover.drawing_method(owner) or ""])]
+    names = [path[-1] for path in cover.rate_paths(owner, cover.drawing_method(owner) or "")]
     if _BRANCH not in names:
         return None
     others = [name for name in names if name != _BRANCH]

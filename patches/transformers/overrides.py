@@ -132,7 +132,7 @@ def _search(owner: type) -> Tuple[str, ...]:
             return cover.COVERED[level].path
         method = cover.drawing_method(level)
         if method is not None:
-            return next(iter(cover.rate_paths(vars(level)[method])), ())
+            return next(iter(cover.rate_paths(level, method)), ())
     return ()
 
 

@@ -41,6 +41,8 @@ RANKS = (
     " or rate_set_on or layerdrop_off",
 )
 LATE, SHARDED = ("tests/late",), ("tests/sharded",)
+# Models of no toolkit that skip layers: they need torch alone.
+SKIPPING = ("tests/skipping",)
 # Of torch besides: the flag, and how ranks begin, end and fail together.
 ENDS = (
     "tests/layerdrop/test_wrapping.py",
@@ -192,6 +194,16 @@ MORE: Dict[str, Tuple[Fit, ...]] = {
             stack=f"python{python}",
         )
         for python in ("3.14", "3.15")
+    )
+    + tuple(
+        Fit(f"=={version}", (numpy,), python=python, tests=(SKIPPING,), stack="layers")
+        for python, numpy, versions in (
+            ("3.8", "numpy<1.25", ("1.13.1", "2.0.1")),
+            ("3.11", "numpy<2", ("2.1.2", "2.2.2", "2.3.1", "2.4.1", "2.5.1")),
+            ("3.11", "numpy", ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0")),
+            ("3.13", "numpy", ("2.14.1", "2.15.0")),
+        )
+        for version in versions
     )
     + (Fit("==2.10.0", ("numpy", "hypothesis==6.140.0"), python="3.13t", tests=UNLOCKED, stack="python3.13t"),),
     # Where a row of accelerate ends and the next one begins.

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ddpfix.layerdrop import decisions
+from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Scope
 
 FORWARD = """
@@ -25,7 +26,7 @@ def forward(self, hidden, rate):
 """
 
 
-def found(condition: str, before: str = "pass", inside: str = "pass", **names: Any) -> List[decisions.Decision]:
+def found(condition: str, before: str = "pass", inside: str = "pass", **names: Any) -> List[Decision]:
     outer: Dict[str, Any] = {"torch": torch, "random": random, "np": np, "numpy": np, **names}
     tree = ast.parse(FORWARD.format(before=before, inside=inside, condition=condition)).body[0]
     assert isinstance(tree, ast.FunctionDef)

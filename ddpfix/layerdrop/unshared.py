@@ -1,0 +1,91 @@
+"""Finds draws that decide about layers in a way that ranks cannot share: they are named, none is left in silence."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, Iterator, List, Optional, Tuple
+
+from ddpfix.layerdrop import branches, loops
+from ddpfix.layerdrop.loops import Decision
+from ddpfix.layerdrop.numbers import Scope
+
+_DRAWN_LAYERS = "the layers themselves are drawn"
+_OWN_COUNT = "its loop counts the layers by itself"
+_NO_LOOP = "it decides about one layer outside of a loop"
+_CHANGED = "its number is not known to be uniform, and one for each layer"
+
+
+def in_scope(scope: Scope) -> List[Decision]:
+    """Return such decisions of a function in which no other was found."""
+    found = [*_drawn_layers(scope), *_read_entries(scope), *_counted(scope), *_single(scope)]
+    return found[:1]
+
+
+def _refused(node: ast.AST, layers: Tuple[ast.expr, ...], scope: Scope, why: str) -> Decision:
+    holders = loops.attributes(scope, layers)
+    return Decision(node, None, True, None, True, None, layers, holders, False, False, why)
+
+
+def _drawn_layers(scope: Scope) -> Iterator[Decision]:
+    """``for layer in random.sample(list(self.layers), 3)``, or a slice that ends at a number that was drawn."""
+    for loop in loops.for_loops(scope):
+        names = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
+        sources = [source for source in map(scope.iterated, names) if source is not None] or [loop.iter]
+        for source in sources:
+            is_drawn = scope.draw_in(source) is not None and scope.number(source) is None
+            if is_drawn and loops.of_module(scope, source) and loops.uses(scope, loop):
+                yield _refused(loop, (source,), scope, _DRAWN_LAYERS)
+
+
+def _read_entries(scope: Scope) -> Iterator[Decision]:
+    """``if keep[i]`` of a vector that was changed after it was drawn."""
+    for loop in loops.for_loops(scope):
+        uses = loops.uses(scope, loop)
+        for node in _conditions(loop) if uses else ():
+            if scope.draw_in(node) is not None:
+                outcomes = loops.outcomes_of(scope, loop.body, node, uses.__contains__)
+                if branches.skipping_truth(outcomes, whole=True) is not None:
+                    yield _refused(node, (loop.iter, *loops.layers_of_turn(scope, loop, uses)), scope, _CHANGED)
+
+
+def _conditions(loop: ast.AST) -> Iterator[ast.AST]:
+    """Yield the names and entries in the tests of a loop."""
+    for statement in ast.walk(loop):
+        if isinstance(statement, (ast.If, ast.IfExp)):
+            for node in ast.walk(statement.test):
+                if isinstance(node, (ast.Name, ast.Subscript)):
+                    yield node
+
+
+def _counted(scope: Scope) -> Iterator[Decision]:
+    """``while index < n: if torch.rand(1) > rate: x = self.layers[index](x)``."""
+    for loop in (node for node in ast.walk(scope.tree) if isinstance(node, ast.While)):
+        calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and _layer_in(scope, node) is not None]
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Compare) and scope.draw_in(node) is not None and scope.loop(node) is loop:
+                outcomes = loops.outcomes_of(scope, loop.body, node, set(calls).__contains__)
+                if branches.skipping_truth(outcomes, whole=True) is not None:
+                    yield _refused(node, _layers(scope, calls), scope, _OWN_COUNT)
+
+
+def _single(scope: Scope) -> Iterator[Decision]:
+    """``if random.random() > rate: x = self.layers[1](x)``."""
+    calls = [node for node in ast.walk(scope.tree) if isinstance(node, ast.Call) and _layer_in(scope, node) is not None]
+    for node in ast.walk(scope.tree) if calls else ():
+        if isinstance(node, ast.Compare) and scope.draw_in(node) is not None and scope.loop(node) is None:
+            outcomes = loops.outcomes_of(scope, scope.tree.body, node, set(calls).__contains__)
+            if branches.skipping_truth(outcomes, whole=False) is not None:
+                yield _refused(node, _layers(scope, calls), scope, _NO_LOOP)
+
+
+def _layer_in(scope: Scope, node: ast.Call) -> Optional[ast.expr]:
+    """Return ``self.layers`` of ``self.layers[1]`` that a call calls, or is handed."""
+    for each in (node.func, *node.args):
+        if isinstance(each, ast.Subscript) and scope.path(each.value):
+            return each.value
+    return None
+
+
+def _layers(scope: Scope, calls: List[Any]) -> Tuple[ast.expr, ...]:
+    found = [_layer_in(scope, node) for node in calls]
+    return tuple(each for each in found if each is not None)[:1]

@@ -1,0 +1,250 @@
+"""Encoders that draw for other things than their layers, which are each rank's own; see ``test_shapes``."""
+
+from __future__ import annotations
+
+import random
+from typing import Tuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.skipping.shapes import LAYERS, Encoder, step
+
+
+class Whole(Encoder):
+    """Runs all layers; what it draws is in ``before`` and ``within``."""
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def within(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        for layer in self.layers:
+            x = step(layer, self.within(x))
+        return x
+
+
+class Dropout(Whole):
+    def within(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, 0.3, self.training)
+
+
+class DropoutByHand(Whole):
+    def within(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.rand(x.shape) > self.rate
+        return x * keep / (1 - self.rate)
+
+
+class DropPath(Whole):
+    """Stochastic depth by sample (timm): each layer runs, and its output counts or not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            keep = x.new_empty(len(x), 1).bernoulli_(1 - self.rate)
+            x = x + layer(x) * keep / (1 - self.rate)
+        return x
+
+
+class TimesZero(Whole):
+    """NeMo's stochastic depth: each layer runs, and its output is multiplied by zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            original = x
+            x = step(layer, x)
+            if self.training and torch.rand(1) < self.rate:
+                x = x * 0.0 + original
+        return x
+
+
+class TimeMask(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        for _ in range(2):
+            if random.random() < self.rate:
+                start = random.randint(0, 3)
+                x[:, start : start + 1] = 0
+        return x
+
+
+class Mixup(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        share = float(np.random.beta(0.4, 0.4))
+        return share * x + (1 - share) * x[torch.randperm(len(x))]
+
+
+class Negatives(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 0.1 * x[torch.randint(0, len(x), (len(x),))]
+
+
+class Flip(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and torch.rand(1).item() < self.rate:
+            return x.flip(-1)
+        return x
+
+
+class FlipRows(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row.flip(-1) if random.random() < self.rate else row for row in x])
+
+
+class Augmentations(Whole):
+    """Modules without parameters, each used or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.augmentations = nn.ModuleList([nn.Dropout(0.2), nn.ReLU(), nn.Tanh()])
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        for augmentation in self.augmentations:
+            if torch.rand(1) < self.rate:
+                x = augmentation(x)
+        return x
+
+
+class KeptAugmentations(Augmentations):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        for augmentation in [each for each in self.augmentations if random.random() < self.rate]:
+            x = augmentation(x)
+        return x
+
+
+class SampledAugmentation(Augmentations):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        for augmentation in random.sample(list(self.augmentations), 1):
+            x = augmentation(x)
+        return x
+
+
+class Gain(Whole):
+    def within(self, x: torch.Tensor) -> torch.Tensor:
+        return x * random.uniform(0.8, 1.2)
+
+
+class Noise(Whole):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = step(layer, x)
+            if self.training and random.random() < self.rate:
+                x = x + 0.1 * torch.randn_like(x)
+        return x
+
+
+class Forcing(Whole):
+    """Scheduled sampling: the decoder runs in each step, on what was drawn."""
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        previous = x
+        for _ in range(3):
+            given = previous if random.random() < self.rate else x
+            previous = step(self.layers[0], given)
+        return previous
+
+
+class EitherInput(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x) if torch.rand(1) < self.rate else self.layers[0](x.flip(-1))
+
+
+class Crop(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        start = random.randrange(2)
+        return functional.pad(x[:, start : start + 3], (0, 1))
+
+
+class Chunk(Whole):
+    """WeNet's dynamic chunks: a drawn size, which is compared."""
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        size = int(torch.randint(1, 4, (1,)).item())
+        if size > 2:
+            size = 4
+        return torch.cat([x[:, :size].cumsum(1), x[:, size:]], 1)
+
+
+class Gumbel(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        noise = -torch.log(-torch.log(torch.rand_like(x) + 1e-6) + 1e-6)
+        return torch.softmax(x + noise, -1)
+
+
+class Masked(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(torch.bernoulli(torch.full(x.shape, 0.2)).bool(), 0)
+
+
+class Shuffled(Whole):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        order = list(range(len(x)))
+        random.shuffle(order)
+        return x[order]
+
+
+class Counted(Whole):
+    """A coin for what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = step(layer, x)
+            if random.random() < self.rate:
+                self.logged += 1
+        return x
+
+
+class Weighted(Whole):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = torch.rand(LAYERS)
+        total = x
+        for weight, layer in zip(weights, self.layers):
+            x = step(layer, x)
+            total = total + weight * x
+        return total
+
+
+class Temperature(Whole):
+    def within(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x / (0.5 + torch.rand(1)), -1)
+
+
+class Auxiliary(Whole):
+    """A head for a further loss, in some of the steps: it is no layer among others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        if self.training and random.random() < self.rate:
+            x = x + self.head(x)
+        return x
+
+
+class Threshold(Whole):
+    """The rate is compared with what is no draw; a draw stands beside it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 0 * torch.rand(1)
+        for index, layer in enumerate(self.layers):
+            if index / LAYERS > 0.9:
+                continue
+            x = step(layer, x)
+        return x
+
+
+ALL: Tuple[type, ...] = (
+    *(Dropout, DropoutByHand, DropPath, TimesZero, TimeMask, Mixup, Negatives, Flip, FlipRows, Augmentations),
+    *(KeptAugmentations, SampledAugmentation, Gain, Noise, Forcing, EitherInput, Crop, Chunk, Gumbel, Masked),
+    *(Shuffled, Counted, Weighted, Temperature, Auxiliary, Threshold),
+)

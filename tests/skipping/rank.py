@@ -1,0 +1,90 @@
+"""One rank that trains encoders under DDP, and notes which layers ran in each step."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import logging
+import random
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.support import serving
+
+
+def seed(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+def streams() -> str:
+    """A digest of the states of all global generators."""
+    states: Any = (torch.get_rng_state().tolist(), random.getstate(), [str(each) for each in np.random.get_state()])
+    return hashlib.sha256(repr(states).encode()).hexdigest()
+
+
+def watched(encoder: Any, layers: List[nn.Module]) -> List[int]:
+    """A list that gets the number of each layer that runs: it has called a module of its own."""
+    ran: List[int] = []
+    for number, layer in enumerate(layers):
+        own = [each for each in layer.modules() if next(each.children(), None) is None]
+        own[0].register_forward_hook(lambda *_, number=number: ran.append(number))  # type: ignore[misc]
+    return ran
+
+
+def trained(kind: type, rank: int, steps: int) -> Dict[str, Any]:
+    """What a class did under DDP with the flag: its layers by step, its parameters, its random numbers."""
+    from tests.skipping import shapes
+
+    seed(0)
+    encoder: Any = kind()
+    ran = watched(encoder, shapes.layers(encoder))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), encoder), find_unused_parameters=True)
+    seed(100 + rank)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    found: Dict[str, Any] = {"ran": [], "outputs": []}
+    for _ in range(steps):
+        ran.clear()
+        output = model(torch.randn(3, 4))
+        found["ran"].append(sorted({*ran}))
+        found["outputs"].append(float(output.detach().double().sum()))
+        output.pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found["weights"] = [float(each.detach().double().sum()) for each in model.parameters()]
+    found["streams"] = streams()
+    return found
+
+
+def run(scenario: Dict[str, Any], folder: Path) -> None:
+    """Train all classes of a file, one after the other."""
+    from importlib import import_module
+
+    lines: List[str] = []
+    if scenario["settings"] is not None:
+        import ddpfix
+
+        ddpfix.activate(**scenario["settings"])
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("ddpfix").addHandler(handler)
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+    rank = distributed.get_rank()
+    for kind in import_module(f"tests.skipping.{scenario['file']}").ALL:
+        lines.clear()
+        with contextlib.suppress(ConnectionError):
+            scenario["found"][kind.__name__] = {**trained(kind, rank, scenario["steps"]), "lines": list(lines)}
+    distributed.barrier()
+
+
+if __name__ == "__main__":
+    serving.serve(Path(sys.argv[1]), run)

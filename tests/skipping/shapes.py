@@ -1,0 +1,547 @@
+"""Encoders that skip layers at random, each written in another way; see ``test_shapes``."""
+
+from __future__ import annotations
+
+import random
+from random import random as coin
+from typing import Any, Iterator, List, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+LAYERS = 6
+
+
+class Encoder(nn.Module):
+    """What they have in common: a list of layers and a rate."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        super().__init__()
+        self.rate = rate
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(LAYERS))
+
+
+def step(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tanh(layer(x))
+
+
+class Scalar(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand([]) < self.rate:
+                continue
+            x = x + layer(x).tanh()
+        return x
+
+
+class Item(Encoder):
+    """torchaudio's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if not (self.training and torch.rand(1).item() <= self.rate):
+                x = x + layer(x).tanh()
+        return x
+
+
+class OnDevice(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand(1, device=x.device, dtype=torch.float64) < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Random(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            dropout_probability = random.random()
+            if self.training and (dropout_probability < self.rate):
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Imported(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and coin() < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Uniform(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if random.uniform(0, 1) > self.rate or not self.training:
+                x = step(layer, x)
+        return x
+
+
+class Numpy(Encoder):
+    """fairseq's, and so s3prl's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            dropout_probability = np.random.random() if self.rate > 0 else 1
+            if not self.training or (dropout_probability > self.rate):
+                x = step(layer, x)
+        return x
+
+
+class Percent(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and np.random.uniform(0, 100) < 100 * self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class NumpyGenerator(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if not self.training or self.rng.random() > self.rate:
+                x = step(layer, x)
+        return x
+
+
+class EmptyVector(Encoder):
+    """ESPnet's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _probs = torch.empty(len(self.layers)).uniform_()
+        for idx, m in enumerate(self.layers):
+            if not self.training or (_probs[idx] >= self.rate):
+                x = step(m, x)
+        return x
+
+
+class Vector(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        draws = torch.rand(LAYERS)
+        for i in range(len(self.layers)):
+            if self.training and draws[i].item() < self.rate:
+                continue
+            x = step(self.layers[i], x)
+        return x
+
+
+class NumpyVector(Encoder):
+    """SpeechBrain's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = np.random.rand(len(self.layers)) if self.rate > 0 else None
+        for i, layer in enumerate(self.layers):
+            if not self.training or keep is None or keep[i] > self.rate:
+                x = step(layer, x)
+        return x
+
+
+class Zipped(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, draw in zip(self.layers, torch.rand(LAYERS)):
+            if self.training and draw < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class ZippedList(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        draws = torch.rand(LAYERS).tolist()
+        for index, (layer, draw) in enumerate(zip(self.layers, draws)):
+            if self.training and index and draw < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Mask(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.rand(LAYERS) >= self.rate
+        for i, layer in enumerate(self.layers):
+            if keep[i] or not self.training:
+                x = step(layer, x)
+        return x
+
+
+class ZippedMask(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, dropped in zip(self.layers, torch.rand(LAYERS) < self.rate):
+            if self.training and dropped:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class ListedMask(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = (torch.rand(LAYERS) > self.rate).tolist()
+        for i, layer in enumerate(self.layers):
+            if self.training and not keep[i]:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class ListedDraws(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        draws = [random.random() for _ in self.layers]
+        for i, layer in enumerate(self.layers):
+            if self.training and draws[i] < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class ListedTruths(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dropped = [self.training and coin() < self.rate for _ in range(LAYERS)]
+        for layer, drop in zip(self.layers, dropped):
+            if drop:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class ChangedMask(Encoder):
+    """The first layer always runs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.rand(LAYERS) >= self.rate
+        keep[0] = True
+        for i, layer in enumerate(self.layers):
+            if keep[i] or not self.training:
+                x = step(layer, x)
+        return x
+
+
+class Rates(Encoder):
+    """Stochastic depth, linear in the depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [0.8 * index / LAYERS for index in range(LAYERS)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, rate in zip(self.layers, self.rates):
+            if self.training and torch.rand(1).item() < rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class IndexedRates(Rates):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index, layer in enumerate(self.layers):
+            if self.training and self.rates[index] > 0 and random.random() < self.rates[index]:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Depth(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index, layer in enumerate(self.layers):
+            if self.training and random.random() < self.rate * (index + 1) / len(self.layers):
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Method(Encoder):
+    def drops(self) -> Any:
+        return self.training and torch.rand(1).item() < self.rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.drops():
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Drawn(Encoder):
+    def draw(self) -> Any:
+        """A number for a layer."""
+        return torch.rand(1).item()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and self.draw() < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Overridden(Method):
+    """The forward is inherited, and what it calls is not."""
+
+    def drops(self) -> Any:
+        return self.training and np.random.rand() < self.rate
+
+
+def drops(rate: float, training: bool = True) -> bool:
+    return training and random.random() < rate
+
+
+class Function(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if drops(self.rate, self.training):
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Runs(Encoder):
+    """The helper has the layer, and calls it or not."""
+
+    def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.training and torch.rand(1).item() < self.rate:
+            return x
+        return step(layer, x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.run(layer, x)
+        return x
+
+
+class Elsewhere(Encoder):
+    """A method of another name has the loop."""
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand(1).item() < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(x)
+
+
+class Block(nn.Module):
+    """A layer that draws for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate, self.inner = 0.5, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and torch.rand(1).item() < self.rate:
+            return x
+        return step(self.inner, x)
+
+
+class Blocks(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Around(nn.Module):
+    def __init__(self, function: nn.Module) -> None:
+        super().__init__()
+        self.function, self.rate = function, 0.5
+
+    def forward(self, x: torch.Tensor, *others: Any) -> torch.Tensor:
+        survives = not self.training or random.random() >= self.rate
+        return x + self.function(x, *others) if survives else x
+
+
+class Arounds(Blocks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Around(nn.Linear(4, 4)) for _ in range(LAYERS))
+
+
+class DroppingList(nn.ModuleList):
+    """fairseq's LayerDropModuleList."""
+
+    def __iter__(self) -> Iterator[Any]:
+        dropout_probs = torch.empty(len(self)).uniform_()
+        for i, m in enumerate(super().__iter__()):
+            if not self.training or (dropout_probs[i] > 0.5):
+                yield m
+
+
+class Listed(Blocks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = DroppingList(nn.Linear(4, 4) for _ in range(LAYERS))
+
+
+class While(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        index = 0
+        while index < len(self.layers):
+            if not self.training or random.random() >= self.rate:
+                x = step(self.layers[index], x)
+            index += 1
+        return x
+
+
+class Kept(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = [layer for layer in self.layers if not self.training or random.random() >= self.rate]
+        for layer in kept:
+            x = step(layer, x)
+        return x
+
+
+class Walrus(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if (draw := torch.rand(1).item()) < self.rate and self.training:
+                continue
+            x = step(layer, x) + 0 * draw
+        return x
+
+
+class Checkpointed(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand(1).item() < self.rate:
+                continue
+            x = checkpoint(step, layer, x, use_reentrant=False)
+        return x
+
+
+class Conditional(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x if self.training and torch.rand(1) < self.rate else step(layer, x)
+        return x
+
+
+class Dictionary(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({f"layer{index}": nn.Linear(4, 4) for index in range(LAYERS)})  # type: ignore
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _, layer in self.layers.items():  # type: ignore[operator]
+            if self.training and random.random() < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Unrolled(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        if not self.training or random.random() >= self.rate:
+            x = step(self.layers[1], x)
+        if not self.training or random.random() >= self.rate:
+            x = step(self.layers[2], x)
+        return x
+
+
+class Bernoulli(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.bernoulli(torch.tensor(self.rate)):
+                continue
+            x = step(layer, x)
+        return x
+
+
+class TorchGenerator(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+        self.generator.seed()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand(1, generator=self.generator) < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Integer(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and random.randint(0, 99) < 100 * self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Sampled(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = random.sample(range(LAYERS), 3) if self.training else range(LAYERS)
+        for index, layer in enumerate(self.layers):
+            if index in chosen:
+                x = step(layer, x)
+        return x
+
+
+class SampledLayers(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in random.sample(list(self.layers), 3):
+            x = step(layer, x)
+        return x
+
+
+class Shallow(Encoder):
+    """The first layers only, as many as are drawn."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        depth = random.randint(1, LAYERS) if self.training else LAYERS
+        for layer in self.layers[:depth]:
+            x = step(layer, x)
+        return x
+
+
+class ByData(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand(1) < x.abs().mean():
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Once(Encoder):
+    """One number for all layers: the whole stack runs, or none of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        draw = random.random()
+        for layer in self.layers:
+            if self.training and draw < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+ALL: Tuple[type, ...] = (
+    *(Scalar, Item, OnDevice, Random, Imported, Uniform, Numpy, Percent, NumpyGenerator, EmptyVector, Vector),
+    *(NumpyVector, Zipped, ZippedList, Mask, ZippedMask, ListedMask, ListedDraws, ListedTruths, Rates, IndexedRates),
+    *(ChangedMask, Overridden, Depth, Method, Drawn),
+    *(Function, Runs, Elsewhere, Blocks, Arounds, Listed, While, Kept, Walrus, Checkpointed, Conditional, Dictionary),
+    *(Unrolled, Bernoulli, TorchGenerator, Integer, Sampled, SampledLayers, Shallow, ByData, Once),
+)
+
+
+def layers(encoder: Any) -> List[nn.Module]:
+    """The layers of one of these, in their order."""
+    held = encoder.layers
+    return list(held.values()) if isinstance(held, nn.ModuleDict) else [held[index] for index in range(len(held))]
