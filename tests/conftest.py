@@ -47,6 +47,11 @@ TIERS: Dict[str, str] = {
     "funasr": "cells",
     "speechbrain": "cells",
     "fastnlp": "cells",
+    "torchaudio": "cells",
+    "espnet": "cells",
+    "s3prl": "cells",
+    "nemo": "cells",
+    "skipping": "ranks",
 }
 # Files that are in another tier than their folder.
 FILES: Dict[str, str] = {
@@ -67,6 +72,10 @@ NEEDS: Dict[str, str] = {
     "speechbrain": "speechbrain",
     "fastnlp": "fastNLP",
     "deepspeed": "deepspeed",
+    "torchaudio": "torchaudio",
+    "espnet": "espnet",
+    "s3prl": "s3prl",
+    "nemo": "nemo",
 }
 # Folders with files that take long come first: a worker that begins the last of them late leaves the others idle.
 LONG = (
@@ -78,6 +87,7 @@ LONG = (
     "packaging",
     "demo",
     "adding",
+    "skipping",
     "activation",
     "harm",
     "launchers",

@@ -120,6 +120,26 @@ class Call:
                 self.left_out.append(Left(index, comparison.rate, comparison.is_only_run))
         return truth if shared == own else _negated(truth)
 
+    def is_flagged(self) -> bool:
+        """Return whether DDP looks for unused parameters in the model."""
+        return self._replica is not None and self._replica.flagged
+
+    def drops(self, layer: Any, rate: float) -> bool:
+        """Return whether all ranks skip a layer of the module, for a patch that leaves it out by itself.
+
+        Args:
+            layer: a module in the list of layers.
+            rate: at which it is skipped.
+        """
+        if self.base is None or self._replica is None:
+            return False
+        skipped = schedule.uniform(schedule.fold(self.base, 0, self._replica.key(layer)[1]), 0) < rate
+        index = self._index(layer)
+        self.visits[index] = self.visits.get(index, 0) + 1
+        if skipped:
+            self.left_out.append(Left(index, "", True))
+        return skipped
+
     def _key(self, comparison: Comparison, layer: Any) -> Optional[int]:
         """Return the number of a layer that all ranks have under one name; None where each rank decides."""
         if self.base is None or self._replica is None or not self._replica.has(layer):

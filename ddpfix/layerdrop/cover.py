@@ -111,6 +111,10 @@ class Covered:
         found = [(each.refusal, getattr(each.node, "lineno", 0)) for each in read.decisions if each.refusal]
         return [f"{why} ({code.co_filename}:{line})" for why, line in found] or [f"{method} draws for a part of it"]
 
+    def applies(self, module: Any, has_peers: bool) -> bool:
+        """Return whether its decisions are about layers in this module."""
+        return any(applies(each, module, has_peers or self.examined) for each in self.decisions)
+
     def is_still(self, module: Any) -> bool:
         """Return whether a module would call the functions that its copy has written out."""
         return all(each.is_still(module, self._home) for each in self.helpers)
@@ -199,13 +203,7 @@ def cover(
     Raises:
         PatchError: no method has the expected shape; nothing was changed.
     """
-    made: List[Covered] = []
-    refused: List[PatchError] = []
-    for method in drawing_methods(owner):
-        try:
-            made.append(Covered(owner, method, traits, examined))
-        except PatchError as error:
-            refused.append(error)
+    made, refused = _covering(owner, drawing_methods(owner), traits, examined)
     if not made:
         raise refused[0] if refused else PatchError(f"{owner.__module__}.{owner.__qualname__} does not draw for layers")
     for ours in (recompute, training, schedule, calls):
@@ -216,10 +214,25 @@ def cover(
     for covered in made:
         covered.rate, covered.choose = rate or covered.rate, choose
         site.wrap_hot(owner, covered.method, functools.partial(_dispatch, covered))
-    return _remembered(site, owner, made, refused)
+    return remember(site, owner, made, refused)
 
 
-def _remembered(site: Site, owner: type, made: List[Covered], refused: Sequence[PatchError] = ()) -> Covered:
+def _covering(
+    owner: type, methods: Sequence[str], traits: code_copy.Traits = _NO_TRAITS, examined: bool = True
+) -> Tuple[List[Covered], List[PatchError]]:
+    """Return the methods of a class that can be covered, and why others cannot."""
+    made: List[Covered] = []
+    refused: List[PatchError] = []
+    for method in methods:
+        try:
+            made.append(Covered(owner, method, traits, examined))
+        except PatchError as error:
+            refused.append(error)
+    return made, refused
+
+
+def remember(site: Site, owner: type, made: List[Covered], refused: Sequence[PatchError] = ()) -> Covered:
+    """Record what covers a class, until undo."""
     first = COVERED[owner] = made[0]
     first.others = made[1:]
     first.refused = [*map(str, refused), *(text for each in made for text in each.refused)]
@@ -243,15 +256,17 @@ def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tupl
     drawing = drawing_methods(owner) if method is None else (method,)
     if not drawing:
         raise PatchError(f"{owner.__module__}.{owner.__qualname__} does not draw for layers")
-    copies = [_without_skips(owner, name, zero) for name in drawing]
-    made = [Covered(owner, name) for name in drawing] if method is None else []
-    for name, copied in zip(drawing, copies):
+    made, refused = _covering(owner, drawing) if method is None else ([], [])
+    if refused and not made:
+        raise refused[0]
+    names = [each.method for each in made] or drawing
+    for name, copied in [(name, _without_skips(owner, name, zero)) for name in names]:
         covered = next((each for each in made if each.method == name), None)
         site.wrap_hot(owner, name, functools.partial(_never, copied, covered))
     for covered in made:
         covered.never = True
     if made:
-        _remembered(site, owner, made)
+        remember(site, owner, made)
 
 
 def _without_skips(owner: type, name: str, zero: Tuple[str, ...]) -> Any:
@@ -341,7 +356,7 @@ def _rate_at(level: type, module: Any, has_peers: bool) -> float:
     rates = [0.0]
     for each in found:
         is_own = next(other for other in type(module).__mro__ if each.method in vars(other)) is level
-        if is_own and any(applies(decision, module, has_peers or each.examined) for decision in each.decisions):
+        if is_own and each.applies(module, has_peers):
             rates.append(0.0 if each.never else each.rate(module))
     return max(rates)
 
@@ -357,6 +372,10 @@ class _Uncovered:
         self.method = method
         self.decisions = tuple(each for each in read.decisions if each.rate is not None)
         self.rate = rates.reader(read, self.decisions, function)
+
+    def applies(self, module: Any, has_peers: bool) -> bool:
+        """Return whether its decisions are about layers in this module."""
+        return any(applies(each, module, has_peers) for each in self.decisions)
 
 
 def _uncovered(owner: type) -> Tuple[_Uncovered, ...]:

@@ -52,6 +52,8 @@ class Replica:
         self.is_announced = False
         # Whether DDP looks for unused parameters in it, because it skips layers or for any other reason.
         self.flagged = False
+        # Whether DDP averages its gradients; no engine that shards them.
+        self.is_ddp = False
         # Whether the last forward was a micro-batch that is not communicated (``no_sync``): more of its window follow.
         self.open = False
         # Whether this rank tells the others where the decisions begin, in its first forward.

@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE, COMPILE = "UV_CACHE_DIR", "UV_COMPILE_BYTECODE"
 
 
+# Toolkits whose cells have a torchaudio of their own.
+_OWN_AUDIO = ("wenet", "torchaudio")
+
+
 class NothingToRunError(Exception):
     """The release cannot be had on this machine; the message says how to provide it."""
 
@@ -44,10 +48,11 @@ def made(cell: Cell, folder: Path) -> Path:
             # It is built against the torch that is there, without any of its kernels. WeNet from 3.0 on imports it.
             os.environ["DS_BUILD_OPS"] = "0"
             _install(python, "--no-build-isolation", *later)
-        if cell.toolkit == "deepspeed" or (cell.requirements is not None and cell.toolkit != "wenet"):
+        if cell.toolkit == "deepspeed" or (cell.requirements is not None and cell.toolkit not in _OWN_AUDIO):
             # The newest release whose reader is Python and soundfile.
             _install(python, "--no-deps", "torchaudio==2.8.0")
-        _take_audio(python)
+        if cell.toolkit != "torchaudio" or cell.fit.pinned:
+            _take_audio(home / "lib")
         (home / "complete").touch()
     return python
 
@@ -113,9 +118,9 @@ def tags(cell: Cell) -> List[str]:
     return [tag for tag in trees.available() if trees.VERSIONS[tag] == cell.version]
 
 
-def _take_audio(python: Path) -> None:
+def _take_audio(folder: Path) -> None:
     # What is compiled in it needs another torch.
-    for library in python.parent.parent.glob("lib/python*/site-packages/torchaudio/lib/*.so"):
+    for library in folder.glob("**/torchaudio/lib/*.so"):
         library.unlink()
 
 
@@ -125,7 +130,8 @@ def _unpacked(cell: Cell, home: Path) -> Path:
     if not release.exists():
         part = release.with_name(f"{cell.version}.part")
         shutil.rmtree(part, ignore_errors=True)
-        _install(home / "bin" / "python", "--no-deps", "--target", str(part), f"{cell.toolkit}=={cell.version}")
+        _install(home / "bin" / "python", "--no-deps", "--target", str(part), cell.requirement)
+        _take_audio(part)
         # Some releases of SpeechBrain have their own tests in the wheel, under the name of ours.
         shutil.rmtree(part / "tests", ignore_errors=True)
         part.rename(release)

@@ -24,6 +24,10 @@ NAMED = (
     "fastNLP",
     "lightning",
     "deepspeed",
+    "torchaudio",
+    "espnet",
+    "s3prl",
+    "nemo_toolkit",
     "numpy",
 )
 

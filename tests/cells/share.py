@@ -22,6 +22,8 @@ SHARE: Dict[str, Tuple[str, ...]] = {
     "speechbrain-0.5.16": ("accumulation", "options", "options_yaml", "options_device"),
     "speechbrain-1.0.3": ("checkpointing", "diagnosis", "layerdrop", "undo", "uneven", "unused"),
     "speechbrain-1.1.2-transformers5": ("options", "probe", "recipe", "unused"),
+    "torchaudio-2.11.0": ("layerdrop",),
+    "s3prl-0.4.18": ("layerdrop",),
     "fastNLP-0.7.0": ("unused",),
     "fastNLP-1.0.1": ("children", "diagnosis", "layerdrop", "overrides", "undo", "unused"),
 }

@@ -169,6 +169,17 @@ FITS: Dict[str, Tuple[Fit, ...]] = {
     "fastNLP": (Fit("", tests=(("tests/fastnlp",),), pinned=True),),
     # With the toolkits whose models are trained in its engine; WeNet's are where TEST_WENET names its main tree.
     "deepspeed": (Fit("", _IN_ENGINES, tests=(("tests/deepspeed",),)),),
+    # The oldest one has a compiled part that its import needs.
+    "torchaudio": (
+        Fit("<2", ("numpy<1.25",), torch="1.13.1", python="3.8", tests=(("tests/torchaudio",),)),
+        Fit("", tests=(("tests/torchaudio",),), pinned=True),
+    ),
+    "espnet": (
+        Fit("<202409", ("typeguard==2.13.3",), tests=(("tests/espnet",),), pinned=True),
+        Fit("", ("typeguard==4.6.1",), tests=(("tests/espnet",),), pinned=True),
+    ),
+    "s3prl": (Fit("", tests=(("tests/s3prl",),), pinned=True),),
+    "nemo": (Fit("", tests=(("tests/nemo",),), pinned=True),),
     # On no registry: the tree of the tag comes from TEST_WENET.
     "wenet": (Fit("", ("deepspeed==0.19.8",), tests=(("tests/wenet",),), pinned=True),),
 }
@@ -249,6 +260,11 @@ class Cell:
         return self.toolkit.lower()
 
     @property
+    def requirement(self) -> str:
+        """The release, as it is called on the registry."""
+        return f"{loader.load().toolkits[self.toolkit]}=={self.version}"
+
+    @property
     def requirements(self) -> Optional[Path]:
         return TESTS / self.folder / "requirements.txt" if self.fit.pinned else None
 
@@ -257,7 +273,7 @@ class Cell:
         if self.requirements is not None:
             return ["-r", str(self.requirements), *self.fit.others]
         # A list without repetitions: torch may be the toolkit.
-        own = dict.fromkeys((f"torch=={self.fit.torch}", f"{self.toolkit}=={self.version}"))
+        own = dict.fromkeys((f"torch=={self.fit.torch}", self.requirement))
         if self.toolkit == "torch":
             own = dict.fromkeys((f"torch=={self.version}",))
         return [*own, *self.fit.others, *TOOLS]
@@ -266,7 +282,8 @@ class Cell:
     def environment(self) -> str:
         """The name of its environment's folder; cells with the same packages share it."""
         digest = hashlib.sha256(" ".join(sorted(self.packages())).encode()).hexdigest()[:8]
-        return f"{self.folder if self.fit.pinned else 'py' + self.fit.python}-{digest}"
+        pinned = self.folder if self.fit.python == "3.11" else f"{self.folder}-py{self.fit.python}"
+        return f"{pinned if self.fit.pinned else 'py' + self.fit.python}-{digest}"
 
 
 def fitting(toolkit: str, version: str) -> Fit:

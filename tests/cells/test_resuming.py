@@ -118,7 +118,7 @@ def test_what_was_interrupted_goes_on_where_it_stopped(
     monkeypatch.setattr("sys.argv", ["cells", "--missing"])
     assert command.main() == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torch-")]
-    assert [line.partition(":")[0] for line in lines] == ["torch-2.1.2"]
+    assert [line.partition(":")[0] for line in lines] == ["torch-2.1.2", "torch-2.1.2-layers"]
 
 
 def test_an_environment_stays_until_the_last_cell_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from tests.support import pool, scenario
 
@@ -19,11 +19,15 @@ class Scenario(scenario.Scenario):
         file: of this folder, which has the classes.
         settings: arguments of ``ddpfix.activate``; None is plain torch.
         steps: of the training of each class.
+        wrapper: "ddp", "fsdp" or "fully_shard".
+        only: the names of the classes; all of them where it is empty.
     """
 
     file: str = "shapes"
     settings: Optional[Dict[str, str]] = None
     steps: int = 8
+    wrapper: str = "ddp"
+    only: Sequence[str] = ()
     timeout: float = 120
 
 

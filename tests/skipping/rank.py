@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import logging
@@ -40,14 +39,34 @@ def watched(encoder: Any, layers: List[nn.Module]) -> List[int]:
     return ran
 
 
-def trained(kind: type, rank: int, steps: int) -> Dict[str, Any]:
-    """What a class did under DDP with the flag: its layers by step, its parameters, its random numbers."""
+def wrapped(model: nn.Module, wrapper: str, layers: List[nn.Module]) -> Any:
+    """The model under DDP with the flag, or sharded layer by layer."""
+    if wrapper == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        policy = ModuleWrapPolicy({nn.Linear})
+        return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+    if wrapper == "fully_shard":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in (*layers, model):
+            fully_shard(layer, mesh=mesh)
+        return model
+    return DistributedDataParallel(model, find_unused_parameters=True)
+
+
+def trained(kind: type, rank: int, steps: int, wrapper: str) -> Dict[str, Any]:
+    """What a class did: its layers by step, its outputs and parameters, its random numbers."""
     from tests.skipping import shapes
 
     seed(0)
     encoder: Any = kind()
-    ran = watched(encoder, shapes.layers(encoder))
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), encoder), find_unused_parameters=True)
+    layers = shapes.layers(encoder)
+    ran = watched(encoder, layers)
+    model = wrapped(nn.Sequential(nn.Linear(4, 4), encoder), wrapper, layers)
     seed(100 + rank)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     found: Dict[str, Any] = {"ran": [], "outputs": []}
@@ -59,7 +78,8 @@ def trained(kind: type, rank: int, steps: int) -> Dict[str, Any]:
         output.pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    found["weights"] = [float(each.detach().double().sum()) for each in model.parameters()]
+    if wrapper == "ddp":
+        found["weights"] = [float(each.detach().double().sum()) for each in model.parameters()]
     found["streams"] = streams()
     return found
 
@@ -80,9 +100,10 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
     rank = distributed.get_rank()
     for kind in import_module(f"tests.skipping.{scenario['file']}").ALL:
-        lines.clear()
-        with contextlib.suppress(ConnectionError):
-            scenario["found"][kind.__name__] = {**trained(kind, rank, scenario["steps"]), "lines": list(lines)}
+        if not scenario["only"] or kind.__name__ in scenario["only"]:
+            lines.clear()
+            found = trained(kind, rank, scenario["steps"], scenario["wrapper"])
+            scenario["found"][kind.__name__] = {**found, "lines": list(lines)}
     distributed.barrier()
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.skipping import launch, others, shapes
 from tests.skipping.launch import Scenario
 
-pytestmark = [pytest.mark.ranks, pytest.mark.patches("torch.layerdrop")]
+pytestmark = pytest.mark.patches("torch.layerdrop")
 # What cannot be proved, with the reason that is given; all others are shared.
 NOT_UNIFORM = "its number is not known to be uniform, and one for each layer"
 NAMED = {

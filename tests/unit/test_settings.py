@@ -38,6 +38,7 @@ def test_defaults() -> None:
     assert dict(found.values) == {
         "unused": "auto",
         "layerdrop": "sync",
+        "nemo_layerdrop": "none",
         "overrides": "apply",
         "uneven": "auto",
         "memory": "on",

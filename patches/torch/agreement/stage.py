@@ -82,7 +82,7 @@ class Agreement(ddp.Stage):
         if seed is not None:
             start = None if call is None else self._start(wrapper, seed)
             replica = training.register(wrapper, wrapper.module, seed, start)
-            replica.flagged = flagged
+            replica.flagged, replica.is_ddp = flagged, True
             replica.is_alone = distributed.get_world_size(wrapper.process_group) < 2
             if flagged or cover.may_skip(wrapper.module):
                 replica.tells = start is not None and start.is_first

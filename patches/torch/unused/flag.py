@@ -7,10 +7,10 @@ A model that skips layers leaves their parameters without gradient; DDP then fai
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.layerdrop import cover
+from ddpfix.layerdrop import by_patch, cover
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Registry, Site
 
@@ -82,7 +82,7 @@ def _unset_flag(model: ddp.Wrapped, hook: str) -> None:
 
 
 def _may_be_static(model: Any) -> bool:
-    skipping = [entry for entry in cover.active(model) if _trainable(entry[1])]
+    skipping = _skipping(model, decided=True)
     if skipping:
         log.warning(
             f"DDPFIX_UNUSED=static cannot work with LayerDrop ({_named(skipping)}): {FLAG} is chosen as by auto"
@@ -92,13 +92,12 @@ def _may_be_static(model: Any) -> bool:
 
 def _decide(arguments: Dict[str, Any], always: bool) -> bool:
     """Return whether to set the flag to True."""
-    # DDP waits for no gradient of a frozen layer, skipped or not.
-    skipping = [entry for entry in cover.active(arguments["module"]) if _trainable(entry[1])]
+    user_value = user_choice(arguments)
+    skipping = _skipping(arguments["module"], bool(arguments.get("static_graph")) or user_value is not None)
     idle = wrap_hooks.reasons(arguments["module"])
     if not skipping and not idle and not always:
         return _was_dropped(arguments)
     names = _named(skipping)
-    user_value = user_choice(arguments)
     if arguments.get("static_graph"):
         # A static graph accepts parameters that are unused in every step.
         if skipping:
@@ -128,6 +127,17 @@ def _was_dropped(arguments: Dict[str, Any]) -> bool:
         return False
     log.info(f"{FLAG}=True: it was given to the toolkit, which does not hand it on")
     return True
+
+
+def _skipping(model: Any, decided: bool) -> List[Tuple[str, Any, float]]:
+    """Return the modules that skip layers for whose gradients DDP would wait; it waits for none of a frozen layer.
+
+    Args:
+        model: the module to be wrapped.
+        decided: whether the program has decided about the flag.
+    """
+    found = (entry for entry in cover.active(model) if _trainable(entry[1]))
+    return [entry for entry in found if by_patch.needs_flag(entry[1], decided)]
 
 
 def _trainable(module: Any) -> bool:

@@ -1,0 +1,53 @@
+"""Layers that a patch leaves out by itself, because the toolkit computes all of them and drops what some gave."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from ddpfix.layerdrop import cover
+from ddpfix.patching.site import Site
+
+
+class ByPatch(cover.Covered):
+    """A method whose layers a patch leaves out by itself (:meth:`Call.drops`), because its code computes all of them.
+
+    Where DDP does not look for unused parameters, a layer that is left out has gradients of zeros.
+
+    Args:
+        method: its name.
+        rate: ``rate(module)`` gives the largest rate of a module.
+        zeros: whether it has them in any case.
+    """
+
+    def __init__(self, method: str, rate: Callable[[Any], float], zeros: bool) -> None:
+        self.method, self.rate, self.zeros = method, rate, zeros
+        self.helpers, self.path, self.never, self.examined = (), (), False, True
+        self.others, self.refused = [], []
+
+    def applies(self, module: Any, has_peers: bool) -> bool:
+        return True
+
+
+def record(site: Site, owner: type, method: str, rate: Callable[[Any], float], zeros: bool) -> None:
+    """Record that a patch leaves out layers in a method of a class, so that DDP and all reports know of it.
+
+    Args:
+        site: of the patch.
+        owner: the class.
+        method: the name of the method.
+        rate: see :class:`ByPatch`.
+        zeros: see there.
+    """
+    cover.remember(site, owner, [ByPatch(method, rate, zeros)])
+
+
+def needs_flag(module: Any, decided: bool) -> bool:
+    """Return whether a module that skips layers leaves parameters without a gradient, for which DDP would wait.
+
+    Args:
+        module: one of those that :func:`ddpfix.layerdrop.cover.active` gives.
+        decided: whether the program has decided that DDP looks for no unused parameters.
+    """
+    covered = (cover.COVERED.get(level) for level in type(module).__mro__)
+    by_patches = [each for each in covered if isinstance(each, ByPatch)]
+    return not by_patches or not (decided or by_patches[0].zeros)

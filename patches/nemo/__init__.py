@@ -1,0 +1,1 @@
+"""The fixes of NeMo."""
