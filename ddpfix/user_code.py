@@ -1,4 +1,4 @@
-"""Which code is the user's own: neither Python's, nor an installed package's, nor ddpfix's; and its line in a stack."""
+"""Which code is the user's own, not Python's, an installed package's or ddpfix's; its line; where a class is from."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ def line(frame: Optional[FrameType]) -> str:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def module_of(kind: type) -> str:
+    """Return the name of a class's module; a user's may have none: one that ``exec`` made without a ``__name__``."""
+    return str(getattr(kind, "__module__", ""))
+
+
+def full_name(kind: type) -> str:
+    """Return a class's module and qualified name, as a line shows them."""
+    return ".".join(part for part in (module_of(kind), kind.__qualname__) if part)

@@ -45,7 +45,7 @@ def needs_flag(module: Any, decided: bool) -> bool:
     """Return whether a module that skips layers leaves parameters without a gradient, for which DDP would wait.
 
     Args:
-        module: one of those that :func:`ddpfix.layerdrop.cover.active` gives.
+        module: one of those that :func:`ddpfix.layerdrop.skipping.active` gives.
         decided: whether the program has decided that DDP looks for no unused parameters.
     """
     covered = (cover.COVERED.get(level) for level in type(module).__mro__)

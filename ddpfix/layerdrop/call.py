@@ -43,6 +43,24 @@ class Left(NamedTuple):
     is_certain: bool
 
 
+class _Missing:
+    """Stands for an entry that is not there, until the program asks whether it is true."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __bool__(self) -> bool:
+        raise self._error
+
+
+def entry(vector: Any, index: Any) -> Any:
+    """Return an entry of a vector of truths; what raises the vector's own error where it has none of this index."""
+    try:
+        return vector[index]
+    except (IndexError, TypeError) as error:
+        return _Missing(error)
+
+
 class Comparison:
     """Takes the place of one comparison in the copy of a function.
 
@@ -66,7 +84,9 @@ class Comparison:
     def __call__(self, left: Any, right: Any, generator: Any = None, *layers: Any) -> Any:
         truth = left if self._is_entry else self._compare(left, right)
         call = CURRENT.get()
-        if call is None or (self._number.generator and not is_numpy_generator(generator)):
+        if call is None or isinstance(truth, _Missing):
+            return truth
+        if self._number.generator and not is_numpy_generator(generator):
             return truth
         return call.decide(self, truth, right if self._is_left or self._is_entry else left, layers)
 

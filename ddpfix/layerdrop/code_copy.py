@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple
 
 from ddpfix.layerdrop import call, decisions, rates, source
 from ddpfix.layerdrop.loops import Decision
-from ddpfix.layerdrop.numbers import Scope
+from ddpfix.layerdrop.numbers import Scope, index_of
 from ddpfix.patching.site import PatchError, Registry
 
 
@@ -86,7 +86,7 @@ def without_skips(function: FunctionType, zero: Tuple[str, ...] = (), owner: Opt
     return _changed(function, found, named, {}, Traits(), rated)
 
 
-_CHECK = "_check_"
+_CHECK, _ENTRY = "_check_", "_entry"
 
 
 def _changed(
@@ -100,9 +100,12 @@ def _changed(
     memo: Dict[int, Any] = {}
     tree = copy.deepcopy(found.scope.tree, memo)
     comparisons = {memo[id(each.node)]: (name, each) for name, each in named.items()}
+    shares = bool(values)
     checks = [name[len(_CHECK) :] for name in values if name.startswith(_CHECK)]
+    late = {memo[id(node)] for node in found.scope.entries if isinstance(node, ast.Subscript)}
+    values = {**values, **({_ENTRY: call.entry} if late else {})}
     zeros = {memo[id(node)] for node in _rates(found.scope, zero)}
-    change = _Change(found.scope, comparisons, bool(values), checks, traits.skipped_output, zeros)
+    change = _Change(found.scope, comparisons, shares, checks, traits.skipped_output, zeros, late)
     return source.changed(function, ast.fix_missing_locations(change.visit(tree)), {**found.values, **values})
 
 
@@ -135,17 +138,28 @@ class _Change(ast.NodeTransformer):
         checks: Sequence[str],
         skipped_output: Tuple[None, ...],
         zero: Set[ast.AST],
+        late: Set[ast.AST],
     ) -> None:
         self._scope, self._comparisons, self._shares, self._checks = scope, comparisons, shares, checks
-        self._short, self._zero = skipped_output, zero
+        self._short, self._zero, self._late = skipped_output, zero, late
 
     def visit(self, node: ast.AST) -> Any:
         if node in self._zero:
             return _placed(ast.Constant(value=0.0), node)
-        return self._decided(node) if node in self._comparisons else super().visit(node)
+        if node in self._comparisons:
+            return self._decided(node)
+        return self._entry(node) if node in self._late else super().visit(node)
+
+    def _entry(self, node: Any) -> ast.AST:
+        """Return an entry that is read before the program does, which may not ask for one that is not there."""
+        given = [node.value, index_of(node)]
+        return _placed(ast.Call(func=ast.Name(id=_ENTRY, ctx=ast.Load()), args=given, keywords=[]), node)
 
     def _decided(self, node: Any) -> ast.AST:
         name, decision = self._comparisons[node]
+        is_compare = decision.node is decision.compare
+        if node in self._late:
+            node = self._entry(node)
         if not self._shares:
             # The draw is made, and its layer kept.
             pair = ast.Tuple(elts=[node, ast.Constant(value=not decision.skip)], ctx=ast.Load())
@@ -153,7 +167,7 @@ class _Change(ast.NodeTransformer):
         generator = decision.number.generator if decision.number is not None else ""
         # Evaluated in the order of the comparison, and only what has no effect is read once more.
         drawn = _read(f"{self._scope.module}.{generator}" if generator else "None")
-        sides = [node.left, node.comparators[0]] if decision.node is decision.compare else [node, decision.rate]
+        sides = [node.left, node.comparators[0]] if is_compare else [node, decision.rate]
         given = copy.deepcopy([*sides, drawn, *decision.layers])
         return _placed(ast.Call(func=ast.Name(id=name, ctx=ast.Load()), args=given, keywords=[]), node)
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 import functools
 from types import FunctionType
-from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.layerdrop import branches, handed, helpers, loops, masks, source, unshared
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Number, Scope, may_draw, names_in, outer_of
 
+# Where toolkits draw for their layers, beside the methods that these call by their names; a list of layers that drops
+# some does it where it is iterated over.
+METHODS = ("forward", "extract_features", "_forward", "__iter__")
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _ARITHMETIC = frozenset((len, min, max, float, int, abs, getattr))
 _OTHER = (ast.operator, ast.unaryop, ast.expr_context)
@@ -73,7 +76,8 @@ def written_out(function: FunctionType, owner: Optional[type]) -> Found:
 def _in(function: FunctionType, owner: Optional[type]) -> Found:
     found = written_out(function, owner)
     given = handed.layers(function, owner) if owner is not None and loops.for_loops(found.scope) == [] else None
-    return found._replace(decisions=in_scope(found.scope, given).decisions)
+    drawing = helpers.drawing(found.scope, function, owner)
+    return found._replace(decisions=in_scope(found.scope, given, function.__name__ in METHODS, drawing).decisions)
 
 
 def draws(function: FunctionType, owner: Optional[type]) -> bool:
@@ -81,20 +85,24 @@ def draws(function: FunctionType, owner: Optional[type]) -> bool:
     return may_draw(function) or any(may_draw(each) for each in helpers.named(function, owner))
 
 
-def in_scope(scope: Scope, given: Optional[handed.Given] = None) -> Found:
+def in_scope(
+    scope: Scope, given: Optional[handed.Given] = None, is_whole: bool = True, drawing: Sequence[ast.Call] = ()
+) -> Found:
     """Return the decisions of a function whose scope is known.
 
     Args:
         scope: of the function.
         given: the layers that a loop of another method hands to it, if one does.
+        is_whole: whether it is all that its module does, and not a part of that.
+        drawing: calls of other functions that draw.
     """
     kinds = (ast.Compare, ast.Call)
     nodes = [node for node in ast.walk(scope.tree) if isinstance(node, kinds) or node in scope.entries]
-    found = [each for each in (_decision(scope, node, given) for node in nodes) if each is not None]
-    return Found(scope, tuple(found or unshared.in_scope(scope)))
+    found = [each for each in (_decision(scope, node, given, is_whole) for node in nodes) if each is not None]
+    return Found(scope, tuple(found or unshared.in_scope(scope, drawing)))
 
 
-def _decision(scope: Scope, node: Any, given: Optional[handed.Given]) -> Optional[Decision]:
+def _decision(scope: Scope, node: Any, given: Optional[handed.Given], is_whole: bool) -> Optional[Decision]:
     """Return the decision that a comparison with something drawn takes; None if it decides about no layer."""
     kinds = (ast.FunctionDef, ast.Lambda, ast.comprehension)
     around = [each for each in scope.above(node) if isinstance(each, kinds)]
@@ -112,7 +120,9 @@ def _decision(scope: Scope, node: Any, given: Optional[handed.Given]) -> Optiona
             return _checked(scope, node, skip, layers, loops.attributes(scope, [loop.iter, *layers]), False)
     if loop is not None or not isinstance(node, ast.Compare) or not isinstance(node.ops[0], _ORDERS):
         return None
-    return _by_itself(scope, node) if given is None else _of_given(scope, node, given)
+    if given is not None:
+        return _of_given(scope, node, given)
+    return _by_itself(scope, node) if is_whole else None
 
 
 def _by_itself(scope: Scope, node: ast.Compare) -> Optional[Decision]:
@@ -132,7 +142,8 @@ def _of_given(scope: Scope, node: ast.Compare, given: handed.Given) -> Optional[
         return None
     layers = (ast.Name(id=given.name, ctx=ast.Load()),)
     # What else its class does with the layer is not known.
-    return _checked(scope, node, skip, layers, given.holders, False)._replace(is_only_run=False)
+    found = _checked(scope, node, skip, layers, given.holders, False)._replace(is_only_run=False)
+    return found if given.is_always else found._replace(refusal="another call hands it something else")
 
 
 def _chosen(scope: Scope, node: ast.AST, around: ast.AST) -> Optional[Decision]:
@@ -145,10 +156,25 @@ def _chosen(scope: Scope, node: ast.AST, around: ast.AST) -> Optional[Decision]:
     if not (is_list_of_layers and is_whole and ast.dump(made.elt) == ast.dump(_loaded(around.target))):
         return None
     truths = [branches.Walk(node, truth, scope.holds, lambda _: False).truth(around.ifs[0]) for truth in (True, False)]
-    if truths.count(False) != 1:
+    if truths.count(False) != 1 or not _is_run(scope, made):
         return None
     layer = _loaded(around.target)
-    return _checked(scope, node, truths[0] is False, (layer,), loops.attributes(scope, [around.iter]), False)
+    found = _checked(scope, node, truths[0] is False, (layer,), loops.attributes(scope, [around.iter]), False)
+    # A layer that is not in the list may run elsewhere.
+    return found._replace(is_only_run=False)
+
+
+def _is_run(scope: Scope, made: ast.expr) -> bool:
+    """Return whether all that is done with a list of layers is that a loop runs them."""
+    assigned = scope.parents[made]
+    target = assigned.targets[0] if isinstance(assigned, ast.Assign) and len(assigned.targets) == 1 else None
+    running = [loop for loop in loops.for_loops(scope) if loops.uses(scope, loop)]
+    if not isinstance(target, ast.Name):
+        return any(loop.iter is made for loop in running)
+    reads = [each for each in ast.walk(scope.tree) if isinstance(each, ast.Name) and each.id == target.id]
+    reads = [each for each in reads if isinstance(each.ctx, ast.Load)]
+    iterated = {id(each) for loop in running for each in (loop.iter, *getattr(loop.iter, "args", ()))}
+    return len(scope.values[target.id]) == 1 and bool(reads) and all(id(each) in iterated for each in reads)
 
 
 def _loaded(target: Any) -> ast.Name:
@@ -197,11 +223,22 @@ def _checked(
     refusal = ""
     if number is None:
         refusal = "its number is not known to be uniform, and one for each layer"
+    elif _is_compared_again(scope, node, number):
+        refusal = "its number is compared in another place as well"
     elif rate is None:
         refusal = "what it is compared with is no rate that the module holds"
     running = [loop for loop in loops.for_loops(scope) if loops.uses(scope, loop)]
     compared = compare if isinstance(compare, ast.Compare) else None
     return Decision(node, compared, skip, number, is_left, rate, layers, holders, is_part, len(running) < 2, refusal)
+
+
+def _is_compared_again(scope: Scope, node: ast.AST, number: Number) -> bool:
+    """Return whether another condition asks for the same number: it would have an answer of its own."""
+    whole = scope.entries.get(node, node)
+    if any(compare is whole and each is not node for each, compare in scope.entries.items()):
+        return True
+    others = (each for each in ast.walk(scope.tree) if isinstance(each, ast.Compare) and each is not whole)
+    return any(not _is_inner(scope, each) and scope.has_one_of(each, number.draws) for each in others)
 
 
 def _one_a_turn(scope: Scope, node: ast.AST, number: Number) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import FunctionType
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -11,12 +10,12 @@ import torch
 from ddpfix.layerdrop import decisions, numbers, rates, training
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
+from ddpfix.layerdrop.held import UNREADABLE, held
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.patching.site import PatchError
+from ddpfix.user_code import module_of
 
-# Where toolkits draw for their layers, beside the methods that these call by their names; a list of layers that drops
-# some does it where it is iterated over.
-METHODS = ("forward", "extract_features", "_forward", "__iter__")
+_PROPERTY = "a property that a forward alone can read"
 
 
 def drawing_methods(owner: type) -> Tuple[str, ...]:
@@ -32,7 +31,7 @@ def drawing_method(owner: type) -> Optional[str]:
 
 def _called(owner: type) -> List[str]:
     """Return the names of methods that may run in a forward of a class: those above, and what they call by name."""
-    names = [name for name in METHODS if _method(owner, name) is not None]
+    names = [name for name in decisions.METHODS if _method(owner, name) is not None]
     for name in names:
         method = _method(owner, name)
         called = () if method is None else numbers.names_of(method.__code__)
@@ -43,7 +42,7 @@ def _called(owner: type) -> List[str]:
 def _method(owner: type, name: str) -> Optional[FunctionType]:
     """Return a method of a class below its decorators, as far as it is no part of torch."""
     level = next((level for level in owner.__mro__ if name in vars(level)), None)
-    inner = None if level is None or level.__module__.startswith("torch.") else innermost(vars(level)[name])
+    inner = None if level is None or module_of(level).startswith("torch.") else innermost(vars(level)[name])
     return inner if isinstance(inner, FunctionType) else None
 
 
@@ -75,22 +74,46 @@ def drawing_classes(model: Any) -> Dict[type, Any]:
 
 
 def check(owner: type, module: Any) -> None:
-    """Raise unless the generators that a module holds are numpy's: others are the program's own way to agree.
+    """Raise unless the generators that a module holds are numpy's, and its rates numbers.
+
+    Other generators are the program's own way to agree. A rate in a tensor could be read from a device only by waiting
+    for it.
 
     Args:
         owner: the class whose method draws.
         module: an instance.
 
     Raises:
-        PatchError: it draws from another generator, or its source could not be read.
+        PatchError: it draws from another generator, has another rate, or its source could not be read.
     """
     methods = drawing_methods(owner)
     if not methods:
         raise PatchError(_unread(owner))
-    for each in (each for name in methods for each in _decisions(vars(owner)[name], owner)):
-        names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
-        if names and not is_numpy_generator(functools.reduce(getattr, names, module)):
-            raise PatchError(f"it draws from a generator of its own, {'.'.join(names)}")
+    for inner in (innermost(vars(owner)[name]) for name in methods):
+        read = found(inner, owner)
+        for each in read.decisions:
+            place = f"{inner.__code__.co_filename}:{getattr(each.node, 'lineno', 0)}"
+            names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
+            if names and not is_numpy_generator(held(module, names)):
+                raise PatchError(f"it draws from a generator of its own, {'.'.join(names)} ({place})")
+            for name in each.holders:
+                if held(module, (name,)) is UNREADABLE:
+                    raise PatchError(f"its layers, self.{name}, are {_PROPERTY} ({place})")
+            for path in rates.paths_of(read.scope, each):
+                _check_rate(each, path, module, place)
+
+
+def _check_rate(decision: Decision, path: Tuple[str, ...], module: Any, place: str) -> None:
+    value = held(module, path)
+    # An entry of a vector that was compared as a whole has an entry of the rates, of which only one may be known.
+    is_one = not (decision.node is not decision.compare and hasattr(value, "__len__"))
+    kind = "" if is_one else "a list, compared as a whole"
+    if value is UNREADABLE:
+        kind = _PROPERTY
+    elif isinstance(value, torch.Tensor):
+        kind = "a tensor"
+    if kind:
+        raise PatchError(f"its rate, self.{'.'.join(path)}, is {kind} ({place})")
 
 
 def _draws_here(level: type, module: Any, has_peers: bool) -> bool:
@@ -105,8 +128,10 @@ def applies(decision: Decision, module: Any, has_peers: bool) -> bool:
     """Return whether a decision is about layers in this module: parts with parameters, or itself among its like."""
     if not decision.layers:
         return has_peers and not decision.is_part and _has_parameters(module)
-    held = [getattr(module, name, None) for name in decision.holders] or [module]
-    parts = [part for each in held for part in (_parts(each) or [each])]
+    lists = [held(module, (name,)) for name in decision.holders] or [module]
+    if any(each is UNREADABLE for each in lists):
+        return _has_parameters(module)
+    parts = [part for each in lists for part in (_parts(each) or [each])]
     return any(isinstance(part, torch.nn.Module) and _has_parameters(part) for part in parts)
 
 
@@ -122,7 +147,7 @@ _RATES_BY_NAME = ("layerdrop", "layer_drop", "stochastic_depth")
 
 def _unread(level: type) -> str:
     """Return why a method that draws, and names such a rate, could not be read; empty where there is none."""
-    for inner in [innermost(vars(level)[name]) for name in METHODS if name in vars(level)]:
+    for inner in [innermost(vars(level)[name]) for name in decisions.METHODS if name in vars(level)]:
         if isinstance(inner, FunctionType) and numbers.may_draw(inner):
             names = inner.__code__.co_names
             if any(rate in name for name in names for rate in _RATES_BY_NAME):

@@ -6,9 +6,10 @@ from types import ModuleType
 from typing import Any, Callable
 
 from ddpfix import log
-from ddpfix.layerdrop import code_copy, cover, drawing
+from ddpfix.layerdrop import code_copy, cover, decisions
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import PatchError, Site
+from ddpfix.user_code import full_name, module_of
 
 # change(site, owner, examined): changes one class, whose code was examined or not; raises PatchError, and leaves it as
 # it was, where it has another shape than expected.
@@ -39,7 +40,7 @@ def unless_switched_off(site: Site, change: Change, fix: str = "layerdrop") -> C
     """
 
     def changed(site_: Site, owner: type, examined: bool) -> Any:
-        toolkit = owner.__module__.partition(".")[0].lower()
+        toolkit = module_of(owner).partition(".")[0].lower()
         is_off = site.settings is not None and site.settings.switched(f"{toolkit}.{fix}") == "0"
         return None if is_off else change(site_, owner, examined)
 
@@ -54,7 +55,7 @@ def put(site: Site, owner: type, change: Change) -> None:
     """
     if cover.drawing_method(owner) is None:
         raise PatchError(
-            f"{owner.__qualname__} draws for no layers: none of {', '.join(drawing.METHODS)} compares a draw"
+            f"{owner.__qualname__} draws for no layers: none of {', '.join(decisions.METHODS)} compares a draw"
         )
     if owner not in cover.COVERED:
         change(site, owner, True)
@@ -63,7 +64,7 @@ def put(site: Site, owner: type, change: Change) -> None:
 def in_module(site: Site, module: ModuleType, change: Change) -> None:
     """Change the classes of a module that draw."""
     values = list(vars(module).values())
-    for owner in [value for value in values if isinstance(value, type) and value.__module__ == module.__name__]:
+    for owner in [value for value in values if isinstance(value, type) and module_of(value) == module.__name__]:
         if cover.drawing_method(owner) is not None:
             _put(site, owner, change, None)
 
@@ -86,7 +87,13 @@ class _InModels:
         return hash((self.site, self.change))
 
     def __call__(self, model: Any) -> None:
-        for owner, module in cover.drawing_classes(model).items():
+        try:
+            classes = cover.drawing_classes(model)
+        except Exception as error:
+            # A property of the user's may raise outside of a forward: no reason to end a job that trains without us.
+            _say(type(model), f"it could not be searched ({error!r})")
+            return
+        for owner, module in classes.items():
             _put(self.site, owner, self.change, module)
 
 
@@ -105,11 +112,12 @@ def _put(site: Site, owner: type, change: Change, module: Any) -> None:
         return
     for why in covered.refused:
         _say(owner, why)
-    for name in covered.replaced(module):
-        _say(type(module), f"{owner.__qualname__} was read with another {name}")
+    for helper in covered.replaced(module):
+        place = f"{helper.function.__code__.co_filename}:{helper.function.__code__.co_firstlineno}"
+        _say(type(module), f"{owner.__qualname__} was read with another {helper.name} ({place})")
 
 
 def _say(owner: type, why: str) -> None:
-    line = f"{owner.__module__}.{owner.__qualname__} skips layers, and each rank decides for itself: {why}"
+    line = f"{full_name(owner)} skips layers, and each rank decides for itself: {why}"
     if log.first_time(line):
         log.info(line)

@@ -17,21 +17,24 @@ class Given(NamedTuple):
     Attributes:
         name: of the parameter.
         holders: the attributes of the module that hold the layers.
+        is_always: whether no call of the method has anything else there.
     """
 
     name: str
     holders: FrozenSet[str]
+    is_always: bool = True
 
 
 def layers(function: FunctionType, owner: type) -> Optional[Given]:
-    """Return the parameter of a method for which all loops of its class that call it have a layer.
+    """Return the parameter of a method for which loops of its class have a layer.
 
     Args:
         function: the method.
         owner: its class.
     """
     found = {given for caller in _callers(function, owner) for given in _given(function, caller)}
-    return found.pop() if len(found) == 1 else None
+    given = sorted(each for each in found if each is not None)
+    return given[0]._replace(is_always=len(found) == 1) if given else None
 
 
 def _callers(function: FunctionType, owner: type) -> Iterator[FunctionType]:
@@ -42,17 +45,20 @@ def _callers(function: FunctionType, owner: type) -> Iterator[FunctionType]:
             yield each
 
 
-def _given(function: FunctionType, caller: FunctionType) -> Iterator[Given]:
+def _given(function: FunctionType, caller: FunctionType) -> Iterator[Optional[Given]]:
+    """Yield what each call of the method is given: the layer of a loop's turn, or None."""
     try:
         scope = Scope(source.tree_of(caller), outer_of(caller))
     except PatchError:
+        yield None
         return
     names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-    for loop in loops.for_loops(scope):
-        turns = loops.elements(scope, loop)
-        for node in ast.walk(loop):
-            if isinstance(node, ast.Call) and scope.path(node.func) == (function.__name__,):
-                words = {word.arg: word.value for word in node.keywords if word.arg is not None}
-                for name, value in {**dict(zip(names, node.args)), **words}.items():
-                    if isinstance(value, ast.Name) and value.id in turns:
-                        yield Given(name, loops.attributes(scope, [loop.iter]))
+    for node in ast.walk(scope.tree):
+        if isinstance(node, ast.Call) and scope.path(node.func) == (function.__name__,):
+            loop = scope.loop(node)
+            turns = loops.elements(scope, loop) if isinstance(loop, ast.For) else frozenset()
+            words = {word.arg: word.value for word in node.keywords if word.arg is not None}
+            given = {**dict(zip(names, node.args)), **words}
+            found = [name for name, value in given.items() if isinstance(value, ast.Name) and value.id in turns]
+            is_one = len(found) == 1 and isinstance(loop, ast.For)
+            yield Given(found[0], loops.attributes(scope, [loop.iter])) if is_one else None  # type: ignore[union-attr]

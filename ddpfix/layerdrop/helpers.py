@@ -81,13 +81,37 @@ def named(function: FunctionType, owner: Optional[type]) -> Iterator[FunctionTyp
     """Yield the functions that a function may call by their names: of its module, and methods of its class."""
     for name in names_of(function.__code__):
         methods = _found(owner, name) if owner is not None else None
-        for each in (function.__globals__.get(name), methods):
+        for each in (function.__globals__.get(name), getattr(methods, "__func__", methods)):
             if type(each) is FunctionType:
                 yield each
 
 
 def _found(owner: type, name: str) -> Any:
     return next((vars(level)[name] for level in owner.__mro__ if name in vars(level)), None)
+
+
+def drawing(scope: Scope, function: FunctionType, owner: Optional[type]) -> List[ast.Call]:
+    """Return the calls of functions that draw and could not be written out: they have several statements, say.
+
+    Args:
+        scope: of the definition, as it is analyzed.
+        function: that it is the definition of.
+        owner: the class whose method it is.
+    """
+    kind = function.__qualname__.rpartition(".")[0].rpartition(".")[2].lstrip("_")
+    found = []
+    for node in ast.walk(scope.tree):
+        path = scope.path(node.func) if isinstance(node, ast.Call) else ()
+        called: Any = None
+        if isinstance(node, ast.Call) and len(path) == 1 and owner is not None:
+            name = f"_{kind}{path[0]}" if _is_private(node.func) else path[0]
+            called = _found(owner, name)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called = scope.object(node.func)
+        called = inspect.unwrap(getattr(called, "__func__", called)) if called is not None else None
+        if isinstance(node, ast.Call) and type(called) is FunctionType and may_draw(called):
+            found.append(node)
+    return found
 
 
 class _Calls(ast.NodeTransformer):
@@ -120,7 +144,9 @@ class _Calls(ast.NodeTransformer):
         is_plain = type(function) is FunctionType and not hasattr(function, "__wrapped__")
         if not is_plain or inspect.isgeneratorfunction(function) or not may_draw(function):
             return None
-        return Helper(path[0] if path else node.func.id, function, bool(path))  # type: ignore[attr-defined]
+        helper = Helper(path[0] if path else node.func.id, function, bool(path))  # type: ignore[attr-defined]
+        # One of a function around this one cannot be looked up again.
+        return helper if path or self._home.get(helper.name) is function else None
 
     def _result(self, helper: Helper, node: ast.Call) -> Optional[ast.expr]:
         """Return the expression that a call gives; None where it is not one of names and constants alone."""
@@ -131,7 +157,7 @@ class _Calls(ast.NodeTransformer):
         body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
         returned = body[0] if len(body) == 1 else None
         value = returned.value if isinstance(returned, ast.Return) else None
-        if value is None or any(isinstance(each, _NOT_PLAIN) for each in ast.walk(value)):
+        if value is None or any(isinstance(each, _NOT_PLAIN) or _is_private(each) for each in ast.walk(value)):
             return None
         given = _arguments(helper, tree.args, node)
         if given is None:
@@ -151,9 +177,15 @@ class _Calls(ast.NodeTransformer):
                 if not isinstance(meant, (ModuleType, FunctionType, BuiltinFunctionType, type)) and not callable(meant):
                     return None
                 if self._scope.object(node) is not meant:
-                    names[node.id] = f"_{helper.name}_{node.id}"
+                    names[node.id] = f"_{helper.name}_{len(self.values)}_{node.id}"
                     self.values[names[node.id]] = meant
         return names
+
+
+def _is_private(node: ast.AST) -> bool:
+    """Return whether a name means another attribute in another class (``self.__rate``)."""
+    name = getattr(node, "attr", getattr(node, "id", ""))
+    return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
 
 
 def _arguments(helper: Helper, arguments: ast.arguments, node: ast.Call) -> Optional[Dict[str, ast.expr]]:
@@ -162,6 +194,9 @@ def _arguments(helper: Helper, arguments: ast.arguments, node: ast.Call) -> Opti
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
         return None
     defaults = arguments.defaults
+    if not all(isinstance(each, ast.Constant) for each in defaults):
+        # Its value is that of the moment at which the function was made.
+        return None
     given: Dict[str, ast.expr] = dict(zip(names[len(names) - len(defaults) :], defaults))
     held = [node.func.value] if helper.is_method and isinstance(node.func, ast.Attribute) else []
     if len(held) + len(node.args) > len(names):

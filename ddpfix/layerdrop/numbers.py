@@ -12,11 +12,13 @@ import inspect
 import random
 import sys
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 _MISSING = object()
+# What is known of a tensor whatever is in it.
+_FACTS = frozenset(("shape", "size", "ndim", "dim", "dtype", "device", "numel", "requires_grad", "is_cuda", "stride"))
 # What a random number may be drawn with: only to tell what was not understood from what draws nothing.
 DRAWS = frozenset(
     ("rand", "random", "random_sample", "uniform", "uniform_", "randint", "randn", "rand_like", "integers")
@@ -105,11 +107,11 @@ class Scope:
             below = each
         return None
 
-    def sources(self, *nodes: ast.AST) -> Iterator[ast.AST]:
+    def sources(self, *nodes: ast.AST, walk: Callable[[ast.AST], Iterable[ast.AST]] = ast.walk) -> Iterator[ast.AST]:
         """Yield the nodes of expressions, and of all that their local names are made of, each name once."""
         todo, seen = list(nodes), {self.module}
         while todo:
-            for each in ast.walk(todo.pop()):
+            for each in walk(todo.pop()):
                 yield each
                 if isinstance(each, ast.Name) and each.id not in seen:
                     seen.add(each.id)
@@ -277,7 +279,7 @@ class Scope:
 
     def draw_in(self, node: ast.AST) -> Optional[ast.Call]:
         """Return a call from which an expression has a random number, certain or only by its name."""
-        for each in ast.walk(node):
+        for each in _with_values(node):
             found = each if isinstance(each, ast.Call) and self._is_random(each) else None
             if found is None and isinstance(each, ast.Name):
                 found = self._draw_of(each.id)
@@ -285,10 +287,15 @@ class Scope:
                 return found
         return None
 
+    def has_one_of(self, node: ast.AST, draws: Sequence[ast.expr]) -> bool:
+        """Return whether what an expression is made of has one of some draws in it."""
+        wanted = set(map(id, draws))
+        return any(id(each) in wanted for each in self.sources(node, walk=_with_values))
+
     def _draw_of(self, name: str) -> Optional[ast.Call]:
         """Return the call from which a local name has a random number."""
         if name not in self._draws:
-            calls = (each for each in self.sources(ast.Name(id=name)) if isinstance(each, ast.Call))
+            calls = (each for each in self.sources(ast.Name(id=name), walk=_with_values) if isinstance(each, ast.Call))
             self._draws[name] = next(filter(self._is_random, calls), None)
         return self._draws[name]
 
@@ -300,6 +307,17 @@ class Scope:
     def _looks_random(self, function: ast.AST) -> bool:
         known = getattr(self.object(function), "__name__", "")
         return known in DRAWS or (isinstance(function, ast.Attribute) and function.attr in DRAWS)
+
+
+def _with_values(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of an expression, without those of which only the shape, type or place counts."""
+    yield node
+    if isinstance(node, ast.Attribute) and node.attr in _FACTS:
+        return
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("len", "isinstance", "type"):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _with_values(child)
 
 
 def outer_of(function: FunctionType) -> Dict[str, Any]:
@@ -352,7 +370,7 @@ def index_of(node: ast.Subscript) -> Any:
 def _stored(node: Any, parents: Dict[ast.AST, ast.AST]) -> Iterator[Tuple[str, Optional[ast.expr]]]:
     """Yield the names that a node gives a value, and the expression whose value it is, if it is one."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        yield node.id, _assigned(parents[node], node)
+        yield node.id, _assigned(parents, node)
     elif isinstance(node, ast.arg):
         yield node.arg, None
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name:
@@ -362,8 +380,15 @@ def _stored(node: Any, parents: Dict[ast.AST, ast.AST]) -> Iterator[Tuple[str, O
             yield (alias.asname or alias.name).partition(".")[0], None
 
 
-def _assigned(parent: ast.AST, name: ast.Name) -> Optional[ast.expr]:
-    """Return the expression whose value a name gets as a whole."""
+def _assigned(parents: Dict[ast.AST, ast.AST], name: ast.Name) -> Optional[ast.expr]:
+    """Return the expression whose value a name gets as a whole; that of ``a, b = 1, 2`` for ``b`` is ``2``."""
+    parent = parents[name]
+    if isinstance(parent, ast.Tuple):
+        around = parents[parent]
+        value = around.value if isinstance(around, ast.Assign) and parent in around.targets else None
+        known = isinstance(value, ast.Tuple) and len(value.elts) == len(parent.elts)
+        starred = known and any(isinstance(each, ast.Starred) for each in (*parent.elts, *value.elts))  # type: ignore
+        return value.elts[parent.elts.index(name)] if known and not starred else None  # type: ignore[union-attr]
     if isinstance(parent, ast.Assign) and name in parent.targets:
         return parent.value
     if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):

@@ -16,12 +16,12 @@ Reader = Callable[[Any], float]
 
 def paths(found: Found) -> Tuple[Tuple[str, ...], ...]:
     """Return where a function reads its rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
-    return tuple(dict.fromkeys(path for each in found.decisions for path in _paths(found.scope, each)))
+    return tuple(dict.fromkeys(path for each in found.decisions for path in paths_of(found.scope, each)))
 
 
 def name_of(scope: Scope, decision: Decision) -> str:
     """Return the name of the rate of a decision; empty where it has none."""
-    read = _paths(scope, decision)
+    read = paths_of(scope, decision)
     return read[0][-1] if read else ""
 
 
@@ -134,7 +134,7 @@ class _Inlined(ast.NodeTransformer):
         return inlined
 
 
-def _paths(scope: Scope, decision: Decision) -> List[Tuple[str, ...]]:
+def paths_of(scope: Scope, decision: Decision) -> List[Tuple[str, ...]]:
     """Return the attributes that a decision reads from the module, with those that its rate is computed from."""
     if decision.rate is None:
         return []

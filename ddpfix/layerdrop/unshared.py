@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from ddpfix.layerdrop import branches, loops
 from ddpfix.layerdrop.loops import Decision
@@ -12,13 +12,30 @@ from ddpfix.layerdrop.numbers import Scope
 _DRAWN_LAYERS = "the layers themselves are drawn"
 _OWN_COUNT = "its loop counts the layers by itself"
 _NO_LOOP = "it decides about one layer outside of a loop"
+_SEVERAL = "its draw stands in a function that is no single expression"
 _CHANGED = "its number is not known to be uniform, and one for each layer"
 
 
-def in_scope(scope: Scope) -> List[Decision]:
-    """Return such decisions of a function in which no other was found."""
+def in_scope(scope: Scope, drawing: Sequence[ast.Call] = ()) -> List[Decision]:
+    """Return such decisions of a function in which no other was found.
+
+    Args:
+        scope: of the function.
+        drawing: calls of other functions that draw.
+    """
     found = [*_drawn_layers(scope), *_read_entries(scope), *_counted(scope), *_single(scope)]
-    return found[:1]
+    return (found or [*_by_functions(scope, drawing)])[:1]
+
+
+def _by_functions(scope: Scope, drawing: Sequence[ast.Call]) -> Iterator[Decision]:
+    """``if self.drops(): continue``, where that is all there is to the condition, or to what it was assigned."""
+    for loop in loops.for_loops(scope) if drawing else ():
+        uses = loops.uses(scope, loop)
+        for call in drawing if uses else ():
+            if scope.loop(call) is loop and call not in uses:
+                outcomes = loops.outcomes_of(scope, loop.body, call, uses.__contains__)
+                if branches.skipping_truth(outcomes, whole=True) is not None:
+                    yield _refused(call, (loop.iter, *loops.layers_of_turn(scope, loop, uses)), scope, _SEVERAL)
 
 
 def _refused(node: ast.AST, layers: Tuple[ast.expr, ...], scope: Scope, why: str) -> Decision:

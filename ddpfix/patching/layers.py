@@ -11,6 +11,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import wrapt
 
+from ddpfix.user_code import module_of
+
 LOCK = threading.RLock()
 MISSING = object()
 # The top-level modules of the standard library, but the script, from Python 3.10 on.
@@ -40,7 +42,7 @@ class Record:
         """``module:attribute``, as the matrix writes a target."""
         if isinstance(self.owner, ModuleType):
             return f"{self.owner.__name__}:{self.attribute}"
-        return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.attribute}"
+        return f"{module_of(self.owner)}:{self.owner.__qualname__}.{self.attribute}"
 
     def undo(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
         """Take our layer away; returns what could not be done, as a message, or None.
@@ -93,7 +95,7 @@ def is_outdated(owner: Any) -> bool:
     """Return whether a module or class has been replaced by another of its name since it was patched."""
     if isinstance(owner, ModuleType):
         return sys.modules.get(owner.__name__, owner) is not owner
-    found: Any = sys.modules.get(owner.__module__)
+    found: Any = sys.modules.get(module_of(owner))
     for part in owner.__qualname__.split("."):
         found = getattr(found, part, None)
     return isinstance(found, type) and found is not owner

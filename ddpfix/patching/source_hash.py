@@ -13,6 +13,8 @@ import inspect
 from types import FunctionType
 from typing import Any, Callable, Dict, Iterator, Optional
 
+from ddpfix.user_code import module_of
+
 # Fields that do not change what the code does, or are not there in every version of Python.
 _IGNORED_FIELDS = frozenset(("annotation", "returns", "ctx", "kind", "type_comment", "type_params", "type_ignores"))
 
@@ -47,7 +49,7 @@ def _method(owner: type, name: str) -> Optional[FunctionType]:
         if name in vars(level):
             found = vars(level)[name]
             found = found.__func__ if type(found) in (staticmethod, classmethod) else found
-            torch_own = str(getattr(level, "__module__", "")).split(".")[0] == "torch"
+            torch_own = module_of(level).split(".")[0] == "torch"
             # A proxy around a function is not the function: left out, it makes another hash.
             return found if type(found) is FunctionType and not torch_own else None
     return None

@@ -13,6 +13,7 @@ from ddpfix.probing.keep import kept
 from ddpfix.probing.module_calls import ModuleCalls
 from ddpfix.probing.result import Memory, Result
 from ddpfix.probing.subject import Subject
+from ddpfix.user_code import module_of
 
 LossFunction = Callable[[Any, Any], Any]
 _DDP = "torch.nn.parallel.distributed"
@@ -53,7 +54,7 @@ def _checked(model: Any, steps: int) -> Any:
         raise TypeError(f"model is a {type(model).__name__}: accepted are modules of torch.nn")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r}: accepted are whole numbers from 1 on")
-    homes = [str(level.__module__) for level in type(model).__mro__]
+    homes = [module_of(level) for level in type(model).__mro__]
     if _DDP in homes:
         model = model.module
     elif any(home.startswith("torch.distributed") for home in homes):

@@ -12,6 +12,7 @@ from typing import Any
 from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
+from ddpfix.user_code import module_of
 
 _HOME = "fastNLP.core.drivers.torch_driver"
 
@@ -23,7 +24,7 @@ def for_all(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _run(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
-    of_torch = any(level.__module__.startswith(_HOME) for level in type(trainer.driver).mro())
+    of_torch = any(module_of(level).startswith(_HOME) for level in type(trainer.driver).mro())
     if trainer.driver_name != "auto" or not of_torch:
         return wrapped(*args, **kwargs)
     with temporary.replaced(trainer, "driver_name", "torch"):

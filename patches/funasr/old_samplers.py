@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, List, Tuple
 from torch import distributed
 
 from ddpfix.patching.site import PatchError, Site
+from ddpfix.user_code import module_of
 
 from . import epochs, memory
 from .batches import Batch, Counts, Limits, filled, mixed, whole_steps
@@ -29,7 +30,7 @@ def replan(site: Site, module: ModuleType, owner: Any) -> None:
     """All samplers of one module (upstream has a copy of them for its language models from 1.0.11 on)."""
     attention = site.settings.number("attention")
     for kind in vars(module).copy().values():
-        if inspect.isclass(kind) and kind.__module__ == module.__name__ and kind.__name__ in _KINDS:
+        if inspect.isclass(kind) and module_of(kind) == module.__name__ and kind.__name__ in _KINDS:
             _check(kind)
             site.wrap_hot(kind, "__iter__", _iter(attention, site.keep(epochs.Samplers)))
             site.wrap_hot(kind, "__len__", _len(site.keep(epochs.Samplers)))

@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator, List
 
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks.uneven.policy import Held, policy
+from ddpfix.user_code import module_of
 
 from . import epochs
 from .batches import Batch, evened
@@ -42,7 +43,7 @@ def _even(site: Site, samplers: List[Any]) -> None:
 
 
 def _samplers(module: ModuleType) -> List[Any]:
-    own = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__]
+    own = [kind for kind in vars(module).values() if inspect.isclass(kind) and module_of(kind) == module.__name__]
     return [kind for kind in own if "__iter__" in vars(kind) and "Sampler" in kind.__name__]
 
 

@@ -18,6 +18,7 @@ from ddpfix import log
 from ddpfix.models import wrap_hooks
 from ddpfix.patching import source_hash
 from ddpfix.patching.site import Site
+from ddpfix.user_code import module_of
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _is_examined(site: Site, module: Any, names: Tuple[str, ...]) -> bool:
 
 
 def _claims(model: Any) -> List[Claim]:
-    homes = [(level.__name__, str(getattr(level, "__module__", ""))) for level in type(model).__mro__]
+    homes = [(level.__name__, module_of(level)) for level in type(model).__mro__]
     if any(home.startswith("torch.distributed") for _, home in homes):
         # A sharded module is a subclass made by torch, and its parameters must not be frozen one by one.
         return []

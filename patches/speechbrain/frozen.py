@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.user_code import module_of
 
 # The parts of each frozen extractor that its constructor left in eval mode.
 Frozen = MutableMapping[Any, List[Any]]
@@ -59,7 +60,7 @@ def _in_eval_mode(frozen: Frozen, wrapped: Any, instance: Any, args: Any, kwargs
 def _extractors(modules: Any) -> Iterator[Tuple[str, Any]]:
     """(name, wrapper) of every wrapper of SpeechBrain that was made with ``freeze=True``."""
     for name, module in modules.named_modules():
-        ours = any(level.__module__.startswith("speechbrain.") for level in type(module).__mro__)
+        ours = any(module_of(level).startswith("speechbrain.") for level in type(module).__mro__)
         if ours and getattr(module, "freeze", None) is True:
             yield name, module
 

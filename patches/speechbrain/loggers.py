@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, Tuple
 
 from ddpfix.patching.site import PatchError, Site
+from ddpfix.user_code import module_of
 
 
 def without_broadcast(site: Site, module: ModuleType, owner: Any) -> None:
@@ -30,7 +31,7 @@ def without_broadcast(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _wrapped(module: ModuleType) -> Iterator[Tuple[Any, str]]:
     for kind in vars(module).values():
-        if inspect.isclass(kind) and kind.__module__ == module.__name__:
+        if inspect.isclass(kind) and module_of(kind) == module.__name__:
             for name, method in vars(kind).items():
                 if getattr(getattr(method, "__code__", None), "co_name", "") == "main_proc_wrapped_func":
                     yield kind, name

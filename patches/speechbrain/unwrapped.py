@@ -22,6 +22,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.names import name_of
 from ddpfix.ranks.store import roll_call
+from ddpfix.user_code import module_of
 
 from . import brains
 
@@ -51,7 +52,7 @@ def _statistics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
     for name, module in brain.modules.named_modules() if brains.together(brain) else ():
         kind = type(module)
-        ours = any(level.__module__ == _STATISTICS for level in kind.__mro__)
+        ours = any(module_of(level) == _STATISTICS for level in kind.__mro__)
         if ours and kind.__name__ == "InputNormalization" and getattr(module, "norm_type", "") in ("global", "speaker"):
             log.once(
                 f"{name} ({kind.__name__}, {module.norm_type}) has on each rank the statistics of that rank's own"

@@ -281,8 +281,8 @@ class World:
         allowed = [f"{HOME}.DistributedDataParallel.__init__"] if self.chain else []
         yield from expect("what is not the original", list(self.observer.changed()), allowed)
         for module, name in (
-            ("layerdrop.cover", "COVERED"),
-            ("layerdrop.cover", "RECORDERS"),
+            ("layerdrop.skipping", "COVERED"),
+            ("layerdrop.covered", "RECORDERS"),
             ("models.wrap_hooks", "_BEFORE"),
             ("models.wrap_hooks", "_REASONS"),
             ("models.wrap_hooks", "_NOT_REENTRANT"),

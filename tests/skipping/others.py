@@ -243,8 +243,60 @@ class Threshold(Whole):
         return x
 
 
+class ShapeAfterNoise(Whole):
+    """What is asked of a tensor with random numbers is its shape."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 0.1 * torch.randn_like(x)
+        for layer in self.layers:
+            if x.size(0) < 1 or x.shape[1] < 2 or len(x) < 1:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class NoisyWeights(Whole):
+    """A coin chooses the layers whose weights have a penalty; all of them run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = [layer for layer in self.layers if random.random() < self.rate]
+        penalty = sum((layer.weight.norm() for layer in chosen), torch.zeros(()))
+        for layer in self.layers:
+            x = step(layer, x)
+        return x + 0.001 * penalty
+
+
+class Part(nn.Module):
+    """A layer that always runs, with a projection that does at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate, self.inner, self.projection = 0.5, nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def projected(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and random.random() < self.rate:
+            return x
+        projected: torch.Tensor = self.projection(x)
+        return projected
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return step(self.inner, self.projected(x))
+
+
+class Parts(Whole):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Part() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 ALL: Tuple[type, ...] = (
     *(Dropout, DropoutByHand, DropPath, TimesZero, TimeMask, Mixup, Negatives, Flip, FlipRows, Augmentations),
     *(KeptAugmentations, SampledAugmentation, Gain, Noise, Forcing, EitherInput, Crop, Chunk, Gumbel, Masked),
     *(Shuffled, Counted, Weighted, Temperature, Auxiliary, Threshold),
+    *(ShapeAfterNoise, NoisyWeights, Parts),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from random import random as coin
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple, cast
 
 import numpy as np
 import torch
@@ -532,12 +532,259 @@ class Once(Encoder):
         return x
 
 
+class ShortMask(Encoder):
+    """The last layer always runs, and has no entry."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.rand(LAYERS - 1) >= self.rate
+        for i, layer in enumerate(self.layers):
+            if i < LAYERS - 1 and self.training and not keep[i]:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class RunBefore(Encoder):
+    """The first layer has another turn before the loop."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = step(self.layers[0], x)
+        for layer in self.layers:
+            if self.training and random.random() < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class RunElsewhere(Elsewhere):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(step(self.layers[0], x))
+
+
+class TensorRate(Encoder):
+    """A rate in a buffer, which is on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.rate
+        self.register_buffer("rate", torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand([]) < self.rate:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class TensorRates(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = torch.linspace(0.2, 0.8, LAYERS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.rand(LAYERS) >= self.rates
+        for i, layer in enumerate(self.layers):
+            if keep[i]:
+                x = step(layer, x)
+        return x
+
+
+class ListRates(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [0.5] * LAYERS
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = np.random.rand(LAYERS) >= self.rates
+        for i, layer in enumerate(self.layers):
+            if keep[i]:
+                x = step(layer, x)
+        return x
+
+
+class Statements(Encoder):
+    def drops(self) -> bool:
+        if not self.training:
+            return False
+        return random.random() < self.rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            skip = self.drops()
+            if skip:
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Private(Encoder):
+    def __drops(self) -> bool:
+        return self.training and random.random() < self.rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.__drops():
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Static(Encoder):
+    @staticmethod
+    def drops(rate: float) -> bool:
+        return random.random() < rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and self.drops(self.rate):
+                continue
+            x = step(layer, x)
+        return x
+
+
+RATE = 0.5
+
+
+def drops_by_default(rate: float = RATE) -> bool:
+    return random.random() < rate
+
+
+class Default(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.training and drops_by_default():
+                continue
+            x = step(layer, x)
+        return x
+
+
+class Coupled(Encoder):
+    """A layer of the second half runs where its partner did."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep, seen = torch.rand(3) >= self.rate, []
+        for i, layer in enumerate(self.layers[:3]):
+            if keep[i]:
+                x = step(layer, x)
+                seen.append(x)
+        for i, layer in enumerate(self.layers[3:]):
+            if keep[i]:
+                x = step(layer, x) + seen.pop()
+        return x
+
+
+class Bookkeeping(Encoder):
+    """One number, and two comparisons."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: List[Any] = []
+        for layer in self.layers:
+            draw = random.random()
+            if draw > self.rate:
+                x = step(layer, x)
+                outputs.append(x)
+            if draw <= self.rate:
+                outputs.append(None)
+        assert len(outputs) == LAYERS
+        return x
+
+
+class Fraction(Encoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        draws = torch.rand(LAYERS)
+        share = (draws >= self.rate).float().mean() + 0.1
+        for i, layer in enumerate(self.layers):
+            if draws[i] >= self.rate:
+                x = x + layer(x).tanh() / share
+        return x
+
+
+class HandedElsewhere(Encoder):
+    def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.training and torch.rand(1).item() < self.rate:
+            return x
+        return step(layer, x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:5]:
+            x = self.run(layer, x)
+        return self.run(self.layers[5], x)
+
+
+def without_a_module(base: type) -> type:
+    """A subclass as a configuration makes it that is run by ``exec``, without a ``__name__``: it has no __module__."""
+    scope: Dict[str, Any] = {"base": base}
+    exec("kind = type('WithoutAModule', (base,), {'forward': base.forward})", scope)
+    return cast(type, scope["kind"])
+
+
+WithoutAModule = without_a_module(Item)
+
+
+class Closed(Encoder):
+    """Its list can be had in a forward alone."""
+
+    is_open = False
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        if not self.is_open:
+            raise RuntimeError("not in a forward")
+        return self.layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.is_open = True
+        for block in self.blocks:
+            if random.random() >= self.rate:
+                x = step(block, x)
+        self.is_open = False
+        return x
+
+
+class ClosedRate(Encoder):
+    """Its rate can be had in a forward alone."""
+
+    is_open = False
+
+    @property
+    def schedule(self) -> float:
+        if not self.is_open:
+            raise RuntimeError("not in a forward")
+        return self.rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.is_open = True
+        for layer in self.layers:
+            if random.random() >= self.schedule:
+                x = step(layer, x)
+        self.is_open = False
+        return x
+
+
+class DrawnList(Encoder):
+    """Its list is drawn as often as it is read."""
+
+    @property
+    def blocks(self) -> List[Any]:
+        return random.sample(list(self.layers), LAYERS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if random.random() >= self.rate:
+                x = step(block, x)
+        return x
+
+
 ALL: Tuple[type, ...] = (
     *(Scalar, Item, OnDevice, Random, Imported, Uniform, Numpy, Percent, NumpyGenerator, EmptyVector, Vector),
     *(NumpyVector, Zipped, ZippedList, Mask, ZippedMask, ListedMask, ListedDraws, ListedTruths, Rates, IndexedRates),
     *(ChangedMask, Overridden, Depth, Method, Drawn),
     *(Function, Runs, Elsewhere, Blocks, Arounds, Listed, While, Kept, Walrus, Checkpointed, Conditional, Dictionary),
     *(Unrolled, Bernoulli, TorchGenerator, Integer, Sampled, SampledLayers, Shallow, ByData, Once),
+    *(ShortMask, RunBefore, RunElsewhere, TensorRate, TensorRates, ListRates, Statements, Private, Static, Default),
+    *(Coupled, Bookkeeping, Fraction, HandedElsewhere, WithoutAModule, Closed, ClosedRate),
+    DrawnList,
 )
 
 

@@ -22,7 +22,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "patching": {"log", "state", "user_code"},
     "models": {"log", "patching"},
     "ranks": {"background", "log", "patching", "user_code"},
-    "layerdrop": {"log", "models", "patching", "ranks"},
+    "layerdrop": {"log", "models", "patching", "ranks", "user_code"},
     "probing": {"layerdrop", "log", "models", "ranks", "user_code"},
     "waiting": {"matrix"},
     "engine": {"_env", "import_hook", "log", "matrix", "patching", "state", "waiting"},

@@ -202,12 +202,7 @@ def _shares_skips(model: ddp.Wrapped) -> bool:
         return False
     if getattr(wrapper, "static_graph", False) or getattr(wrapper, "mixed_precision", None) is not None:
         return False
-    return any(_shared(module) for _, module, _ in cover.active(wrapper.module))
-
-
-def _shared(module: Any) -> bool:
-    """Return whether all ranks take the same decisions for this module."""
-    return any(level in cover.COVERED and not cover.COVERED[level].never for level in type(module).__mro__)
+    return any(cover.is_shared(module) for _, module, _ in cover.active(wrapper.module))
 
 
 def _install(model: ddp.Wrapped, inner: Optional[Tuple[Any, Hook]]) -> None:
