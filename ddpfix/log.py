@@ -18,6 +18,8 @@ _LEVELS = {
     "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
+# Where launchers say which rank a process is: torchrun; srun, Open MPI, other MPIs; Lightning, for the ranks of one node.
+_LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "LOCAL_RANK")
 # Called with the level and the text of each line from info on, on every rank, whether it is printed or not.
 LISTENERS: List[Callable[[str, str], None]] = []
 # Settings of a toolkit: what was asked for, what is in force, and a note, by name. The last word on each one counts.
@@ -93,8 +95,18 @@ def forget() -> None:
 
 
 def first_rank() -> bool:
-    """Return whether this process is rank 0 according to the launcher; true where there is no launcher."""
-    return os.environ.get("RANK", "0") == "0"
+    """Return whether this process is rank 0; true where nothing says which one it is.
+
+    Its process group knows; until there is one, its launcher does, in the first of :data:`_LAUNCHED` that is set.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return bool(distributed.get_rank() == 0)
+    except Exception:
+        # The module is being imported, or a group is being taken down, in this very moment.
+        pass
+    return next((os.environ[name] for name in _LAUNCHED if os.environ.get(name)), "0") == "0"
 
 
 def _tell(level: str, message: str) -> None:
