@@ -7,6 +7,7 @@ undone and reported, and the import that it hooked succeeds.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from importlib import import_module
@@ -14,9 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional
 
 from ddpfix import __version__, _env, import_hook, log
-from ddpfix.matrix import detect, loader, resolve, settings
+from ddpfix.matrix import detect, loader, resolve, settings, untested
 from ddpfix.matrix.resolve import Decision
-from ddpfix.patching import site
+from ddpfix.patching import looks, site
 from ddpfix.patching.gate import Gate
 from ddpfix.patching.layers import is_outdated
 from ddpfix.patching.site import Kept, PatchError, Site
@@ -108,6 +109,9 @@ class Engine:
             name = module.__name__
             if name in self.toolkits:
                 self._put_gate(name)
+                if name == "torch" and _is_rank():
+                    # Of the others it is said when a model is wrapped, where there are fixes of torch at all.
+                    self.tell_untested(name)
                 ready = [part for part in self.deferred if _top(part.__name__) == name]
                 self.deferred = [part for part in self.deferred if part not in ready]
                 for part in ready:
@@ -178,6 +182,8 @@ class Engine:
                 if waiting.target.attribute == "*"
                 else site.locate(module, waiting.target.attribute, waiting.target.expects)
             )
+            if waiting.decision.by_look:
+                self._refuse_unlike(waiting, module)
             _code(self.matrix.patches[patch].code_at(waiting.target))(own, module, owner)
         except Exception as error:
             self.notes.extend(own.undo())
@@ -192,6 +198,22 @@ class Engine:
             log.debug(f"{patch} applied at {module.__name__}:{waiting.target.attribute}")
         if not waiting.for_many:
             self.waiting.remove(waiting)
+
+    def _refuse_unlike(self, waiting: Armed, module: ModuleType) -> None:
+        """Raise PatchError where a place, or what a patch changes beside it, does not look as in a tested release."""
+        if not looks.is_examined(module, waiting.target.attribute):
+            raise PatchError(f"it does not look as in {waiting.decision.nearest}")
+        for place in self.matrix.patches[waiting.decision.patch].also:
+            name, _, attribute = place.partition(":")
+            beside = sys.modules.get(name) if " " not in place and "*" not in place else None
+            if beside is not None and not looks.is_examined(beside, attribute):
+                raise PatchError(f"{place} does not look as in {waiting.decision.nearest}")
+
+    def tell_untested(self, toolkit: Optional[str] = None) -> None:
+        """Say once which imported toolkits (or whether this one) have a release that nobody has tested."""
+        for name, text in untested.lines(self.matrix, self.decisions).items():
+            if name in sys.modules and toolkit in (None, name):
+                log.warning(text)
 
     def verify(self) -> List[str]:
         """Messages about patches that are no longer in place: a toolkit may import a module of its own twice."""
@@ -234,6 +256,7 @@ class Engine:
                 reason=self.failed.get(d.patch, d.reason),
                 tested=d.tested,
                 places=self._places(d.patch),
+                nearest=d.nearest,
             )
             for d in decisions
         ]
@@ -254,6 +277,21 @@ class Engine:
         """Return the facts that must be equal on the ranks that have them; rank 0 may import more than the others."""
         imported = [toolkit for toolkit in self.toolkits if toolkit in sys.modules]
         return resolve.facts(__version__, imported, self.settings, self.decisions, self.failed)
+
+
+# How many processes a launcher has started; Lightning's tells each but the first one its rank alone.
+_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Words in the command of a process that torch itself has started, or of torchrun: no rank.
+_NO_RANKS = ("torchrun", "torch.distributed.", "compile_worker")
+
+
+def _is_rank() -> bool:
+    """Return whether a launcher has started this process as one of several."""
+    words = " ".join(getattr(sys, "orig_argv", sys.argv)[:4])
+    sizes = [os.environ.get(name, "") for name in _SIZES]
+    launched = any(size.isdecimal() and int(size) > 1 for size in sizes)
+    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
+    return launched and not any(word in words for word in _NO_RANKS) and (parent is None or parent() is None)
 
 
 def _top(name: str) -> str:

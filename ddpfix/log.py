@@ -18,7 +18,7 @@ _LEVELS = {
     "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
-# Where launchers say which rank a process is: torchrun; srun, Open MPI, other MPIs; Lightning, for the ranks of one node.
+# Where launchers say which rank a process is: torchrun; srun, Open MPI, other MPIs; Lightning, for ranks of one node.
 _LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "LOCAL_RANK")
 # Called with the level and the text of each line from info on, on every rank, whether it is printed or not.
 LISTENERS: List[Callable[[str, str], None]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from types import FrameType
 from typing import Optional
@@ -39,6 +40,23 @@ def line(frame: Optional[FrameType]) -> str:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def package_that_calls() -> str:
+    """Return the installed package whose code has called ddpfix; empty where it is the user's own, or torch."""
+    frame: Optional[FrameType] = sys._getframe()
+    while frame is not None:
+        file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        # Our wrappers are partly wrapt's.
+        if not file.startswith(OWN) and package not in ("ddpfix", "wrapt"):
+            return "" if package in ("torch", "__main__") or is_users(file) else package
+        frame = frame.f_back
+    return ""
+
+
+def whose(package: str) -> str:
+    """Return how an argument is called that a package has handed on; "" is the user's own code."""
+    return f"what {package} hands to DDP, by its default or by a setting of it," if package else "your own setting"
 
 
 def module_of(kind: type) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ddpfix import __version__, _env
 from ddpfix.cli.words import plain
-from ddpfix.matrix import detect, loader, model, resolve, settings
+from ddpfix.matrix import detect, loader, model, resolve, settings, untested
 from ddpfix.state import State
 
 _STYLES = {
@@ -38,6 +38,7 @@ def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
             s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS
         },
         "patches": [as_data(decision) for decision in decisions],
+        "untested": list(untested.lines(whole, decisions).values()),
     }
 
 
@@ -52,6 +53,7 @@ def as_data(decision: resolve.Decision) -> Dict[str, Any]:
         "tested": decision.tested,
         "forced": decision.forced,
         "reason": decision.reason,
+        "nearest": decision.nearest,
         "targets": [str(target) for target in row.targets] if row is not None else [],
         "matrix_line": row.line if row is not None else None,
     }
@@ -67,6 +69,8 @@ def show(chosen: Mapping[str, object], as_json: bool = False, everything: bool =
     console.print(Text(f"ddpfix {__version__}: the plan for this environment (nothing is changed)"))
     console.print(_table(plan["patches"]) if everything else grouped(plan["patches"]))
     changed = [f"{n} = {v['value']} (from {v['from']})" for n, v in plan["settings"].items() if v["from"] != "default"]
+    for text in plan["untested"]:
+        console.print(plain(text))
     console.print(plain("settings: " + ("; ".join(changed) or "all at their defaults")))
     if not everything:
         console.print(Text("--all has each patch with its reason, explain <patch> the problem and the evidence"))

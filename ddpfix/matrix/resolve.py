@@ -19,6 +19,7 @@ _TRAINING = (
     "unused",
     "layerdrop",
     "overrides",
+    "untested",
     "uneven",
     "memory",
     "attention",
@@ -37,7 +38,9 @@ _OBSERVING = frozenset(
 class Decision(NamedTuple):
     """What is to be done about one patch, with the reason in words.
 
-    ``tested`` is False when the version lies inside the row's range but is none of the versions that were run.
+    ``tested`` is False when the version lies inside the row's range but is none of the versions that were run, or in no
+    range; then ``nearest`` is the tested one that comes nearest. ``by_look``: it is applied where the places look as in
+    a tested release, and nowhere else.
     """
 
     patch: str
@@ -48,6 +51,8 @@ class Decision(NamedTuple):
     row: Optional[Row] = None
     tested: bool = True
     forced: bool = False
+    nearest: str = ""
+    by_look: bool = False
 
 
 _Decider = Callable[..., Decision]
@@ -106,7 +111,7 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
     rows = matrix.rows_of(patch.id)
     row = next((row for row in rows if row.versions.holds(version)), None)
     if row is None:
-        return _outside(decision, patch, rows, version, switched == "force")
+        return _outside(decision, patch, rows, version, "force" if switched == "force" else settings["untested"])
     if row.status != "cured":
         return decision(State.NOT_AFFECTED if row.status == "not-affected" else State.NOT_CURED, row.why, row=row)
     return decision(State.APPLY, row.why, row=row, tested=_is_tested(row, version))
@@ -136,17 +141,24 @@ def facts(
     return found
 
 
-def _outside(decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, forced: bool) -> Decision:
+def _outside(decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, wish: str) -> Decision:
+    """Return the decision about a version that is in no row; ``wish`` is force, apply or leave."""
     here = f"{patch.toolkit} {version}"
     tested = [(tested, row) for row in rows if row.status == "cured" for tested in row.tested]
     if not tested:
         return decision(State.SKIP, f"{here} is in no row of the matrix")
     nearest, row = _nearest(tested, version)
-    if forced:
-        return decision(
-            State.APPLY, f"forced for {here}; nearest tested is {nearest}", row=row, tested=False, forced=True
-        )
-    return decision(State.SKIP, f"{here}: untested, nearest {nearest}; {switch_name(patch.id)}=force applies it")
+    more: Dict[str, object] = {"tested": False, "nearest": str(nearest)}
+    if wish == "force":
+        return decision(State.APPLY, f"forced for {here}; nearest tested is {nearest}", row=row, forced=True, **more)
+    last = max(rows, key=lambda row: Version(row.versions.end))
+    # What the last release no longer needed, or what was never cured in it, is no matter of how a place looks.
+    is_newer = last.status == "cured" and version >= Version(last.versions.end)
+    if wish == "apply" and is_newer:
+        why = f"DDPFIX_UNTESTED=apply: {here} is newer than {nearest}, as which its places have to look"
+        return decision(State.APPLY, why, row=last, by_look=True, **more)
+    way = f"; {switch_name(patch.id)}=force applies it"
+    return decision(State.SKIP, f"{here}: untested, nearest {nearest}{way}", nearest=str(nearest))
 
 
 def _is_tested(row: Row, version: Version) -> bool:
@@ -160,14 +172,14 @@ def _nearest(tested: Sequence[Tuple[Version, Row]], version: Version) -> Tuple[V
     after = [pair for pair in tested if pair[0] > version]
     neighbours = [max(before, key=_release)] if before else []
     neighbours += [min(after, key=_release)] if after else []
-    return min(neighbours, key=lambda pair: _distance(pair[0], version))
+    return min(neighbours, key=lambda pair: distance(pair[0], version))
 
 
 def _release(pair: Tuple[Version, Row]) -> Version:
     return pair[0]
 
 
-def _distance(one: Version, other: Version) -> float:
+def distance(one: Version, other: Version) -> float:
     """Return how far apart two versions are; the major number weighs most."""
     parts = zip([*one.release, 0, 0, 0][:3], [*other.release, 0, 0, 0][:3])
     return sum(abs(a - b) * weight for (a, b), weight in zip(parts, (1e6, 1e3, 1.0)))

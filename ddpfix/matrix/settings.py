@@ -119,6 +119,13 @@ SETTINGS: Tuple[Setting, ...] = (
         "settings that a toolkit loses: apply (they arrive, or a warning names them), off",
     ),
     Setting(
+        "untested",
+        "leave",
+        ("leave", "apply"),
+        "a release of a toolkit that is newer than those that were tested: leave (nothing of it is changed, and a line"
+        " says so), apply (the fixes whose places in it look as in a release that was tested)",
+    ),
+    Setting(
         "uneven",
         "auto",
         ("auto", "pad", "join", "stop", "off"),

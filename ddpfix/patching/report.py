@@ -23,6 +23,8 @@ class PatchReport:
     reason: str
     tested: bool
     places: List[str] = field(default_factory=list)
+    # The tested release that comes nearest, where this one is in no row of the matrix.
+    nearest: str = ""
 
 
 @dataclass
@@ -50,18 +52,19 @@ class Report:
         raise KeyError(f"no patch {id!r}; known are {', '.join(p.id for p in self.patches)}")
 
     def summary(self) -> str:
-        """Return one line: counts, and the reasons why patches were left out."""
-        parts = [f"{self.count(State.APPLIED)} applied", f"{self.count(State.ARMED)} armed"]
-        if self.count(State.REGISTERED):
-            parts.insert(1, f"{self.count(State.REGISTERED)} registered")
+        """Return one line: how many fixes are in place for what, and why others are not."""
+        there = [p for p in self.patches if p.state in (State.APPLIED, State.REGISTERED)]
+        toolkits = list(dict.fromkeys(f"{p.toolkit} {p.version}" for p in there))
+        count = f"{len(there)} fix{'es' if len(there) != 1 else ''}"
+        parts = [f"ddpfix {self.version}: {count} ready{' for ' if toolkits else ''}{', '.join(toolkits)}"]
         skipped = [p for p in self.patches if p.state == State.SKIP]
         if skipped:
             reasons = "; ".join(sorted({p.reason.split(";")[0] for p in skipped}))
-            parts.append(f"{len(skipped)} skipped ({reasons})")
+            parts.append(f"{len(skipped)} left out ({reasons})")
         failed = [p for p in self.patches if p.state == State.FAILED]
         if failed:
             parts.append(f"{len(failed)} failed ({'; '.join(f'{p.id}: {p.reason}' for p in failed)})")
-        untested = [p for p in self.patches if p.state == State.APPLIED and not p.tested]
+        untested = [p for p in there if not p.tested]
         if untested:
             parts.append("untested: " + ", ".join(sorted({f"{p.toolkit} {p.version}" for p in untested})))
-        return f"ddpfix {self.version}: " + ", ".join(parts)
+        return "; ".join(parts) + " (python -m ddpfix plan)"

@@ -75,6 +75,9 @@ class Activation(Protocol):
     def summary(self) -> str:
         """Return one line on what was done."""
 
+    def tell_untested(self, toolkit: Optional[str] = None) -> None:
+        """Say once which imported toolkits have a release that nobody has tested."""
+
     def report(self) -> Any:
         """Return the applied changes as data (:class:`ddpfix.patching.report.Report`)."""
 

@@ -28,13 +28,15 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_leads_to_a_toolkit_that_works(checkout: Path) -> None:
-    tested, plan, explained, generated, _ = [run(checkout, words) for words in commands(PAGE)]
+    tested, plan, explained, _, generated, _ = [run(checkout, words) for words in commands(PAGE)]
     noted = json.loads((checkout / "tests" / "results" / "toykit-1.0.json").read_text(encoding="utf-8"))
     assert noted["patches"] == ["toykit.layerdrop", "toykit.options"] and (noted["passed"], noted["failed"]) == (3, 0)
     (line,) = [line for line in plan.splitlines() if "toykit 1.0" in line]
     assert "apply" in line and "toykit.layerdrop, toykit.options" in line
     assert "ranks skip different layers" in explained
     assert "3 passed" in tested
+    looks = json.loads((checkout / "ddpfix" / "patching" / "looks.json").read_text(encoding="utf-8"))
+    assert any(["toykit 1.0"] in found.values() for place, found in looks.items() if place.startswith("toykit:"))
     table = (checkout / "README.md").read_text(encoding="utf-8")
     assert "| [toykit](docs/toykit.md) | 1.0 | 2 | LayerDrop in step on all ranks" in table, generated
     decided = json.loads((checkout / "tests" / "unit" / "fixtures" / "decisions.json").read_text(encoding="utf-8"))

@@ -194,15 +194,20 @@ def report_of(*states: str, **more: Any) -> Report:
 def test_the_summary_counts_and_gives_reasons() -> None:
     found = report_of("applied", "applied", "armed", "skip", "failed", "off", "absent", tested=True)
     assert found.summary() == (
-        "ddpfix 9.9: 2 applied, 1 armed, 1 skipped (reason 3), 1 failed (kit.p4: reason 4; more)"
+        "ddpfix 9.9: 2 fixes ready for kit 1.2; 1 left out (reason 3); 1 failed (kit.p4: reason 4; more)"
+        " (python -m ddpfix plan)"
     )
     found = report_of("applied", "registered", "registered", "armed", tested=True)
-    assert found.summary() == "ddpfix 9.9: 1 applied, 2 registered, 1 armed"
-    assert report_of("armed", tested=True).summary() == "ddpfix 9.9: 0 applied, 1 armed"
+    assert found.summary() == "ddpfix 9.9: 3 fixes ready for kit 1.2 (python -m ddpfix plan)"
+    assert report_of("armed", tested=True).summary() == "ddpfix 9.9: 0 fixes ready (python -m ddpfix plan)"
 
 
 def test_the_summary_names_what_is_untested_once() -> None:
-    assert report_of("applied", "applied", "armed", tested=False).summary().endswith(", untested: kit 1.2")
+    assert (
+        report_of("applied", "applied", "armed", tested=False)
+        .summary()
+        .endswith("; untested: kit 1.2 (python -m ddpfix plan)")
+    )
 
 
 def test_the_report_as_json() -> None:

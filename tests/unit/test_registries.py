@@ -6,7 +6,7 @@ is an object of theirs (``Site.keep``), and what is known of a model under DDP i
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 import pytest
 
@@ -122,6 +122,9 @@ class _Activation:
 
     def summary(self) -> str:
         return ""
+
+    def tell_untested(self, toolkit: Optional[str] = None) -> None:
+        return None
 
     def report(self) -> None:
         return None

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from ddpfix.matrix import detect, loader, resolve
+from ddpfix.matrix import detect, loader, resolve, untested
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
 from ddpfix.matrix.ranges import Range
 from ddpfix.matrix.resolve import Decision
@@ -102,6 +102,36 @@ def test_the_nearest_in_a_gap_is_on_the_closer_side() -> None:
     assert "nearest 1.4.2;" in decide(gap, "1.6.0").reason
     assert "nearest 1.9.0;" in decide(gap, "1.8.0").reason
     assert decide(gap, "1.8.0", DDPFIX_KIT_FIX="force").row is gap.rows[1]
+
+
+def test_a_newer_release_is_taken_by_its_looks_where_that_was_asked_for() -> None:
+    decision = decide(FIX, "2.0.1", DDPFIX_UNTESTED="apply")
+    assert (decision.action, decision.by_look, decision.tested) == (State.APPLY, True, False)
+    assert (decision.row, decision.nearest) == (FIX.rows[1], "1.9.3")
+    assert not decide(FIX, "2.0.1", DDPFIX_KIT_FIX="force").by_look
+
+
+def test_a_gap_and_what_the_last_row_no_longer_needs_are_no_newer_release() -> None:
+    gap = matrix_of(row("<1.5", "1.0 1.4.2"), row(">=1.9", "1.9.0 2.0"))
+    assert decide(gap, "1.6.0", DDPFIX_UNTESTED="apply").action == State.SKIP
+    mended = matrix_of(row("<1.5", "1.0 1.4.2"), row(">=1.5,<3", status="not-affected"))
+    assert decide(mended, "9.0", DDPFIX_UNTESTED="apply").action == State.SKIP
+
+
+@pytest.mark.parametrize(
+    ("version", "wish", "told"),
+    [
+        ("2.0.1", "leave", "1 fix is left out, and it runs as without ddpfix; DDPFIX_UNTESTED=apply applies"),
+        ("2.0.1", "apply", "DDPFIX_UNTESTED=apply applies the fixes whose places look as in a tested release"),
+        ("1.4.0", "leave", None),
+    ],
+)
+def test_one_line_about_a_release_that_nobody_has_tested(version: str, wish: str, told: Optional[str]) -> None:
+    text = untested.line(FIX, "kit", [decide(FIX, version, DDPFIX_UNTESTED=wish)])
+    assert (text is None) == (told is None)
+    if text is not None and told is not None:
+        assert text.startswith(f"kit {version} is none of the releases that ddpfix was tested with (nearest: 1.9.3): ")
+        assert told in text
 
 
 def test_force_applies_the_row_of_the_neighbour() -> None:

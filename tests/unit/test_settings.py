@@ -37,6 +37,7 @@ def test_defaults() -> None:
     found = settle()
     assert dict(found.values) == {
         "unused": "auto",
+        "untested": "leave",
         "layerdrop": "sync",
         "nemo_layerdrop": "none",
         "overrides": "apply",

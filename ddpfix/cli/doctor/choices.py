@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ddpfix.cli import plan
 from ddpfix.cli.doctor import activation, private
 from ddpfix.cli.doctor.finding import BLOCKS, Finding, Section
-from ddpfix.matrix import resolve, settings
+from ddpfix.matrix import resolve, settings, untested
 from ddpfix.matrix.model import Matrix
 from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, switch_name
 
@@ -52,10 +52,11 @@ def look_at_settings(whole: Matrix, values: Settings, errors: List[str]) -> Sect
 
 def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values: Settings) -> Section:
     """Return the section of patches: the plan for each, and what was done if ddpfix is active in this process."""
-    entries = [plan.as_data(decision) for decision in resolve.resolve(whole, toolkits, values)]
+    decisions = resolve.resolve(whole, toolkits, values)
+    entries = [plan.as_data(decision) for decision in decisions]
     running = activation.engine()
     states = {each.id: each for each in running.report().patches} if running is not None else {}
-    findings: List[Finding] = []
+    findings = [_untested(text) for text in untested.lines(whole, decisions).values()]
     for entry in entries:
         state = states.get(entry["id"])
         entry["state"] = str(state.state) if state is not None else None
@@ -71,3 +72,9 @@ def ours(whole: Matrix) -> Dict[str, str]:
     found = {setting.variable: setting.name for setting in SETTINGS}
     found.update({switch_name(patch): patch for patch in whole.patches})
     return found
+
+
+def _untested(text: str) -> Finding:
+    """Return the finding of a release that nobody has tested; its line has the cure behind the semicolon."""
+    what, _, cure = text.partition("; ")
+    return Finding("warning", "patches", what, cure or "where it fails, take the nearest release")

@@ -191,6 +191,7 @@ def _log_summary(site: Site) -> None:
     if site.activation is not None and log.first_time("summary"):
         for lost in site.activation.verify():
             log.warning(lost)
+        site.activation.tell_untested()
         log.info(site.activation.summary())
 
 

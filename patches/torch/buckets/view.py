@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.user_code import package_that_calls, whose
 
 from ..pipeline import ddp
 
@@ -23,4 +24,5 @@ class BucketView(ddp.Stage):
 
     def arguments(self, call: ddp.Call) -> None:
         if call.arguments.setdefault(_KEYWORD, True) is False:
-            log.info(f"{_KEYWORD}=False is your own setting and stays (DDPFIX_BUCKET_VIEW=1 is for models without one)")
+            setter = whose(package_that_calls())
+            log.info(f"{_KEYWORD}=False is {setter} and stays (DDPFIX_BUCKET_VIEW=1 is for models without one)")

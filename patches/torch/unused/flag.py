@@ -13,6 +13,7 @@ from ddpfix import log
 from ddpfix.layerdrop import by_patch, cover
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Registry, Site
+from ddpfix.user_code import package_that_calls, whose
 
 from ..internals.wrapper import rebuild
 from ..pipeline import ddp
@@ -146,9 +147,11 @@ def _trainable(module: Any) -> bool:
 
 def _warn(names: str, idle: List[str]) -> None:
     why = "; ".join(([f"with LayerDrop active in {names}"] if names else []) + idle)
-    fix = "Leave it out, or set DDPFIX_LAYERDROP=off." if names and not idle else "Leave it out."
+    package = "" if wrap_hooks.user_choice()[0] else package_that_calls()
+    fix = f"Have {package} hand over True" if package else "Leave it out"
+    fix += ", or set DDPFIX_LAYERDROP=off." if names and not idle else "."
     log.warning(
-        f"{FLAG}=False is your own setting and stays; {why}, the next step raises 'Expected to have finished"
+        f"{FLAG}=False is {whose(package)} and stays; {why}, the next step raises 'Expected to have finished"
         f" reduction'. {fix}"
     )
 
