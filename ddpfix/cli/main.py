@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import List, NoReturn, Optional, Tuple
+from typing import Any, List, NoReturn, Optional, Set, Tuple
 
 from ddpfix import __version__, _env
 from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
+from ddpfix.cli.options import add_settings, near
 from ddpfix.cli.report import command as report
 from ddpfix.cli.top import command as top
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 
+_COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "top", "report")
+# The options of all parsers, settings aside.
+_OPTIONS: Set[str] = set()
 # What ddpfix requires beside torch, by import name: an installation without dependencies may lack some.
 _REQUIRED = {"rich": "rich", "yaml": "PyYAML", "wrapt": "wrapt", "packaging": "packaging"}
 
@@ -45,8 +49,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """Its parsers of commands are of this class as well."""
 
+    def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
+        _OPTIONS.update(name for name in names if name.startswith("--"))
+        return super().add_argument(*names, **keywords)
+
     def error(self, message: str) -> NoReturn:
-        super().error(_env.printable(message))
+        known = [*(f"--{setting.name}" for setting in SETTINGS), *_COMMANDS, *sorted(_OPTIONS)]
+        unknown = message.partition("unrecognized arguments:")[2] or message.partition("invalid choice: ")[2]
+        words = [word.partition("=")[0].strip("',") for word in unknown.partition("(")[0].split()]
+        asked = [question for question in (near(word, known) for word in words) if question]
+        super().error(_env.printable(message) + "".join(asked[:1]))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,13 +66,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures."
     )
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,probe,plan,explain,doctor,demo,top,report}")
+    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
     _add_run(commands)
     probe.add(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
     plan.add_argument("--all", action="store_true", help="each patch with its reason, also those that do not apply")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
-    _add_settings(plan)
+    add_settings(plan)
     plan.set_defaults(action=_plan)
     explain = commands.add_parser("explain", help="the problem that a patch fixes, the evidence, versions and setting")
     explain.add_argument("patch", help="a patch id as plan prints it, such as transformers.layerdrop")
@@ -97,12 +109,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         allow_abbrev=False,
         usage="ddpfix run [options] (script | -m module | -c code | program) [args ...]",
     )
-    _add_settings(run)
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    for setting in SETTINGS:
-        parser.add_argument(f"--{setting.name}", metavar="VALUE", help=f"{setting.meaning} [{setting.variable}]")
+    add_settings(run)
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpfix import __version__, _env
+from ddpfix.cli.options import near
 from ddpfix.cli.words import plain
 from ddpfix.matrix import detect, loader, model, resolve, settings, untested
 from ddpfix.state import State
@@ -37,7 +38,7 @@ def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
         "settings": {
             s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS
         },
-        "patches": [as_data(decision) for decision in decisions],
+        "patches": [{**as_data(each), "problem": whole.patches[each.patch].problem} for each in decisions],
         "untested": list(untested.lines(whole, decisions).values()),
     }
 
@@ -73,7 +74,9 @@ def show(chosen: Mapping[str, object], as_json: bool = False, everything: bool =
         console.print(plain(text))
     console.print(plain("settings: " + ("; ".join(changed) or "all at their defaults")))
     if not everything:
-        console.print(Text("--all has each patch with its reason, explain <patch> the problem and the evidence"))
+        console.print(
+            Text("--all says what each patch is for, or why it is left out; explain <patch> has the evidence")
+        )
 
 
 def new_console() -> Console:
@@ -113,12 +116,14 @@ def _in_short(action: State, entries: List[Dict[str, Any]]) -> str:
 
 def _table(entries: List[Dict[str, Any]]) -> Table:
     table = Table(show_lines=False)
-    for heading, keep in (("patch", True), ("toolkit", True), ("action", True), ("why", False)):
+    for heading, keep in (("patch", True), ("toolkit", True), ("action", True), ("what it is for, or why not", False)):
         table.add_column(heading, no_wrap=keep, overflow="fold")
     for entry in entries:
         action = entry["action"] + ("" if entry["tested"] else " (untested)")
         toolkit = plain(f"{entry['toolkit']} {entry['version'] or '-'}")
-        table.add_row(plain(entry["id"]), toolkit, plain(action, _STYLES[entry["action"]]), plain(entry["reason"]))
+        # Of what will be done, what for; of all else, why not.
+        why = entry["problem"] if entry["action"] == State.APPLY and entry["tested"] else entry["reason"]
+        table.add_row(plain(entry["id"]), toolkit, plain(action, _STYLES[entry["action"]]), plain(why))
     return table
 
 
@@ -127,7 +132,9 @@ def explain(patch_id: str) -> int:
     whole = loader.load()
     patch = whole.patches.get(patch_id)
     if patch is None:
-        _env.say(f"no patch {patch_id!r}; accepted are {', '.join(whole.patches)}")
+        _env.say(
+            f"no patch {patch_id!r}: accepted are those of python -m ddpfix plan --all{near(patch_id, whole.patches)}"
+        )
         return 2
     console = new_console()
     console.print(plain(patch.id, "bold"))

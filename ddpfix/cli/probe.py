@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ddpfix.cli.options import add_settings
 from ddpfix.matrix.settings import SETTINGS
 
 
@@ -19,8 +20,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--steps", default="3", metavar="STEPS", help="optimizer steps [3]")
     parser.add_argument("--json", action="store_true", help="the findings as JSON; the script prints to stderr")
-    for setting in SETTINGS:
-        parser.add_argument(f"--{setting.name}", metavar="VALUE", help=f"{setting.meaning} [{setting.variable}]")
+    add_settings(parser)
     parser.set_defaults(action=_probe)
 
 

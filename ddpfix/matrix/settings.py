@@ -336,9 +336,12 @@ class _Reader:
         # Its import would take a tenth of the time of waking up.
         import difflib
 
-        close = difflib.get_close_matches(switch_name(key[:_LONGEST]), names, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        return f"{source[: 2 * _LONGEST]} is not a setting of ddpfix{hint}: accepted are {', '.join(sorted(names))}"
+        # What they all begin with makes none of them near.
+        known = [name[len(PREFIX) :] for name in names]
+        close = difflib.get_close_matches(switch_name(key[:_LONGEST])[len(PREFIX) :], known, n=3)
+        hint = f"; did you mean {', '.join(PREFIX + name for name in close)}?" if close else "."
+        where = "accepted are the settings of python -m ddpfix plan --help, and DDPFIX_<PATCH> for those of plan --all"
+        return f"{source[: 2 * _LONGEST]} is not a setting of ddpfix: {where}{hint}"
 
     def table(self, table: Mapping[str, object], where: str) -> None:
         for key, value in table.items():

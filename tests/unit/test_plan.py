@@ -8,10 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 
+from ddpfix.cli import main as cli
 from ddpfix.cli import plan
 from ddpfix.matrix import detect, loader
 from ddpfix.matrix.settings import SETTINGS, SettingsError
@@ -88,7 +89,7 @@ def test_the_table(
     plan.show({}, everything=True)
     output = capsys.readouterr().out
     assert re.search(r"transformers.checkpointing .*transformers 5.22.1 .*apply \(untested\)", output)
-    assert re.search(r"torch.unused .*torch 2.13.0 .*apply .*DDP takes the flag", output)
+    assert re.search(r"torch.unused .*torch 2.13.0 .*apply .*A parameter that gets no gradient", output)
     assert re.search(r"accelerate.intent .*accelerate - .*absent", output)
     assert "nothing is changed" in output
     assert "layerdrop = stock (from DDPFIX_LAYERDROP)" in output
@@ -164,7 +165,38 @@ def test_explain_names_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_of_an_unknown_patch(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.explain("torch.unsued") == 2
     output = capsys.readouterr().err
-    assert "'torch.unsued'" in output and "torch.unused, torch.diagnosis" in output
+    assert "no patch 'torch.unsued'" in output and "plan --all; did you mean torch.unused, " in output
+    assert plan.explain("x") == 2
+    assert capsys.readouterr().err.endswith("accepted are those of python -m ddpfix plan --all\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["plan", "--lyaerdrop", "off"], "did you mean --layerdrop"),
+        (["doctro"], "did you mean doctor?"),
+    ],
+)
+def test_an_option_or_command_that_is_misspelt(words: List[str], asked: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2 and asked in capsys.readouterr().err
+
+
+def test_the_whole_plan_says_what_each_fix_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    plan.show({}, everything=True)
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "A parameter that gets no gradient in a step leaves DDP's reduction" in shown
+    assert "switched off by" not in shown and "funasr is not installed" in shown
+
+
+def test_help_has_defaults_and_accepted_values(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("run", "probe", "plan"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "settings:" in shown and "--layerdrop {sync,off,stock}" in shown
+        assert "(default: sync; DDPFIX_LAYERDROP)" in shown and "--hang {off,SECONDS}" in shown
 
 
 def test_plan_imports_no_toolkit(tmp_path: Path) -> None:

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List
 
 from ddpfix import _env
+from ddpfix._env import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ddpfix.trace.tail import Tail
 
 
@@ -73,16 +76,27 @@ class Folder:
         return [self._tails[rank] for rank in sorted(self._tails)]
 
 
+def _wait(console: Console, path: Path, interval: float) -> None:
+    """Wait until a job has left the first line of a trace in the folder, or has made it; Ctrl-C ends that."""
+    if path.exists() and (not path.is_dir() or any(path.glob("rank-*"))):
+        return
+    with console.status(f"no trace yet in {printable(str(path))}: waiting for a job with DDPFIX_TRACE={path}"):
+        while not any(path.glob("rank-*")):
+            time.sleep(interval)
+
+
 def _show(path: Path, once: bool, interval: float) -> int:
     from rich.console import Console
 
     from ddpfix.cli.top import table
 
-    folder = Folder(path)
-    tails = folder.read()
     terminal = sys.stdout.isatty()
     # A pipe has no width; a table squeezed to 80 columns cannot be searched.
     console = Console(width=None if terminal else 140)
+    if terminal and not once:
+        _wait(console, path, interval)
+    folder = Folder(path)
+    tails = folder.read()
     if once or not terminal:
         console.print(table.render(path, tails, height=console.height if terminal else 10**6))
         return 0

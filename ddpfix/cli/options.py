@@ -1,0 +1,29 @@
+"""What options of several commands have in common: the settings, and the question that an unknown word leads to."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import Iterable
+
+from ddpfix.matrix.settings import SETTINGS, Setting
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting to the parser of a command."""
+    group = parser.add_argument_group("settings", "each is an environment variable and a key in pyproject.toml as well")
+    for setting in SETTINGS:
+        text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
+        group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
+
+
+def _values(setting: Setting) -> str:
+    # argparse up to Python 3.12 fails to wrap a usage with parentheses in it.
+    kind = [] if setting.kind is None else [setting.kind.partition(" (")[0].upper().replace(" ", "_")]
+    return "{" + ",".join([*setting.values, *kind]) + "}"
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return a question about the known words that come nearest to a word; empty where none is near."""
+    close = difflib.get_close_matches(word, list(known), n=3)
+    return f"; did you mean {', '.join(close)}?" if close else ""
