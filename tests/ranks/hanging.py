@@ -273,6 +273,40 @@ def unreached(job: Job) -> None:
     distributed.barrier()
 
 
+def lists(job: Job) -> None:
+    """The commonest job of all: two epochs over batches of which one rank has fewer, and a barrier after each."""
+    batches = [torch.ones(1, 2)] * (3 if job.rank == 1 else 5)
+    for epoch in range(2):
+        for batch in batches:
+            job.step(batch)
+        distributed.barrier()
+        assert epoch < 2
+
+
+def evaluate_long() -> None:
+    time.sleep(LONG)
+
+
+def evaluates_after(job: Job) -> None:
+    """The rank with fewer batches evaluates, and the others are in the same epoch."""
+    batches = [torch.ones(1, 2)] * (3 if job.rank == 1 else 5)
+    for batch in batches:
+        job.step(batch)
+    if job.rank == 1:
+        evaluate_long()
+    distributed.barrier()
+
+
+def evaluates_between(job: Job) -> None:
+    """One rank evaluates after an epoch, and the others are in the next one."""
+    for epoch in range(2):
+        for _ in range(3):
+            job.step()
+        if job.rank == 1:
+            evaluate_long()
+        assert epoch < 2
+
+
 def stops_early(job: Job) -> None:
     """One rank takes fewer steps, in a loop without a loader."""
     for _ in range(4 if job.rank == 1 else 6):
@@ -384,7 +418,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     for each in (
         *(uneven, stuck_worker, dead_reader, slow_reader, some_only, barrier, sizes, evaluation, debugged, saving),
         windows,
-        *(skips, unreached, calls_twice, stops_early, waits_for_a_while),
+        *(skips, unreached, calls_twice, stops_early, lists, evaluates_after, evaluates_between, waits_for_a_while),
         *(group_gives_up, asks_the_store, gives_up_elsewhere, monitored),
         *(accumulating, stopped, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
     )

@@ -76,8 +76,14 @@ class Said(NamedTuple):
 # always seen.
 MOVES = "is" if (3, 11) <= sys.version_info < (3, 14) else "(is|has been)"
 HERE = r"hanging\.py:\d+"
+STILL = "which ranks 0 and 2 are still in"
 STAGED: Dict[str, Said] = {
-    "uneven": Said("rank 1 waits in barrier", HERE, "Rank 1 came out of the loop over the data first. Uneven data"),
+    "uneven": Said("rank 1 waits in barrier", HERE, rf"Rank 1 is past the loop of {HERE}, {STILL}. Uneven data"),
+    "lists": Said("rank 1 waits in barrier", HERE, rf"Rank 1 is past the loop of {HERE}, {STILL}. A loop that ends"),
+    "evaluates_after": Said(
+        "rank 1 (is|has been) in evaluation", HERE, rf"Rank 1 is past the loop of {HERE}, {STILL}. A loop that ends"
+    ),
+    "evaluates_between": Said("rank 1 (is|has been) in evaluation", HERE, "Evaluation on some ranks only"),
     "stuck_worker": Said(
         "rank 1 has been in DataLoader.__next__", HERE, r"loader worker 0 \(process \d+\) is stopped \(SIGSTOP\)"
     ),

@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.ranks.groups import calls, collectives
 from ddpfix.ranks.groups.work import Work
-from ddpfix.ranks.hang import loaders, places, processes, progress
+from ddpfix.ranks.hang import loaders, places, processes, progress, turns
 from ddpfix.user_code import OWN
 
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
@@ -49,6 +49,7 @@ class Position(NamedTuple):
         counter: the program's own count of batches, in words.
         micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
         peer: the only rank that it waits for, in a call to or from one rank; None for others.
+        turns: the functions on its stack, with the loops around their lines (:mod:`ddpfix.ranks.hang.turns`).
         work: what it has done (:class:`ddpfix.ranks.groups.work.Work`).
         patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
     """
@@ -74,6 +75,7 @@ class Position(NamedTuple):
     micro: int = 0
     peer: Optional[int] = None
     patience: Optional[float] = None
+    turns: Sequence[turns.Turn] = ()
     work: Work = Work()
 
     def dump(self) -> str:
@@ -86,7 +88,7 @@ class Position(NamedTuple):
         return cls(*json.loads(text))._with_work()
 
     def _with_work(self) -> Position:
-        return self._replace(work=Work(*self.work))
+        return self._replace(work=Work(*self.work), turns=turns.loaded(self.turns))
 
     def may_wait(self) -> bool:
         """Return whether it may be waiting for other ranks."""
@@ -205,6 +207,7 @@ class Tracker:
             micro=self._micro(),
             peer=call.peer,
             patience=call.limit,
+            turns=turns.of(frames),
             work=self._work(),
         )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
-from ddpfix.ranks.hang import places
+from ddpfix.ranks.hang import places, turns
 from ddpfix.ranks.hang.absent import Absent
 from ddpfix.ranks.hang.position import Position
 
@@ -90,7 +91,10 @@ def late(those: Sequence[Position], waiting: Sequence[Position], all_of: Mapping
     """Ranks that the others wait for."""
     first = those[0]
     cause, advice = _cause(first, waiting)
-    return Found(cause, [each.rank for each in those], f"{_late(those)}; {_waiters(waiting)}", advice)
+    told, loop = f"{_late(those)}; {_waiters(waiting)}", _left(first, waiting) if cause == UNEVEN else ""
+    if loop:
+        told += f". {several([first.rank]).capitalize()} {_is_past(loop, [first.rank], waiting)}"
+    return Found(cause, [each.rank for each in those], told, advice)
 
 
 def _late(those: Sequence[Position]) -> str:
@@ -187,8 +191,28 @@ def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
     """Return whether a rank is done with its loop while others have one more step."""
     if not _is_behind(each.step, waiting):
         return False
+    if _left(each, waiting):
+        return True
     is_out = any(other.loads for other in waiting) and not each.loads
     return each.phase == places.ENDED or (is_out and each.phase in (places.OTHER, places.COLLECTIVE))
+
+
+def _left(each: Position, others: Sequence[Position]) -> str:
+    """Return the line of the loop that a rank is past and all of the others are in; "" where there is no such loop."""
+    found = [turns.left(each.turns, other.turns) for other in others]
+    # In a loop around it, the others may be in a later turn, and what this rank does is asked of it alone.
+    same = [
+        loop is not None and (not loop[2] or each.epoch is not None and each.epoch == other.epoch)
+        for loop, other in zip(found, others)
+    ]
+    first = found[0] if found else None
+    return f"{os.path.basename(first[0])}:{first[1]}" if first is not None and all(same) else ""
+
+
+def _is_past(loop: str, ranks: Sequence[int], others: Sequence[Position]) -> str:
+    verb = "is" if len(ranks) == 1 else "are"
+    still = several([each.rank for each in others])
+    return f"{verb} past the loop of {loop}, which {still} {'is' if len(others) == 1 else 'are'} still in"
 
 
 def _reading(each: Position) -> str:
@@ -211,6 +235,11 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
         return Found(MISMATCH, ranks, told, "The calls differ in size or rank")
     behind, ahead = _one_step_apart(odd, rest)
     first = [each.rank for each in behind]
+    loop = _left(behind[0], ahead) if behind else ""
+    if loop:
+        return Found(
+            UNEVEN, first, f"{told}. {several(first).capitalize()} {_is_past(loop, first, ahead)}", _uneven(ahead)
+        )
     if any(each.loads for each in ahead) and not any(each.loads for each in behind):
         out = f"{several(first).capitalize()} came out of the loop over the data first"
         return Found(UNEVEN, first, f"{told}. {out}", _UNEVEN)

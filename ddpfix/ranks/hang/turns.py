@@ -1,0 +1,80 @@
+"""Whether a rank is past the loop that another one is still in: by the lines where both stand, and by its code.
+
+A barrier, a save or an evaluation after a loop over data waits for the ranks that have more of them. One inside of the
+loop, or in a later turn of a loop around it, is another matter.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from types import FrameType
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+
+from ddpfix.ranks.hang import places
+
+# A function on the stack: its file, its name, the line that runs, and the loops around that line, from first to last
+# line each, the outermost first.
+Turn = Tuple[str, str, int, Sequence[Tuple[int, int]]]
+# More functions than that of a program's own tell nothing more.
+_MOST = 12
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def of(frames: Sequence[FrameType]) -> Tuple[Turn, ...]:
+    """Return the functions of the program and of its packages on a stack, the outermost first."""
+    own: List[Turn] = []
+    for frame in frames:
+        code = frame.f_code
+        if not places.is_library(places.Spot(code.co_filename, frame.f_lineno, code.co_name)):
+            loops = _around(frame) if len(own) < _MOST else ()
+            own.append((code.co_filename, code.co_name, frame.f_lineno, loops))
+    return tuple(own[:_MOST])
+
+
+def loaded(found: Sequence[Any]) -> Tuple[Turn, ...]:
+    """Return the same from what JSON made of it."""
+    return tuple((file, name, line, tuple((start, end) for start, end in loops)) for file, name, line, loops in found)
+
+
+def _around(frame: FrameType) -> Tuple[Tuple[int, int], ...]:
+    """Return the loops around the line that runs, as far as they are of the same function."""
+    first, line = frame.f_code.co_firstlineno, frame.f_lineno
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    found = (_span(node) for node in ast.walk(tree) if isinstance(node, _LOOPS))
+    return tuple(sorted((start, end) for start, end in found if first <= start <= line <= end))
+
+
+def _span(node: ast.AST) -> Tuple[int, int]:
+    body = getattr(node, "body", [])
+    # What stands in the branch "else" of a loop runs after it.
+    return int(getattr(node, "lineno", 0)), int(getattr(body[-1], "end_lineno", 0) or 0)
+
+
+def left(one: Sequence[Turn], other: Sequence[Turn]) -> Optional[Tuple[str, int, bool]]:
+    """Return the loop that one rank is past and another one is in, or None where there is none.
+
+    Args:
+        one: the functions on the stack of a rank.
+        other: those of another rank.
+
+    Returns:
+        Its file, its first line, and whether both are in one loop around it, so that the other may be in a later turn.
+    """
+    for mine, others in zip(one, other):
+        if mine[:2] != others[:2]:
+            return None
+        if mine[2] != others[2]:
+            return next(_left(mine, others), None)
+    return None
+
+
+def _left(mine: Turn, others: Turn) -> Iterator[Tuple[str, int, bool]]:
+    for start, end in others[3]:
+        if (start, end) not in mine[3]:
+            if mine[2] > end:
+                yield mine[0], start, bool(mine[3])
+            return

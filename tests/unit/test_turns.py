@@ -1,0 +1,79 @@
+"""Whether one rank is past the loop that another one is in: from two stacks of one program."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Dict, List, Optional, Tuple
+
+import pytest
+
+from ddpfix.ranks.hang import turns
+
+PROGRAM = """
+def step():
+    look("step")
+
+def train(epochs):
+    look("before")
+    for epoch in range(epochs):
+        for batch in range(2):
+            step()
+            look("inside")
+        else:
+            look("else")
+        look("after")
+    look("end")
+
+train(1)
+look("module")
+"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Tuple[turns.Turn, ...]]:
+    """What is known of the stack at each look of the program."""
+    file = tmp_path_factory.mktemp("turns") / "program.py"
+    file.write_text(PROGRAM)
+    found: Dict[str, Tuple[turns.Turn, ...]] = {}
+    scope = {"__name__": "program", "look": lambda name: found.setdefault(name, turns.of(_stack(file)))}
+    exec(compile(PROGRAM, str(file), "exec"), scope)
+    return found
+
+
+def _stack(file: Path) -> List[FrameType]:
+    frames: List[FrameType] = []
+    frame: Optional[FrameType] = sys._getframe()
+    while frame is not None:
+        frames += [frame] if frame.f_code.co_filename == str(file) else []
+        frame = frame.f_back
+    return frames[::-1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "loop"),
+    [
+        ("after", "step", (8, True)),
+        ("else", "inside", (8, True)),
+        ("end", "inside", (7, False)),
+        ("module", "inside", None),
+        ("inside", "step", None),
+        ("before", "step", None),
+        ("step", "after", None),
+        ("after", "after", None),
+        ("after", "end", None),
+    ],
+)
+def test_the_loop_that_one_is_past_and_the_other_in(
+    one: str, other: str, loop: Optional[Tuple[int, bool]], seen: Dict[str, Tuple[turns.Turn, ...]]
+) -> None:
+    found = turns.left(seen[one], seen[other])
+    assert (found if found is None else found[1:]) == loop
+
+
+def test_no_source_is_no_answer() -> None:
+    scope: Dict[str, Tuple[turns.Turn, ...]] = {}
+    code = "import sys\nfor _ in range(1):\n    found = of([sys._getframe()])\n"
+    exec(compile(code, "<nowhere>", "exec"), {"of": turns.of}, scope)
+    assert [loops for _, _, _, loops in scope["found"]] == [()]
