@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional
 from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings, untested
 from ddpfix.matrix.resolve import Decision
-from ddpfix.patching import looks, site
+from ddpfix.patching import site
 from ddpfix.patching.gate import Gate
 from ddpfix.patching.layers import is_outdated
 from ddpfix.patching.site import Kept, PatchError, Site
@@ -26,6 +26,9 @@ from ddpfix.waiting import Armed, Waiting, armed
 
 if TYPE_CHECKING:
     # Nobody has asked for a report yet.
+    from typing_extensions import Unpack
+
+    from ddpfix.matrix.arguments import Arguments
     from ddpfix.patching.report import Report
 
 _LOCK = threading.RLock()
@@ -201,6 +204,9 @@ class Engine:
 
     def _refuse_unlike(self, waiting: Armed, module: ModuleType) -> None:
         """Raise PatchError where a place, or what a patch changes beside it, does not look as in a tested release."""
+        # It reads code, which takes modules that a usual job does not need.
+        from ddpfix.patching import looks
+
         if not looks.is_examined(module, waiting.target.attribute):
             raise PatchError(f"it does not look as in {waiting.decision.nearest}")
         for place in self.matrix.patches[waiting.decision.patch].also:
@@ -279,7 +285,7 @@ class Engine:
         return resolve.facts(__version__, imported, self.settings, self.decisions, self.failed)
 
 
-# How many processes a launcher has started; Lightning's tells each but the first one its rank alone.
+# How many processes a launcher has started.
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Words in the command of a process that torch itself has started, or of torchrun: no rank.
 _NO_RANKS = ("torchrun", "torch.distributed.", "compile_worker")
@@ -316,12 +322,12 @@ def current() -> Optional[Engine]:
     return _engine
 
 
-def activate(**arguments: object) -> Report:
+def activate(**arguments: Unpack[Arguments]) -> Report:
     """Switch ddpfix on in this process. Doing so twice is one activation.
 
     Args:
         arguments: settings by name (``layerdrop="off"``) and switches by patch id with underscores
-            (``transformers_unused=0``); they win over the environment.
+            (``torch_unused=0``); they win over the environment.
 
     Raises:
         SettingsError: a setting has a name or a value that is not known.
@@ -369,6 +375,7 @@ def report() -> Report:
     """Return the patches that are applied, armed and skipped, with reasons; ``active`` is False where ddpfix is off."""
     if _engine is not None:
         return _engine.report()
+
     from ddpfix.patching.report import Report
 
     return Report(__version__, False)

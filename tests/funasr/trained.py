@@ -51,7 +51,8 @@ def active(*patches: str, **settings: str) -> Iterator[None]:
     """ddpfix in this process with these fixes only, for the length of a test."""
     import funasr  # noqa: F401
 
-    ddpfix.activate(**{name[len("DDPFIX_") :].lower(): value for name, value in only(*patches).items()}, **settings)
+    off: Dict[str, Any] = {name[len("DDPFIX_") :].lower(): value for name, value in only(*patches).items()}
+    ddpfix.activate(**{**off, **settings})
     try:
         yield
     finally:

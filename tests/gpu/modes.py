@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, Optional
 
 _ALL_SENT = {"DDPFIX_TORCH_UNSENT": "0"}
 
@@ -20,7 +20,7 @@ class Mode:
         environ: environment variables while ddpfix is switched on.
     """
 
-    settings: Optional[Dict[str, str]]
+    settings: Optional[Dict[str, Any]]
     flag: bool = False
     environ: Dict[str, str] = field(default_factory=dict)
 

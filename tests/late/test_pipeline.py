@@ -63,7 +63,8 @@ def undone(tmp_path: Path) -> Iterator[None]:
 def put(order: List[str]) -> List[Site]:
     """Put the stages of some patches in, in an order of one's own."""
     # The folder is made when a model is wrapped.
-    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **{name.replace(".", "_"): "0" for name in STAGES})
+    switches: Dict[str, Any] = {name.replace(".", "_"): "0" for name in STAGES}
+    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **switches)
     running = engine.current()
     assert running is not None
     sites = []
@@ -127,7 +128,8 @@ def test_the_wrappers_go_with_the_last_stage(order: Tuple[int, ...]) -> None:
 def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
     ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1])
     everything = [stage.place for stage in ddp.stages()]
-    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **{off.replace(".", "_"): "0"})
+    switches: Dict[str, Any] = {off.replace(".", "_"): "0"}
+    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **switches)
     rest = [stage.place for stage in ddp.stages()]
     # The clock of torch.failures is torch.drift's as well, which has a second stage.
     assert len(everything) - len(rest) == {"torch.failures": 0, "torch.drift": 2}.get(off, 1)

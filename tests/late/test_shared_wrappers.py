@@ -42,7 +42,7 @@ class Behind(nn.Module):
 
 @needs("torch.late")
 @pytest.mark.parametrize("settings", [{}, {"torch_reentrant": "0"}])
-def test_checkpoints_are_counted_whichever_patch_is_off(settings: Dict[str, str]) -> None:
+def test_checkpoints_are_counted_whichever_patch_is_off(settings: Dict[str, Any]) -> None:
     original = vars(torch.utils.checkpoint.CheckpointFunction).get("apply")
     ddpfix.activate(log="off", **settings)
     before = autograd.HIDING[0]

@@ -69,7 +69,7 @@ def patched(*words: Any) -> Outcome:
 
 
 @contextlib.contextmanager
-def active(**settings: str) -> Iterator[None]:
+def active(**settings: Any) -> Iterator[None]:
     """ddpfix switched on in this process, late."""
     ddpfix.activate(**settings)
     try:

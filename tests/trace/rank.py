@@ -117,7 +117,10 @@ def slow(batches: Any) -> None:
 
 
 def run(trace: Optional[Path]) -> Dict[str, Any]:
-    ddpfix.activate(log="warning", **({} if trace is None else {"trace": trace}))
+    if trace is None:
+        ddpfix.activate(log="warning")
+    else:
+        ddpfix.activate(log="warning", trace=trace)
     found = train(STEPS)
     found["threads"] = [each.name for each in threading.enumerate()]
     found["problems"] = ddpfix.deactivate()

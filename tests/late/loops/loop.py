@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 SIZE = 8
-SETTINGS: Dict[str, Dict[str, str]] = {"auto": {}, "late": {"unused": "late"}}
+SETTINGS: Dict[str, Dict[str, Any]] = {"auto": {}, "late": {"unused": "late"}}
 MODES = ("plain", "hand", *SETTINGS)
 
 
