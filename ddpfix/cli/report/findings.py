@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ddpfix.cli.report import words
+from ddpfix.cli.report import summary, words
 
 Data = Dict[str, Any]
 # What a finding means for the reader: to be looked at, fine, or neither.
@@ -29,7 +29,8 @@ class Finding(NamedTuple):
 
 def findings(data: Data) -> List[Finding]:
     """Return the findings of a run, what needs attention first."""
-    found = [each for make in (_ends, _layers, _straggler, _memory, _unused, _loss, _gradients) for each in make(data)]
+    makers = (_ends, _layers, _straggler, _outliers, _memory, _unused, _loss, _gradients)
+    found = [each for make in makers for each in make(data)]
     order = (BAD, PLAIN, GOOD)
     return sorted(found, key=lambda each: order.index(each.level))
 
@@ -87,13 +88,14 @@ def _straggler(data: Data) -> List[Finding]:
         return []
     if not found["clear"]:
         own, others = words.seconds(found["own"]), words.seconds(found["others"])
-        text = f"No rank is a straggler: own work takes the slowest {own} a step, and the others {others} (median)"
+        if data["time"]["judged_steps"] < summary.ENOUGH:
+            return []
+        text = f"No straggler: the slowest rank ({found['rank']}) needs {own} a step, the others {others} (medians)"
         often = f"{found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}"
-        text += f"; rank {found['rank']} was the slowest in {often}."
-        return [Finding("time", GOOD, text)]
+        return [Finding("time", GOOD, f"{text}; it was the slowest in {often}.")]
     text = (
         f"Rank {found['rank']} is the straggler: its own work takes {words.seconds(found['own'])} a step, that of the"
-        f" others {words.seconds(found['others'])} (median), which wait {words.percent(found['others_wait_share'])} of"
+        f" others {words.seconds(found['others'])} (medians), which wait {words.percent(found['others_wait_share'])} of"
         f" their time. It was the slowest in {found['slowest_steps']:,} of"
         f" {words.count(data['time']['judged_steps'], 'step')}."
     )
@@ -104,6 +106,20 @@ def _straggler(data: Data) -> List[Finding]:
             f" {words.seconds(found['part_others'])}."
         )
     return [Finding("time", BAD, text)]
+
+
+def _outliers(data: Data) -> List[Finding]:
+    """Single steps that took a rank many times as long as its others."""
+    found = data["time"]["outliers"]
+    if not found["count"]:
+        return []
+    worst = found["steps"][0]
+    text = (
+        f"{words.count(found['count'], 'step')} took a rank more than four times as long as its others (a long batch,"
+        f" an evaluation, a save): step {worst['step']:,} took rank {worst['rank']} {words.seconds(worst['own'])},"
+        f" against {words.seconds(worst['usual'])}."
+    )
+    return [Finding("time", PLAIN, text)]
 
 
 def _memory(data: Data) -> List[Finding]:

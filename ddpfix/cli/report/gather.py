@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
+from statistics import median
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.cli.report.grids import Grid, Mean, Piece, Series, Table, Timeline, Values
@@ -20,6 +21,8 @@ SERIES = (*SECONDS, "sent", "unsent", "padding", "loss", "norm", "reserved")
 COLUMNS, ROWS = 400, 200
 # Cells of all layers together, for which ranks by steps are kept a layer.
 CELLS = 200_000
+# A step in which a rank takes so many times its usual time for its own work is named; so many of them are kept.
+_OUTLYING, _NAMED = 4.0, 20
 
 
 class Peak(NamedTuple):
@@ -30,6 +33,15 @@ class Peak(NamedTuple):
     rank: int
     shape: Optional[List[int]]
     padding: Optional[float]
+
+
+class Outlier(NamedTuple):
+    """A step that took a rank many times its usual time."""
+
+    own: float
+    usual: float
+    step: int
+    rank: int
 
 
 class Peaks(Table):
@@ -88,6 +100,10 @@ class Gathered:
         self.series = {name: Series(self.timeline) for name in (*SERIES, "unused", "skipped")}
         self.steps: Dict[int, Step] = {}
         self.sums: Dict[int, Dict[str, float]] = {}
+        # Seconds of own work in the usual step of a rank (the median), and the steps that took many times as long.
+        self.typical: Dict[int, float] = {}
+        self.outliers: List[Outlier] = []
+        self.outliers_count = 0
         self.layers: List[str] = []
         self.parameters: List[str] = []
         self.layer_time: Optional[Timeline] = None
@@ -142,6 +158,7 @@ class Gathered:
         self._memory(rank, row, steps, pieces, columns)
         self._add_up(rank, timed, own, weights)
         self._slowest(rank, steps, own)
+        self._usual(rank, steps, own)
         self._loss(rank, steps, columns["loss"])
         self._skipped(rank, steps, pieces, weights, [clean.indices(value) for value in columns["skipped"]])
         self._unused(pieces, weights, [clean.indices(value) for value in columns["unused"]])
@@ -179,6 +196,15 @@ class Gathered:
                 step.timed += 1
                 if seconds > step.slowest:
                     step.slowest, step.who = seconds, rank
+
+    def _usual(self, rank: int, steps: List[int], own: Values) -> None:
+        timed = [(seconds, number) for seconds, number in zip(own, steps) if seconds is not None]
+        if not timed:
+            return
+        usual = self.typical[rank] = median(seconds for seconds, _ in timed)
+        found = [Outlier(own, usual, number, rank) for own, number in timed if own > _OUTLYING * usual > 0]
+        self.outliers_count += len(found)
+        self.outliers = sorted([*self.outliers, *found], reverse=True)[:_NAMED]
 
     def _step(self, number: int) -> Step:
         step = self.steps.get(number)

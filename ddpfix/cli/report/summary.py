@@ -17,6 +17,8 @@ PARTS = ("data", "forward", "backward", "wait", "optimizer", "other")
 # A rank is called a straggler if its own time is so much longer than that of the others (median), and if it is also
 # the slowest more often than the turns of chance make it, or if its time is even this much longer.
 SLOWER, MUCH_SLOWER = 1.05, 1.5
+# Fewer steps than these tell nothing about who is slow.
+ENOUGH = 10
 RECORDS, NAMED = 25, 50
 
 
@@ -86,7 +88,8 @@ def _time(gathered: Gathered) -> Dict[str, Any]:
         "per_rank": per_rank,
         "mean": _mean(per_rank),
         "judged_steps": judged,
-        "straggler": _straggler(per_rank, judged),
+        "straggler": _straggler(per_rank, gathered.typical, judged),
+        "outliers": _outliers(gathered),
         "own": [known(row) for row in gathered.own.rows],
         "wait": [gathered.waits.values(row) for row in range(len(gathered.spans()))],
     }
@@ -94,6 +97,11 @@ def _time(gathered: Gathered) -> Dict[str, Any]:
 
 def _given(sums: Dict[str, float]) -> Dict[str, Optional[float]]:
     return {"steps": sums["steps"], "total": sums.get("total"), "own": sums.get("own")}
+
+
+def _outliers(gathered: Gathered) -> Dict[str, Any]:
+    """Return the steps that took a rank many times its usual time, the longest first."""
+    return {"count": gathered.outliers_count, "steps": [each._asdict() for each in gathered.outliers]}
 
 
 def _parts(sums: Dict[str, float]) -> Dict[str, Optional[float]]:
@@ -115,14 +123,20 @@ def _mean(per_rank: List[Dict[str, Any]]) -> Dict[str, Optional[float]]:
     return found
 
 
-def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str, Any]]:
-    """Return the rank whose own time is longest, against the median of the others; None without times of two ranks."""
-    timed = [each for each in per_rank if each["own"] is not None]
+def _straggler(per_rank: List[Dict[str, Any]], usual: Dict[int, float], judged: int) -> Optional[Dict[str, Any]]:
+    """Return the rank whose own work takes longest in its usual step; None without times of two ranks.
+
+    Args:
+        per_rank: the means of each rank.
+        usual: by rank, the median of its own time, which a few long batches do not move.
+        judged: how many steps tell which rank was the slowest.
+    """
+    timed = [each for each in per_rank if each["rank"] in usual]
     if len(timed) < 2:
         return None
-    worst = max(timed, key=lambda each: (each["own"], -each["rank"]))
+    worst = max(timed, key=lambda each: (usual[each["rank"]], -each["rank"]))
     others = [each for each in timed if each is not worst]
-    own = median(each["own"] for each in others)
+    mine, own = usual[worst["rank"]], median(usual[each["rank"]] for each in others)
     excess = {
         name: worst[name] - median(each[name] or 0.0 for each in others)
         for name in PARTS
@@ -133,9 +147,9 @@ def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str
     waited = median(each["wait"] for each in others)
     return {
         "rank": worst["rank"],
-        "own": worst["own"],
+        "own": mine,
         "others": own,
-        "clear": _is_clear(worst["own"] / own if own else 0.0, worst["slowest_steps"], judged, len(timed)),
+        "clear": _is_clear(mine / own if own else 0.0, worst["slowest_steps"], judged, len(timed)),
         "others_wait_share": waited / total if total else None,
         "wait_share": worst["wait"] / worst["total"] if worst["total"] else None,
         "slowest_steps": worst["slowest_steps"],
@@ -147,9 +161,11 @@ def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str
 
 def _is_clear(ratio: float, slowest: int, judged: int, ranks: int) -> bool:
     """Return whether a rank that takes so much longer than others, the slowest in so many steps, is a straggler."""
+    if judged < ENOUGH:
+        return False
     chance = 1 / ranks
     often = judged * chance + 3 * math.sqrt(judged * chance * (1 - chance))
-    return ratio >= MUCH_SLOWER or (ratio >= SLOWER and slowest > often)
+    return (ratio >= MUCH_SLOWER and slowest > judged * chance) or (ratio >= SLOWER and slowest > often)
 
 
 def _memory(gathered: Gathered) -> Dict[str, Any]:
