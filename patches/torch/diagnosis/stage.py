@@ -132,7 +132,7 @@ class Watched:
             self._complete(error, roots)
 
     def _complete(self, error: BaseException, roots: Any) -> None:
-        from . import explanation
+        from . import explanation, toolkit_lines
 
         message = str(error)
         self.is_inside = self.is_inside or _is_inside(error)
@@ -146,11 +146,23 @@ class Watched:
         if text:
             # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
             error.args = (f"{message}{_OURS}{text}",)
+            if toolkit_lines.of(self.wrapped_by).name == toolkit_lines.LIGHTNING.name:
+                _add(error, text)
 
     def end(self) -> None:
         """Undo: take all hooks away."""
         self._backwards.forget(self)
         self.evidence.stop()
+
+
+def _add(error: BaseException, text: str) -> None:
+    """Say it beside the message, which Lightning replaces by one of its own."""
+    add_note = getattr(error, "add_note", None)
+    if add_note is None:
+        # Before Python 3.11.
+        log.on_every_rank(text)
+    else:
+        add_note(f"{_OURS.strip()} {text}")
 
 
 def _is_inside(error: BaseException) -> bool:

@@ -21,6 +21,14 @@ _PLAIN = Lines(
     not_reentrant="torch.utils.checkpoint.checkpoint(function, *inputs, use_reentrant=False)",
     own=True,
 )
+# Lightning has no folder of its own: nothing in it is patched.
+LIGHTNING = Lines(
+    "Lightning",
+    ("lightning.pytorch.", "pytorch_lightning."),
+    find='Trainer(..., strategy="ddp_find_unused_parameters_true")',
+    do_not_find='Trainer(..., strategy="ddp")',
+    not_static="Trainer(..., strategy=DDPStrategy(find_unused_parameters=True))",
+)
 _KINDS = ("find", "do_not_find", "not_static", "not_reentrant")
 # Frames that are looked at for the one that has wrapped a model.
 _FRAMES = 200
@@ -62,7 +70,7 @@ def is_plain(lines: Lines) -> bool:
 def _every() -> List[Lines]:
     """Return the lines of all folders of patches that have some."""
     package = __package__.rpartition(".torch.")[0]
-    found: List[Lines] = []
+    found = [LIGHTNING]
     for folder in pkgutil.iter_modules(sys.modules[package].__path__):
         try:
             if folder.name not in ("common", "torch"):
