@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, List, NoReturn, Optional, Set, Tuple
+from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 
 from ddpfix import __version__, _env
 from ddpfix.cli import probe
@@ -16,8 +16,6 @@ from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "top", "report")
-# The options of all parsers, settings aside.
-_OPTIONS: Set[str] = set()
 # What ddpfix requires beside torch, by import name: an installation without dependencies may lack some.
 _REQUIRED = {"rich": "rich", "yaml": "PyYAML", "wrapt": "wrapt", "packaging": "packaging"}
 
@@ -47,26 +45,30 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its parsers of commands are of this class as well."""
+    """Its parsers of commands are of this class as well, and know their options."""
+
+    def __init__(self, **keywords: Any) -> None:
+        self.options: Set[str] = set()
+        self.commands: Mapping[str, _Parser] = {}
+        super().__init__(**keywords)
 
     def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
-        _OPTIONS.update(name for name in names if name.startswith("--"))
+        self.options.update(name for name in names if name.startswith("--"))
         return super().add_argument(*names, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        known = [*(f"--{setting.name}" for setting in SETTINGS), *_COMMANDS, *sorted(_OPTIONS)]
+        known = {*self.options, *self.commands, *(f"--{setting.name}" for setting in SETTINGS)}
+        known.update(*(command.options for command in self.commands.values()))
         unknown = message.partition("unrecognized arguments:")[2] or message.partition("invalid choice: ")[2]
         words = [word.partition("=")[0].strip("',") for word in unknown.partition("(")[0].split()]
-        asked = [question for question in (near(word, known) for word in words) if question]
+        asked = [question for question in (near(word, sorted(known)) for word in words) if question]
         super().error(_env.printable(message) + "".join(asked[:1]))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _Parser(
-        prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures."
-    )
+    parser = _Parser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
+    commands: Any = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
     _add_run(commands)
     probe.add(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
@@ -81,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     top.add(commands)
     report.add(commands)
+    parser.commands = commands.choices
     return parser
 
 

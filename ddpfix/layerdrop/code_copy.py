@@ -15,7 +15,8 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple
 
 from ddpfix.layerdrop import call, decisions, rates, source
 from ddpfix.layerdrop.loops import Decision
-from ddpfix.layerdrop.numbers import Scope, index_of
+from ddpfix.layerdrop.numbers import Scope
+from ddpfix.layerdrop.syntax import index_of
 from ddpfix.patching.site import PatchError, Registry
 
 

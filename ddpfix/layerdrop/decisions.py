@@ -14,7 +14,8 @@ from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tupl
 
 from ddpfix.layerdrop import branches, handed, helpers, loops, masks, source, unshared
 from ddpfix.layerdrop.loops import Decision
-from ddpfix.layerdrop.numbers import Number, Scope, may_draw, names_in, outer_of
+from ddpfix.layerdrop.numbers import Number, Scope, may_draw, outer_of
+from ddpfix.layerdrop.syntax import names_in
 
 # Where toolkits draw for their layers, beside the methods that these call by their names; a list of layers that drops
 # some does it where it is iterated over.

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from ddpfix.layerdrop import decisions, numbers, rates, training
+from ddpfix.layerdrop import decisions, numbers, rates, syntax, training
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.held import UNREADABLE, held
@@ -34,7 +34,7 @@ def _called(owner: type) -> List[str]:
     names = [name for name in decisions.METHODS if _method(owner, name) is not None]
     for name in names:
         method = _method(owner, name)
-        called = () if method is None else numbers.names_of(method.__code__)
+        called = () if method is None else syntax.names_of(method.__code__)
         names += [each for each in called if each not in names and _method(owner, each) is not None]
     return names
 

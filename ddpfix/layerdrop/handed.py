@@ -7,7 +7,8 @@ from types import FunctionType
 from typing import FrozenSet, Iterator, NamedTuple, Optional
 
 from ddpfix.layerdrop import loops, source
-from ddpfix.layerdrop.numbers import Scope, names_of, outer_of
+from ddpfix.layerdrop.numbers import Scope, outer_of
+from ddpfix.layerdrop.syntax import names_of
 from ddpfix.patching.site import PatchError
 
 

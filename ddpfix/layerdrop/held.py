@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any, Sequence
 
-from ddpfix.layerdrop.numbers import DRAWS, names_of
+from ddpfix.layerdrop.numbers import DRAWS
+from ddpfix.layerdrop.syntax import names_of
 
 # Stands for what only a forward can read.
 UNREADABLE = object()

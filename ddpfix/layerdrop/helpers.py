@@ -14,7 +14,8 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix.layerdrop import source
-from ddpfix.layerdrop.numbers import Scope, may_draw, names_of, outer_of
+from ddpfix.layerdrop.numbers import Scope, may_draw, outer_of
+from ddpfix.layerdrop.syntax import names_of
 from ddpfix.patching.site import PatchError
 
 # What has names of its own, or does more than to give a value.

@@ -6,7 +6,8 @@ import ast
 from typing import Callable, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpfix.layerdrop import branches
-from ddpfix.layerdrop.numbers import Number, Scope, index_of, names_in
+from ddpfix.layerdrop.numbers import Number, Scope
+from ddpfix.layerdrop.syntax import index_of, names_in
 
 # Calls that are no use of a layer: they look at it.
 _LOOKS = frozenset(

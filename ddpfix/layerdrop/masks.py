@@ -10,7 +10,8 @@ import ast
 import copy
 from typing import Any, Dict, List, Optional
 
-from ddpfix.layerdrop.numbers import Number, Scope, index_of, names_in
+from ddpfix.layerdrop.numbers import Number, Scope
+from ddpfix.layerdrop.syntax import index_of, names_in
 
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _CONVERSIONS = ("tolist", "cpu", "numpy", "bool", "detach")

@@ -11,10 +11,12 @@ import builtins
 import inspect
 import random
 import sys
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+
+from ddpfix.layerdrop.syntax import bounds_of, constant, index_of, is_none, names_in, names_of, shape_of, stored
 
 _MISSING = object()
 # What is known of a tensor whatever is in it.
@@ -83,7 +85,7 @@ class Scope:
         # What the loops iterate over that give a name its value.
         self._iterated: Dict[str, List[ast.expr]] = {}
         for node in ast.walk(tree):
-            for name, value in _stored(node, self.parents) if node is not tree else ():
+            for name, value in stored(node, self.parents) if node is not tree else ():
                 self.values.setdefault(name, []).append(value)
             for name in names_in(node.target) if isinstance(node, ast.For) else ():
                 self._iterated.setdefault(name, []).append(node.iter)  # type: ignore[attr-defined]
@@ -160,7 +162,7 @@ class Scope:
         if self.path(node) == ("training",):
             return True
         is_single = isinstance(node, ast.Compare) and len(node.ops) == 1
-        if is_single and self.path(node.left) and _constant(node.comparators[0]) == 0:  # type: ignore[attr-defined]
+        if is_single and self.path(node.left) and constant(node.comparators[0]) == 0:  # type: ignore[attr-defined]
             operator = type(node.ops[0])  # type: ignore[attr-defined]
             return {ast.Gt: True, ast.NotEq: True, ast.Eq: False, ast.LtE: False}.get(operator)
         return None
@@ -169,7 +171,7 @@ class Scope:
         """Return the number of a local name, if all that is assigned to it is such a number (or None)."""
         if name not in self.values or None in self.values[name]:
             return None
-        given = [value for value in self.values[name] if not _is_none(value)]
+        given = [value for value in self.values[name] if not is_none(value)]
         numbers = [self.number(value, seen) for value in given if value is not None]
         first = numbers[0] if numbers else None
         if first is None or any(each is None or each._replace(draws=first.draws) != first for each in numbers):
@@ -220,7 +222,7 @@ class Scope:
         return None
 
     def _computed(self, node: ast.BinOp, seen: FrozenSet[str]) -> Optional[Number]:
-        left, right = _constant(node.left), _constant(node.right)
+        left, right = constant(node.left), constant(node.right)
         known = right if left is None else left
         number = self.number(node.right if right is None else node.left, seen)
         if known is None or number is None or (left is not None) == (right is not None):
@@ -239,7 +241,7 @@ class Scope:
         """Return one number of a vector: by a name of the loop, or the only one."""
         number = self.number(node.value, seen)
         index = index_of(node)
-        if number is None or not (isinstance(index, ast.Name) or (not number.is_vector and _constant(index) == 0)):
+        if number is None or not (isinstance(index, ast.Name) or (not number.is_vector and constant(index) == 0)):
             return None
         loop = self.loop(node)
         if not number.is_vector:
@@ -257,7 +259,7 @@ class Scope:
         if isinstance(function, ast.Attribute) and function.attr == "uniform_" and isinstance(function.value, ast.Call):
             if not any(self.object(function.value.func) is each for each in _ARRAYS):
                 return None
-            limits, sizes = _bounds(node.args, words, "from", "to"), list(function.value.args)
+            limits, sizes = bounds_of(node.args, words, "from", "to"), list(function.value.args)
             words = {word.arg: word.value for word in function.value.keywords}
         elif known is torch.rand or any(known is each for each in _numpy("rand", "random", "random_sample")):
             limits = bounds
@@ -265,14 +267,14 @@ class Scope:
             limits = bounds if not sizes else None
         elif known is random.uniform or any(known is each for each in _numpy("uniform")):
             both = ("a", "b") if known is random.uniform else ("low", "high")
-            limits, sizes = _bounds(sizes[:2], words, *both), sizes[2:]
+            limits, sizes = bounds_of(sizes[:2], words, *both), sizes[2:]
             words = {name: value for name, value in words.items() if name not in both}
         elif isinstance(function, ast.Attribute) and function.attr == "random" and self.path(function)[:-1]:
             limits, generator = bounds, ".".join(self.path(function)[:-1])
         else:
             return None
         sizes += [words.pop(name) for name in ("size",) if name in words]
-        shape = _shape(sizes)
+        shape = shape_of(sizes)
         if limits is None or shape is None or not {*words} <= {"device", "dtype", "requires_grad"}:
             return None
         return Number(*limits, shape == "vector", generator, (node,))
@@ -339,87 +341,10 @@ def may_draw(function: FunctionType) -> bool:
     return any(name in DRAWS or _is_draw(home.get(name)) for name in names)
 
 
-def names_of(code: CodeType) -> Iterator[str]:
-    """Yield the global names and attributes in a function's code, and in that of its comprehensions."""
-    yield from code.co_names
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from names_of(value)
-
-
 def _is_draw(value: Any) -> bool:
     return inspect.isroutine(value) and getattr(value, "__name__", "") in DRAWS
-
-
-def names_in(target: ast.AST) -> FrozenSet[str]:
-    """Return the names in a node."""
-    return frozenset(node.id for node in ast.walk(target) if isinstance(node, ast.Name))
 
 
 def _numpy(*names: str) -> List[Any]:
     generators = getattr(sys.modules.get("numpy"), "random", None)
     return [getattr(generators, name) for name in names if hasattr(generators, name)]
-
-
-def index_of(node: ast.Subscript) -> Any:
-    """Return what a subscript is indexed by; Python 3.8 has a node around it."""
-    index: Any = node.slice
-    return index.value if type(index).__name__ == "Index" else index
-
-
-def _stored(node: Any, parents: Dict[ast.AST, ast.AST]) -> Iterator[Tuple[str, Optional[ast.expr]]]:
-    """Yield the names that a node gives a value, and the expression whose value it is, if it is one."""
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        yield node.id, _assigned(parents, node)
-    elif isinstance(node, ast.arg):
-        yield node.arg, None
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name:
-        yield node.name, None
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        for alias in node.names:
-            yield (alias.asname or alias.name).partition(".")[0], None
-
-
-def _assigned(parents: Dict[ast.AST, ast.AST], name: ast.Name) -> Optional[ast.expr]:
-    """Return the expression whose value a name gets as a whole; that of ``a, b = 1, 2`` for ``b`` is ``2``."""
-    parent = parents[name]
-    if isinstance(parent, ast.Tuple):
-        around = parents[parent]
-        value = around.value if isinstance(around, ast.Assign) and parent in around.targets else None
-        known = isinstance(value, ast.Tuple) and len(value.elts) == len(parent.elts)
-        starred = known and any(isinstance(each, ast.Starred) for each in (*parent.elts, *value.elts))  # type: ignore
-        return value.elts[parent.elts.index(name)] if known and not starred else None  # type: ignore[union-attr]
-    if isinstance(parent, ast.Assign) and name in parent.targets:
-        return parent.value
-    if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
-        return parent.value
-    return None
-
-
-def _bounds(given: List[ast.expr], words: Any, low: str, high: str) -> Optional[Tuple[float, float]]:
-    found = [words.get(low), words.get(high)]
-    found[: len(given)] = given
-    values = [default if one is None else _constant(one) for one, default in zip(found, (0.0, 1.0))]
-    return None if values[0] is None or values[1] is None or values[0] == values[1] else (values[0], values[1])
-
-
-def _constant(node: ast.AST) -> Optional[float]:
-    """Return the value of a numeric constant, with a sign or not."""
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError):
-        return None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _is_none(node: Optional[ast.AST]) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _shape(sizes: List[ast.expr]) -> Optional[str]:
-    """Return the shape of a draw: a single number, a vector, or None for anything else (noise, a mask)."""
-    if len(sizes) == 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
-        sizes = list(sizes[0].elts)
-    if all(_constant(size) == 1 or _is_none(size) for size in sizes):
-        return "number"
-    return "vector" if len(sizes) == 1 else None
