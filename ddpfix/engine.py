@@ -7,7 +7,6 @@ undone and reported, and the import that it hooked succeeds.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from importlib import import_module
@@ -22,7 +21,7 @@ from ddpfix.patching.gate import Gate
 from ddpfix.patching.layers import is_outdated
 from ddpfix.patching.site import Kept, PatchError, Site
 from ddpfix.state import State
-from ddpfix.waiting import Armed, Waiting, armed
+from ddpfix.waiting import Armed, Waiting, armed, initializing, top
 
 if TYPE_CHECKING:
     # Nobody has asked for a report yet.
@@ -93,9 +92,9 @@ class Engine:
         (self.waiting.hold if is_held else self.waiting.add)(armed(decision))
 
     def wanted(self, name: str) -> bool:
-        if self.unseen and _top(name) in self.unseen:
-            self.recognise(_top(name))
-            if self.toolkits[_top(name)] == detect.UNRECOGNISED:
+        if self.unseen and top(name) in self.unseen:
+            self.recognise(top(name))
+            if self.toolkits[top(name)] == detect.UNRECOGNISED:
                 log.info(f"the package {name} is no release that ddpfix knows, and it is left as it is")
         return name in self.toolkits or self.waiting.any_for(name)
 
@@ -112,20 +111,20 @@ class Engine:
             name = module.__name__
             if name in self.toolkits:
                 self._put_gate(name)
-                if name == "torch" and _is_rank():
+                if name == "torch" and untested.is_told_of_torch():
                     # Of the others it is said when a model is wrapped, where there are fixes of torch at all.
-                    self.tell_untested(name)
-                ready = [part for part in self.deferred if _top(part.__name__) == name]
+                    self.tell_untested([each for each in self._decided.values() if each.toolkit == name])
+                ready = [part for part in self.deferred if top(part.__name__) == name]
                 self.deferred = [part for part in self.deferred if part not in ready]
                 for part in ready:
                     # If the module was imported a second time by now, the newer one is patched.
                     self._put_in_place(sys.modules.get(part.__name__, part))
-            elif _initializing(sys.modules.get(_top(name))):
+            elif initializing(sys.modules.get(top(name))):
                 # The patches import from the toolkit, which works only when its own import has finished.
                 self.deferred.append(module)
                 return
             else:
-                self._put_gate(_top(name))
+                self._put_gate(top(name))
             self._put_in_place(module)
 
     def _put_gate(self, toolkit: str) -> None:
@@ -150,7 +149,7 @@ class Engine:
         released = self.waiting.release()
         with site.one_search():
             for module in self._imported() if released else ():
-                if not _initializing(sys.modules.get(_top(module.__name__))):
+                if not initializing(sys.modules.get(top(module.__name__))):
                     self._put_in_place(module, only=released)
                 elif module not in self.deferred:
                     self.deferred.append(module)
@@ -171,7 +170,7 @@ class Engine:
         for module in list(sys.modules.values()):
             name = getattr(module, "__name__", None)
             is_there = isinstance(name, str) and self.wanted(name) and sys.modules.get(name) is module
-            if is_there and not _initializing(module):
+            if is_there and not initializing(module):
                 yield module
 
     def _apply(self, waiting: Armed, module: ModuleType) -> None:
@@ -186,7 +185,10 @@ class Engine:
                 else site.locate(module, waiting.target.attribute, waiting.target.expects)
             )
             if waiting.decision.by_look:
-                self._refuse_unlike(waiting, module)
+                # It reads code, which takes modules that a usual job does not need.
+                from ddpfix.patching import looks
+
+                looks.refuse_unlike(waiting.decision.nearest, module, waiting.target.attribute, entry.also)
             _code(self.matrix.patches[patch].code_at(waiting.target))(own, module, owner)
         except Exception as error:
             self.notes.extend(own.undo())
@@ -202,23 +204,10 @@ class Engine:
         if not waiting.for_many:
             self.waiting.remove(waiting)
 
-    def _refuse_unlike(self, waiting: Armed, module: ModuleType) -> None:
-        """Raise PatchError where a place, or what a patch changes beside it, does not look as in a tested release."""
-        # It reads code, which takes modules that a usual job does not need.
-        from ddpfix.patching import looks
-
-        if not looks.is_examined(module, waiting.target.attribute):
-            raise PatchError(f"it does not look as in {waiting.decision.nearest}")
-        for place in self.matrix.patches[waiting.decision.patch].also:
-            name, _, attribute = place.partition(":")
-            beside = sys.modules.get(name) if " " not in place and "*" not in place else None
-            if beside is not None and not looks.is_examined(beside, attribute):
-                raise PatchError(f"{place} does not look as in {waiting.decision.nearest}")
-
-    def tell_untested(self, toolkit: Optional[str] = None) -> None:
-        """Say once which imported toolkits (or whether this one) have a release that nobody has tested."""
-        for name, text in untested.lines(self.matrix, self.decisions).items():
-            if name in sys.modules and toolkit in (None, name):
+    def tell_untested(self, decisions: Optional[List[Decision]] = None) -> None:
+        """Say once which imported toolkits have a release that nobody has tested (of those decisions, else of all)."""
+        for name, text in untested.lines(self.matrix, self.decisions if decisions is None else decisions).items():
+            if name in sys.modules:
                 log.warning(text)
 
     def verify(self) -> List[str]:
@@ -283,30 +272,6 @@ class Engine:
         """Return the facts that must be equal on the ranks that have them; rank 0 may import more than the others."""
         imported = [toolkit for toolkit in self.toolkits if toolkit in sys.modules]
         return resolve.facts(__version__, imported, self.settings, self.decisions, self.failed)
-
-
-# How many processes a launcher has started.
-_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-# Words in the command of a process that torch itself has started, or of torchrun: no rank.
-_NO_RANKS = ("torchrun", "torch.distributed.", "compile_worker")
-
-
-def _is_rank() -> bool:
-    """Return whether a launcher has started this process as one of several."""
-    words = " ".join(getattr(sys, "orig_argv", sys.argv)[:4])
-    sizes = [os.environ.get(name, "") for name in _SIZES]
-    launched = any(size.isdecimal() and int(size) > 1 for size in sizes)
-    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
-    return launched and not any(word in words for word in _NO_RANKS) and (parent is None or parent() is None)
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def _initializing(module: Optional[ModuleType]) -> bool:
-    """Return whether a module is still being imported."""
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _code(name: str) -> Any:

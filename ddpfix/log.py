@@ -20,6 +20,8 @@ _LEVELS = {
 }
 # Where launchers say which rank a process is: torchrun; srun, Open MPI, other MPIs; Lightning, for ranks of one node.
 _LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "LOCAL_RANK")
+# The rank in the last process group that there was when something was to be logged.
+_RANK: Dict[str, str] = {}
 # Called with the level and the text of each line from info on, on every rank, whether it is printed or not.
 LISTENERS: List[Callable[[str, str], None]] = []
 # Settings of a toolkit: what was asked for, what is in force, and a note, by name. The last word on each one counts.
@@ -97,16 +99,19 @@ def forget() -> None:
 def first_rank() -> bool:
     """Return whether this process is rank 0; true where nothing says which one it is.
 
-    Its process group knows; until there is one, its launcher does, in the first of :data:`_LAUNCHED` that is set.
+    Its process group knows. Without one, its launcher does, in the first of :data:`_LAUNCHED` that is set; where there
+    is none either (``mp.spawn``), the last group that it had.
     """
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return bool(distributed.get_rank() == 0)
+            _RANK["last"] = str(distributed.get_rank())
+            return _RANK["last"] == "0"
     except Exception:
         # The module is being imported, or a group is being taken down, in this very moment.
         pass
-    return next((os.environ[name] for name in _LAUNCHED if os.environ.get(name)), "0") == "0"
+    told = next((os.environ[name] for name in _LAUNCHED if os.environ.get(name)), None)
+    return (told or _RANK.get("last", "0")) == "0"
 
 
 def _tell(level: str, message: str) -> None:

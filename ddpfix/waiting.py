@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Dict, Iterable, List, Tuple
+from types import ModuleType
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
@@ -127,3 +128,13 @@ def armed(decision: Decision) -> List[Armed]:
 def pattern(module: str) -> re.Pattern[str]:
     """Return a target's module name as a pattern: ``*`` stands for one part of the name or the rest of one."""
     return re.compile(re.escape(module).replace(r"\*", "[^.]*") + "$")
+
+
+def top(name: str) -> str:
+    """Return the package of a module."""
+    return name.partition(".")[0]
+
+
+def initializing(module: Optional[ModuleType]) -> bool:
+    """Return whether a module is still being imported."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

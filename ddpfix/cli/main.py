@@ -9,10 +9,11 @@ from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 from ddpfix import __version__, _env
 from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
-from ddpfix.cli.options import add_settings, near
+from ddpfix.cli.options import add_settings
 from ddpfix.cli.report import command as report
 from ddpfix.cli.top import command as top
 from ddpfix.matrix.model import MatrixError
+from ddpfix.matrix.near import near
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "top", "report")

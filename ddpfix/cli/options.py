@@ -1,10 +1,8 @@
-"""What options of several commands have in common: the settings, and the question that an unknown word leads to."""
+"""The options that several commands have in common: the settings."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-from typing import Iterable
 
 from ddpfix.matrix.settings import SETTINGS, Setting
 
@@ -21,9 +19,3 @@ def _values(setting: Setting) -> str:
     # argparse up to Python 3.12 fails to wrap a usage with parentheses in it.
     kind = [] if setting.kind is None else [setting.kind.partition(" (")[0].upper().replace(" ", "_")]
     return "{" + ",".join([*setting.values, *kind]) + "}"
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """Return a question about the known words that come nearest to a word; empty where none is near."""
-    close = difflib.get_close_matches(word, list(known), n=3)
-    return f"; did you mean {', '.join(close)}?" if close else ""

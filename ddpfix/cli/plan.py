@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpfix import __version__, _env
-from ddpfix.cli.options import near
 from ddpfix.cli.words import plain
 from ddpfix.matrix import detect, loader, model, resolve, settings, untested
+from ddpfix.matrix.near import near
 from ddpfix.state import State
 
 _STYLES = {

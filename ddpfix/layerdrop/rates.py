@@ -89,8 +89,8 @@ def _compiled(scope: Scope, rate: ast.expr, function: FunctionType) -> Callable[
         for turn in range(_turns(module) if counted else 1):
             try:
                 found.append(float(evaluated(module, *(turn for _ in counted))))
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, NameError):
-                # An instance may lack it, or have fewer.
+            except Exception:
+                # An instance may lack it, or have fewer; what the program's own attributes raise ends nothing here.
                 continue
         return found
 

@@ -10,234 +10,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ddpfix.matrix import pyproject
+from ddpfix.matrix.known_settings import LONGEST, PREFIX, SETTINGS, Setting, SettingsError, shown
+from ddpfix.matrix.near import near
 
-PREFIX = "DDPFIX_"
+__all__ = ["PREFIX", "SETTINGS", "SWITCH", "Setting", "Settings", "SettingsError", "read", "switch_name", "wanted"]
+
 SWITCH = ("0", "1", "force")
-# So much of a value that is refused is shown, and of an unknown name is compared with those that are known.
-_LONGEST = 200
-
-
-class SettingsError(ValueError):
-    """A setting has a name or a value that ddpfix does not know; the message names it and what is accepted."""
-
-
-class Setting(NamedTuple):
-    """One setting: its name, default, accepted values and meaning (for ``plan`` and the README)."""
-
-    name: str
-    default: str
-    values: Tuple[str, ...]
-    meaning: str
-    # For values that cannot be listed: their description, and the check that accepts them.
-    kind: Optional[str] = None
-    check: Optional[Callable[[str], bool]] = None
-    # What such a value becomes, from the text as it was given; by default it is the text in small letters.
-    convert: Optional[Callable[[str], str]] = None
-
-    @property
-    def variable(self) -> str:
-        return PREFIX + self.name.upper()
-
-    @property
-    def accepted(self) -> str:
-        return ", ".join([*self.values, *([self.kind] if self.kind else [])])
-
-    def calls_for(self, value: str, when: Sequence[str]) -> bool:
-        """Return whether a value is among those of ``when``, where ``kind`` stands for all that cannot be listed."""
-        return value in when or (value not in self.values and self.kind is not None and self.kind in when)
-
-    def validate(self, value: str, source: str) -> str:
-        word = value.strip().lower()
-        if word in self.values:
-            return word
-        if self.check is not None and self.check(word):
-            return word if self.convert is None else self.convert(value.strip())
-        raise SettingsError(f"{_shown(source, value)}: accepted are {self.accepted}")
-
-
-def _shown(source: str, value: str) -> str:
-    """Return a setting as a message shows it."""
-    short = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
-    return f"{source[: 2 * _LONGEST]}={short!r}"
-
-
-def _is_integer(word: str) -> bool:
-    # Python itself refuses to read a number of thousands of digits.
-    return word.isascii() and word.isdigit() and len(word) < 20 and int(word) < 2**63
-
-
-def _is_positive(word: str) -> bool:
-    return _is_integer(word) and int(word) > 0
-
-
-def _is_folder(word: str) -> bool:
-    # A word that switches something is no folder: one of that name is written as a path (./1).
-    return bool(word) and "\0" not in word and word not in ("0", "1", "on", "true", "false", "yes", "no", "none")
-
-
-def _absolute(path: str) -> str:
-    """Return a folder as it is from here: a program may change its working directory later."""
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def _is_seconds(word: str) -> bool:
-    try:
-        return 0 < float(word) < 86400 * 7
-    except ValueError:
-        return False
-
-
-SETTINGS: Tuple[Setting, ...] = (
-    Setting(
-        "unused",
-        "auto",
-        ("auto", "find", "late", "static", "off"),
-        "unused parameters under DDP: auto (the flag where the model is known to need it, else late), find (the flag"
-        " always), late (no flag: finalized after each backward), static (static_graph=True: the same ones in each"
-        " step), off (never touched)",
-    ),
-    Setting(
-        "layerdrop",
-        "sync",
-        ("sync", "off", "stock"),
-        "LayerDrop: sync (every rank skips the same layers), off (no layer is ever skipped), stock (as shipped)",
-    ),
-    Setting(
-        "nemo_layerdrop",
-        "none",
-        ("none", "zeros"),
-        "the gradients of a layer of NeMo's that is skipped: none (as of a parameter that is not used), zeros (as NeMo"
-        " has them, so that weight decay and momentum act on them)",
-    ),
-    Setting(
-        "overrides",
-        "apply",
-        ("apply", "off"),
-        "settings that a toolkit loses: apply (they arrive, or a warning names them), off",
-    ),
-    Setting(
-        "untested",
-        "leave",
-        ("leave", "apply"),
-        "a release of a toolkit that is newer than those that were tested: leave (nothing of it is changed, and a line"
-        " says so), apply (the fixes whose places in it look as in a release that was tested)",
-    ),
-    Setting(
-        "uneven",
-        "auto",
-        ("auto", "pad", "join", "stop", "off"),
-        "ranks with different numbers of batches: auto (pad or join in FunASR, SpeechBrain and WeNet, nothing in other"
-        " loops), pad (the shorter ones repeat), join (the shorter ones add zero gradients; it stands for pad, and pad"
-        " for it, where only one of them is to be had), stop (at the shortest), off",
-    ),
-    Setting("memory", "on", ("on", "off"), "length limits and batch budgets of the toolkit hold for every batch"),
-    Setting(
-        "attention",
-        "off",
-        ("off",),
-        "largest batch size times squared length of a batch (frames squared), or off",
-        "an integer",
-        _is_positive,
-    ),
-    Setting(
-        "cache",
-        "off",
-        ("off",),
-        "release cached blocks of the GPU every so many optimizer steps, or off",
-        "an integer",
-        _is_positive,
-    ),
-    Setting(
-        "seed",
-        "auto",
-        ("auto",),
-        "seed of the shared decisions: auto (from rank 0's torch generator) or an integer",
-        "an integer",
-        _is_integer,
-    ),
-    Setting(
-        "timeout",
-        "60",
-        (),
-        "how long ranks wait for one on which ddpfix is missing",
-        "seconds (up to a week)",
-        _is_seconds,
-    ),
-    Setting(
-        "bucket_view",
-        "0",
-        ("0", "1"),
-        "1: gradients are views into DDP's buckets (gradient_as_bucket_view=True), which saves a copy of them",
-    ),
-    Setting(
-        "advice",
-        "50",
-        ("off",),
-        "after how many steps ddpfix says that find_unused_parameters was of no use, if it was of none, or off",
-        "an integer",
-        _is_positive,
-    ),
-    Setting(
-        "drift",
-        "warn",
-        ("warn", "error", "off"),
-        "replicas that differ under DDP: warn (every rank says which one differs, since when and where), error (and the"
-        " job ends), off (nothing is compared)",
-    ),
-    Setting(
-        "drift_steps",
-        "200",
-        (),
-        "optimizer steps between two comparisons of the replicas, at least; the first one is after the first step",
-        "an integer",
-        _is_positive,
-    ),
-    Setting(
-        "evaluation",
-        "shared",
-        ("shared", "local"),
-        "a forward without gradients of a model in evaluation mode under DDP: shared (with the first rank's buffers,"
-        " which needs all ranks), local (with this rank's own buffers, and without the other ranks)",
-    ),
-    Setting(
-        "past_wrapper",
-        "auto",
-        ("auto", "route", "off"),
-        "training forwards that call model.module and not the wrapped model, so that DDP averages no gradient of them:"
-        " auto (they go through the wrapper where a toolkit's recipes mean that), route (they go through the wrapper"
-        " everywhere), off",
-    ),
-    Setting(
-        "trace",
-        "off",
-        ("off",),
-        "a folder for the trace: one file a rank with a row for each optimizer step (docs/trace.md), or off",
-        "a folder",
-        _is_folder,
-        _absolute,
-    ),
-    Setting(
-        "hang",
-        "300",
-        ("off",),
-        "how long ranks wait in a collective before one paragraph says where each rank is, and who does not wait"
-        " (half of the process group's own limit, where that is shorter), or off",
-        "seconds (up to a week)",
-        _is_seconds,
-    ),
-    Setting(
-        "hang_exit",
-        "off",
-        ("off",),
-        "how long after that paragraph ranks that still wait are ended, or off: they wait on, as in plain torch",
-        "seconds (up to a week)",
-        _is_seconds,
-    ),
-    Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
-)
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
@@ -327,21 +108,15 @@ class _Reader:
             raise SettingsError(self._unknown(key, source))
         word = {"true": "1", "false": "0", "on": "1", "off": "0"}.get(value.strip().lower(), value.strip().lower())
         if word not in SWITCH:
-            raise SettingsError(f"{_shown(source, value)}: accepted are {', '.join(SWITCH)}")
+            raise SettingsError(f"{shown(source, value)}: accepted are {', '.join(SWITCH)}")
         self.switches[patch] = word
         self.sources[patch] = source
 
     def _unknown(self, key: str, source: str) -> str:
         names: List[str] = [s.variable for s in SETTINGS] + list(self.by_variable)
-        # Its import would take a tenth of the time of waking up.
-        import difflib
-
-        # What they all begin with makes none of them near.
-        known = [name[len(PREFIX) :] for name in names]
-        close = difflib.get_close_matches(switch_name(key[:_LONGEST])[len(PREFIX) :], known, n=3)
-        hint = f"; did you mean {', '.join(PREFIX + name for name in close)}?" if close else "."
+        hint = near(switch_name(key[:LONGEST]), names, PREFIX) or "."
         where = "accepted are the settings of python -m ddpfix plan --help, and DDPFIX_<PATCH> for those of plan --all"
-        return f"{source[: 2 * _LONGEST]} is not a setting of ddpfix: {where}{hint}"
+        return f"{source[: 2 * LONGEST]} is not a setting of ddpfix: {where}{hint}"
 
     def table(self, table: Mapping[str, object], where: str) -> None:
         for key, value in table.items():

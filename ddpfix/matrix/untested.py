@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Dict, List, Optional, Sequence
 
 from packaging.version import Version
@@ -9,6 +11,11 @@ from packaging.version import Version
 from ddpfix.matrix.model import Matrix
 from ddpfix.matrix.resolve import Decision, distance
 from ddpfix.state import State
+
+# How many processes a launcher has started.
+_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Words in the command of a process that torch itself has started, or of torchrun: no rank.
+_NO_RANKS = ("torchrun", "torch.distributed.", "compile_worker")
 
 
 def line(matrix: Matrix, toolkit: str, decisions: Sequence[Decision]) -> Optional[str]:
@@ -40,3 +47,12 @@ def lines(matrix: Matrix, decisions: Sequence[Decision]) -> Dict[str, str]:
     toolkits: List[str] = list(dict.fromkeys(each.toolkit for each in decisions))
     found = {toolkit: line(matrix, toolkit, decisions) for toolkit in toolkits}
     return {toolkit: text for toolkit, text in found.items() if text is not None}
+
+
+def is_told_of_torch() -> bool:
+    """Return whether torch's release is said here: a launcher has started this process as one of several."""
+    words = " ".join(getattr(sys, "orig_argv", sys.argv)[:4])
+    sizes = [os.environ.get(name, "") for name in _SIZES]
+    launched = any(size.isdecimal() and int(size) > 1 for size in sizes)
+    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
+    return launched and not any(word in words for word in _NO_RANKS) and (parent is None or parent() is None)

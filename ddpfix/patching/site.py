@@ -75,7 +75,7 @@ class Activation(Protocol):
     def summary(self) -> str:
         """Return one line on what was done."""
 
-    def tell_untested(self, toolkit: Optional[str] = None) -> None:
+    def tell_untested(self) -> None:
         """Say once which imported toolkits have a release that nobody has tested."""
 
     def report(self) -> Any:

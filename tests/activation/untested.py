@@ -9,39 +9,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.used, self.unused = nn.Linear(2, 1), nn.Linear(2, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.used(x)  # type: ignore[no-any-return]
-
-
-def under_lightning() -> None:
-    """Lightning, which builds DDP with what its strategy was given."""
-    import lightning
-    from lightning.pytorch.strategies import DDPStrategy
-
-    from tests.skipping.shapes import Item
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = Item()
-
-        def training_step(self, x: torch.Tensor) -> torch.Tensor:
-            return self.encoder(x).sum()  # type: ignore[no-any-return]
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    strategy = DDPStrategy(process_group_backend="gloo", find_unused_parameters=False)
-    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=3, **quiet)  # type: ignore
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(12, 4), batch_size=2))
+from tests.launchers.spawned import Skipping
 
 
 def main(mode: str) -> None:
@@ -56,12 +24,17 @@ def main(mode: str) -> None:
     import ddpfix.auto  # noqa: F401
 
     if mode == "lightning":
-        under_lightning()
+        from tests.skipping.shapes import Item
+        from tests.support import small_lightning
+
+        torch.manual_seed(0)
+        small_lightning.fit(nn.Sequential(nn.Linear(4, 4), Item()), (12, 4), find_unused_parameters=False)
         return
     if mode == "transformers":
         import transformers  # noqa: F401
     distributed.init_process_group("gloo")
-    model = DistributedDataParallel(Model())
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Skipping())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(3):
         model(torch.full((2, 2), float(distributed.get_rank() + step))).sum().backward()

@@ -31,31 +31,12 @@ def rank(number: int, store: str) -> None:
     distributed.destroy_process_group()
 
 
-def under_lightning() -> None:
-    import lightning
-    from lightning.pytorch.strategies import DDPStrategy
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Skipping()
-
-        def training_step(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x).sum()  # type: ignore[no-any-return]
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    strategy = DDPStrategy(process_group_backend="gloo")
-    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=3, **quiet)  # type: ignore
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(12, 2), batch_size=2))
-
-
 if __name__ == "__main__":
     import ddpfix.auto  # noqa: F401
 
     if sys.argv[1] == "spawn":
         multiprocessing.spawn(rank, args=(str(Path(sys.argv[2]) / "store"),), nprocs=2)  # type: ignore[no-untyped-call]
     else:
-        under_lightning()
+        from tests.support import small_lightning
+
+        small_lightning.fit(Skipping(), (12, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from random import random as coin
 from typing import Any, Dict, Iterator, List, Tuple, cast
@@ -776,6 +777,62 @@ class DrawnList(Encoder):
         return x
 
 
+class Reading(Encoder):
+    """Its list and its rate are properties that only read."""
+
+    @property
+    def blocks(self) -> List[Any]:
+        return list(self.layers)
+
+    @property
+    def drop(self) -> float:
+        return self.rate if self.blocks else 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if random.random() >= self.drop:
+                x = step(block, x)
+        return x
+
+
+class CountedList(Encoder):
+    """Its property counts how often it is read, by a helper, and the count is part of what is trained."""
+
+    reads = 0
+
+    def note(self) -> None:
+        self.reads += 1
+
+    @property
+    def blocks(self) -> List[Any]:
+        self.note()
+        return list(self.layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if random.random() >= self.rate:
+                x = step(block, x)
+        return x * self.reads
+
+
+class CachedList(Encoder):
+    """Its list is made when it is read first, and drawn."""
+
+    @functools.cached_property
+    def blocks(self) -> List[Any]:
+        return shuffled(self.layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if random.random() >= self.rate:
+                x = step(block, x)
+        return x
+
+
+def shuffled(layers: Any) -> List[Any]:
+    return random.sample(list(layers), LAYERS)
+
+
 ALL: Tuple[type, ...] = (
     *(Scalar, Item, OnDevice, Random, Imported, Uniform, Numpy, Percent, NumpyGenerator, EmptyVector, Vector),
     *(NumpyVector, Zipped, ZippedList, Mask, ZippedMask, ListedMask, ListedDraws, ListedTruths, Rates, IndexedRates),
@@ -784,7 +841,7 @@ ALL: Tuple[type, ...] = (
     *(Unrolled, Bernoulli, TorchGenerator, Integer, Sampled, SampledLayers, Shallow, ByData, Once),
     *(ShortMask, RunBefore, RunElsewhere, TensorRate, TensorRates, ListRates, Statements, Private, Static, Default),
     *(Coupled, Bookkeeping, Fraction, HandedElsewhere, WithoutAModule, Closed, ClosedRate),
-    DrawnList,
+    *(DrawnList, Reading, CountedList, CachedList),
 )
 
 

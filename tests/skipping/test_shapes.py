@@ -39,6 +39,8 @@ NAMED = {
     "Closed": "its layers, self.blocks, are a property",
     "ClosedRate": "its rate, self.schedule, is a property",
     "DrawnList": "its layers, self.blocks, are a property",
+    "CountedList": "its layers, self.blocks, are a property",
+    "CachedList": "its layers, self.blocks, are a property",
     "HandedElsewhere": "another call hands it something else",
 }
 SHARED = [kind.__name__ for kind in shapes.ALL if kind.__name__ not in NAMED]

@@ -6,7 +6,7 @@ is an object of theirs (``Site.keep``), and what is known of a model under DDP i
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Dict, List
 
 import pytest
 
@@ -30,6 +30,7 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.log.LISTENERS": "the log knows no site; who listens takes itself out",
     "ddpfix.log.SETTINGS": "notes for the trace, from rooms that know no site",
     "ddpfix.log._heard": "lines that are given to listeners once",
+    "ddpfix.log._RANK": "the rank of the last group, for lines that come after it",
     "ddpfix.log._logged": "lines that are logged once",
     "ddpfix.log._logged_about": "lines that are logged once an object, for as long as it lives",
     "ddpfix.patches.fastnlp.peers._HOOK": "what stands in sys.excepthook, which is one",
@@ -123,7 +124,7 @@ class _Activation:
     def summary(self) -> str:
         return ""
 
-    def tell_untested(self, toolkit: Optional[str] = None) -> None:
+    def tell_untested(self) -> None:
         return None
 
     def report(self) -> None:

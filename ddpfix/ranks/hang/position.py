@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ddpfix.ranks.groups import calls, collectives
 from ddpfix.ranks.groups.work import Work
-from ddpfix.ranks.hang import loaders, places, processes, progress, turns
+from ddpfix.ranks.hang import loaders, loops, places, processes, progress
 from ddpfix.user_code import OWN
 
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
@@ -49,7 +49,7 @@ class Position(NamedTuple):
         counter: the program's own count of batches, in words.
         micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
         peer: the only rank that it waits for, in a call to or from one rank; None for others.
-        turns: the functions on its stack, with the loops around their lines (:mod:`ddpfix.ranks.hang.turns`).
+        loops: the functions on its stack, with the loops around their lines (:mod:`ddpfix.ranks.hang.loops`).
         work: what it has done (:class:`ddpfix.ranks.groups.work.Work`).
         patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
     """
@@ -75,7 +75,7 @@ class Position(NamedTuple):
     micro: int = 0
     peer: Optional[int] = None
     patience: Optional[float] = None
-    turns: Sequence[turns.Turn] = ()
+    loops: Sequence[loops.Standing] = ()
     work: Work = Work()
 
     def dump(self) -> str:
@@ -88,7 +88,7 @@ class Position(NamedTuple):
         return cls(*json.loads(text))._with_work()
 
     def _with_work(self) -> Position:
-        return self._replace(work=Work(*self.work), turns=turns.loaded(self.turns))
+        return self._replace(work=Work(*self.work), loops=loops.loaded(self.loops))
 
     def may_wait(self) -> bool:
         """Return whether it may be waiting for other ranks."""
@@ -187,8 +187,6 @@ class Tracker:
         call = calls.of(frames)
         if trains:
             place = place._replace(phase=places.TRAINING, what="training")
-        trouble = [loading.workers] if loading is not None and place.phase == places.LOADER else []
-        trouble.append(processes.own_trouble(getattr(self._thread, "native_id", None) or 0))
         return Position(
             *head,
             *place,
@@ -202,14 +200,19 @@ class Tracker:
             # A loader that reads ahead comes to the next epoch earlier than the program.
             epoch=loading.epoch if counted.epoch is None and loading is not None else counted.epoch,
             loads=number,
-            trouble="; ".join(each for each in trouble if each),
+            trouble=self._trouble(loading if place.phase == places.LOADER else None),
             counter=counted.batch,
             micro=self._micro(),
             peer=call.peer,
             patience=call.limit,
-            turns=turns.of(frames),
+            loops=loops.of(frames),
             work=self._work(),
         )
+
+    def _trouble(self, loading: Optional[loaders.Loading]) -> str:
+        """Return what the system tells of the workers of the loader in which the rank stands, and of its children."""
+        own = processes.own_trouble(getattr(self._thread, "native_id", None) or 0)
+        return "; ".join(each for each in (loading.workers if loading is not None else "", own) if each)
 
     def _place_of_moving(self, frames: List[FrameType]) -> places.Place:
         """Return the innermost function that the rank has been in all the time, and what it was seen to do there."""

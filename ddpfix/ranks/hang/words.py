@@ -6,7 +6,7 @@ import os
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
-from ddpfix.ranks.hang import places, turns
+from ddpfix.ranks.hang import loops, places
 from ddpfix.ranks.hang.absent import Absent
 from ddpfix.ranks.hang.position import Position
 
@@ -199,7 +199,7 @@ def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
 
 def _left(each: Position, others: Sequence[Position]) -> str:
     """Return the line of the loop that a rank is past and all of the others are in; "" where there is no such loop."""
-    found = [turns.left(each.turns, other.turns) for other in others]
+    found = [loops.left(each.loops, other.loops) for other in others]
     # In a loop around it, the others may be in a later turn, and what this rank does is asked of it alone.
     same = [
         loop is not None and (not loop[2] or each.epoch is not None and each.epoch == other.epoch)

@@ -145,9 +145,10 @@ class Watched:
             text = explanation.changed(self, roots)
         if text:
             # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
-            error.args = (f"{message}{_OURS}{text}",)
-            if toolkit_lines.of(self.wrapped_by).name == toolkit_lines.LIGHTNING.name:
-                _add(error, text)
+            is_lightnings = toolkit_lines.of(self.wrapped_by).name == toolkit_lines.LIGHTNING.name
+            if not (is_lightnings and _add(error, text)):
+                # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
+                error.args = (f"{message}{_OURS}{text}",)
 
     def end(self) -> None:
         """Undo: take all hooks away."""
@@ -155,14 +156,15 @@ class Watched:
         self.evidence.stop()
 
 
-def _add(error: BaseException, text: str) -> None:
-    """Say it beside the message, which Lightning replaces by one of its own."""
+def _add(error: BaseException, text: str) -> bool:
+    """Say it below the message, which Lightning replaces by one of its own; return whether that is possible here."""
     add_note = getattr(error, "add_note", None)
     if add_note is None:
-        # Before Python 3.11.
+        # Before Python 3.11: Lightning from 2.1 on leaves no word of it.
         log.on_every_rank(text)
-    else:
-        add_note(f"{_OURS.strip()} {text}")
+        return False
+    add_note(f"{_OURS.strip()} {text}")
+    return True
 
 
 def _is_inside(error: BaseException) -> bool:

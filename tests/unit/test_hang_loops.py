@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
-from ddpfix.ranks.hang import turns
+from ddpfix.ranks.hang import loops
 
 PROGRAM = """
 def step():
@@ -32,12 +33,12 @@ look("module")
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Tuple[turns.Turn, ...]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Tuple[loops.Standing, ...]]:
     """What is known of the stack at each look of the program."""
     file = tmp_path_factory.mktemp("turns") / "program.py"
     file.write_text(PROGRAM)
-    found: Dict[str, Tuple[turns.Turn, ...]] = {}
-    scope = {"__name__": "program", "look": lambda name: found.setdefault(name, turns.of(_stack(file)))}
+    found: Dict[str, Tuple[loops.Standing, ...]] = {}
+    scope = {"__name__": "program", "look": lambda name: found.setdefault(name, loops.of(_stack(file)))}
     exec(compile(PROGRAM, str(file), "exec"), scope)
     return found
 
@@ -66,14 +67,28 @@ def _stack(file: Path) -> List[FrameType]:
     ],
 )
 def test_the_loop_that_one_is_past_and_the_other_in(
-    one: str, other: str, loop: Optional[Tuple[int, bool]], seen: Dict[str, Tuple[turns.Turn, ...]]
+    one: str, other: str, loop: Optional[Tuple[int, bool]], seen: Dict[str, Tuple[loops.Standing, ...]]
 ) -> None:
-    found = turns.left(seen[one], seen[other])
+    found = loops.left(seen[one], seen[other])
     assert (found if found is None else found[1:]) == loop
 
 
 def test_no_source_is_no_answer() -> None:
-    scope: Dict[str, Tuple[turns.Turn, ...]] = {}
+    scope: Dict[str, Tuple[loops.Standing, ...]] = {}
     code = "import sys\nfor _ in range(1):\n    found = of([sys._getframe()])\n"
-    exec(compile(code, "<nowhere>", "exec"), {"of": turns.of}, scope)
+    exec(compile(code, "<nowhere>", "exec"), {"of": loops.of}, scope)
     assert [loops for _, _, _, loops in scope["found"]] == [()]
+
+
+def test_a_file_that_was_edited_since_is_no_answer(tmp_path: Path) -> None:
+    """Its lines are others now."""
+    file = tmp_path / "edited.py"
+    code = "for _ in range(1):\n    found = look()\n"
+    file.write_text(code + "# the same code\n")
+    scope: Dict[str, Any] = {"look": lambda: loops.of(_stack(file))}
+    exec(compile(code, str(file), "exec"), scope)
+    assert [around for _, _, _, around in scope["found"]] == [((1, 2),)]
+    file.write_text("import os\nwhile os:\n    for _ in range(1):\n        found = look()\n        break\n")
+    linecache.checkcache(str(file))
+    exec(compile(code, str(file), "exec"), scope)
+    assert [around for _, _, _, around in scope["found"]] == [()]

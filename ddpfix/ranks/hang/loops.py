@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import ast
 import linecache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from ddpfix.ranks.hang import places
 
 # A function on the stack: its file, its name, the line that runs, and the loops around that line, from first to last
 # line each, the outermost first.
-Turn = Tuple[str, str, int, Sequence[Tuple[int, int]]]
+Standing = Tuple[str, str, int, Sequence[Tuple[int, int]]]
 # More functions than that of a program's own tell nothing more.
 _MOST = 12
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def of(frames: Sequence[FrameType]) -> Tuple[Turn, ...]:
+def of(frames: Sequence[FrameType]) -> Tuple[Standing, ...]:
     """Return the functions of the program and of its packages on a stack, the outermost first."""
-    own: List[Turn] = []
+    own: List[Standing] = []
     for frame in frames:
         code = frame.f_code
         if not places.is_library(places.Spot(code.co_filename, frame.f_lineno, code.co_name)):
@@ -32,20 +32,33 @@ def of(frames: Sequence[FrameType]) -> Tuple[Turn, ...]:
     return tuple(own[:_MOST])
 
 
-def loaded(found: Sequence[Any]) -> Tuple[Turn, ...]:
+def loaded(found: Sequence[Any]) -> Tuple[Standing, ...]:
     """Return the same from what JSON made of it."""
     return tuple((file, name, line, tuple((start, end) for start, end in loops)) for file, name, line, loops in found)
 
 
 def _around(frame: FrameType) -> Tuple[Tuple[int, int], ...]:
     """Return the loops around the line that runs, as far as they are of the same function."""
-    first, line = frame.f_code.co_firstlineno, frame.f_lineno
+    code, first, line = frame.f_code, frame.f_code.co_firstlineno, frame.f_lineno
+    text = "".join(linecache.getlines(code.co_filename, frame.f_globals))
     try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+        whole = compile(text, code.co_filename, "exec", dont_inherit=True)
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    if not any(each.co_firstlineno == first and each.co_code == code.co_code for each in _below(whole)):
+        # The file has been edited since the program began, or is not what runs.
         return ()
     found = (_span(node) for node in ast.walk(tree) if isinstance(node, _LOOPS))
     return tuple(sorted((start, end) for start, end in found if first <= start <= line <= end))
+
+
+def _below(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a module and of all that is defined in it."""
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _below(value)
 
 
 def _span(node: ast.AST) -> Tuple[int, int]:
@@ -54,7 +67,7 @@ def _span(node: ast.AST) -> Tuple[int, int]:
     return int(getattr(node, "lineno", 0)), int(getattr(body[-1], "end_lineno", 0) or 0)
 
 
-def left(one: Sequence[Turn], other: Sequence[Turn]) -> Optional[Tuple[str, int, bool]]:
+def left(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[str, int, bool]]:
     """Return the loop that one rank is past and another one is in, or None where there is none.
 
     Args:
@@ -72,7 +85,7 @@ def left(one: Sequence[Turn], other: Sequence[Turn]) -> Optional[Tuple[str, int,
     return None
 
 
-def _left(mine: Turn, others: Turn) -> Iterator[Tuple[str, int, bool]]:
+def _left(mine: Standing, others: Standing) -> Iterator[Tuple[str, int, bool]]:
     for start, end in others[3]:
         if (start, end) not in mine[3]:
             if mine[2] > end:
