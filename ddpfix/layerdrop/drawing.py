@@ -15,7 +15,7 @@ from ddpfix.layerdrop.loops import Decision
 from ddpfix.patching.site import PatchError
 from ddpfix.user_code import module_of
 
-_PROPERTY = "a property that a forward alone can read"
+_PROPERTY = "a property that does more than read"
 
 
 def drawing_methods(owner: type) -> Tuple[str, ...]:
