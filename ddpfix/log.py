@@ -58,6 +58,11 @@ def set_level(name: str) -> None:
     _logger().setLevel(_LEVELS[name])
 
 
+def is_debug() -> bool:
+    """Return whether ddpfix tells everything (``DDPFIX_LOG=debug``)."""
+    return _logger().isEnabledFor(logging.DEBUG)
+
+
 def _write(level: int, message: str) -> None:
     logger = _logger()
     if threading.get_ident() not in UNLISTED:

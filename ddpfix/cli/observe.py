@@ -121,7 +121,7 @@ def _about_settings() -> FrozenSet[str]:
 def _show(found: Optional[Dict[str, Any]], code: int, as_json: bool) -> int:
     complete = found is not None and found["complete"]
     if found is None:
-        _env.say(f"the program ended with exit code {code}, and left nothing: it was killed, or did not import torch")
+        _env.say(_nothing(code))
     elif as_json:
         sys.stdout.write(json.dumps({**found, "exit_code": 0 if complete else code}, indent=2) + "\n")
     else:
@@ -129,3 +129,12 @@ def _show(found: Optional[Dict[str, Any]], code: int, as_json: bool) -> int:
             found["end"] += f", with exit code {code}"
         sys.stdout.write("\n".join(text.of_program(found)) + "\n")
     return 0 if complete else code
+
+
+def _nothing(code: int) -> str:
+    """Return why a program has left nothing, from its exit code as a shell has it."""
+    if code > 128 and code - 128 in set(signal.Signals):
+        return f"the program was ended by {signal.Signals(code - 128).name} before it had anything to show"
+    if not code:
+        return "the program ended before it imported torch, or left by os._exit: there is nothing to show"
+    return f"the program ended with exit code {code} before it imported torch (or by os._exit); its own error is above"

@@ -7,7 +7,7 @@ So the function is called from a frame that has the file, the line and the globa
 from __future__ import annotations
 
 import sys
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, Callable
 
 from ddpfix.user_code import OWN
@@ -26,3 +26,9 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 # In one line, so that its only line is the first one.
 _CODE = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+
+
+def is_between(frame: FrameType) -> bool:
+    """Return whether this is the frame of such a call, which bears the caller's file and name."""
+    code = frame.f_code
+    return code.co_varnames == _CODE.co_varnames and code.co_code == _CODE.co_code

@@ -9,6 +9,8 @@ from typing import Any, Callable, Optional
 
 import wrapt
 
+from ddpfix.patching import tracebacks
+
 
 class _BoundLayer(wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -68,14 +70,18 @@ def called_by(wrapper: Callable[..., Any], owner: Optional[type]) -> Callable[..
 
     @functools.wraps(wrapper)
     def called(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if owner is not None:
-            if not isinstance(args[0] if instance is None and args else instance, owner):
-                # The error is the function's own.
-                return wrapped(*args, **kwargs)
-            if instance is None:
-                # Called as ``Class.method(instance)``.
-                instance, args = args[0], args[1:]
-                wrapped = wrapped.__get__(instance, type(instance))
-        return wrapper(_bound(wrapped, instance), instance, args, kwargs)
+        try:
+            if owner is not None:
+                if not isinstance(args[0] if instance is None and args else instance, owner):
+                    # The error is the function's own.
+                    return wrapped(*args, **kwargs)
+                if instance is None:
+                    # Called as ``Class.method(instance)``.
+                    instance, args = args[0], args[1:]
+                    wrapped = wrapped.__get__(instance, type(instance))
+            return wrapper(_bound(wrapped, instance), instance, args, kwargs)
+        except BaseException as error:
+            tracebacks.hide(error)
+            raise
 
     return called

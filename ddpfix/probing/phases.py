@@ -26,27 +26,30 @@ class Phases:
     """Peaks of a program's phases: forward, backward, optimizer.
 
     On a GPU, the peak of torch's allocator is reset at the beginning of each phase.
+
+    Attributes:
+        phase: the one that has begun last; "" between steps.
     """
 
     def __init__(self) -> None:
         self._peaks: Dict[str, int] = {}
-        self._phase = ""
+        self.phase = ""
 
     def enter(self, phase: str) -> None:
         """A phase begins, and the one before it ends; "" is none of them."""
         self.look()
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
-        self._phase = phase
+        self.phase = phase
         self.look()
 
     def look(self) -> None:
         """Take the memory of this moment (on a GPU, the peak since the phase began) into account."""
-        if not self._phase:
+        if not self.phase:
             return
         now = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else resident()
         if now is not None:
-            self._peaks[self._phase] = max(self._peaks.get(self._phase, 0), int(now))
+            self._peaks[self.phase] = max(self._peaks.get(self.phase, 0), int(now))
 
     def memory(self) -> Optional[Memory]:
         """Return the peaks; None where nothing is known."""

@@ -29,6 +29,7 @@ from ddpfix.probing.advice import FLAG
 from ddpfix.probing.program import Program
 from ddpfix.probing.result import Result
 from ddpfix.probing.subject import Subject
+from ddpfix.ranks.failures import last_words, main_thread
 
 from ..common import past
 from .diagnosis import toolkit_lines
@@ -36,6 +37,13 @@ from .diagnosis import toolkit_lines
 # The number of steps, and the file for the command that has started this program: set by the command line alone.
 VARIABLE = "_DDPFIX_PROBE"
 _STEPS = 3
+# Where a program was when it failed, by the phase that had begun last.
+_PHASES = {
+    "": "outside of a step",
+    "forward": "in a forward",
+    "backward": "between a forward and the optimizer's step",
+    "optimizer": "in the optimizer's step",
+}
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
@@ -72,6 +80,7 @@ class Run:
     def __init__(self, steps: int, file: Optional[Path]) -> None:
         self._wanted, self._file = steps, file
         self._process = os.getpid()
+        self._main = main_thread.MainThread()
         self._past: Dict[str, None] = {}
         self._said = _Said()
         self._program = Program(steps, self._called_past, self._finish)
@@ -119,9 +128,7 @@ class Run:
         steps = f"{done} optimizer step{'' if done == 1 else 's'}"
         return {
             "complete": complete,
-            "end": f"ended after {steps}"
-            if complete
-            else f"the program ended by itself after {done} of {self._wanted} optimizer steps",
+            "end": f"ended after {steps}" if complete else self._end(),
             "steps": done,
             "past": list(self._past),
             "settings": [],
@@ -130,6 +137,13 @@ class Run:
             "notes": notes,
             "models": [_with_line(result).as_dict() for result in program.results()],
         }
+
+    def _end(self) -> str:
+        """Return how far the program has come that ended by itself, and with which error."""
+        error, so_far = self._main.uncaught(), f"after {self._program.steps} of {self._wanted} optimizer steps"
+        if error is None:
+            return f"the program ended by itself {so_far}"
+        return f"the program failed {so_far}, {_PHASES[self._program.phases.phase]}: {last_words.words(error)}"
 
     def _write(self, complete: bool) -> None:
         if not log.first_rank():

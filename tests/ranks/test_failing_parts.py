@@ -44,6 +44,31 @@ def test_a_sentence_has_the_innermost_line_of_the_users_own() -> None:
     assert "\n" not in told
 
 
+TORCHS = (
+    "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
+    " you can enable unused parameter detection by passing `find_unused_parameters=True`, and by \nmaking sure all"
+)
+OURS = (
+    "ddpfix: 2 parameters got no gradient:\n    b (weight)\n    c\nddpfix: cause: b did not run\nddpfix: cure: here:"
+    "\n    a()"
+)
+
+
+@pytest.mark.parametrize("how", ["in the message", "as a note"])
+def test_of_an_error_that_ddpfix_has_explained_cause_and_cure_are_told(how: str) -> None:
+    def fail() -> None:
+        error = RuntimeError(f"{TORCHS}\n{OURS}" if how == "in the message" else TORCHS)
+        error.__dict__["__notes__"] = [] if how == "in the message" else [OURS]
+        raise error
+
+    line = fail.__code__.co_firstlineno + 3
+    assert last_words.sentence(1, 2, error_of(fail)) == (
+        "rank 1 failed in step 2: RuntimeError: Expected to have finished reduction in the prior iteration before"
+        f" starting a new one (test_failing_parts.py:{line}). 2 parameters got no gradient: b (weight), c;"
+        " cause: b did not run; cure: here: a()"
+    )
+
+
 def test_an_error_of_a_worker_is_the_workers_own() -> None:
     def read() -> None:
         list(DataLoader(failing.Broken(), num_workers=1))

@@ -226,7 +226,7 @@ class _Rendezvous:
         names = [name for name, fact in self.facts.items() if theirs.get(name, fact) != fact]
         if not names:
             return None
-        parts = (f"{n} is {self.facts[n]!r} there and {theirs[n]!r} on rank {self.ranks[0]}" for n in names)
+        parts = (f"{n} is {self.facts[n]!r} there and {theirs[n]!r} on rank {self.ranks[0]}" for n in _causes(names))
         return (
             f"ddpfix does not do the same on all ranks. Rank {self.rank}: {'; '.join(parts)}."
             f"{self._places([self.rank, self.ranks[0]])} "
@@ -319,3 +319,8 @@ def _patience() -> float:
 
     limit = getattr(distributed_c10d, "default_pg_timeout", timedelta(minutes=30))
     return max(float(limit.total_seconds()), limits.shortest() or 0.0)
+
+
+def _causes(names: List[str]) -> List[str]:
+    """Return the facts from which others follow: which fixes are applied follows from a release and from settings."""
+    return [name for name in names if name == "ddpfix" or name.startswith("DDPFIX_")] or names

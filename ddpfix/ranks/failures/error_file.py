@@ -9,10 +9,10 @@ import contextlib
 import json
 import os
 import time
-from traceback import format_exception
 from typing import Iterator
 
 from ddpfix import log
+from ddpfix.patching import tracebacks
 
 
 def write(error: BaseException) -> bool:
@@ -74,8 +74,7 @@ def write_uncaught(error: BaseException) -> bool:
     Args:
         error: with its traceback.
     """
-    trace = error.__traceback__
-    return write_text(f"{type(error).__name__}: {error}", "".join(format_exception(type(error), error, trace)))
+    return write_text(f"{type(error).__name__}: {error}", tracebacks.text(error))
 
 
 def write_text(message: str, trace: str) -> bool:

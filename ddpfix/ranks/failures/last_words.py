@@ -11,8 +11,10 @@ from typing import List, Optional, Tuple
 from ddpfix.ranks.groups import calls
 from ddpfix.user_code import is_users
 
-# How much of an error's own message is told to the other ranks.
-_LENGTH = 400
+# How much of an error's own message is told to the other ranks, and how much where ddpfix has explained it.
+_LENGTH, _EXPLAINED = 400, 1200
+# What begins an explanation within a message, or a note on one.
+_OURS = "ddpfix: "
 # What gloo, NCCL and the store say when another rank is gone.
 _FOLLOWS = re.compile(
     r"connection (was )?(closed|reset|refused) by (remote |local )?peer|broken pipe|remote process exited"
@@ -42,8 +44,12 @@ def sentence(rank: int, step: Optional[int], error: BaseException) -> str:
 
 def words(error: BaseException) -> str:
     """Return the error in one line, with the place where it was raised."""
-    told, lines = _told(error)
-    return f"{told[:_LENGTH]}{_place(lines)}"
+    (told, lines), explained = _told(error), _explanation(error)
+    if not explained:
+        return f"{told[:_LENGTH]}{_place(lines)}"
+    # Of torch's text no more than the sentence by which everybody knows it.
+    sentence = told.partition(". ")[0][:_LENGTH].rstrip(".")
+    return f"{sentence}{_place(lines)}. {explained}"[:_EXPLAINED]
 
 
 def call(error: BaseException) -> str:
@@ -65,6 +71,19 @@ def _told(error: BaseException) -> Tuple[str, List[Tuple[str, int]]]:
         return inner.strip().splitlines()[-1].strip(), [(file, int(line)) for file, line in _LINE.findall(inner)]
     message = _first_sentences(head)
     return f"{type(error).__name__}{': ' + message if message else ''}", lines_of(error.__traceback__)
+
+
+def _explanation(error: BaseException) -> str:
+    """Return what ddpfix has added to an error: the parameters by name, cause and cure, in one line."""
+    text = "\n".join([str(error), *map(str, getattr(error, "__notes__", ()))])
+    _, found, ours = text.partition(f"\n{_OURS}")
+    parts: List[str] = []
+    for line in ours.splitlines() if found else ():
+        if line.startswith(_OURS) or not parts:
+            parts.append(line[len(_OURS) if line.startswith(_OURS) else 0 :].strip())
+        else:
+            parts[-1] += f"{'' if parts[-1].endswith(':') else ','} {line.strip()}"
+    return "; ".join(parts)
 
 
 def _first_sentences(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
 
+from ddpfix.patching import tracebacks
 from ddpfix.ranks.uneven import lookahead, policy
 
 from ..internals import loaders
@@ -81,7 +82,11 @@ class Passes:
 
         def __next__(self: Any) -> Any:
             found = find(ref(self))
-            return original(self) if found is None or found.settled else found.next(self, original)
+            try:
+                return original(self) if found is None or found.settled else found.next(self, original)
+            except BaseException as error:
+                tracebacks.hide(error)
+                raise
 
         return __next__
 

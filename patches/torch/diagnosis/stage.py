@@ -144,7 +144,6 @@ class Watched:
         else:
             text = explanation.changed(self, roots)
         if text:
-            # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
             is_lightnings = toolkit_lines.of(self.wrapped_by).name == toolkit_lines.LIGHTNING.name
             if not (is_lightnings and _add(error, text)):
                 # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.

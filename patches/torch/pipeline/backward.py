@@ -14,7 +14,7 @@ import torch
 
 from ddpfix import log
 from ddpfix.models.recomputed import TASK
-from ddpfix.patching import attribution
+from ddpfix.patching import attribution, tracebacks
 from ddpfix.patching.site import Site
 
 from ..internals import autograd
@@ -122,6 +122,7 @@ class Backwards:
                 result = attribution.call(original, *args, **kwargs) if deprecated else original(*args, **kwargs)
             except BaseException as error:
                 self._failed(error, args[0] if args else kwargs.get("tensors"))
+                tracebacks.hide(error)
                 raise
             if before is not None:
                 check.backward_ended(before, args, kwargs)  # type: ignore[union-attr]
@@ -145,6 +146,7 @@ class Backwards:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 self._failed(error, args[0] if args else kwargs.get("tensors"))
+                tracebacks.hide(error)
                 raise
             finally:
                 runs.discard(here)

@@ -29,7 +29,7 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.layerdrop import schedule, training
 from ddpfix.models import wrap_hooks
-from ddpfix.patching import attribution
+from ddpfix.patching import attribution, tracebacks
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import roll_call
@@ -185,12 +185,13 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     uncounted = modes.Uncounted
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if not enabled():
-            return unseen[0](original, self, inputs, kwargs) if unseen else original(self, *inputs, **kwargs)
-        model = find(ref(self)) or _copy(self)
-        if model is None:
-            return original(self, *inputs, **kwargs)
+        model = None
         try:
+            if not enabled():
+                return unseen[0](original, self, inputs, kwargs) if unseen else original(self, *inputs, **kwargs)
+            model = find(ref(self)) or _copy(self)
+            if model is None:
+                return original(self, *inputs, **kwargs)
             if model.inputs:
                 with uncounted():
                     for look in model.inputs:
@@ -202,8 +203,9 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
                 for after in model.after:
                     after(output)
         except BaseException as error:
-            for failed in model.failed:
+            for failed in () if model is None else model.failed:
                 failed(error)
+            tracebacks.hide(error)
             raise
         return output
 

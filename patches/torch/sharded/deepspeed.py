@@ -20,6 +20,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.layerdrop import cover, training
+from ddpfix.patching import tracebacks
 from ddpfix.patching.site import Site
 
 from ..agreement import root_step
@@ -65,6 +66,9 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
             if replica.tells and not replica.iteration:
                 replica.begin()
             output = original(self, *inputs, **kwargs)
+        except BaseException as error:
+            tracebacks.hide(error)
+            raise
         finally:
             training.leave(token)
         _refuse_skips(self, token[0])

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpfix.layerdrop import cover, training
+from ddpfix.patching import tracebacks
 from ddpfix.patching.site import Site
 
 from ..agreement import root_step
@@ -45,6 +46,9 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
         token = training.enter(replica)
         try:
             output = original(self, *inputs, **kwargs)
+        except BaseException as error:
+            tracebacks.hide(error)
+            raise
         finally:
             training.leave(token)
         agreement.watch(output, token[0])

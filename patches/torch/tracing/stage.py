@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Callable, Optional
 
+from ddpfix.patching import tracebacks
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
 from ddpfix.trace import schema
@@ -60,6 +61,9 @@ def batches(site: Site, module: ModuleType, owner: Any) -> None:
             token = recording.enter(schema.DATA)
             try:
                 return original(self)
+            except BaseException as error:
+                tracebacks.hide(error)
+                raise
             finally:
                 recording.read(self)
                 recording.leave(token)
@@ -80,6 +84,9 @@ def backwards(site: Site, module: ModuleType, owner: Any) -> None:
             begun = recording.backward_begins(tensors)
             try:
                 return original(tensors, *args, **kwargs)
+            except BaseException as error:
+                tracebacks.hide(error)
+                raise
             finally:
                 recording.backward_ended(begun)
 

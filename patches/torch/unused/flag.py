@@ -118,7 +118,10 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
         )
         return False
     if not arguments.get(FLAG):
-        log.info(f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}")
+        log.info(
+            f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}. torch's warning 'did not find any unused"
+            " parameters' is about a step that leaves none out"
+        )
     return True
 
 
