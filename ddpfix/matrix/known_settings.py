@@ -181,7 +181,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "drift_steps",
         "200",
         (),
-        "optimizer steps between two comparisons of the replicas, at least; the first one is after the first step",
+        "optimizer steps between two comparisons of the replicas, at least; the first are after steps 1, 2, 4 and 8",
         "an integer",
         _is_positive,
     ),

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.patches("torch.drift")
 SAID = "rank 1 diverged from rank 0 in Sequential "
 # What is said, by scenario; a comparison every four steps.
 PARTED = {
-    "past_for_a_while": ["between steps 1 and 5: 4 of 4 parameters, first 0.weight (by "],
-    "changed": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
-    "compressed_parts": ["between steps 5 and 9: 1 of 4 parameters, first 2.weight (by 0.2"],
+    "past_for_a_while": ["between steps 2 and 4: 4 of 4 parameters, first 0.weight (by "],
+    "changed": ["between steps 4 and 8: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
+    "compressed_parts": ["between steps 4 and 8: 1 of 4 parameters, first 2.weight (by 0.2"],
     "rates": ["step 1: 4 of 4 parameters", "; lr 0.1 there, 0.05 here."],
-    "rate_of_a_group": ["between steps 5 and 9: ", "weight_decay of group 1 0.01 there, 0.0 here"],
+    "rate_of_a_group": ["between steps 4 and 8: ", "weight_decay of group 1 0.01 there, 0.0 here"],
 }
 # Nothing is said of replicas that differ where DDP has not averaged what they were moved by, where the program moves
 # them itself, and of what DDP does not average: it may be intended.
@@ -132,10 +132,10 @@ def test_nothing_is_said_of_replicas_that_are_right(outcomes: Dict[str, Ranks], 
 
 def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
     found = ends(outcomes["error"])
-    assert all("DriftError" in end and "between steps 5 and 9" in end for end in found), found
+    assert all("DriftError" in end and "between steps 4 and 8" in end for end in found), found
     # In one step: a step later where the first digest came late.
     first, second = (len(record["steps"]) for _, record in outcomes["error"] if record is not None)
-    assert first == second and first in (10, 11)
+    assert first == second and first in (9, 10)
     assert ends(outcomes["error-noise"]) == ["", ""]
 
 
@@ -232,8 +232,10 @@ def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None
             now[0] += 0.003
         return after
 
-    assert look(1) == 200
-    now[0] += 200 * 0.005
-    assert look(201) == pytest.approx(2000, rel=0.01)
+    # The first steps of a run are looked at whatever it takes: it may be short.
+    for done in (1, 2, 4):
+        assert look(done) == done
+        now[0] += done * 0.005
+    assert look(8) == pytest.approx(2000, rel=0.01)
     now[0] += 2000 * 0.005
-    assert look(2201) == pytest.approx(2000, rel=0.01)
+    assert look(2008) == pytest.approx(2000, rel=0.01)

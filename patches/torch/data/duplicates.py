@@ -6,13 +6,14 @@ or give all ranks the same batches, to which each adds something of its own, wit
 
 The inputs and outputs of some of the first training forwards are looked at, where they lie on the CPU, so that nothing
 waits for a device. The first rank of the model's group leaves a digest of them in the process group's store, the others
-look for it after some later forwards, and nobody waits. Inputs that are all alike (made up to measure speed, or a
-single batch) say nothing, nor do labels alone.
+look for it after some later forwards, and nobody waits. A run that ends before has its ranks compared when the process
+group ends. Inputs that are all alike (made up to measure speed, or a single batch) say nothing, nor do labels alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import weakref
 from types import ModuleType
 from typing import Any, List, Optional, Sequence
@@ -20,23 +21,59 @@ from typing import Any, List, Optional, Sequence
 import torch
 
 from ddpfix import log
+from ddpfix.background import Background
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
+from ..pipeline.process_group import Follower, ProcessGroup
 from . import batch_digest
 
 # The training forwards that are compared, and those of them that are looked at.
 _FORWARDS = 32
-_LOOKS = (1, 2, 3, 4, 8, 16, 32)
+_LOOKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
 # Forwards after which nobody looks any more for what other ranks have found.
 _PATIENCE = 1 << 16
 
 
+# Forwards that a run has to have made where it ends early.
+_FEW = 4
+# Models that are remembered for the end, and seconds that it waits for the store.
+_MOST, _SHORT = 32, 1.0
+
+
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    ddp.put(site, owner, Samples())
+    samples = Samples()
+    site.keep(AtEnd).samples = samples
+    ddp.put(site, owner, samples)
+
+
+def group(site: Site, module: ModuleType, owner: Any) -> None:
+    """Compare what a short run has shown when the process group ends."""
+    site.keep(ProcessGroup).follow(site, module, site.keep(AtEnd))
+
+
+class AtEnd(Follower):
+    """Compares before the process group ends."""
+
+    place = "samples"
+
+    def __init__(self) -> None:
+        self.samples: Optional[Samples] = None
+        self._process = os.getpid()
+
+    def up(self) -> None:
+        self._process = os.getpid()
+
+    def leaving(self) -> None:
+        # A forked child is no rank, and has the connection of its parent.
+        if self.samples is not None and os.getpid() == self._process:
+            self.samples.at_end()
+
+    def exits(self) -> None:
+        self.leaving()
 
 
 class Samples(ddp.Stage):
@@ -44,10 +81,22 @@ class Samples(ddp.Stage):
 
     place = "samples"
 
+    def __init__(self) -> None:
+        self._begun: List[_Beginning] = []
+
+    def at_end(self) -> None:
+        """Compare what runs have shown that end before the usual number of forwards."""
+        left = [each for each in self._begun if each.is_short()]
+        self._begun.clear()
+        if left:
+            # Whoever keeps the store may be stopped, or gone.
+            Background(lambda: _compare_at_end(left)).join(_SHORT)
+
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         # Perhaps not all ranks have a copy.
         if call is not None and not optimizers.is_alone(model):
             beginning = _Beginning(model)
+            self._begun = [*self._begun, beginning][-_MOST:]
             model.inputs = (*model.inputs, beginning.given)
             model.attach(self.place, after=beginning.returned)
 
@@ -60,6 +109,8 @@ class _Beginning:
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._model = weakref.ref(model)
+        self._number, self._class = model.number, type(model.wrapper.module).__name__
+        self._is_over = False
         self._ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._forwards = 0
         # Of the inputs of the forward that runs, if it is looked at, and of those before.
@@ -115,7 +166,7 @@ class _Beginning:
         if since == 1:
             put(own, "digest", self._all.hexdigest())
         if has(own, "same"):
-            log.on_every_rank(_described(type(model.wrapper.module).__name__, len(self._ranks)))
+            log.on_every_rank(_described(self._class, len(self._ranks), _FORWARDS))
             self._end()
 
     def _follow(self, own: Any) -> None:
@@ -127,16 +178,36 @@ class _Beginning:
             put(own, "same", "")
         self._end()
 
+    def is_short(self) -> bool:
+        """Return whether the run has ended before the usual comparison, and shows something."""
+        return not self._is_over and self._forwards <= _FORWARDS and len(set(self._seen)) >= _FEW
+
+    def compare_at_end(self) -> None:
+        """Have the rank that comes last say it, if all have seen the same."""
+        store = default_store()
+        if store is None or not self._number or are_divided(self._ranks):
+            return
+        # One request of each rank, under a key of what it has seen.
+        seen, last = keys(store, f"samples/{self._number}/end"), max(n for n in _LOOKS if n <= self._forwards)
+        if seen.add(f"{last} {self._all.hexdigest()}", 1) == len(self._ranks):
+            log.on_every_rank(_described(self._class, len(self._ranks), last))
+
     def _end(self) -> None:
+        self._is_over = True
         model = self._model()
         if model is not None:
             model.inputs = tuple(each for each in model.inputs if getattr(each, "__self__", None) is not self)
             model.detach(Samples.place)
 
 
-def _described(kind: str, number: int) -> str:
+def _compare_at_end(left: Sequence[_Beginning]) -> None:
+    for each in left:
+        each.compare_at_end()
+
+
+def _described(kind: str, number: int, forwards: int) -> str:
     return (
-        f"all {number} ranks gave their {kind} the same inputs and got the same outputs in the first {_FORWARDS}"
+        f"all {number} ranks gave their {kind} the same inputs and got the same outputs in the first {forwards}"
         " training forwards. DataLoader(..., sampler=DistributedSampler(dataset)) gives each rank its own part"
         " (DDPFIX_TORCH_SAMPLES=0 does not compare)"
     )

@@ -32,6 +32,7 @@ GROUP = (
     "gloo_exit",  # Waits for gloo's threads last, also for those of what the next ones have sent.
     "failures",  # Says how the program has ended, after the one whose reports it may need.
     "hang",  # Looks at no rank that ends.
+    "samples",  # Compares what a short run has shown, as the next one does.
     "unaveraged",  # Says how a run has trained, before it is told how the run has ended.
     "init_file",  # Innermost: it watches torch's own call.
 )

@@ -1,4 +1,4 @@
-"""Replicas that differ: after the first optimizer step, and then now and then, ranks compare what DDP averages.
+"""Replicas that differ: after the first optimizer steps, and then now and then, ranks compare what DDP averages.
 
 DDP averages gradients, and trusts that equal parameters with equal gradients stay equal. A parameter changed on one
 rank, or a learning rate that differs, makes the replicas differ in silence (accelerate issue 2907).
@@ -18,15 +18,25 @@ so what it does is the same for two ranks and for thousands.
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any, List, Optional, Sequence, Tuple
+
+from ddpfix.background import Background
+from ddpfix.ranks.store.keys import default_store
 
 from ..pipeline import ddp, optimizers
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.step_count import CLOCK
 from .comparison import Comparison, Counts
+from .seen import Seen
 
 _NOTHING: Tuple[int, List[Any]] = 0, []
+# Comparisons that are remembered for the end.
+_MOST = 32
+# Seconds that the end of a process group waits for the store, and pauses before the looks at it: the first rank may be
+# a step behind.
+_SHORT, _PAUSES = 1.0, (0.0, 0.1, 0.4)
 
 
 class Drift(ddp.Stage):
@@ -46,8 +56,10 @@ class Drift(ddp.Stage):
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
         self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Comparison]]] = weakref.WeakKeyDictionary()
         self._models = 0
-        # Those that have something to do before the next step of their optimizer.
-        self._due: List[Comparison] = []
+        # Those that have something to do before the next step of their optimizer, which may be no more by then.
+        self._due: weakref.WeakSet[Comparison] = weakref.WeakSet()
+        # What may be left to compare when the process group ends.
+        self._seen: List[Tuple[Counts, Seen]] = []
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         # A model without a name may be on some ranks only.
@@ -70,6 +82,7 @@ class Drift(ddp.Stage):
         self._optimizer_steps.leave(self.place)
         self._watched.clear()
         self._due.clear()
+        self._seen.clear()
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer is about to step: compare what the step before has left, where that is due."""
@@ -78,7 +91,7 @@ class Drift(ddp.Stage):
             return
         due = [each for each in self._known(optimizer)[1] if each in self._due]
         for each in due:
-            self._due.remove(each)
+            self._due.discard(each)
             each.step_begins()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -93,8 +106,23 @@ class Drift(ddp.Stage):
             if each.counts():
                 if each.is_next():
                     each.look(optimizer)
+                    self._keep(each)
                 if each.is_due():
-                    self._due.append(each)
+                    self._due.add(each)
+
+    def _keep(self, comparison: Comparison) -> None:
+        """Remember what a comparison has seen: it goes with its optimizer."""
+        kept = comparison.kept()
+        if kept is not None and kept not in self._seen:
+            self._seen = [*self._seen, kept][-_MOST:]
+
+    def at_end(self) -> None:
+        """Compare what was not compared yet, and say what differs: the process group ends."""
+        left = [(counts, seen) for counts, seen in self._seen if seen.is_waiting() and not counts.reported]
+        self._seen.clear()
+        if left:
+            # Whoever keeps the store may be stopped, or gone.
+            Background(lambda: _compare_rest(left)).join(_SHORT)
 
     def _known(self, optimizer: Any) -> Tuple[int, List[Comparison]]:
         try:
@@ -117,3 +145,18 @@ class Drift(ddp.Stage):
             for model in optimizers.trained(optimizer, known)
             if model in self._counts
         ]
+
+
+def _compare_rest(left: List[Tuple[Counts, Seen]]) -> None:
+    for pause in _PAUSES:
+        time.sleep(pause)
+        store = default_store()
+        for counts, seen in left if store is not None else ():
+            line = seen.compare(seen.own(store), seen.models(store), seen.looks[-1])
+            if line:
+                counts.tell(line)
+        if not any(seen.is_waiting() and not counts.reported for counts, seen in left):
+            return
+    for counts, seen in left:
+        if seen.unsure:
+            counts.tell(seen.unsure)

@@ -9,6 +9,8 @@ from typing import Iterator, Tuple
 
 # The share of a run's time that looking may take: where a look takes longer, fewer steps are looked at.
 _SHARE = 0.001
+# A run may be short: its steps 1, 2, 4 and 8 are looked at, whatever that takes.
+_FIRST = 8
 
 
 class Pace:
@@ -41,4 +43,6 @@ class Pace:
         spent = self._spent + now - self._since
         self._begun, self._since, self._spent = (done, now), now, 0.0
         step = (now - begun - spent) / max(1, done - before)
-        return max(self._every, math.ceil(spent / (_SHARE * max(step, 1e-6)))) if done > 1 else self._every
+        if done < _FIRST:
+            return min(done, self._every)
+        return max(self._every, math.ceil(spent / (_SHARE * max(step, 1e-6))))

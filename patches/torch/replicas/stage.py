@@ -11,8 +11,9 @@ from ..pipeline import ddp
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.process_group import ProcessGroup
 from ..pipeline.step_count import Clocks
+from .at_end import AtEnd
 from .divergence import Drift
-from .unaveraged import AtEnd, Unaveraged
+from .unaveraged import Unaveraged
 
 
 def models(site: Site, module: ModuleType, owner: Any) -> None:
@@ -22,11 +23,12 @@ def models(site: Site, module: ModuleType, owner: Any) -> None:
     unaveraged = site.keep(Unaveraged)
     unaveraged.begin(site.keep(Steps), every)
     site.keep(Clocks).follow(site, owner, drift.place)
+    site.keep(AtEnd).speakers[:] = [drift, unaveraged]
     for stage in (drift, unaveraged):
         ddp.put(site, owner, stage)
         site.at_undo(stage.end)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
-    """Say at the end of the process group which models were never averaged."""
-    site.keep(ProcessGroup).follow(site, module, AtEnd(site.keep(Unaveraged)))
+    """Say at the end of the process group what differs, and which models were never averaged."""
+    site.keep(ProcessGroup).follow(site, module, site.keep(AtEnd))

@@ -22,7 +22,6 @@ from ddpfix.ranks.store.keys import default_store, has, keys, put
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
 from ..pipeline.optimizer_hooks import Steps
-from ..pipeline.process_group import Follower
 from ..pipeline.step_count import CLOCK, Clock
 from . import fingerprint, text
 
@@ -95,31 +94,11 @@ class Unaveraged(ddp.Stage):
         if line:
             lowest.report(f"unaveraged/{each.number}", line, warns=True)
 
-    def report_all(self) -> None:
+    def at_end(self) -> None:
         """Speak of all models: the run ends."""
         for each in tuple(self._open):
             if each.steps >= _FEW and not each.is_averaged():
                 self.report(each)
-
-
-class AtEnd(Follower):
-    """Speaks before the process group ends.
-
-    Args:
-        unaveraged: the models.
-    """
-
-    place = "unaveraged"
-
-    def __init__(self, unaveraged: Unaveraged) -> None:
-        self._unaveraged = unaveraged
-
-    def leaving(self) -> None:
-        self._unaveraged.report_all()
-        lowest.flush()
-
-    def exits(self) -> None:
-        self.leaving()
 
 
 class Local:

@@ -1,0 +1,43 @@
+"""What is said of a run when its process group, or its process, ends."""
+
+from __future__ import annotations
+
+import os
+from typing import List, Protocol
+
+from ddpfix.ranks.store import lowest
+
+from ..pipeline.process_group import Follower
+
+
+class Ending(Protocol):
+    """What speaks then."""
+
+    def at_end(self) -> None: ...
+
+
+class AtEnd(Follower):
+    """Has them speak before the process group ends.
+
+    Attributes:
+        speakers: in their order.
+    """
+
+    place = "unaveraged"
+
+    def __init__(self) -> None:
+        self.speakers: List[Ending] = []
+        self._process = os.getpid()
+
+    def up(self) -> None:
+        self._process = os.getpid()
+
+    def leaving(self) -> None:
+        # A forked child is no rank, and has the connection of its parent.
+        if os.getpid() == self._process:
+            for each in self.speakers:
+                each.at_end()
+            lowest.flush()
+
+    def exits(self) -> None:
+        self.leaving()

@@ -1,0 +1,142 @@
+"""What this rank saw of its parameters, and compares with what the first rank of the model's group saw.
+
+Plain data, which outlives the model and its optimizer: what was not compared before they went is compared when the
+process group ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from ddpfix.ranks.store.keys import has, keys, put
+
+from ..internals import process_groups
+from ..pipeline import ddp
+from ..pipeline.step_count import Clock
+from . import fingerprint, text
+
+# Looks that the store keeps, for ranks that come later.
+_KEPT = 4
+# Before this step the next look is near, and a difference is told when that has it, too: a program may set its replicas
+# apart for a few steps.
+_SURE = 8
+
+
+class Seen:
+    """What was seen of one optimizer's part of one model, step by step.
+
+    Args:
+        model: its record.
+        clock: of the model.
+        name: of the keys in the store.
+        searches: whether the optimizer takes its steps by the loss of its closure.
+
+    Attributes:
+        looks: the steps after which this rank has looked; 0 stands for the beginning.
+        following: the step after which the first rank looks next, as far as it is known.
+        unsure: a difference that is told when the next look has one as well, or when the run ends.
+    """
+
+    def __init__(self, model: ddp.Wrapped, clock: Clock, name: str, searches: bool) -> None:
+        self._name, self._model = name, f"drift/{model.number}"
+        self._class, self._clock, self._searches = type(model.wrapper.module).__name__, clock, searches
+        self._ranks = process_groups.ranks_of(model.wrapper.process_group)
+        self._is_first = process_groups.own_rank() == self._ranks[0]
+        self.looks: List[int] = [0]
+        self.following = 0
+        # A difference that the next look has not shown yet.
+        self.unsure = ""
+        self._names: List[str] = []
+        # By step: what this rank saw, and has not compared yet; how many steps without an average were before.
+        self._waiting: Dict[int, fingerprint.Sight] = {}
+        self._local: Dict[int, int] = {}
+
+    def is_waiting(self) -> bool:
+        """Return whether something was not compared yet, or not told."""
+        return bool(self._waiting or self.unsure)
+
+    def own(self, store: Any) -> Any:
+        """Return the keys of this optimizer's part."""
+        return keys(store, self._name)
+
+    def models(self, store: Any) -> Any:
+        """Return the keys of the model."""
+        return keys(store, self._model)
+
+    def add(self, own: Any, here: fingerprint.Sight, names: List[str], local: int, following: int) -> None:
+        """Keep a look, or leave it for the others.
+
+        Args:
+            own: the keys.
+            here: what was seen.
+            names: of the parameters.
+            local: steps since the look before whose gradients were not averaged.
+            following: the step after which this rank looks next.
+        """
+        self._names = names
+        if self._is_first:
+            put(own, f"sight/{here.step}", here.to_text())
+            put(own, f"digest/{here.step}", f"{here.digest()} {following}")
+        else:
+            self._waiting[here.step] = here
+        self.looks.append(here.step)
+        self._local[here.step] = local
+        self._forget(own)
+
+    def _forget(self, own: Any) -> None:
+        """Drop what is old: the store keeps a few looks, and a rank what it has not compared of these."""
+        while len(self.looks) > _KEPT:
+            old = self.looks.pop(0)
+            self._waiting.pop(old, None)
+            self._local.pop(old, None)
+            if old and self._is_first:
+                for key in (f"sight/{old}", f"digest/{old}"):
+                    own.delete_key(key)
+
+    def compare(self, own: Any, shared: Any, steps: int) -> str:
+        """Return the difference from the first rank in a look of which the store has both; "" where there is none.
+
+        Args:
+            own: the keys.
+            shared: keys that tell the other ranks.
+            steps: how many there were.
+        """
+        for step, here in list(self._waiting.items()):
+            if not has(own, f"digest/{step}"):
+                continue
+            del self._waiting[step]
+            digest, following = own.get(f"digest/{step}").decode().split()
+            self.following = max(self.following, int(following))
+            found = "" if digest == here.digest() else self._differs(own, step, here)
+            if not found or (step < _SURE and not self.unsure):
+                self.unsure = found
+                continue
+            found = self.unsure or found
+            if shared.add("differ", 1) == 1:
+                put(shared, "found", f"{steps} {found}")
+            return found
+        return ""
+
+    def _differs(self, own: Any, step: int, here: fingerprint.Sight) -> str:
+        there = fingerprint.Sight.from_text(own.get(f"sight/{step}").decode())
+        found = fingerprint.difference(there, here)
+        if found is not None and found.numbers:
+            return self._described(step, found)
+        return self._averaged_apart(step, there, here) if fingerprint.averaged_apart(there, here) else ""
+
+    def _averaged_apart(self, step: int, there: fingerprint.Sight, here: fingerprint.Sight) -> str:
+        names = [self._names[number] for number in fingerprint.unequal(there, here)]
+        numbers = here.averaged, there.averaged
+        return text.averaged_apart(self._where(step), names, len(self._names), numbers, self._search())
+
+    def _search(self) -> str:
+        return text.line_search() if self._searches else ""
+
+    def _described(self, step: int, found: fingerprint.Difference) -> str:
+        cause = self._search() or text.local_steps(self._local.get(step, 0), self._clock.local_place)
+        names = [self._names[number] for number in found.numbers]
+        return text.diverged(self._where(step), found, names, len(self._names), cause)
+
+    def _where(self, step: int) -> text.Where:
+        before = self.looks[self.looks.index(step) - 1]
+        return text.Where(process_groups.own_rank(), self._ranks[0], self._class, before, step)

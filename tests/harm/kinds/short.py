@@ -1,0 +1,132 @@
+"""Runs of a few steps whose ranks differ for a while, or at the end, and are right."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.harm.made import batches, net, state
+from tests.harm.program import program
+
+
+def stepped(wrapped, optimizer, x, y):
+    optimizer.zero_grad()
+    (wrapped(x, other=True) - y).pow(2).mean().backward()
+    optimizer.step()
+
+
+def trained(rank, steps=6, between=lambda step, wrapped: None, rate=0.05):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), rate, momentum=0.9)
+    for step, (x, y) in enumerate(batches(rank, steps)):
+        stepped(wrapped, optimizer, x, y)
+        between(step, wrapped)
+    return wrapped
+
+
+@program(sample=True)
+def model_of_one_rank_changed_when_it_is_done(rank, size):
+    """The last rank halves it for its export."""
+    wrapped = trained(rank, 5)
+    if rank == size - 1:
+        with torch.no_grad():
+            for each in wrapped.parameters():
+                each.mul_(0.5)
+    return state(wrapped)
+
+
+@program()
+def evaluation_of_noisy_weights(rank, size):
+    """Each rank adds noise of its own after a step, looks at the loss, and restores the weights."""
+
+    def between(step, wrapped):
+        kept = copy.deepcopy(wrapped.module.state_dict())
+        with torch.no_grad():
+            for each in wrapped.module.parameters():
+                each.add_(0.1 * (rank + 1))
+            wrapped.module(torch.ones(2, 4))
+        wrapped.module.load_state_dict(kept)
+
+    return state(trained(rank, 9, between))
+
+
+@program(sample=True)
+def replicas_set_apart_and_together_again(rank, size):
+    """Noise of each rank after the third step, and the first rank's weights for all after the fifth."""
+
+    def between(step, wrapped):
+        with torch.no_grad():
+            for each in wrapped.module.parameters():
+                if step == 2:
+                    each.add_(0.01 * rank)
+                if step == 4:
+                    dist.broadcast(each.data, 0)
+
+    return state(trained(rank, 9, between))
+
+
+@program()
+def search_for_a_rate(rank, size):
+    """Steps at growing rates, each rank's own, on a copy; then the training."""
+    wrapped = DDP(net())
+    own = copy.deepcopy(wrapped.module)
+    for step, (x, y) in enumerate(batches(rank, 6)):
+        optimizer = torch.optim.SGD(own.parameters(), 0.01 * 2**step * (rank + 1))
+        optimizer.zero_grad()
+        (own(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in batches(rank, 5):
+        stepped(wrapped, optimizer, x, y)
+    return state(wrapped)
+
+
+@program()
+def sharpness_aware_steps(rank, size):
+    """Up the gradient, and down with the gradient from there: weights are moved between the two backwards."""
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in batches(rank, 6):
+        optimizer.zero_grad()
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        moves = [0.05 * each.grad for each in wrapped.parameters()]
+        with torch.no_grad():
+            for each, move in zip(wrapped.parameters(), moves):
+                each.add_(move)
+        optimizer.zero_grad()
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        with torch.no_grad():
+            for each, move in zip(wrapped.parameters(), moves):
+                each.sub_(move)
+        optimizer.step()
+    return state(wrapped)
+
+
+@program()
+def five_folds_with_a_model_each(rank, size):
+    losses = []
+    for fold in range(5):
+        wrapped = trained(rank, 5, rate=0.01 * (fold + 1))
+        losses.append(state(wrapped))
+    return losses
+
+
+@program()
+def batches_alike_for_a_while(rank, size):
+    """A warm-up on the same five batches on all ranks, and three on each rank's own."""
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in [*batches(0, 5), *batches(rank + 1, 3)]:
+        stepped(wrapped, optimizer, x, y)
+    return state(wrapped)
+
+
+@program()
+def last_rank_leaves_the_group_last(rank, size):
+    wrapped = trained(rank, 5)
+    if rank == size - 1:
+        import time
+
+        time.sleep(2)
+    return state(wrapped)

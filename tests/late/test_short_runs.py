@@ -1,0 +1,93 @@
+"""Runs of a few steps: what differs between ranks is said when their process group, or their program, ends."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from tests.support import ranks
+
+# `how` parts the replicas after the third of five steps, or has every rank read the same six batches.
+PROGRAM = """
+import sys
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+how, end = sys.argv[1:]
+
+def main():
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    data = TensorDataset(torch.arange(48.0).reshape(12, 4).sin())
+    sampler = None if how == "same" else DistributedSampler(data)
+    loader = DataLoader(data, batch_size=2 if sampler is None else 1, sampler=sampler)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, (batch,) in enumerate(loader):
+        if how != "same" and step == 5:
+            break
+        optimizer.zero_grad()
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        if how == "parts" and step == 2 and rank == 1:
+            with torch.no_grad():
+                model.module.weight.add_(0.25)
+    if how == "loads" and rank == 1:
+        with torch.no_grad():
+            model.module.weight.mul_(0.5)
+    if end == "destroyed":
+        distributed.destroy_process_group()
+
+main()
+"""
+DIVERGED = (
+    "rank 1 diverged from rank 0 in Linear between steps 2 and 4: 1 of 2 parameters, first weight (by 0.25 or more)"
+)
+SAME = "all 2 ranks gave their Linear the same inputs and got the same outputs in the first 6 training forwards"
+
+
+def lines(folder: Path, how: str, end: str, **environ: str) -> List[str]:
+    (folder / "train.py").write_text(PROGRAM)
+    command = [*ranks.elastic(2), "train.py", how, end]
+    env = ranks.environment({"DDPFIX": "1", **environ})
+    ended = subprocess.run(command, env=env, cwd=str(folder), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return [line for line in ended.stderr.splitlines() if line.startswith("ddpfix: ")]
+
+
+@pytest.mark.ranks
+@pytest.mark.patches("torch.drift")
+@pytest.mark.parametrize(
+    "end", ["destroyed", pytest.param("returned", marks=pytest.mark.sampled(inside=False, cells=True))]
+)
+def test_replicas_that_part_in_a_run_of_five_steps(tmp_path: Path, end: str) -> None:
+    said = lines(tmp_path, "parts", end)
+    assert any(DIVERGED in line for line in said), said
+    assert not any("diverged" in line for line in lines(tmp_path, "parts", end, DDPFIX_DRIFT="off"))
+
+
+@pytest.mark.ranks
+@pytest.mark.patches("torch.samples")
+@pytest.mark.parametrize(
+    "end", ["destroyed", pytest.param("returned", marks=pytest.mark.sampled(inside=False, cells=True))]
+)
+def test_a_loader_of_six_batches_that_all_ranks_read(tmp_path: Path, end: str) -> None:
+    said = lines(tmp_path, "same", end)
+    assert len([line for line in said if SAME in line]) == 1, said
+    assert not any(SAME in line for line in lines(tmp_path, "same", end, DDPFIX_TORCH_SAMPLES="0"))
+
+
+@pytest.mark.ranks
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.patches("torch.drift", "torch.samples")
+@pytest.mark.parametrize("how", ["right", "loads"])
+def test_nothing_is_said_of_a_short_run_that_is_right(tmp_path: Path, how: str) -> None:
+    """Nor of a program that changes its model on one rank when it has trained."""
+    said = lines(tmp_path, how, "destroyed")
+    assert not any("diverged" in line or "same inputs" in line for line in said), said
