@@ -80,6 +80,22 @@ def second_rank() -> bool:
 # They part.
 
 
+def paces(record: Record) -> None:
+    """A parameter is changed on the second rank, whose looks take so long that it would look again much later."""
+    model = wrapped()
+    ours = sys.modules.get("ddpfix.patches.torch.replicas.interval")
+    if ours is not None and second_rank():
+        steps = ours.Pace.steps
+        ours.Pace.steps = lambda self, done: steps(self, done) + (100 if done >= 8 else 0)  # type: ignore[attr-defined]
+
+    def between(step: int) -> None:
+        if step == 8 and second_rank():
+            with torch.no_grad():
+                model.module[2].weight += 0.25
+
+    train(record, model, sgd(model), between=between, steps=16)
+
+
 def set_free(record: Record) -> None:
     """A layer is trained from the seventh step on, and DDP, with its flag, has left it out when it was built."""
     model = wrapped(frozen_net(), find_unused_parameters=True)

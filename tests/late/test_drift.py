@@ -24,6 +24,7 @@ PARTED = {
     "past_for_a_while": ["between steps 2 and 4: 4 of 4 parameters, first 0.weight (by "],
     "changed": ["between steps 4 and 8: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
     "compressed_parts": ["between steps 4 and 8: 1 of 4 parameters, first 2.weight (by 0.2"],
+    "paces": ["between steps 8 and 12: 1 of 4 parameters, first 2.weight"],
     "rates": ["step 1: 4 of 4 parameters", "; lr 0.1 there, 0.05 here."],
     "rate_of_a_group": ["between steps 4 and 8: ", "weight_decay of group 1 0.01 there, 0.0 here"],
 }
