@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 
@@ -12,6 +13,7 @@ from ddpfix.cli.doctor import command as doctor
 from ddpfix.cli.options import add_settings
 from ddpfix.cli.report import command as report
 from ddpfix.cli.top import command as top
+from ddpfix.matrix import loader
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.near import near
 from ddpfix.matrix.settings import SETTINGS, SettingsError
@@ -25,6 +27,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command; return the exit code. ``run`` does not return: it becomes the program that it starts."""
     words, command = _split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
+    _complete(parser)
     options = parser.parse_args(words, argparse.Namespace(rest=command))
     if options.command is None:
         parser.print_help()
@@ -43,6 +46,22 @@ def main(arguments: Optional[List[str]] = None) -> int:
             f"this command needs {package}, which is not installed here: {sys.executable} -m pip install {package}"
         )
         return 2
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks what may come next (argcomplete, which sets the variable), and end; else do nothing."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(parser)
+
+
+def _patches(**asked: object) -> List[str]:
+    """Return the ids that ``explain`` takes, for a shell."""
+    return list(loader.load().patches)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -78,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     add_settings(plan)
     plan.set_defaults(action=_plan)
     explain = commands.add_parser("explain", help="the problem that a patch fixes, the evidence, versions and setting")
-    explain.add_argument("patch", help="a patch id as plan prints it, such as transformers.layerdrop")
+    patch: Any = explain.add_argument("patch", help="a patch id as plan prints it, such as transformers.layerdrop")
+    patch.completer = _patches
     explain.set_defaults(action=_explain)
     doctor.add(commands)
     _add_demo(commands)
