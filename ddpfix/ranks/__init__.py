@@ -1,1 +1,1 @@
-"""What ranks tell each other, a room a subject (docs/architecture.md)."""
+"""What ranks tell each other, a room a subject (docs/dev/architecture.md)."""

@@ -1,4 +1,4 @@
-"""docs/adding-a-stage.md, followed step by step in a copy of the checkout."""
+"""docs/dev/adding-a-stage.md, followed step by step in a copy of the checkout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.adding.checkout import ROOT, TESTS, add_to_matrix, blocks, commands, copied, packages, run, write
 
-PAGE = ROOT / "docs" / "adding-a-stage.md"
+PAGE = ROOT / "docs" / "dev" / "adding-a-stage.md"
 ORDER = "patches/torch/pipeline/order.py"
 
 

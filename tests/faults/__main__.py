@@ -1,6 +1,6 @@
 """Faults that strike real ranks: ``python -m tests.faults [--runs 300] [--seed 0] [--only KIND] [--resume FILE]``.
 
-docs/faults.md says what is run, and by which rules it is judged. Ends with 1 if a run is against them.
+docs/dev/faults.md says what is run, and by which rules it is judged. Ends with 1 if a run is against them.
 """
 
 from __future__ import annotations

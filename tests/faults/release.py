@@ -2,7 +2,7 @@
 
 After ``destroy_process_group`` the reducer has the last reference to the group. Where the model goes, the main thread
 waits for gloo's thread, and that one for something of Python's. ddpfix is not imported here. Two of 300 runs of
-docs/faults.md were not over for this. Ends with 1 if a rank stood still, and prints where.
+docs/dev/faults.md were not over for this. Ends with 1 if a rank stood still, and prints where.
 """
 
 from __future__ import annotations

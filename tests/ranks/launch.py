@@ -34,7 +34,7 @@ class Scenario(scenario.Scenario):
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], folder: str, limit: float) -> Tuple[int, str]:
-    """:func:`tests.support.ranks.run`, under the name that docs/adding-a-toolkit.md has."""
+    """:func:`tests.support.ranks.run`, under the name that docs/dev/adding-a-toolkit.md has."""
     return kit.run(command, environ, Path(folder), limit)
 
 

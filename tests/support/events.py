@@ -90,7 +90,7 @@ BEFORE = (7, 5), (13, 12), (10, 9), (2, 2), (1, 1), (6, 4), (5, 3), (6, 5), (5, 
 
 
 def table() -> str:
-    """The counts of before and now, for docs/architecture.md."""
+    """The counts of before and now, for docs/dev/architecture.md."""
     lines = ["| what | before: places (files) | now |", "|---|---|---|"]
     for (event, (places, files)), (earlier, others) in zip(counted().items(), BEFORE):
         lines.append(f"| {event} | {earlier} ({others}) | {places} ({files}) |")

@@ -61,6 +61,12 @@ def _opening(folder: str) -> Tuple[str, str]:
     return f"[{title[2:]}](docs/{folder}.md)", about
 
 
+def toolkit_pages() -> str:
+    """The pages of the toolkits, for the index of the docs."""
+    found = [_opening(folder)[0].replace("](docs/", "](") for folder in pages()]
+    return ", ".join(title for title in found if title.startswith("["))
+
+
 def fixes(folder: str) -> str:
     """One line a fix of a folder of patches: which releases it is for."""
     whole = loader.load()
@@ -183,10 +189,16 @@ def cog(*options: str, pages: Sequence[Path] = ()) -> int:
     return code
 
 
+def written() -> List[Path]:
+    """README, CONTRIBUTING, CHANGELOG and docs: the users' pages, and the maintainers' in docs/dev."""
+    pages = [README, CONTRIBUTING, README.with_name("CHANGELOG.md"), *sorted(DOCS.rglob("*.md"))]
+    # A copy in which docs/dev/adding-a-toolkit.md is followed has some of the files.
+    return [page for page in pages if page.exists()]
+
+
 def generated() -> List[Path]:
-    """README, CONTRIBUTING and docs, as far as they have parts that cog makes."""
-    pages = [README, CONTRIBUTING, *sorted(DOCS.glob("*.md"))]
-    return [page for page in pages if MARK in page.read_text(encoding="utf-8")]
+    """The pages that have parts which cog makes."""
+    return [page for page in written() if MARK in page.read_text(encoding="utf-8")]
 
 
 if __name__ == "__main__":

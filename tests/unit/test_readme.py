@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Set
 
 import pytest
 
 from tests.support import readme
 
 ROOT = readme.README.parent
-PAGES = [readme.README, ROOT / "CONTRIBUTING.md", *sorted(readme.DOCS.glob("*.md"))]
+PAGES = readme.written()
+# Texts of the repository that name pages, by what their names end in.
+NAMING = (".md", ".py", ".yaml", ".yml", ".toml", ".cff", ".txt", "Containerfile", "run")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def headings(page: Path) -> Set[str]:
+    """The anchors of a page, as a forge makes them of its headings."""
+    lines = [line.lstrip("#").strip() for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
 @pytest.mark.parametrize("page", readme.generated(), ids=lambda page: page.name)
@@ -29,14 +42,15 @@ def test_an_old_part_is_found_and_made_anew(tmp_path: Path) -> None:
 
 def test_every_page_has_its_generated_part() -> None:
     """A page without it would be up to date for ever."""
-    named = {page.name: page.read_text(encoding="utf-8") for page in readme.generated()}
-    calls = {"README.md": "toolkits()", "usage.md": "values()", "architecture.md": "rooms.picture()"}
-    calls["messages.md"], calls["unused-parameters.md"] = "messages.page()", "transitions()"
-    calls["CONTRIBUTING.md"] = "durations()"
-    calls["versions.md"], calls["trace.md"] = "versions()", "columns()"
-    calls["faults.md"], calls["upstream.md"] = "faults()", "upstream()"
-    calls.update((f"{name}.md", f'fixes("{name}")') for name in readme.pages() if (readme.DOCS / f"{name}.md").exists())
-    assert {page: text.count(calls[page]) for page, text in named.items()} == dict.fromkeys(calls, 1)
+    texts = {named(page): page.read_text(encoding="utf-8") for page in readme.generated()}
+    calls = {"README.md": "toolkits()", "CONTRIBUTING.md": "durations()", "docs/README.md": "toolkit_pages()"}
+    calls["docs/usage.md"], calls["docs/messages.md"] = "values()", "messages.page()"
+    calls["docs/versions.md"], calls["docs/trace.md"] = "versions()", "columns()"
+    calls["docs/unused-parameters.md"], calls["docs/dev/architecture.md"] = "transitions()", "rooms.picture()"
+    calls["docs/dev/faults.md"], calls["docs/dev/upstream.md"] = "faults()", "upstream()"
+    toolkits = [name for name in readme.pages() if (readme.DOCS / f"{name}.md").exists()]
+    calls.update((f"docs/{name}.md", f'fixes("{name}")') for name in toolkits)
+    assert {page: text.count(calls[page]) for page, text in texts.items()} == dict.fromkeys(calls, 1)
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:
@@ -51,13 +65,36 @@ def test_the_readme_is_short() -> None:
     assert len(readme.README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
-        assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+    """To a file that is there and, within it, to a heading that it has."""
+    for target, _, anchor in re.findall(r"\]\(([^)#]*)(#?)([^)]*)\)", page.read_text(encoding="utf-8")):
+        there = page.parent / target if target else page
+        assert target.startswith("http") or there.exists(), f"{page.name}: {target}"
+        assert not anchor or target.startswith("http") or anchor in headings(there), f"{page.name}: {target}#{anchor}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_that_sources_name_are_there() -> None:
+    folders = ("ddpfix", "patches", "tests", "docs", ".github", ".ci", "recipe")
+    sources = [file for name in folders for file in (ROOT / name).rglob("*")] + list(ROOT.glob("*"))
+    sources = [file for file in sources if file.name.endswith(NAMING) and file.is_file()]
+    pages = {
+        (name, page)
+        for name in sources
+        for page in re.findall(r"(?<![\w/.])docs/[\w/-]+\.md", name.read_text(encoding="utf-8"))
+    }
+    # A toolkit's page that a newcomer writes: docs/dev/adding-a-toolkit.md.
+    dead = {(str(name), page) for name, page in pages if not (ROOT / page).exists() and page != "docs/toykit.md"}
+    assert dead == set() and len(pages) > 50
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (readme.DOCS / "README.md").read_text(encoding="utf-8")
+    pages = [str(page.relative_to(readme.DOCS)) for page in readme.DOCS.rglob("*.md") if page.name != "README.md"]
+    assert [page for page in sorted(pages) if f"]({page})" not in index] == [] and len(pages) > 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_commands_of_the_project_exist(page: Path) -> None:
     """Each ``python -m tests.X`` of the pages is a module with a main part."""
     for name in re.findall(r"python -m (tests(?:\.\w+)+)", page.read_text(encoding="utf-8")):

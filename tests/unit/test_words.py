@@ -31,7 +31,7 @@ BANNED: Dict[str, str] = {
     "meant": "intended",
     "passes? over": "iteration",
 }
-PAGES = [readme.README, *sorted(readme.DOCS.glob("*.md"))]
+PAGES = [readme.README, *sorted(readme.DOCS.rglob("*.md"))]
 
 
 def found(text: str) -> List[str]:

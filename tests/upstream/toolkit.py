@@ -1,7 +1,7 @@
 """``python -m tests.upstream.toolkit NAME --source CHECKOUT``: its own tests, stock and under ddpfix, test by test.
 
 It is run in an environment that has the toolkit, pytest and pytest-xdist. The result is
-tests/upstream/results/NAME-VERSION.json, from which docs/upstream.md has its table.
+tests/upstream/results/NAME-VERSION.json, from which docs/dev/upstream.md has its table.
 """
 
 from __future__ import annotations
