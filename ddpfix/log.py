@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from functools import lru_cache
 from typing import Callable, Dict, List, Set, Tuple
 
 _LEVELS = {
@@ -43,14 +44,35 @@ class _Named(logging.Formatter):
         return text if text.startswith("ddpfix ") else f"ddpfix: {text}"
 
 
-def _logger() -> logging.Logger:
-    logger = logging.getLogger("ddpfix")
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg, unused-ignore]
+    """Prints on stderr, but not what the program's own handlers get (``propagate``): no line stands twice."""
+
+    def filter(self, record: logging.LogRecord) -> bool:  # type: ignore[override, unused-ignore]
+        logger = logging.getLogger("ddpfix")
+        return not (logger.propagate and logger.root.handlers) and bool(super().filter(record))
+
+
+@lru_cache(maxsize=None)
+def _stderr() -> logging.Handler:
+    """Return the handler of ddpfix, which is put in place once, unless the program has configured the logger before."""
+    handler, logger = _Stderr(sys.stderr), logging.getLogger("ddpfix")
+    handler.setFormatter(_Named())
+    logger.setLevel(logging.INFO)
     if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_Named())
         logger.addHandler(handler)
         logger.propagate = False
-        logger.setLevel(logging.INFO)
+    return handler
+
+
+def _logger() -> logging.Logger:
+    """Return the logger, as the program has configured it: docs/logging.md."""
+    handler, logger = _stderr(), logging.getLogger("ddpfix")
+    # By default dictConfig() and fileConfig() disable each logger that they do not name.
+    logger.disabled = False
+    if not logger.handlers:
+        # They name it, and give it no handler: those of the root logger get its lines.
+        logger.addHandler(handler)
+        logger.propagate = True
     return logger
 
 

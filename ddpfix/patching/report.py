@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import html
 import json
+import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Dict, List, Optional
 
 from ddpfix.state import State
+
+# The states in the order of a reader's interest, and what each means; a toolkit that is absent is named in one line.
+_MEANINGS = {
+    State.FAILED: "raised and was undone",
+    State.SKIP: "left as it is: a release that nobody has tested",
+    State.APPLIED: "in place",
+    State.REGISTERED: "ready, for when a model is wrapped or a process group made",
+    State.ARMED: "waits for its target to be imported",
+    State.NOTHING_TO_DO: "imported, and nothing needed it",
+    State.OFF: "not asked for",
+    State.NOT_CURED: "not fixed in this release",
+    State.NOT_AFFECTED: "this release does not need it",
+}
+_WIDTH, _LINES, _INDENT = 100, 2, " " * 6
 
 
 @dataclass
@@ -68,3 +84,43 @@ class Report:
         if untested:
             parts.append("untested: " + ", ".join(sorted({f"{p.toolkit} {p.version}" for p in untested})))
         return "; ".join(parts) + " (python -m ddpfix plan)"
+
+    def __repr__(self) -> str:
+        """Return a few lines, for a console or a cell of a notebook: what was applied, what was left, and why."""
+        groups = {state: [p for p in self.patches if p.state == state] for state in _MEANINGS}
+        lines = [_named(state, patches) for state, patches in groups.items() if patches]
+        absent = [f"  not installed: {', '.join(self._absent())}"] if self._absent() else []
+        return "\n".join([self._title(), *lines, *absent, *(f"  {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, which has the colours of the page that it stands in."""
+        rows = [_row(patch) for state in _MEANINGS for patch in self.patches if patch.state == state]
+        lines = [f"not installed: {', '.join(self._absent())}"] if self._absent() else []
+        below = "".join(f"<p>{html.escape(line)}</p>" for line in [*lines, *self.notes])
+        head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("fix", "release", "state", "why"))
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+        return f"<p><b>{html.escape(self._title())}</b></p>{table}{below}"
+
+    def _title(self) -> str:
+        return (
+            self.summary() if self.active else f"ddpfix {self.version} is not active: import ddpfix.auto, or DDPFIX=1"
+        )
+
+    def _absent(self) -> List[str]:
+        return list(dict.fromkeys(p.toolkit for p in self.patches if p.state == State.ABSENT))
+
+
+def _named(state: State, patches: List[PatchReport]) -> str:
+    """Return how many patches are in a state, what that means, and their names as far as there is room."""
+    head = f"  {len(patches)} {state}: {_MEANINGS[state]}"
+    names = [patch.id for patch in patches]
+    lines = textwrap.wrap(", ".join(names), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    shown = "\n".join(lines[:_LINES])
+    left = len(names) - len(shown.split())
+    return f"{head}\n{shown}" + (f" and {left} more" if left else "")
+
+
+def _row(patch: PatchReport) -> str:
+    release = f"{patch.toolkit} {patch.version or ''}".strip() + ("" if patch.tested else " (untested)")
+    cells = (patch.id, release, str(patch.state), patch.reason)
+    return "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in cells) + "</tr>"
