@@ -2,8 +2,8 @@
 
 The wheel and the sdist are built in two places that differ in all that a build could let in, and have to be equal,
 byte by byte. They are checked with twine and check-wheel-contents; the wheel is installed with what it needs, and a
-bill of materials (CycloneDX) says what that is. The workflow, the conda recipe and the container
-file are checked as well.
+bill of materials (CycloneDX) says what that is. The workflows, the issue forms, the citation, the conda recipe and the
+container file are checked as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
+FORGE = ROOT / ".github"
+WORKFLOW = FORGE / "workflows" / "release.yml"
+TESTS = FORGE / "workflows" / "tests.yml"
+CITATION = ROOT / "CITATION.cff"
+# What has a schema, by its name.
+DESCRIBED = {
+    "vendor.github-workflows": (WORKFLOW, TESTS),
+    "vendor.github-issue-forms": (FORGE / "ISSUE_TEMPLATE" / "job.yml", FORGE / "ISSUE_TEMPLATE" / "toolkit.yml"),
+    "vendor.github-issue-config": (FORGE / "ISSUE_TEMPLATE" / "config.yml",),
+    "vendor.citation-file-format": (CITATION,),
+}
 RECIPE = ROOT / "recipe" / "recipe.yaml"
 CONTAINER = ROOT / "Containerfile"
 # What the places of the two builds have of their own, beside their folder and the times of their files.
@@ -110,9 +120,10 @@ def check_files(files: List[Path]) -> None:
 
 
 def check_descriptions() -> None:
-    """The workflow, the container file and the conda recipe, each by the tool that is made for it."""
-    command(program("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", WORKFLOW)
-    command(program("zizmor"), "--offline", "--no-progress", WORKFLOW)
+    """Workflows, issue forms, the citation, the container file and the conda recipe, each by the tool made for it."""
+    for schema, files in DESCRIBED.items():
+        command(program("check-jsonschema"), "--builtin-schema", schema, *files)
+    command(program("zizmor"), "--offline", "--no-progress", WORKFLOW, TESTS)
     command(program("hadolint"), "--failure-threshold", "info", CONTAINER)
     render_recipe()
 

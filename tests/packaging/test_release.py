@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -63,8 +64,9 @@ def test_a_command_that_fails_is_an_error() -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     recipe = re.search(r'default="([^"]+)"', release.RECIPE.read_text(encoding="utf-8"))
+    cited = yaml.safe_load(release.CITATION.read_text(encoding="utf-8"))["version"]
     assert heading is not None and recipe is not None
-    assert {project()["version"], heading[1], recipe[1]} == {__version__}
+    assert {project()["version"], heading[1], recipe[1], cited} == {__version__}
 
 
 def requirements(words: object) -> Set[str]:
@@ -99,8 +101,8 @@ def _applies(word: str, python: str) -> bool:
 def test_the_workflow_trusts_nothing_that_can_change() -> None:
     """Actions are pinned by commit, and only what signs and what publishes can prove who it is."""
     text = release.WORKFLOW.read_text(encoding="utf-8")
-    uses = re.findall(r"uses: (.*)", text)
-    assert len(uses) == 6
+    uses = re.findall(r"uses: (.*)", text + release.TESTS.read_text(encoding="utf-8"))
+    assert len(uses) == 8
     assert [line for line in uses if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
     workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {}
@@ -109,6 +111,21 @@ def test_the_workflow_trusts_nothing_that_can_change() -> None:
     assert {name: job["permissions"] for name, job in workflow["jobs"].items()} == wanted
     assert workflow["jobs"]["publish"]["environment"]["name"] == "pypi" and "secrets." not in text
     assert "nox -s release" in text
+
+
+def test_the_workflow_of_the_tests_runs_what_ci_runs() -> None:
+    """A test of the README holds that .ci/run runs its command. The workflow may read the code, and no more."""
+    workflow = yaml.safe_load(release.TESTS.read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1]["run"] == ".ci/run" and os.access(str(ROOT / ".ci" / "run"), os.X_OK)
+    assert workflow["permissions"] == {} and job["permissions"] == {"contents": "read"}
+
+
+def test_the_issue_forms_ask_for_the_doctor() -> None:
+    for form in release.DESCRIBED["vendor.github-issue-forms"]:
+        fields = {field.get("id"): field for field in yaml.safe_load(form.read_text(encoding="utf-8"))["body"]}
+        assert fields["doctor"]["attributes"]["label"] == "python -m ddpfix doctor --json"
+        assert fields["doctor"]["validations"]["required"] is True
 
 
 def test_the_recipe_the_container_file_and_the_workflow_pass_their_tools() -> None:

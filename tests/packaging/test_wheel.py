@@ -72,6 +72,26 @@ def test_the_metadata(wheel: Path) -> None:
     assert "ddpfix = ddpfix.cli.main:main" in entry_points
 
 
+def test_the_metadata_leads_out_of_an_index_page(wheel: Path) -> None:
+    """Such a page resolves no relative link. Each one leads to a file of this tree, a picture to its bytes."""
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = Parser().parsestr(archive.read(f"ddpfix-{__version__}.dist-info/METADATA").decode())
+    source = "https://github.com/ddpfix/ddpfix"
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+    assert set(urls) == {"Source", "Documentation", "Issues", "Changelog"}
+    assert all(url.startswith(source) for url in urls.values()) and urls["Source"] == source
+    text = str(metadata.get_payload())
+    links, own = (
+        re.findall(r"\]\(([^)]+)\)", text),
+        re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")),
+    )
+    assert metadata["Description-Content-Type"] == "text/markdown" and len(links) == len(own) > 20
+    for link, relative in zip(links, own):
+        kind = "raw" if relative.endswith(".png") else "blob"
+        assert link == f"{source}/{kind}/v{__version__}/{relative}"
+        assert (ROOT / relative.partition("#")[0]).exists()
+
+
 def test_the_sdist_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(support.build("sdist", ROOT, tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path)
@@ -181,3 +201,24 @@ def after_uninstall(place: Place) -> None:
 def test_the_running_interpreter_is_among_them() -> None:
 
     assert PYTHONS["{}.{}".format(*sys.version_info)] == sys.executable
+
+
+def test_the_doctor_finds_nothing_wrong_after_the_installation_of_the_readme(installed: Place, tmp_path: Path) -> None:
+    """``pip install .`` in a clone, and a command in that clone, which runs the clone's own code."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for name in ("ddpfix", "patches"):
+        shutil.copytree(ROOT / name, clone / name)
+    shutil.copy(ROOT / "compat_matrix.yaml", clone / "compat_matrix.yaml")
+
+    def found() -> List[str]:
+        words = [installed.python, "-m", "ddpfix", "doctor", "--json"]
+        report = json.loads(support.start(words, cwd=clone).stdout)
+        assert report["activation"]["imported_from"].endswith("clone/ddpfix")
+        return [each["text"] for each in report["findings"] if each["about"] == "activation"]
+
+    assert found() == []
+    with (clone / "patches" / "torch" / "probe.py").open("a", encoding="utf-8") as file:
+        file.write("# an edit that is not installed\n")
+    (text,) = found()
+    assert "their code differs" in text

@@ -105,18 +105,29 @@ def is_intact(content: bytes, file: Path, here: Path) -> bool:
 
 
 def _installed_in(here: Path, findings: List[Finding]) -> Optional[str]:
-    """Return the place of the installed ddpfix; a finding if scripts would import another one than this command."""
+    """Return the place of the installed ddpfix; a finding if scripts would import other code than this command runs."""
     for folder in site_packages():
         other = folder / "ddpfix"
         if (other / "__init__.py").is_file():
-            if other.resolve() != here.resolve():
-                text = (
-                    f"this command runs ddpfix from {private.path(here)}, training scripts import {private.path(other)}"
-                )
-                cure = "run the doctor from another folder, or uninstall one of the two"
+            if other.resolve() != here.resolve() and not is_copy(other, here):
+                one, two = private.path(here), private.path(other)
+                text = f"this command runs ddpfix from {one}, training scripts import {two}, and their code differs"
+                cure = "install the first one again (pip install .), or run the doctor from another folder"
                 findings.append(Finding(WARNING, "activation", text, cure))
             return private.path(other)
     return None
+
+
+def is_copy(installed: Path, here: Path) -> bool:
+    """Return whether each file of an installed package is in another one, or beside it, as in a clone."""
+    files = [file for file in installed.rglob("*") if file.suffix in (".py", ".yaml")]
+    return bool(files) and all(_same(file, file.relative_to(installed), here) for file in files)
+
+
+def _same(file: Path, name: Path, here: Path) -> bool:
+    # A clone has the patches and the matrix beside the package.
+    beside = [place for place in (here / name, here.parent / name) if place.is_file()]
+    return bool(beside) and beside[0].read_bytes() == file.read_bytes()
 
 
 def _judge(found: Dict[str, Any], findings: List[Finding]) -> None:
