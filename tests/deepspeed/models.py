@@ -1,4 +1,4 @@
-"""The models that are trained in DeepSpeed's engine: tiny ones of transformers, and encoders of FunASR and WeNet."""
+"""The models that are trained in DeepSpeed's engine: of transformers, FunASR, WeNet, and one of no toolkit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from tests.deepspeed import own
 from tests.sharded import training, wraps
 from tests.support import zoo
 
@@ -116,11 +117,12 @@ def _of_wenet(rate: float) -> Any:
 
 
 _ENCODERS = {
+    "own": lambda: Encoder(own.OwnEncoder, ("frames", "lengths")),
     "funasr": lambda: Encoder(_of_funasr, ("xs_pad", "ilens")),
     "wenet": lambda: Encoder(_of_wenet, ("xs", "xs_lens")),
 }
 
 
 def named(name: str) -> Any:
-    """The model of a name: ``funasr``, ``wenet``, or an entry of the zoo."""
+    """The model of a name: ``own``, ``funasr``, ``wenet``, or an entry of the zoo."""
     return _ENCODERS[name]() if name in _ENCODERS else OfTransformers(name)

@@ -32,6 +32,8 @@ PLANS: Dict[str, Dict[str, Any]] = {
     "funasr-2": {"stage": 2, "model": "funasr"},
     "wenet-1": {"stage": 1, "model": "wenet"},
     "wenet-2": {"stage": 2, "model": "wenet"},
+    "own-1": {"stage": 1, "model": "own"},
+    "own-2": {"stage": 2, "model": "own"},
     "accum-1": {"stage": 1, "accum": 3},
     "accum-2": {"stage": 2, "accum": 3},
     "checkpointing": {"stage": 2, "model": "wavlm", "checkpointing": "layers"},
@@ -72,7 +74,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """(log, record) of both ranks, by scenario."""
     plans = {name.values[0]: name for name in possible({**PLANS, **WHOLE, **PARTS}) if not name.marks[0].args[0]}
     every = {name: {**PLANS, **WHOLE, **PARTS}[name] for name in plans}
-    few = {"bart-1", "bart-3", "funasr-1", "wenet-1", "trainer", "equal-3", "told", "trainer-3"}
+    few = {"bart-1", "own-1", "bart-3", "funasr-1", "wenet-1", "trainer", "equal-3", "told", "trainer-3"}
     unpatched = {"bart-0": {"stage": 0}, **{name: plan for name, plan in every.items() if name in few}}
     scenarios = [
         *(Scenario(f"unpatched-{name}", **plan, timeout=60) for name, plan in unpatched.items()),
@@ -100,7 +102,7 @@ def ended(ran: Ran, name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["bart-1", *possible({k: PLANS[k] for k in ("funasr-1", "wenet-1")}), "trainer", "bart-3"]
+    "name", ["bart-1", "own-1", *possible({k: PLANS[k] for k in ("funasr-1", "wenet-1")}), "trainer", "bart-3"]
 )
 def test_unpatched_ends(ran: Ran, name: str) -> None:
     """Ranks send gradients, and gather parameters, of different layers."""
