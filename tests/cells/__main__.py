@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import List
 
 from tests.cells import environment, results, table
-from tests.cells.run import run, run_failed
+from tests.cells.run import looks, run, run_failed
 
 FOLDER = Path(".nox") / "cells"
 
@@ -51,7 +51,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--discard", action="store_true", help="remove environment and downloads of each one after it")
     parser.add_argument("--sample", type=_size, default=1, metavar="N", help="one in N tests of each file and patch")
     parser.add_argument("--only", action="append", default=[], metavar="FILE", help="a file of tests to run, not all")
+    parser.add_argument(
+        "--looks", action="store_true", help="no test: how the release looks, for DDPFIX_UNTESTED=apply"
+    )
     return parser
+
+
+def _code(cell: table.Cell, options: argparse.Namespace) -> int:
+    if options.looks:
+        return looks(cell, FOLDER)
+    return run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only, options.sample)
 
 
 def _size(word: str) -> int:
@@ -65,7 +74,7 @@ def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cel
     begun, taken = time.monotonic(), 0
     try:
         with environment.downloads(FOLDER if options.discard else None):
-            code = run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only, options.sample)
+            code = _code(cell, options)
     except environment.NothingToRunError as error:
         print(f"not run: {error}")
         return True
