@@ -7,7 +7,7 @@ A model that skips layers leaves their parameters without gradient; DDP then fai
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.layerdrop import by_patch, cover
@@ -21,6 +21,12 @@ from ..pipeline import ddp
 FLAG = "find_unused_parameters"
 # possible(arguments): whether a model can train without the flag whatever it leaves unused (see :mod:`.finalizer`).
 FLAG_ALTERNATIVES: Registry[Callable[[Dict[str, Any]], bool]] = Registry(wrap_hooks.AT)
+
+
+# Kinds of devices on which the flag is the slower of the two ways: with it torch copies a bitmap to the host in each
+# step that leaves something out, and the host waits for the whole backward. `python -m tests.gpu speed` measures it; a
+# kind stands here when its table in docs/costs.md says so. On CPUs there is nothing to copy.
+SLOWER_ON: FrozenSet[str] = frozenset()
 
 
 def decide(site: Site, module: ModuleType, owner: Any) -> None:
@@ -110,10 +116,10 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
         # A toolkit may drop its user's setting before it builds DDP.
         return user_value
     reasons = ([f"{names} skips layers"] if names else []) + idle
-    against = [] if always else wrap_hooks.excluded(arguments["module"])
+    against = "" if always else _against(arguments)
     if against and any(possible(arguments) for possible in FLAG_ALTERNATIVES):
         log.info(
-            f"{FLAG} is left out: {', '.join(against)} excludes it. {'; '.join(reasons)}: reductions are"
+            f"{FLAG} is left out: {against}. {'; '.join(reasons)}: reductions are"
             " finalized after each backward (DDPFIX_UNUSED=find takes the flag)"
         )
         return False
@@ -123,6 +129,18 @@ def _decide(arguments: Dict[str, Any], always: bool) -> bool:
             " parameters' is about a step that leaves none out"
         )
     return True
+
+
+def _against(arguments: Dict[str, Any]) -> str:
+    """Return what speaks against the flag for a model; "" where nothing does."""
+    module = arguments["module"]
+    excluding = wrap_hooks.excluded(module)
+    if excluding:
+        return f"{', '.join(excluding)} excludes it"
+    if arguments.get(FLAG):
+        return ""
+    device = next((parameter.device.type for parameter in module.parameters()), "")
+    return f"on {device} the host would wait for each backward to look for them" if device in SLOWER_ON else ""
 
 
 def _was_dropped(arguments: Dict[str, Any]) -> bool:
