@@ -23,7 +23,8 @@ _LEVELS = {
 _LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "LOCAL_RANK")
 # The rank in the last process group that there was when something was to be logged.
 _RANK: Dict[str, str] = {}
-# Called with the level and the text of each line from info on, on every rank, whether it is printed or not.
+# Called with the level and the text of each line from info on, and of each diagnosis, on every rank, whether it is
+# printed or not.
 LISTENERS: List[Callable[[str, str], None]] = []
 # Settings of a toolkit: what was asked for, what is in force, and a note, by name. The last word on each one counts.
 SETTINGS: Dict[str, Tuple[str, str, str]] = {}
@@ -198,6 +199,11 @@ def first_time(message: str, about: object = None) -> bool:
         return False
     logged.add(message)
     return True
+
+
+def record(level: str, message: str) -> None:
+    """Hand a text to the trace without printing it: it is part of an error that the program raises."""
+    _tell(level, message)
 
 
 def error(message: str) -> None:

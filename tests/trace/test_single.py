@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import threading
 from pathlib import Path
 from typing import Any, Callable, Iterator, List
@@ -14,9 +16,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ddpfix
-from ddpfix import engine
+from ddpfix import engine, log
 from ddpfix.trace import reader
 from ddpfix.trace.reader import Run
+from tests.support import ranks
 
 pytestmark = pytest.mark.patches("torch.trace")
 End = Callable[[], Run]
@@ -258,3 +261,44 @@ def test_who_got_no_gradient_is_not_known_where_gradients_are_kept(end: End, tmp
     others = [[f"halves.{1 - step % 2}.{name}" for name in ("weight", "bias")] for step in range(4)]
     # Before the first step there were no gradients.
     assert names == (others if to_none else [others[0], None, None, None])
+
+
+def test_a_diagnosis_is_in_the_trace_when_the_error_is_raised(end: End, capfd: pytest.CaptureFixture[str]) -> None:
+    """Before anything else comes: a launcher may kill this process in the next moment."""
+    layer = nn.Linear(2, 2)
+    layer(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    log.record("diagnosis", "1 parameter got no gradient\nddpfix: cause: it was not used")
+    file = recorder().writer.file
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["text"] for line in lines if line.get("level") == "diagnosis"] == [
+        "1 parameter got no gradient\nddpfix: cause: it was not used"
+    ]
+    assert "got no gradient" not in capfd.readouterr().err
+
+
+SCRIPT = """
+import torch
+layer = torch.nn.Linear(2, 2)
+layer(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(layer.parameters(), lr=0.1).step()
+raise {error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "explained"),
+    [
+        ("RuntimeError('ddpfix: gradients differ.' + 500 * ' x' + '\\\\nddpfix: cause: y')", True),
+        ("RuntimeError('gradients differ')", False),
+        ("type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})('x')", False),
+    ],
+)
+def test_the_whole_message_of_an_own_error_is_in_the_trace(error: str, explained: bool, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace("{error}", error))
+    environ = ranks.environment({"DDPFIX": "1", "DDPFIX_TRACE": str(tmp_path / "trace")})
+    code, _ = ranks.run([sys.executable, "script.py"], environ, tmp_path, 120)
+    run = reader.read(tmp_path / "trace").runs[0]
+    texts = [event["text"] for event in run.events if event["level"] == "diagnosis"]
+    assert code == 1 and len(texts) == explained
+    assert all(text.startswith("gradients differ.") and text.endswith("ddpfix: cause: y") for text in texts)

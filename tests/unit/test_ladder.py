@@ -23,7 +23,7 @@ ALLOWED: Dict[str, Set[str]] = {
     "ddpfix/cli/doctor/ranks/command.py": {"os._exit"},
     "ddpfix/cli/doctor/ranks/group.py": {"threading.Thread"},
     # Signal 0 asks whether a process is there.
-    "ddpfix/cli/top/ranks.py": {"os.kill"},
+    "ddpfix/trace/processes.py": {"os.kill"},
     "patches/fastnlp/peers.py": {"os.kill"},
     # `ddpfix probe` ends the process that it has started for three steps.
     "patches/torch/probe.py": {"os._exit"},

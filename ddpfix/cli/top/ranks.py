@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+from ddpfix.trace.processes import has_exited
 from ddpfix.trace.tail import Tail
 
 # The last rows from which speed and shares are taken, in seconds.
@@ -88,27 +87,13 @@ def _share(rows: Sequence[Any], name: str) -> Optional[float]:
 def _state(tail: Tail, found: Rank, now: float) -> str:
     if tail.end is not None:
         return ENDED if tail.end.get("how") == "ended" else FAILED
-    if _is_gone(tail):
+    if has_exited(tail.header.get("pid"), tail.header.get("host")):
         return KILLED
     since = found.age if found.age is not None else now - tail.header.get("started", now)
     own = STEPS / found.speed if found.speed else 0.0
     if since > max(SILENT, own):
         return QUIET
     return RUNNING if found.step is not None else STARTING
-
-
-def _is_gone(tail: Tail) -> bool:
-    """Return whether the process has exited; where it ran on another machine, nobody here knows."""
-    pid = tail.header.get("pid")
-    if not isinstance(pid, int) or pid <= 0 or tail.header.get("host") != socket.gethostname() or os.name == "nt":
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _place(tail: Tail, found: Rank, now: float) -> str:

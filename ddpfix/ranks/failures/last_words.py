@@ -28,7 +28,12 @@ _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 def follows(error: BaseException) -> bool:
     """Return whether this error says no more than that another rank has exited."""
-    return isinstance(error, RuntimeError) and _FOLLOWS.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and says_that_another_exited(str(error))
+
+
+def says_that_another_exited(text: str) -> bool:
+    """Return whether this is what gloo, NCCL and the store say when another rank has exited."""
+    return _FOLLOWS.search(text) is not None
 
 
 def sentence(rank: int, step: Optional[int], error: BaseException) -> str:

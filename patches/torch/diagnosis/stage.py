@@ -24,6 +24,8 @@ TWICE = "Expected to mark a variable ready only once"
 CHANGED = "training graph has changed in this iteration"
 ERRORS = (UNFINISHED, TWICE, CHANGED)
 _OURS = "\nddpfix: "
+# The level of a line of the trace with names, cause and fix (docs/trace.md).
+DIAGNOSIS = "diagnosis"
 
 
 def reduction(site: Site, module: ModuleType, owner: Any) -> None:
@@ -144,6 +146,8 @@ class Watched:
         else:
             text = explanation.changed(self, roots)
         if text:
+            # Before the program has the error: it may be ended by its launcher before it comes to its own end.
+            log.record(DIAGNOSIS, text)
             is_lightnings = toolkit_lines.of(self.wrapped_by).name == toolkit_lines.LIGHTNING.name
             if not (is_lightnings and _add(error, text)):
                 # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.

@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import torch
 from torch import distributed
@@ -18,6 +18,9 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.failures import last_words
 from ddpfix.trace import schema
 from ddpfix.trace.writer import Writer
+
+# The messages of ddpfix's own errors begin with it.
+_OWN = "ddpfix: "
 
 
 def run(site: Site, rank: int) -> Dict[str, Any]:
@@ -79,10 +82,25 @@ def tell_settings(writer: Writer, known: Dict[str, Any]) -> Dict[str, Any]:
     return dict(log.SETTINGS)
 
 
+def tell_explanation(writer: Writer, step: int) -> None:
+    """Write the whole message of an error of ddpfix's own that ends this process: how it ends has the first line."""
+    error = _error()
+    # Not its str(), which is the program's own code where the class is.
+    message = error.args[0] if error is not None and error.args else None
+    if isinstance(message, str) and message.startswith(_OWN):
+        writer.line(schema.EVENT, time=time.time(), step=step, level="diagnosis", text=message[len(_OWN) :])
+
+
+def _error() -> Optional[BaseException]:
+    """Return the error that ends this process; None where Python knows of none."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) and not isinstance(error, SystemExit) else None
+
+
 def how_it_ends() -> str:
     """Return how this process ends, as far as Python knows it: ``ended``, or ``failed: `` and the error."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    if isinstance(error, BaseException) and not isinstance(error, SystemExit):
+    error = _error()
+    if error is not None:
         return f"failed: {last_words.words(error)}"
     sys_exit: Any = sys.modules.get("ddpfix.ranks.failures.sys_exit")
     known = sys_exit.last() if sys_exit is not None else None

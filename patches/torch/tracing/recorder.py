@@ -30,6 +30,8 @@ from .traced_model import Traced
 
 # A program that wraps a model anew for each epoch is not described for ever.
 _MODELS = 64
+# Levels of lines after which the process may end at once.
+URGENT = ("error", "diagnosis")
 _at_end = reducer.at_end_of_backward
 
 
@@ -109,6 +111,7 @@ class Recorder:
     def _exit(self) -> None:
         self.on = False
         if self.writer is not None:
+            header.tell_explanation(self.writer, self.steps)
             self.writer.close(header.how_it_ends())
 
     def forked(self) -> None:
@@ -135,7 +138,7 @@ class Recorder:
                 self._held.append((level, text, time.time()))
             return
         self.writer.line(schema.EVENT, time=time.time(), step=self.steps, level=level, text=text)
-        if level == "error":
+        if level in URGENT:
             self.writer.urgent()
 
     # Places.
