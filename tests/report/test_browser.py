@@ -56,6 +56,49 @@ def test_it_opens_without_a_complaint_or_a_connection(
     tab.close()
 
 
+def test_the_bar_of_links_stays_and_marks_the_part(chromium: Any, pages: Dict[str, Path]) -> None:
+    tab = Tab(chromium, pages["two"], 390, 844, dark=False, touch=True)
+    tab.ready()
+    for part in ("time", "loss", "ranks", "findings"):
+        tab.page.evaluate(f"location.hash = '{part}'")
+        tab.page.wait_for_function(
+            f"() => document.querySelector('nav a[aria-current]')?.getAttribute('href') === '#{part}'", timeout=5000
+        )
+        seen = tab.page.evaluate(
+            "(() => { const bar = document.querySelector('nav').getBoundingClientRect(); const link ="
+            " document.querySelector('nav a[aria-current]').getBoundingClientRect();"
+            f" const part = document.querySelector('#{part}').getBoundingClientRect();"
+            " return [bar.top, bar.bottom, bar.height, link.left, link.right, part.top]; })()"
+        )
+        top, bottom, height, left, right, heading = seen
+        # In sight, also the link, and the part is not below the bar.
+        assert left >= 0 and right <= 390 and height < 60
+        assert part == "findings" or (top == 0 and (heading >= bottom or part == "ranks"))
+    tab.close()
+
+
+def test_figures_fill_their_cards_and_follow_them(chromium: Any, pages: Dict[str, Path]) -> None:
+    tab = Tab(chromium, pages["two"], 1280, 800, dark=False)
+    tab.ready()
+    differ = (
+        "() => [...document.querySelectorAll('.plot')].filter((plot) =>"
+        " Math.abs(plot.querySelector('.main-svg').getBoundingClientRect().width - plot.parentElement.clientWidth) > 2)"
+        ".length === 0"
+    )
+    tab.page.wait_for_function(differ, timeout=5000)
+    # Not only where the window changes its size.
+    tab.page.evaluate("document.querySelector('main').style.maxWidth = '50rem'")
+    tab.page.wait_for_function(differ, timeout=5000)
+    tab.close()
+
+
+def test_a_phone_does_not_scroll_for_ever(chromium: Any, pages: Dict[str, Path]) -> None:
+    tab = Tab(chromium, pages["two"], 390, 844, dark=False, touch=True)
+    tab.ready()
+    assert tab.page.evaluate("document.documentElement.scrollHeight") < 9000
+    tab.close()
+
+
 def hovered(tab: Tab, figure: str, across: float, down: float, expected: str) -> None:
     """Hover over a place of a figure's plot, as parts of its width and height, until the text there is as expected."""
     plot = tab.page.locator(f"#{figure} .nsewdrag").first

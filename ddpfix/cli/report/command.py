@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
 from ddpfix import _env
 
+# One of these is set where a program on Linux can show a window, or where the user names a browser.
+_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 _NEEDED = "pip install 'ddpfix[report]'"
 
 
@@ -40,6 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report.add_argument(
         "--tensorboard", metavar="FOLDER", type=Path, help="write scalars for TensorBoard; the page only with -o"
     )
+    report.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
     report.set_defaults(action=show)
 
 
@@ -60,7 +64,8 @@ def show(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     if len(options.folders) > 2:
         raise ReportError(f"report takes one trace or two, not {len(options.folders)}")
-    wants_page = options.output is not None or (options.json is None and options.tensorboard is None)
+    is_elsewhere = options.json is not None or options.tensorboard is not None
+    wants_page = options.output is not None or options.open or not is_elsewhere
     # Before minutes of reading, rather than after.
     script = _plotly() if wants_page else ""
     writer = _tensorboard() if options.tensorboard is not None else None
@@ -79,6 +84,8 @@ def _show(options: argparse.Namespace) -> int:
         target.write_text(page.make(runs, script), encoding="utf-8")
         # With --json - the standard output is for the data.
         (sys.stderr if options.json == "-" else sys.stdout).write(f"{_env.printable(str(target))}\n")
+        if options.open and not _opened(target):
+            _env.say("no browser can be started here: copy the page, which is one file, to a machine that has one")
     return 0
 
 
@@ -108,6 +115,19 @@ def _write_json(target: str, runs: List[Dict[str, Any]]) -> None:
 
 def _values(compared: Any) -> Dict[str, Any]:
     return {"one": compared.one, "two": compared.two, "ratio": compared.ratio}
+
+
+def _opened(page: Path) -> bool:
+    """Open the page in a browser; return whether there is one."""
+    import webbrowser
+
+    if sys.platform.startswith("linux") and not any(map(os.environ.get, _SCREENS)):
+        # A browser for the terminal, which is all that webbrowser then knows, cannot draw the figures.
+        return False
+    try:
+        return webbrowser.open(page.resolve().as_uri())
+    except (webbrowser.Error, OSError):
+        return False
 
 
 def _plotly() -> str:

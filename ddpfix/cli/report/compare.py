@@ -39,7 +39,8 @@ def _seconds(part: str) -> Callable[[Data], Optional[float]]:
     return of
 
 
-def _rate(data: Data) -> Optional[float]:
+def rate(data: Data) -> Optional[float]:
+    """Return the steps a second, without the first step of each process."""
     total = data["time"]["mean"]["total"]
     return 1 / total if total else None
 
@@ -84,7 +85,7 @@ def _plain(value: Optional[float]) -> str:
 
 _NUMBERS = (
     ("steps", lambda data: float(data["steps"]), _plain),
-    ("steps a second", _rate, _plain),
+    ("steps a second", rate, _plain),
     ("a step", _seconds("total"), words.seconds),
     ("  loading data", _seconds("data"), words.seconds),
     ("  forward", _seconds("forward"), words.seconds),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List
 
-from ddpfix.cli.report import summary, words
+from ddpfix.cli.report import endings, summary, words
+from ddpfix.cli.report.finding import BAD, GOOD, PLAIN, Finding
 
 Data = Dict[str, Any]
-# What a finding means for the reader: to be looked at, fine, or neither.
-BAD, GOOD, PLAIN = "attention", "good", "plain"
 PART_NAMES = {
     "data": "loading data",
     "forward": "the forward",
@@ -17,19 +16,22 @@ PART_NAMES = {
     "optimizer": "the optimizer",
     "other": "work outside of these parts",
 }
-
-
-class Finding(NamedTuple):
-    """One sentence about one subject; the subject is also the name of a part of the page."""
-
-    subject: str
-    level: str
-    text: str
+# What makes one rank slower than the others in a part of the step.
+_ADVICE = {
+    "data": "compare its disk with that of the others, and give its DataLoader more workers (num_workers)",
+    "forward": "compare the lengths of its batches with those of the others, then its device (clock, other load)",
+    "optimizer": "compare its device and its processors with those of the others (clock, temperature, other load)",
+    "other": "see what this rank alone does between steps: logging, evaluation, saving",
+}
+_ADVICE["backward"] = _ADVICE["forward"]
+_ADVICE_ON_BATCHES = (
+    "bound batches by their padded size (frames, tokens) instead of the number of clips, and let the longest come first"
+)
 
 
 def findings(data: Data) -> List[Finding]:
     """Return the findings of a run, what needs attention first."""
-    makers = (_ends, _layers, _straggler, _outliers, _memory, _unused, _loss, _gradients)
+    makers = (endings.make, _layers, _straggler, _outliers, _memory, _unused, _loss, _gradients)
     found = [each for make in makers for each in make(data)]
     order = (BAD, PLAIN, GOOD)
     return sorted(found, key=lambda each: order.index(each.level))
@@ -38,27 +40,6 @@ def findings(data: Data) -> List[Finding]:
 def of(subject: str, data: Data) -> str:
     """Return the findings about one subject, as one text; empty if there is none."""
     return " ".join(each.text for each in findings(data) if each.subject == subject)
-
-
-def _ends(data: Data) -> List[Finding]:
-    found = []
-    for each in data["ends"]:
-        who = words.ranks(each["ranks"])
-        if each["how"] == "no last line":
-            text = f"The trace of {who} has no last line: killed, or still running when this page was made."
-            found.append(Finding("ranks", BAD, text))
-        elif each["how"] != "ended":
-            found.append(Finding("ranks", BAD, f"{who[0].upper()}{who[1:]} ended so: {each['how']}"))
-    if data["ranks_missing_count"]:
-        who = words.ranks(data["ranks_missing"], data["ranks_missing_count"])
-        found.append(Finding("ranks", BAD, f"There is no trace of {who}, of {data['world_size']:,} ranks."))
-    if data["one_row_stands_for"] > 1:
-        text = f"The trace was near its bound: up to {data['one_row_stands_for']} steps share a row."
-        found.append(Finding("ranks", PLAIN, text))
-    if not found:
-        ranks = {1: "The only rank", 2: "Both ranks"}.get(data["ranks"], f"All {data['ranks']:,} ranks")
-        found.append(Finding("ranks", GOOD, f"{ranks} ended in order, after {words.count(data['steps'], 'step')}."))
-    return found
 
 
 def _layers(data: Data) -> List[Finding]:
@@ -73,13 +54,23 @@ def _layers(data: Data) -> List[Finding]:
             f" {layers['first_step_with_disagreement']:,}; most often it was {layers['names'][worst]}"
             f" ({words.count(layers['disagreed_steps'][worst], 'step')})."
         )
-        return [Finding("layers", BAD, text)]
+        return [Finding("layers", BAD, text, [_advice_on_layers(data)])]
     mean = layers["mean_skipped"] or 0.0
+    if not mean:
+        return [Finding("layers", GOOD, f"No rank skipped a layer in {words.count(data['steps'], 'step')}.")]
     skipped = f"{mean:.1f} of {words.count(len(layers['names']), 'layer')} in a step on average"
     if compared:
         text = f"All ranks skipped the same layers in each of {words.count(compared, 'step')}: {skipped}."
         return [Finding("layers", GOOD, text)]
     return [Finding("layers", PLAIN, f"One rank alone is in the trace; it skipped {skipped}.")]
+
+
+def _advice_on_layers(data: Data) -> str:
+    chosen = [each for each in data["ddpfix_settings"] if each["name"] == "layerdrop" and each["value"] != "sync"]
+    if chosen:
+        name = f"DDPFIX_LAYERDROP={chosen[0]['value']}"
+        return f"advice: {name} leaves each rank to draw for itself; without it all ranks skip the same layers"
+    return "advice: docs/layerdrop.md lists the models whose ranks ddpfix has skip the same layers, and how to add one"
 
 
 def _straggler(data: Data) -> List[Finding]:
@@ -94,10 +85,9 @@ def _straggler(data: Data) -> List[Finding]:
         often = f"{found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}"
         return [Finding("time", GOOD, f"{text}; it was the slowest in {often}.")]
     text = (
-        f"Rank {found['rank']} is the straggler: its own work takes {words.seconds(found['own'])} a step, that of the"
-        f" others {words.seconds(found['others'])} (medians), which wait {words.percent(found['others_wait_share'])} of"
-        f" their time. It was the slowest in {found['slowest_steps']:,} of"
-        f" {words.count(data['time']['judged_steps'], 'step')}."
+        f"Rank {found['rank']} is the straggler: it needs {words.seconds(found['own'])} a step, the others"
+        f" {words.seconds(found['others'])} (medians, without waiting){_cost(found)}. It was the slowest in"
+        f" {found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}."
     )
     if found["part"] and found["part_seconds"] > found["part_others"]:
         name = PART_NAMES[found["part"]]
@@ -105,7 +95,13 @@ def _straggler(data: Data) -> List[Finding]:
             f" Most of the difference is {name}: {words.seconds(found['part_seconds'])} a step against"
             f" {words.seconds(found['part_others'])}."
         )
+        return [Finding("time", BAD, text, [f"advice: {_ADVICE[found['part']]}"])]
     return [Finding("time", BAD, text)]
+
+
+def _cost(found: Data) -> str:
+    share = found["others_wait_share"]
+    return f", and the others wait {words.percent(share)} of their time" if share and share >= 0.01 else ""
 
 
 def _outliers(data: Data) -> List[Finding]:
@@ -116,8 +112,8 @@ def _outliers(data: Data) -> List[Finding]:
     worst = found["steps"][0]
     text = (
         f"{words.count(found['count'], 'step')} took a rank more than four times as long as its others (a long batch,"
-        f" an evaluation, a save): step {worst['step']:,} took rank {worst['rank']} {words.seconds(worst['own'])},"
-        f" against {words.seconds(worst['usual'])}."
+        f" an evaluation, a save): the longest is step {worst['step']:,} of rank {worst['rank']} with"
+        f" {words.seconds(worst['own'])}, against {words.seconds(worst['usual'])} in its usual step."
     )
     return [Finding("time", PLAIN, text)]
 
@@ -134,18 +130,19 @@ def _memory(data: Data) -> List[Finding]:
         )
         return [Finding("memory", GOOD, text)]
     text = (
-        f"{what} rose from {words.size(first['bytes'])} (step {first['step']:,}) to {words.size(last['bytes'])}, on"
-        f" rank {last['rank']} in step {last['step']:,}{_batch(last)}."
+        f"{what} rose from {words.size(first['bytes'])} in step {first['step']:,} to {words.size(last['bytes'])} in"
+        f" step {last['step']:,} of rank {last['rank']}{_batch(last)}."
     )
-    level = BAD if last["bytes"] >= first["bytes"] * 1.5 else PLAIN
-    return [Finding("memory", level, text)]
+    if last["bytes"] < first["bytes"] * 1.5:
+        return [Finding("memory", PLAIN, text)]
+    return [Finding("memory", BAD, text, [f"advice: {_ADVICE_ON_BATCHES}"] if last["shape"] else [])]
 
 
 def _batch(record: Dict[str, Any]) -> str:
     if not record["shape"]:
         return ""
     padding = f", {words.percent(record['padding'])} of it padding" if record["padding"] is not None else ""
-    return f", whose largest batch was {words.shape(record['shape'])}{padding}"
+    return f" (largest batch {words.shape(record['shape'])}{padding})"
 
 
 def _unused(data: Data) -> List[Finding]:
@@ -181,21 +178,15 @@ def _loss(data: Data) -> List[Finding]:
 
 def _gradients(data: Data) -> List[Finding]:
     sent, unsent = data["gradients"]["sent"], data["gradients"]["unsent"]
-    if not sent and not unsent:
+    if not unsent:
         return []
-    text = f"{words.size(sent)} of gradients were communicated by all ranks together"
-    if unsent:
-        text += (
-            f"; {words.size(unsent)} ({words.percent(unsent / (sent + unsent))}) were left out, as no rank used them"
-        )
-    return [Finding("time", PLAIN, f"{text}.")]
+    text = (
+        f"Of {words.size(sent + unsent)} of gradients {words.size(unsent)} ({words.percent(unsent / (sent + unsent))})"
+        " were not communicated, as no rank used them."
+    )
+    return [Finding("time", GOOD, text)]
 
 
 def rows(data: Data) -> List[Dict[str, Any]]:
     """Return the findings as plain data, for ``--json``."""
     return [each._asdict() for each in findings(data)]
-
-
-def first(values: List[Optional[float]]) -> Optional[float]:
-    """Return the first value that is known."""
-    return next((value for value in values if value is not None), None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from ddpfix.trace import clean
+from ddpfix.trace import clean, processes
 from ddpfix.trace.reader import Run
 
 # Texts that differ; ranks that are named a text.
@@ -28,7 +28,7 @@ class Seen:
             self.step, self.time = step, time
 
     def data(self) -> Dict[str, Any]:
-        return {"times": self.count, "ranks": self.ranks, "of_ranks": self._all, "step": self.step}
+        return {"times": self.count, "ranks": self.ranks, "of_ranks": self._all, "step": self.step, "time": self.time}
 
 
 class Logged:
@@ -40,6 +40,10 @@ class Logged:
         self.world_size = 0
         self.ends: Dict[str, List[int]] = {}
         self.left_out = 0
+        # The last moment of any rank, in unix seconds; ranks without an end whose process this machine knows to have
+        # exited.
+        self.until: Optional[float] = None
+        self.exited: List[int] = []
         self._events: Dict[Tuple[str, str], Seen] = {}
         self._settings: Dict[Tuple[str, str, str, str], Seen] = {}
         self._patches: Dict[Tuple[str, str, str], Seen] = {}
@@ -56,6 +60,11 @@ class Logged:
             self.hosts[host] = self.hosts.get(host, 0) + 1
         how = "no last line" if run.end is None else clean.text(run.end.get("how"))
         self.ends.setdefault(how if how in self.ends or len(self.ends) < TEXTS else "other", []).append(run.rank)
+        if run.end is None and processes.has_exited(header.get("pid"), header.get("host")):
+            self.exited.append(run.rank)
+        moments = [row.get("time") for row in (*clean.rows(run.events)[-1:], clean.table(run.end))]
+        known = list(filter(None, map(clean.number, [*moments, *run.steps["time"][-1:]])))
+        self.until = max([*known, *([self.until] if self.until else [])], default=None)
         self._lines(run, header)
 
     def _lines(self, run: Run, header: Dict[str, Any]) -> None:
@@ -83,7 +92,8 @@ class Logged:
     def data(self) -> Dict[str, Any]:
         """Return all of it as plain data."""
         return {
-            "environment": {**self.header, "world_size": self.world_size, "hosts": self.hosts},
+            "environment": {**self.header, "world_size": self.world_size, "hosts": self.hosts, "until": self.until},
+            "ranks_exited": self.exited,
             "ddpfix_settings": self.header.get("settings", []),
             "settings": _rows(self._settings, ("name", "requested", "effective", "note")),
             "patches": _rows(self._patches, ("id", "state", "reason")),

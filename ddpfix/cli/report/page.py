@@ -11,21 +11,21 @@ import hashlib
 import html
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Optional, Sequence
 
-from ddpfix import __version__
-from ddpfix.cli.report import compare, figures, findings, tables, words
+from ddpfix.cli.report import compare, figures, findings, head, tables
 from ddpfix.cli.report.figures.figure import TABLE_ROWS, Figure, Table
+from ddpfix.cli.report.finding import BAD, GOOD, PLAIN, Finding
 
 Data = Dict[str, Any]
 _ASSETS = Path(__file__).with_name("assets")
-_LEVELS = {findings.BAD: "Look at this", findings.PLAIN: "To know", findings.GOOD: "Fine"}
+_LEVELS = {BAD: "Needs attention", PLAIN: "Note", GOOD: "OK"}
 _PARTS = (
-    ("layers", "Layers that were skipped"),
-    ("time", "Time of each rank"),
+    ("layers", "Skipped layers"),
+    ("time", "Time"),
     ("memory", "Memory"),
-    ("unused", "Unused parameters"),
     ("loss", "Loss"),
+    ("unused", "Unused parameters"),
 )
 
 
@@ -95,34 +95,24 @@ def _id(run: int, figure: Figure) -> str:
 
 
 def _body(runs: Sequence[Data], drawn: Sequence[Sequence[Figure]], title: str) -> str:
-    parts = [_part(subject, heading, runs, drawn) for subject, heading in _PARTS]
-    shown = [(subject, heading) for (subject, heading), part in zip(_PARTS, parts) if part]
+    parts = {subject: parts_of(subject, runs, drawn) for subject, _ in _PARTS}
+    shown = [(subject, heading) for subject, heading in _PARTS if parts[subject]]
     links = [("findings", "Findings"), *([("ratios", "Ratios")] if len(runs) == 2 else []), *shown, *tables.PARTS]
     listed = "".join(f'<li><a href="#{name}">{text(heading)}</a></li>' for name, heading in links)
     return "\n".join(
         [
             '<a class="skip" href="#main">To the findings</a>',
-            "<header>",
-            f"<h1>{text(title)}</h1>",
-            f"<p>A report of ddpfix {text(__version__)}. {' '.join(_intro(data) for data in runs)}</p>",
-            '<button type="button" id="theme">Dark colours</button>',
-            "</header>",
+            head.make(runs, title),
             f'<nav aria-label="Parts of this page"><ul>{listed}</ul></nav>',
-            '<main id="main">',
+            f'<main id="main" class="{"two" if len(runs) == 2 else "one"}">',
             _section("findings", "Findings", _columns(runs, [_findings(data) for data in runs])),
             _ratios(runs) if len(runs) == 2 else "",
-            *parts,
-            *(
-                _section(name, heading, _columns(runs, [tables.make(name, d) for d in runs]))
-                for name, heading in tables.PARTS
-            ),
+            *(_section(subject, heading, parts[subject]) for subject, heading in shown),
+            _absent(runs, [subject for subject, heading in _PARTS if not parts[subject]]),
+            *(_section(name, heading, tables.make(name, runs)) for name, heading in tables.PARTS),
             "</main>",
         ]
     )
-
-
-def _intro(data: Data) -> str:
-    return text(f"{data['name']}: {words.count(data['ranks'], 'rank')}, {words.count(data['steps'], 'step')}.")
 
 
 def _section(name: str, heading: str, content: str) -> str:
@@ -139,11 +129,21 @@ def _columns(runs: Sequence[Data], contents: Sequence[str]) -> str:
 
 
 def _findings(data: Data) -> str:
-    items = [
-        f'<li class="{each.level}"><strong>{_LEVELS[each.level]}:</strong> {text(each.text)}</li>'
-        for each in findings.findings(data)
-    ]
-    return f'<ul class="findings">{"".join(items)}</ul>'
+    return f'<ul class="findings">{"".join(map(_finding, findings.findings(data)))}</ul>'
+
+
+def _finding(each: Finding) -> str:
+    more = "".join(f"<li>{_line(line)}</li>" for line in each.lines)
+    below = f"<ul>{more}</ul>" if more else ""
+    return f'<li class="{each.level}"><strong>{_LEVELS[each.level]}:</strong> {text(each.text)}{below}</li>'
+
+
+def _line(line: str) -> str:
+    """Return a line below a finding: its first word stands out, and what can be pasted is code."""
+    said, *code = line.split("\n")
+    label, colon, rest = said.partition(": ")
+    first = f'<span class="label">{text(label[:1].upper() + label[1:])}:</span> {text(rest)}' if colon else text(said)
+    return first + (f"<pre><code>{text(chr(10).join(code))}</code></pre>" if code else "")
 
 
 def _ratios(runs: Sequence[Data]) -> str:
@@ -153,36 +153,79 @@ def _ratios(runs: Sequence[Data]) -> str:
     return _section("ratios", "Ratios", table)
 
 
-def _part(subject: str, heading: str, runs: Sequence[Data], drawn: Sequence[Sequence[Figure]]) -> str:
-    """Return the figures about one subject; empty where no run has one."""
-    contents: List[str] = []
-    for number, (data, mine) in enumerate(zip(runs, drawn)):
-        found = findings.of(subject, data)
-        shown = [_figure(number, figure, found, data["name"]) for figure in mine if figure.subject == subject]
-        said = f"<p>{text(found)}</p>" if found else ""
-        contents.append(said + "".join(shown) if shown else f"{said}<p>The trace has nothing to draw here.</p>")
-    has_any = any(figure.subject == subject for mine in drawn for figure in mine)
-    return _section(subject, heading, _columns(runs, contents)) if has_any else ""
+def _absent(runs: Sequence[Data], subjects: Sequence[str]) -> str:
+    """Return one sentence about the parts that have no figure in any run."""
+    headings = dict(_PARTS)
+    found = [f"{headings[subject]} ({_why(subject, runs)})" for subject in subjects]
+    return f'<p class="absent">Without a figure: {text("; ".join(found))}.</p>' if found else ""
 
 
-def _figure(run: int, figure: Figure, found: str, name: str) -> str:
-    place = _id(run, figure)
-    said = f"{figure.title}, {name}. {found} The numbers are in the table below."
-    legend = "".join(
-        f'<li><span class="swatch" style="background:{colour}"></span>{text(meaning)}</li>'
-        for colour, meaning in figure.legend
+def _why(subject: str, runs: Sequence[Data]) -> str:
+    reasons = {data["name"]: figures.why(subject, data) for data in runs}
+    if len(set(reasons.values())) == 1:
+        return next(iter(reasons.values()))
+    return ", ".join(f"{name}: {reason}" for name, reason in reasons.items())
+
+
+def parts_of(subject: str, runs: Sequence[Data], drawn: Sequence[Sequence[Figure]]) -> str:
+    """Return the figures about one subject, those of the same name together; empty where no run has one."""
+    mine = [{figure.name: figure for figure in each if figure.subject == subject} for each in drawn]
+    names = list(dict.fromkeys(name for each in mine for name in each))
+    if not names:
+        return ""
+    found = [findings.of(subject, data) for data in runs]
+    said = [f"{data['name']}: {each}" if len(runs) > 1 else each for data, each in zip(runs, found) if each]
+    groups = [_group(runs, [each.get(name) for each in mine], found, len(names) > 1) for name in names]
+    sentences = "".join(f'<p class="said">{text(each)}</p>' for each in said)
+    return f'{sentences}<div class="groups">{"".join(groups)}</div>'
+
+
+def _group(
+    runs: Sequence[Data], mine: Sequence[Optional[Figure]], found: Sequence[str], is_one_of_several: bool
+) -> str:
+    """Return the same figure of all runs; what holds for all of them stands there once."""
+    there = [figure for figure in mine if figure is not None]
+    shared = all((each.about, each.legend) == (there[0].about, there[0].legend) for each in there)
+    title = f"<h3>{text(there[0].title)}</h3>" if is_one_of_several else ""
+    about = f'<p class="about">{text(there[0].about)}</p>' if shared else ""
+    cells = "".join(
+        f"<p>{text(data['name'])}: no figure ({figures.why(there[0].subject, data)}).</p>"
+        if figure is None
+        else _figure(number, figure, said, data["name"] if len(runs) > 1 else "", shared)
+        for number, (data, figure, said) in enumerate(zip(runs, mine, found))
     )
+    legend = _legend(there[0]) if shared else ""
+    return f'<div class="group">{title}{about}<div class="columns">{cells}</div>{legend}</div>'
+
+
+def _figure(run: int, figure: Figure, found: str, name: str, shared: bool) -> str:
+    place = _id(run, figure)
+    said = f"{figure.title}{', ' if name else ''}{name}. {found} The numbers are in the table below."
+    caption = text(name) if shared else f"<strong>{text(name)}</strong> {text(figure.about)}"
     return "".join(
         [
-            f'<figure aria-labelledby="{place}-title">',
-            f'<figcaption><strong id="{place}-title">{text(figure.title)}</strong> {text(figure.about)}</figcaption>',
+            "<figure>",
+            f"<figcaption>{caption}</figcaption>" if caption else "",
             _choice(place, figure),
             f'<div class="plot" id="{place}" role="img" tabindex="0" aria-label="{text(said)}"></div>',
-            f'<ul class="legend">{legend}</ul>' if legend else "",
-            f"<details><summary>The numbers: {text(figure.title)}</summary>{_numbers(figure)}</details>",
+            "" if shared else _legend(figure),
+            f"<details><summary>Numbers<span> of {text(figure.title)}</span></summary>{_numbers(figure)}</details>",
             "</figure>",
         ]
     )
+
+
+def _legend(figure: Figure) -> str:
+    if figure.is_scale:
+        colours = ", ".join(colour for colour, _ in figure.legend)
+        ends = "".join(f"<li>{text(meaning)}</li>" for _, meaning in figure.legend)
+        bar = f'<span style="background:linear-gradient(to right, {colours})"></span>'
+        return f'<div class="scale">{bar}<ul>{ends}</ul></div>'
+    items = "".join(
+        f'<li><span class="swatch" style="background:{colour}"></span>{text(meaning)}</li>'
+        for colour, meaning in figure.legend
+    )
+    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def _choice(place: str, figure: Figure) -> str:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import html
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ddpfix.cli.report import words
 from ddpfix.cli.report.figures.figure import Table
 
 Data = Dict[str, Any]
-PARTS = (("settings", "Settings"), ("done", "What ddpfix did"), ("ranks", "Ranks and environment"))
+PARTS = (("settings", "Settings"), ("done", "What ddpfix did"), ("ranks", "Ranks"))
 # Rows of a table on the page.
 MOST = 200
+_DEFAULT = "default"
 
 
-def make(name: str, data: Data) -> str:
+def make(name: str, runs: Sequence[Data]) -> str:
     """Return the content of one part."""
-    return _MAKERS[name](data)
+    return _MAKERS[name](runs)
 
 
 def table(content: Table, caption: str) -> str:
@@ -27,7 +28,7 @@ def table(content: Table, caption: str) -> str:
         + f'<th scope="row">{_text(row[0])}</th>'
         + "".join(f"<td>{_text(cell)}</td>" for cell in row[1:])
         + "</tr>"
-        for row in content.rows
+        for row in content.rows[:MOST]
     )
     label = _text(f"Table: {caption}")
     return (
@@ -40,23 +41,65 @@ def _text(value: Any) -> str:
     return html.escape(str(value), quote=True)
 
 
-def _settings(data: Data) -> str:
-    rows = [
-        [each["name"], each["requested"] or "-", each["effective"] or "-", each["note"] or "-", _who(each, data)]
-        for each in data["settings"]
-    ]
-    parts = []
-    if rows:
-        parts.append(
-            table(Table(["setting", "requested", "in effect", "note", "ranks"], rows[:MOST]), "Settings of the toolkit")
-        )
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{_text(summary)}</summary>{content}</details>"
+
+
+def _each(runs: Sequence[Data], of: Callable[[Data], str]) -> str:
+    """Return the same for each run, beside each other where the screen is wide enough."""
+    if len(runs) == 1:
+        return of(runs[0])
+    parts = [f"<div><h3>{_text(data['name'])}</h3>{of(data)}</div>" for data in runs]
+    return f'<div class="columns">{"".join(parts)}</div>'
+
+
+def _settings(runs: Sequence[Data]) -> str:
+    return _of_toolkits(runs) + _of_ddpfix(runs)
+
+
+def _of_toolkits(runs: Sequence[Data]) -> str:
+    caption = "Settings of the toolkit"
+    if len(runs) == 1:
+        rows = [
+            [each["name"], each["requested"] or "-", each["effective"] or "-", each["note"] or "-", _who(each, runs[0])]
+            for each in runs[0]["settings"]
+        ]
+        heads = ["setting", "requested", "in effect", "note", "ranks"]
     else:
-        parts.append("<p>No setting of a toolkit was seen to be asked for.</p>")
-    changed = [[each["name"], each["value"], each["from"]] for each in data["ddpfix_settings"]]
-    changed.sort(key=lambda row: row[2] == "default")
-    if changed:
-        parts.append(table(Table(["setting", "value", "from"], changed), "Settings of ddpfix"))
-    return "".join(parts)
+        found: Dict[str, List[str]] = {}
+        for place, data in enumerate(runs):
+            for each in data["settings"]:
+                found.setdefault(each["name"], ["-"] * len(runs))[place] = _in_effect(each)
+        rows = [[name, *values] for name, values in found.items()]
+        heads = ["setting", *(data["name"] for data in runs)]
+    return table(Table(heads, rows), caption) if rows else "<p>ddpfix saw no setting of a toolkit.</p>"
+
+
+def _in_effect(setting: Data) -> str:
+    note = f"; {setting['note']}" if setting["note"] else ""
+    return f"{setting['effective']} (requested: {setting['requested'] or '-'}{note})"
+
+
+def _of_ddpfix(runs: Sequence[Data]) -> str:
+    """Return the settings that some run has changed, and the others where they can be opened."""
+    found: Dict[str, List[Tuple[str, str]]] = {}
+    for place, data in enumerate(runs):
+        for each in data["ddpfix_settings"]:
+            if each["name"] == "trace":
+                # Each traced run has it.
+                continue
+            values = found.setdefault(each["name"], [("-", "-")] * len(runs))
+            values[place] = (each["value"], each["from"])
+    changed = [name for name, values in found.items() if any(source != _DEFAULT for _, source in values)]
+    heads = ["setting", *(data["name"] for data in runs)] if len(runs) > 1 else ["setting", "value (from)"]
+    rows = [[name, *(f"{value} ({source})" for value, source in found[name])] for name in changed]
+    shown = table(Table(heads, rows), "Settings of ddpfix") if rows else ""
+    rest = [[name, *(value for value, _ in values)] for name, values in found.items() if name not in changed]
+    if not rest:
+        return shown
+    heads = [heads[0], *(data["name"] for data in runs)] if len(runs) > 1 else ["setting", "value"]
+    caption = "Settings of ddpfix that have their defaults"
+    return shown + _folded(f"{words.count(len(rest), 'setting')} with the default", table(Table(heads, rest), caption))
 
 
 def _who(seen: Data, data: Data) -> str:
@@ -65,63 +108,73 @@ def _who(seen: Data, data: Data) -> str:
     return words.ranks(seen["ranks"], seen["of_ranks"])
 
 
-def _done(data: Data) -> str:
+def _done(runs: Sequence[Data]) -> str:
+    return _each(runs, _done_in)
+
+
+def _done_in(data: Data) -> str:
     parts = []
-    if data["patches"]:
-        parts.append(_patches(data))
-    else:
-        parts.append("<p>The trace has no list of patches.</p>")
-    if data["events"]:
-        rows = [
-            [each["text"], each["level"], _step(each), f"{each['times']:,}", _who(each, data)]
-            for each in data["events"]
-        ]
-        parts.append(table(Table(["line", "level", "first in step", "times", "ranks"], rows[:MOST]), "Lines of ddpfix"))
+    said = [
+        [each["text"], each["level"], _step(each), f"{each['times']:,}", _who(each, data)] for each in data["events"]
+    ]
+    heads = ["line", "level", "first in step", "times", "ranks"]
+    serious = [row for row in said if row[1] != "info"]
+    if serious:
+        parts.append(table(Table(heads, serious), "Warnings and errors of ddpfix"))
+    if len(said) > len(serious):
+        lines = [row for row in said if row[1] == "info"]
+        parts.append(
+            _folded(f"{words.count(len(lines), 'line')} of ddpfix", table(Table(heads, lines), "Lines of ddpfix"))
+        )
+    parts.append(_patches(data) if data["patches"] else "<p>The trace has no list of fixes.</p>")
     if data["stalls"]:
         rows = [[each["phase"], _step(each), f"{each['times']:,}", _who(each, data)] for each in data["stalls"]]
-        parts.append(table(Table(["where", "first in step", "times", "ranks"], rows[:MOST]), "Seconds at one place"))
+        places = table(Table(["where", "first in step", "times", "ranks"], rows), "Two seconds or more at one place")
+        parts.append(_folded(f"{words.count(len(rows), 'place')} at which ranks stood for two seconds or more", places))
     if data["texts_left_out"]:
         parts.append(f"<p>{data['texts_left_out']:,} lines with further texts are in the trace.</p>")
     return "".join(parts)
 
 
 def _patches(data: Data) -> str:
-    """Return the patches that did something, and the others where they can be opened."""
+    """Return the fixes that were ready, and the others; both can be opened."""
     rows = [[each["id"], each["state"], each["reason"], _who(each, data)] for each in data["patches"]]
-    acted = [row for row in rows if row[1] in ("applied", "registered")]
-    others = [row for row in rows if row not in acted]
-    heads = ["patch", "state", "why", "ranks"]
-    shown = table(Table(heads, acted[:MOST]), "Patches") if acted else "<p>No patch was applied.</p>"
+    ready = [row for row in rows if row[1] in ("applied", "registered")]
+    others = [row for row in rows if row not in ready]
+    heads, found = ["fix", "state", "reason", "ranks"], ""
+    if ready:
+        found += _folded(
+            f"{len(ready):,} fix{'' if len(ready) == 1 else 'es'} ready",
+            table(Table(heads, ready), "Fixes that were ready"),
+        )
     if others:
-        more = table(Table(heads, others[:MOST]), "Patches that did nothing here")
-        shown += f"<details><summary>{len(others):,} patches that did nothing here, and why</summary>{more}</details>"
-    return shown
+        caption = "Fixes that were not needed or not possible"
+        found += _folded(f"{len(others):,} that were not needed or not possible", table(Table(heads, others), caption))
+    return found
 
 
 def _step(seen: Data) -> str:
     return "-" if seen["step"] is None else f"{seen['step']:,}"
 
 
-def _ranks(data: Data) -> str:
-    environment = data["environment"]
-    versions = [
-        ("ddpfix", environment.get("ddpfix")),
-        ("Python", environment.get("python")),
-        ("torch", environment.get("torch")),
-    ]
-    versions += sorted(environment.get("toolkits", {}).items())
-    hosts = [f"{host} ({words.count(number, 'rank')})" for host, number in environment["hosts"].items() if host]
+def _ranks(runs: Sequence[Data]) -> str:
+    return _each(runs, _ranks_of)
+
+
+def _ranks_of(data: Data) -> str:
+    hosts = [f"{host} ({words.count(number, 'rank')})" for host, number in data["environment"]["hosts"].items() if host]
+    sent, unsent = data["gradients"]["sent"], data["gradients"]["unsent"]
     rows: List[Sequence[str]] = [
-        ("command", environment.get("command") or words.UNKNOWN),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions if version)),
+        ("command", data["environment"].get("command") or words.UNKNOWN),
         ("hosts", words.listed(hosts, 8) or words.UNKNOWN),
         ("ranks", f"{data['ranks']:,} with a trace, of {data['world_size']:,}"),
-        ("processes before these", f"{data['earlier_processes']:,}"),
     ]
-    ended = [[each["how"], words.ranks(each["ranks"])] for each in data["ends"]]
-    return table(Table(["what", "value"], rows), "Environment") + table(
-        Table(["how", "ranks"], ended[:MOST]), "How ranks ended"
-    )
+    if data["earlier_processes"]:
+        rows.append(("earlier processes", f"{data['earlier_processes']:,} in the same folder"))
+    if sent or unsent:
+        rows.append(("gradients communicated", f"{words.size(sent)}, all ranks together"))
+    rows += [(f"end of {words.ranks(each['ranks'])}", each["how"]) for each in data["ends"]]
+    return table(Table(["name", "value"], rows), "Command, hosts and ends")
 
 
-_MAKERS: Dict[str, Callable[[Data], str]] = {"settings": _settings, "done": _done, "ranks": _ranks}
+_MAKERS: Dict[str, Callable[[Sequence[Data]], str]] = {"settings": _settings, "done": _done, "ranks": _ranks}

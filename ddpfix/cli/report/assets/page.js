@@ -3,10 +3,10 @@
   const root = document.documentElement;
   const specs = JSON.parse(document.getElementById("figures").textContent);
   const button = document.getElementById("theme");
-  const narrow = matchMedia("(max-width: 40rem)").matches;
+  const narrow = matchMedia("(max-width: 40rem)");
   const touch = matchMedia("(pointer: coarse)").matches;
   // Plotly's own buttons cannot be inside of an image, which is what a figure is to a screen reader.
-  const config = { responsive: true, displayModeBar: false };
+  const config = { displayModeBar: false };
 
   function theme(dark) {
     root.dataset.theme = dark ? "dark" : "light";
@@ -66,7 +66,11 @@
   function draw(spec) {
     const style = getComputedStyle(root);
     const { data, layout } = coloured({ data: spec.data, layout: spec.layout }, style);
-    if (touch || narrow) layout.dragmode = false;
+    if (touch || narrow.matches) layout.dragmode = false;
+    if (narrow.matches) {
+      layout.height = spec.compact;
+      layout.font.size = 10;
+    }
     return Plotly.react(spec.id, data, layout, config);
   }
 
@@ -90,6 +94,36 @@
     }
     hover(spec);
   }
+  // The bar of links: the part that is read is marked, and its link is in sight.
+  const links = [...document.querySelectorAll("nav a")];
+  const parts = links.map((link) => document.getElementById(link.hash.slice(1)));
+  let marked = null;
+  function mark() {
+    const atEnd = innerHeight + scrollY >= root.scrollHeight - 2;
+    const reached = parts.filter((part) => part.getBoundingClientRect().top < innerHeight / 3).length;
+    const link = links[atEnd ? links.length - 1 : Math.max(0, reached - 1)];
+    if (link === marked) return;
+    if (marked) marked.removeAttribute("aria-current");
+    marked = link;
+    link.setAttribute("aria-current", "location");
+    const bar = link.closest("ul");
+    bar.scrollLeft = link.offsetLeft - (bar.clientWidth - link.offsetWidth) / 2;
+  }
+  let asked = false;
+  addEventListener("scroll", () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => { asked = false; mark(); });
+  }, { passive: true });
+  mark();
+
+  // A figure is as wide as its card, whatever has changed that.
+  const cards = new ResizeObserver((entries) => {
+    for (const { target } of entries) if (target.data && target.clientWidth) Plotly.Plots.resize(target);
+  });
+  for (const spec of specs) cards.observe(document.getElementById(spec.id));
+  narrow.addEventListener("change", drawAll);
+
   const prefers = matchMedia("(prefers-color-scheme: dark)");
   theme(prefers.matches);
   prefers.addEventListener("change", (event) => { theme(event.matches); drawAll(); });

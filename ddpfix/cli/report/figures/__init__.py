@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
-from ddpfix.cli.report.figures import layers, memory, parameters, scales, seconds
+from ddpfix.cli.report.figures import absent, layers, memory, parameters, scales, seconds
 from ddpfix.cli.report.figures.figure import Figure
 
+why = absent.why
 # In the order of the page.
 _MAKERS = (layers.make, seconds.make, memory.make, parameters.make)
 

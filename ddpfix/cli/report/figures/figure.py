@@ -33,9 +33,10 @@ class Figure(NamedTuple):
         subject: the part of the page that it belongs to.
         title: of the figure.
         about: how it is read.
-        spec: ``data`` and ``layout`` for plotly.js, and ``meta`` for the page.
+        spec: ``data`` and ``layout`` for plotly.js, ``meta`` for the page, and ``compact``, the height on a phone.
         table: the numbers.
         legend: a colour and its meaning, each.
+        is_scale: whether colours between those of the legend stand for what lies between.
         choice: a label and the names to choose from, where the figure shows one of several.
     """
 
@@ -46,6 +47,7 @@ class Figure(NamedTuple):
     spec: Dict[str, Any]
     table: Table
     legend: Sequence[Tuple[str, str]] = ()
+    is_scale: bool = False
     choice: Optional[Tuple[str, Sequence[str], int]] = None
 
 
@@ -141,8 +143,15 @@ def heatmap(
         "autorange": "reversed",
         "showgrid": False,
     }
-    height = max(180, min(560, 90 + (16 if len(labels) <= 30 else 9) * len(labels)))
-    drawn = layout("step", "", height, xaxis={"showgrid": False}, yaxis=axis)
+    many = len(labels) > 30
+    height = max(120, min(560, 70 + (9 if many else 16) * len(labels)))
+    compact = max(110, min(360, 70 + (6 if many else 11) * len(labels)))
+    drawn = layout("step", "", height, xaxis={"showgrid": False, **whole_ticks(columns)}, yaxis=axis)
     hover = {**meta, "columns": steps_of(columns, last), "rows": [label(each, 60) for each in labels]}
-    found: Data = tidy({"data": [trace], "layout": drawn, "meta": hover})
+    found: Data = tidy({"data": [trace], "layout": drawn, "meta": hover, "compact": compact})
     return found
+
+
+def whole_ticks(columns: Sequence[Sequence[int]]) -> Dict[str, Any]:
+    """Return what keeps an axis of few steps from halves of them."""
+    return {"dtick": 1} if columns and columns[-1][1] <= 10 else {}

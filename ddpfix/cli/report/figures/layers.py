@@ -29,7 +29,7 @@ _LEGEND = (
 
 def make(data: Data, most: Scales) -> List[Figure]:
     layers = data["layers"]
-    if layers is None or not layers["columns"]:
+    if layers is None or not layers["columns"] or not layers["mean_skipped"]:
         return []
     names = layer_names(layers["names"])
     exact = all(first == last for first, last in [*layers["columns"], *layers["rank_rows"]])
@@ -109,7 +109,7 @@ def _ranks(data: Data, names: Sequence[str]) -> Figure:
         spec,
         Table(["ranks", "layers skipped of all"], rows),
         _LEGEND,
-        ("Layer", names, worst),
+        choice=("Layer", names, worst),
     )
 
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddpfix.cli.report import words
-from ddpfix.cli.report.figures.figure import Data, Figure, Table, centres, layout, rank_rows, tidy
+from ddpfix.cli.report.figures.figure import Data, Figure, Table, centres, layout, rank_rows, tidy, whole_ticks
 from ddpfix.cli.report.figures.scales import Scales
 
 # A line a rank up to so many; of more, the most, the median and the least.
@@ -16,7 +16,7 @@ _COLOURS = ("var(--forward)", "var(--optimizer)", "var(--data)", "var(--backward
 
 def make(data: Data, most: Scales) -> List[Figure]:
     memory = data["memory"]
-    if not memory["records"]:
+    if not memory["records"] or len(data["columns"]) < 2:
         return []
     x = centres(data["columns"])
     lines = _each(data, x) if len(memory["peak"]) <= LINES else _band(memory["peak"], x)
@@ -24,13 +24,18 @@ def make(data: Data, most: Scales) -> List[Figure]:
     drawn = layout(
         "step",
         f"{what}, GiB",
-        340,
+        260,
+        xaxis=whole_ticks(data["columns"]),
         yaxis={"range": [0, most.gib]},
         hovermode="x",
         annotations=_notes(memory["records"]),
     )
-    spec = tidy({"data": [*lines, _records(memory["records"])], "layout": drawn, "meta": {"kind": "plain"}})
-    about = "The most so far. A diamond is a step that raised the peak of the whole run, with its largest batch."
+    spec = tidy(
+        {"data": [*lines, _records(memory["records"])], "layout": drawn, "meta": {"kind": "plain"}, "compact": 180}
+    )
+    about = (
+        "The highest so far. A diamond is a step that raised the peak of the whole run; hover shows its largest batch."
+    )
     if memory["of"] == "process":
         about += " There was no GPU: this is the resident memory of each process."
     legend = [*((line["line"]["color"], line["name"]) for line in lines), ("var(--alone)", "a new peak")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ddpfix.cli.report import words
-from ddpfix.cli.report.figures.figure import Data, Figure, Table, centres, heatmap, layout, tidy
+from ddpfix.cli.report.figures.figure import Data, Figure, Table, centres, heatmap, layout, tidy, whole_ticks
 from ddpfix.cli.report.figures.scales import Scales
 
 # Groups of parameters in the figure.
@@ -19,7 +19,7 @@ def make(data: Data, most: Scales) -> List[Figure]:
 
 def _unused(data: Data) -> List[Figure]:
     groups = data["unused"]["groups"]
-    if not groups:
+    if not groups or len(data["columns"]) < 2:
         return []
     shown = groups[:SHOWN]
     labels = [each["name"].replace(" parameters)", ")") for each in shown]
@@ -45,7 +45,7 @@ def _unused(data: Data) -> List[Figure]:
 
 def _loss(data: Data, ends: Tuple[float, float]) -> List[Figure]:
     loss = data["series"]["loss"]
-    if not any(value is not None for value in loss["mean"]):
+    if sum(value is not None for value in loss["mean"]) < 2:
         return []
     x = centres(data["columns"])
     band = data["ranks"] > 1 or data["steps"] > len(data["columns"])
@@ -66,8 +66,11 @@ def _loss(data: Data, ends: Tuple[float, float]) -> List[Figure]:
     spec = tidy(
         {
             "data": [*traces, mean],
-            "layout": layout("step", "loss", 300, yaxis={"range": list(ends)}, hovermode="x"),
+            "layout": layout(
+                "step", "loss", 260, xaxis=whole_ticks(data["columns"]), yaxis={"range": list(ends)}, hovermode="x"
+            ),
             "meta": {"kind": "plain"},
+            "compact": 170,
         }
     )
     about = "The line is the mean of the ranks; the band, the smallest and the largest."

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.cli.report import words
+
+# A value of so many times the median of its row is an outlier; colours go at least this far from the median.
+_OUTLYING, _SPREAD = 4.0, 0.3
+# Of each row, the largest value but for one in twenty has a colour of its own.
+_KEPT = 0.95
 
 
 class Scales(NamedTuple):
@@ -12,13 +18,13 @@ class Scales(NamedTuple):
 
     Attributes:
         seconds: the longest step of a rank, as a mean.
-        own: the longest own work of a rank in a column of steps, without the longest hundredth of them.
+        own: the ends of the colours of a rank's own work.
         gib: the most memory of a rank.
         loss: the smallest and the largest loss.
     """
 
     seconds: float
-    own: float
+    own: Tuple[float, float]
     gib: float
     loss: Tuple[float, float]
 
@@ -26,14 +32,13 @@ class Scales(NamedTuple):
 def of(runs: Sequence[Dict[str, Any]]) -> Scales:
     """Return the ends that hold all runs."""
     totals = [each["total"] for data in runs for each in data["time"]["per_rank"]]
-    own = max((_without_longest(data["time"]["own"]) for data in runs), default=0.0)
     peaks = [record["bytes"] for data in runs for record in data["memory"]["records"]]
     low = [value for data in runs for value in data["series"]["loss"]["low"]]
     high = [value for data in runs for value in data["series"]["loss"]["high"]]
     ends = (min(_known(low), default=0.0), max(_known(high), default=1.0))
     return Scales(
         max(_known(totals), default=0.0) * 1.03 or 1.0,
-        own or 1.0,
+        robust([row for data in runs for row in data["time"]["own"]]),
         max(_known(peaks), default=0.0) / words.GIB * 1.08 or 1.0,
         (ends[0] - 0.04 * (ends[1] - ends[0]), ends[1] + 0.04 * (ends[1] - ends[0])),
     )
@@ -43,7 +48,23 @@ def _known(values: Iterable[Optional[float]]) -> List[float]:
     return [value for value in values if value is not None]
 
 
-def _without_longest(rows: Sequence[Sequence[Optional[float]]]) -> float:
-    """Return the top of a scale on which one column that took long does not leave all else in one colour."""
-    known = sorted(_known(value for row in rows for value in row))
-    return known[min(len(known) - 1, int(len(known) * 0.99))] if known else 0.0
+def robust(rows: Sequence[Sequence[Optional[float]]]) -> Tuple[float, float]:
+    """Return the ends of a colour scale around the median that some outliers do not flatten.
+
+    Args:
+        rows: of a heat map. A row that is slow as a whole is no outlier: each is judged by its own median.
+    """
+    found = [sorted(_known(row)) for row in rows]
+    everything = [value for row in found for value in row]
+    if not everything or median(everything) <= 0:
+        return 0.0, max(everything, default=0.0) or 1.0
+    middle = median(everything)
+    top = max([middle * (1 + _SPREAD), *(_usual_end(row) for row in found if row)])
+    return max(0.0, 2 * middle - top), top
+
+
+def _usual_end(row: Sequence[float]) -> float:
+    """Return the largest value of a sorted row but for outliers."""
+    limit = _OUTLYING * median(row)
+    usual = [value for value in row if value <= limit] or row
+    return usual[int(_KEPT * (len(usual) - 1))]

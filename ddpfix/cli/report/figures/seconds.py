@@ -25,7 +25,7 @@ def make(data: Data, most: Scales) -> List[Figure]:
     if data["time"]["mean"]["total"] is None:
         return []
     figures = [_bars(data, most.seconds)]
-    if any(value is not None for row in data["time"]["own"] for value in row):
+    if any(sum(value is not None for value in row) > 1 for row in data["time"]["own"]):
         figures.append(_map(data, most.own))
     return figures
 
@@ -54,18 +54,17 @@ def _bars(data: Data, longest: float) -> Figure:
     drawn = layout(
         "seconds a step",
         "",
-        max(180, min(620, 110 + 22 * len(groups))),
+        max(130, min(620, 70 + 26 * len(groups))),
         barmode="stack",
         bargap=0.25,
         xaxis={"range": [0, longest]},
         yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
     )
-    about = (
-        "The mean over all steps but the first of each process. The backward is shown without the wait for other ranks."
-    )
+    about = "Mean seconds of a step, without the first step of each process. The backward does not include the wait."
     if len(time["per_rank"]) > BARS:
         about += " A bar is the mean of neighbouring ranks; the straggler has one of its own."
-    spec = tidy({"data": traces, "layout": drawn, "meta": {"kind": "plain"}})
+    compact = max(100, min(520, 60 + 20 * len(groups)))
+    spec = tidy({"data": traces, "layout": drawn, "meta": {"kind": "plain"}, "compact": compact})
     legend = [(trace["marker"]["color"], trace["name"]) for trace in traces]
     return Figure("time", "time", "Where the time of each rank goes", about, spec, _table(time), legend)
 
@@ -116,11 +115,11 @@ def _table(time: Data) -> Table:
     return Table(["rank", "own work", *time["parts"], "whole step", "steps in which it was slowest"], rows)
 
 
-def _map(data: Data, most: float) -> Figure:
+def _map(data: Data, ends: Tuple[float, float]) -> Figure:
     own = data["time"]["own"]
     labels = rank_rows(data["rank_rows"])
     meta: Dict[str, Any] = {"kind": "seconds"}
-    spec = heatmap(own, data["columns"], data["steps"], labels, _SCALE, (0.0, most), meta)
+    spec = heatmap(own, data["columns"], data["steps"], labels, _SCALE, ends, meta)
     rows = [
         [label, words.seconds(_mean(row)), words.seconds(_most(row)), words.seconds(_mean(waits))]
         for label, row, waits in zip(labels, own, data["time"]["wait"])
@@ -128,16 +127,24 @@ def _map(data: Data, most: float) -> Figure:
     return Figure(
         "own",
         "time",
-        "Each rank's own work, by step",
-        "Seconds of a step without the wait for others, who wait for the warmest colour; of several, the slowest.",
+        "Own work of each rank, by step",
+        "Seconds of a step without waiting; the others wait for red. A row of several ranks has the slowest.",
         spec,
         Table(["ranks", "own work of the slowest, mean", "most", "wait, mean"], rows),
-        (
-            ("var(--ran)", "0"),
-            ("var(--skipped)", words.seconds(most / 2)),
-            ("var(--alone)", f"{words.seconds(most)} or more"),
-        ),
+        _bar(own, ends),
+        is_scale=True,
     )
+
+
+def _bar(own: Sequence[Sequence[Optional[float]]], ends: Tuple[float, float]) -> List[Tuple[str, str]]:
+    """Return the colours of the scale; its ends say so where cells lie beyond them."""
+    known = [value for row in own for value in row if value is not None]
+    low, top = ends
+    return [
+        ("var(--ran)", words.seconds(low) + (" and less" if min(known) < low else "")),
+        ("var(--skipped)", words.seconds((low + top) / 2)),
+        ("var(--alone)", words.seconds(top) + (" and more" if max(known) > top else "")),
+    ]
 
 
 def _most(values: Sequence[Optional[float]]) -> Optional[float]:

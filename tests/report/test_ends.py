@@ -1,0 +1,139 @@
+"""What the report says of ranks that failed, were killed or stood still: the cause first, with names and the fix."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+from ddpfix.cli.report import findings, page, summary
+from ddpfix.cli.report.finding import BAD, Finding
+from tests.support import ranks, traces
+from tests.support.pages import Page
+
+SCRIPT = Path(__file__).with_name("rank.py")
+ERROR = "RuntimeError: Expected to have finished reduction in the prior iteration. (train.py:12)"
+DIAGNOSIS = (
+    "2 parameters got no gradient on rank {rank} in step 7, the same on all ranks:\n    rare (all 2 parameters)\n"
+    "ddpfix: cause: rare was not called in this step\n"
+    "ddpfix: cure: paste this line (without an edit: DDPFIX_UNUSED=late):\n"
+    "    DistributedDataParallel(model, find_unused_parameters=True)"
+)
+
+
+def event(level: str, text: str, time: float) -> Dict[str, Any]:
+    return {"kind": "event", "level": level, "text": text, "time": time, "step": 7}
+
+
+def run(
+    folder: Path, events: Dict[int, List[Dict[str, Any]]], ends: Dict[int, Optional[str]], size: int = 2, **header: Any
+) -> List[Finding]:
+    """Return the findings about ranks; an end of None is a missing last line."""
+    traces.write(folder, size, 7, lines=lambda rank: events.get(rank, []), **header)
+    for rank in range(size):
+        file = folder / f"rank-{rank:05d}.jsonl"
+        lines = file.read_text().splitlines()[:-1]
+        how = ends.get(rank, "ended")
+        last = [] if how is None else [json.dumps({"kind": "end", "time": 1.7e9 + 10, "how": how})]
+        file.write_text("\n".join([*lines, *last]) + "\n")
+    return [each for each in findings.findings(summary.load(folder)) if each.subject == "ranks"]
+
+
+def test_a_failure_has_names_cause_and_fix(tmp_path: Path) -> None:
+    said = {
+        rank: [
+            event("diagnosis", DIAGNOSIS.format(rank=rank), 1.7e9 + rank),
+            event("error", f"rank 1 failed in step 8: {ERROR}", 1.7e9 + 2),
+        ]
+        for rank in (0, 1)
+    }
+    (found,) = run(tmp_path / "run", said, {0: f"failed: {ERROR}", 1: f"failed: {ERROR}"})
+    assert found.level == BAD
+    assert found.text == (
+        "Ranks 0-1 failed in step 8: 2 parameters got no gradient on rank 0 in step 7, the same on all ranks:"
+        " rare (all 2 parameters)"
+    )
+    assert found.lines == [
+        "cause: rare was not called in this step",
+        "fix: paste this line (without an edit: DDPFIX_UNUSED=late):\n"
+        "DistributedDataParallel(model, find_unused_parameters=True)",
+        f"the error: {ERROR}",
+    ]
+    source = Page(page.make([{**summary.load(tmp_path / "run")}], ""))
+    assert [element.text for element in source.named("pre")] == [
+        "DistributedDataParallel(model, find_unused_parameters=True)"
+    ]
+
+
+def test_an_error_that_the_program_catches_is_explained_too(tmp_path: Path) -> None:
+    (found,) = run(tmp_path / "run", {0: [event("diagnosis", DIAGNOSIS.format(rank=0), 1.7e9)]}, {})
+    assert found.text.startswith("An error of rank 0: 2 parameters got no gradient") and len(found.lines) == 2
+
+
+def test_a_rank_that_was_killed_comes_before_what_follows_from_it(tmp_path: Path) -> None:
+    said = "rank 1 ended without a word, last seen in step 7: process 7 on x has exited. It was ended by SIGKILL"
+    lines = [event("error", said, 1.7e9), event("error", "this rank ends because rank 1 ended (above)", 1.7e9)]
+    first, second = run(tmp_path / "run", {0: lines, 2: lines}, {0: None, 1: None, 2: None}, size=3)
+    assert first.level == BAD and first.text == f"{said[0].upper()}{said[1:]} (reported by ranks 0, 2)."
+    assert "memory" in first.lines[0]
+    assert second.level != BAD and second.text.startswith("Ranks 0, 2 left no last line")
+
+
+def test_ranks_that_end_because_of_another_one_are_no_cause(tmp_path: Path) -> None:
+    ends = {
+        0: "failed: PeerFailedError: ddpfix: rank 1 failed: KeyError: 'text' (this rank ends because of it)",
+        1: "failed: KeyError: 'text' (data.py:7)",
+        2: "failed: RuntimeError: [x.cc:1] Connection closed by peer [127.0.0.1]:5 (train.py:3)",
+    }
+    cause, others = run(tmp_path / "run", {}, dict(ends), size=3)
+    assert (cause.level, cause.text) == (BAD, "Rank 1 failed: KeyError: 'text' (data.py:7)")
+    assert others.level != BAD and others.text == "Ranks 0, 2 ended because of it."
+
+
+def test_ranks_that_waited_are_found(tmp_path: Path) -> None:
+    said = "ranks wait: rank 1 is in all_reduce, rank 0 in barrier. The job goes on waiting"
+    found = run(tmp_path / "run", {0: [event("error", said, 1.7e9)]}, {0: None, 1: None})
+    assert [each.text for each in found] == [
+        f"{said[0].upper()}{said[1:]}",
+        "The trace of ranks 0-1 has no last line: killed, or still running when this page was made.",
+    ]
+
+
+def test_a_process_that_has_exited_without_an_end_was_killed(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (found,) = run(tmp_path / "run", {}, {0: None}, size=1, pid=child.pid, host=socket.gethostname())
+    assert found.text == "Rank 0 left no last line, and the process has exited: it was killed."
+    (found,) = run(tmp_path / "there", {}, {0: None}, size=1, pid=child.pid, host="elsewhere")
+    assert found.text.endswith("killed, or still running when this page was made.")
+
+
+def trained(folder: Path, how: str) -> List[Finding]:
+    environ = {"DDPFIX": "1", "DDPFIX_UNUSED": "off", "DDPFIX_TRACE": str(folder / "trace")}
+    more = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder)}
+    code, output = ranks.run([*ranks.elastic(2), str(SCRIPT), how], ranks.environment({**environ, **more}), folder, 120)
+    assert code == 1, output
+    return [each for each in findings.findings(summary.load(folder / "trace")) if each.subject == "ranks"]
+
+
+@pytest.mark.sampled(inside=False)
+@pytest.mark.patches("torch.trace", "torch.diagnosis")
+def test_two_ranks_that_fail_leave_names_cause_and_fix_in_the_trace(tmp_path: Path) -> None:
+    first = trained(tmp_path, "unused")[0]
+    assert first.level == BAD and "failed" in first.text and "2 parameters got no gradient" in first.text
+    assert "rare" in first.text
+    assert any("find_unused_parameters=True" in line for line in first.lines if line.startswith("fix: "))
+    assert any(line.startswith("the error: RuntimeError: Expected to have finished reduction") for line in first.lines)
+
+
+@pytest.mark.sampled(inside=False)
+@pytest.mark.patches("torch.trace", "torch.failures")
+def test_of_two_ranks_the_one_that_is_killed_is_found(tmp_path: Path) -> None:
+    first = trained(tmp_path, "killed")[0]
+    assert first.level == BAD and first.text.startswith("Rank 1 ended without a word"), first
+    assert "SIGKILL" in first.text and "memory" in first.lines[0]
