@@ -69,6 +69,15 @@ def test_of_an_error_that_ddpfix_has_explained_cause_and_cure_are_told(how: str)
     )
 
 
+def test_the_explanation_is_left_out_where_it_stands_elsewhere() -> None:
+    head = "RuntimeError: Expected to have finished reduction (train.py:16)"
+    assert (
+        last_words.without_explanation(f"{head}. 1 parameter got none: b (w); cause: no (x.py:3). y; cure: z") == head
+    )
+    for text in ("IndexError: list index out of range (aug.py:12)", "ValueError: a; cause: b (c.py:1)", ""):
+        assert last_words.without_explanation(text) == text
+
+
 def test_an_error_of_a_worker_is_the_workers_own() -> None:
     def read() -> None:
         list(DataLoader(failing.Broken(), num_workers=1))

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 
 from ddpfix.cli.report import words
 from ddpfix.cli.report.finding import BAD, GOOD, PLAIN, Finding
-from ddpfix.ranks.failures.last_words import says_that_another_exited
+from ddpfix.ranks.failures.last_words import says_that_another_exited, without_explanation
 
 Data = Dict[str, Any]
 NO_END, ENDED, FAILED = "no last line", "ended", "failed: "
@@ -71,12 +71,14 @@ def _failures(data: Data) -> List[Failure]:
     for event in _events(data, "error"):
         match = _FAILURE.match(event["text"])
         if match:
-            each = found.setdefault(match[3], Failure(match[3], set(), set()))
+            text = without_explanation(match[3])
+            each = found.setdefault(text, Failure(text, set(), set()))
             each.ranks.add(int(match[1]))
             each.steps.update([int(match[2])] if match[2] else [])
     for end in data["ends"]:
         if end["how"] not in (NO_END, ENDED):
             text = end["how"][len(FAILED) :] if end["how"].startswith(FAILED) else end["how"]
+            text = without_explanation(text)
             found.setdefault(text, Failure(text, set(), set())).ranks.update(end["ranks"])
     return list(found.values())
 

@@ -21,6 +21,8 @@ _FOLLOWS = re.compile(
     r"|recvValue failed|sendBytes failed|failed to recv",
     re.IGNORECASE,
 )
+# Last words with an explanation: the error, its place, the parameters, and what follows.
+_TOLD = re.compile(r"(.*? \([^()]+:\d+\))\. .*; (?:cause|cure): ", re.DOTALL)
 # How torch passes an error of a data-loader worker on: in the message of one of the same type.
 _WORKER = "Original Traceback (most recent call last):"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -55,6 +57,12 @@ def words(error: BaseException) -> str:
     # Of torch's text no more than the sentence by which everybody knows it.
     sentence = told.partition(". ")[0][:_LENGTH].rstrip(".")
     return f"{sentence}{_place(lines)}. {explained}"[:_EXPLAINED]
+
+
+def without_explanation(text: str) -> str:
+    """Return last words without what ddpfix has added to the error, up to the place where it was raised."""
+    told = _TOLD.match(text)
+    return text if told is None else told[1]
 
 
 def call(error: BaseException) -> str:
