@@ -35,7 +35,8 @@ def wake() -> None:
         engine.switch_on()
     except (Exception, SystemExit) as error:
         # The message of a ValueError of ours is complete; for any other error, its type is needed as well.
-        _env.say(f"not activated: {error if isinstance(error, ValueError) else repr(error)}")
+        text = str(error) if isinstance(error, ValueError) else repr(error)
+        _env.say(f"not activated, this process runs as without ddpfix: {text}")
 
 
 def watched() -> frozenset[str]:

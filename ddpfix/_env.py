@@ -53,7 +53,7 @@ def is_on(value: str) -> bool:
     except ValueError as error:
         if value not in _reported:
             _reported.append(value)
-            say(f"not activated: {error}")
+            say(f"not activated, this process runs as without ddpfix: {error}")
         return False
 
 

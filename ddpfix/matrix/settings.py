@@ -8,6 +8,7 @@ default. A switch ``DDPFIX_<PATCH>=0`` wins over all of them.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
@@ -115,6 +116,9 @@ class _Reader:
     def _unknown(self, key: str, source: str) -> str:
         names: List[str] = [s.variable for s in SETTINGS] + list(self.by_variable)
         hint = near(switch_name(key[:LONGEST]), names, PREFIX) or "."
+        if source.startswith("argument "):
+            # activate(unused=...): the keywords are the variables without their prefix.
+            hint = re.sub(rf"{PREFIX}(\w+)", lambda found: found[1].lower(), hint)
         where = "accepted are the settings of python -m ddpfix plan --help, and DDPFIX_<PATCH> for those of plan --all"
         return f"{source[: 2 * LONGEST]} is not a setting of ddpfix: {where}{hint}"
 

@@ -323,7 +323,7 @@ def test_a_broken_matrix_does_not_break_the_import(folder: Path, damage: Optiona
     done = bench.python(code, DDPFIX="1")
     assert (done.returncode, done.stdout) == (0, "['one', 1]\n")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("ddpfix: not activated: ") and re.search(r"compat_matrix.yaml:\d+: ", line)
+    assert line.startswith("ddpfix: not activated, ") and re.search(r"compat_matrix.yaml:\d+: ", line)
 
 
 TWICE = """\

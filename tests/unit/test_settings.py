@@ -205,7 +205,7 @@ def test_errors_name_the_variable_and_what_is_accepted(environ: Dict[str, str], 
 
 
 def test_errors_name_the_argument_and_the_file(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="argument unsued is not a setting.*did you mean DDPFIX_UNUSED"):
+    with pytest.raises(SettingsError, match="argument unsued is not a setting.*did you mean unused, "):
         settle({"unsued": "find"})
     with pytest.raises(
         SettingsError, match=r"pyproject.toml \[tool.ddpfix\] unused='yes'.*auto, find, late, static, off"

@@ -20,8 +20,9 @@ _NOT_HERE = ("Watchdog caught", "CUDA out of memory", "terminate called")
 
 
 def texts() -> List[str]:
-    """The texts in the first column of the tables."""
-    rows = [line.split("|")[1].strip() for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    """The texts in the first column of the tables, but for those that are ddpfix's own."""
+    theirs = PAGE.read_text(encoding="utf-8").partition("## ddpfix does nothing")[0]
+    rows = [line.split("|")[1].strip() for line in theirs.splitlines() if line[:3] == "| `"]
     return [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
 
 
@@ -55,3 +56,16 @@ def test_the_text_is_what_is_printed(text: str) -> None:
 
 def test_there_are_a_dozen() -> None:
     assert len(texts()) >= 15
+
+
+def test_what_ddpfix_itself_says_is_in_its_sources() -> None:
+    own = PAGE.read_text(encoding="utf-8").partition("## ddpfix does nothing")[2]
+    rows = [line.split("|")[1] for line in own.splitlines() if line[:3] == "| `"]
+    root = readme.README.parent
+    files = [file for name in ("ddpfix", "patches") for file in (root / name).rglob("*.py")]
+    # A text that goes on in the next line of the source.
+    sources = re.sub(r'"\s+f?"', "", " ".join(file.read_text(encoding="utf-8") for file in files))
+    assert len(rows) == 4
+    for text in re.findall(r"`([^`]+)`", " ".join(rows)):
+        longest = max(_VARIABLE.split(text), key=len).strip()
+        assert len(longest) >= 20 and longest in sources, longest
