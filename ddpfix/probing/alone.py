@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
+from ddpfix import devices
 from ddpfix.probing import graph, phases
 from ddpfix.probing.advice import advise
 from ddpfix.probing.keep import kept
@@ -82,8 +83,10 @@ class _Run:
         self._loss = ""
         # In the order of their first appearance.
         self.notes: Dict[str, None] = {}
-        self._device = next((p.device for _, p in subject.parameters if p.device.type == "cuda"), None)
-        self._memory = Memory("estimate" if self._device is None else "cuda")
+        # None where its memory is estimated, as for the host: an allocator that counts no peak says nothing.
+        device = subject.device()
+        self._device = None if devices.peak_memory(device) is None else device
+        self._memory = Memory("estimate" if self._device is None else "device")
         self._saved = phases.Saved(subject.model)
 
     def steps(self, batches: Iterator[Any], wanted: int) -> Result:
@@ -134,12 +137,12 @@ class _Run:
         return loss if loss.numel() == 1 else loss.mean()
 
     def _peak(self) -> int:
-        """Return the peak on the GPU since the last call; 0 without one."""
+        """Return the peak on the device since the last call; 0 where there is none."""
         if self._device is None:
             return 0
-        peak = torch.cuda.max_memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return int(peak)
+        peak = devices.peak_memory(self._device)
+        devices.forget_peak(self._device)
+        return peak or 0
 
     def _after_forward(self) -> None:
         found, saved = self._memory, self._saved.take()

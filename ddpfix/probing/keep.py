@@ -10,6 +10,8 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 
+from ddpfix import devices
+
 # Containers whose contents are restored; modules and parameters of a model are not replaced in its forward.
 _CONTAINERS = (list, dict, set, OrderedDict)
 _OWN = ("_modules", "_parameters")
@@ -20,7 +22,7 @@ def kept(model: Any) -> Iterator[None]:
     """Restore at the end what training forwards and backwards change in a model, and what they draw.
 
     Gradients, buffers (statistics), attributes of the modules, the training mode of each, and the states of the
-    generators of torch (CPU and GPU), numpy and random, and of those that modules hold. Buffers are copies meanwhile.
+    generators of torch, numpy and random, and of those that modules hold. Buffers are copies meanwhile.
     """
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
     states = generators()
@@ -113,9 +115,7 @@ def generators() -> List[Callable[[], object]]:
     """Functions that restore the states that the global generators have now."""
     cpu, plain = torch.get_rng_state(), random.getstate()
     found: List[Callable[[], object]] = [lambda: torch.set_rng_state(cpu), lambda: random.setstate(plain)]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states = torch.cuda.get_rng_state_all()
-        found.append(lambda: torch.cuda.set_rng_state_all(states))
+    found += devices.random_states()
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numbers = numpy.get_state()

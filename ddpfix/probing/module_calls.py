@@ -110,6 +110,7 @@ class ModuleCalls:
         subject.begin()
         subject.forward_begins(module)
         if self._phases is not None:
+            self._phases.device = subject.device()
             self._phases.enter("forward")
         if subject.wrapper is not None and module is not subject.wrapper and self._past is not None:
             self._past(subject, module, frame)

@@ -1,4 +1,4 @@
-"""Peak memory of the phases of a step: on a GPU from its allocator, else of the process when it is sampled."""
+"""Peak memory of the phases of a step: on an accelerator from its allocator, else of the process when it is sampled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Dict, Optional, Set
 
 import torch
 
+from ddpfix import devices
 from ddpfix.probing.result import Memory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -25,37 +26,42 @@ def resident() -> Optional[int]:
 class Phases:
     """Peaks of a program's phases: forward, backward, optimizer.
 
-    On a GPU, the peak of torch's allocator is reset at the beginning of each phase.
+    On an accelerator, the peak of torch's allocator is reset at the beginning of each phase.
 
     Attributes:
+        device: where the model is that runs.
         phase: the one that has begun last; "" between steps.
     """
 
     def __init__(self) -> None:
+        self.device: Any = None
         self._peaks: Dict[str, int] = {}
         self.phase = ""
 
     def enter(self, phase: str) -> None:
         """A phase begins, and the one before it ends; "" is none of them."""
         self.look()
-        if torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats()
+        if self._is_on_device():
+            devices.forget_peak(self.device)
         self.phase = phase
         self.look()
 
     def look(self) -> None:
-        """Take the memory of this moment (on a GPU, the peak since the phase began) into account."""
+        """Take the memory of this moment (on an accelerator, the peak since the phase began) into account."""
         if not self.phase:
             return
-        now = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else resident()
+        now = devices.peak_memory(self.device) if self._is_on_device() else resident()
         if now is not None:
             self._peaks[self.phase] = max(self._peaks.get(self.phase, 0), int(now))
+
+    def _is_on_device(self) -> bool:
+        return self.device is not None and devices.is_accelerator(self.device)
 
     def memory(self) -> Optional[Memory]:
         """Return the peaks; None where nothing is known."""
         if not self._peaks:
             return None
-        found = Memory("cuda" if torch.cuda.is_initialized() else "resident")
+        found = Memory("device" if self._is_on_device() else "resident")
         found.forward, found.backward = self._peaks.get("forward"), self._peaks.get("backward")
         found.optimizer = self._peaks.get("optimizer")
         return found

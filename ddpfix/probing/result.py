@@ -45,7 +45,7 @@ class Memory:
     """Peak memory by phase, in bytes.
 
     Attributes:
-        measure: "cuda" (peak of what the allocator gave out), "resident" (of the process, looked at in each call of a
+        measure: "device" (peak of what the allocator gave out), "resident" (of the process, looked at in each call of a
             module), or "estimate" (parameters, gradients, and tensors saved for backward).
         parameters: of the parameters and buffers.
         gradients: of the gradients after backward.

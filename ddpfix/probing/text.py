@@ -57,7 +57,7 @@ def of_program(seen: Mapping[str, Any]) -> List[str]:
 def memory(found: Mapping[str, Any]) -> str:
     """Memory by phase, on one line."""
     measures = {
-        "cuda": "on the GPU",
+        "device": "on the device",
         "resident": "of the process, resident",
         "estimate": "estimated: parameters, gradients, and tensors saved for backward",
     }

@@ -99,14 +99,14 @@ class Writer:
         self._lines.append({"kind": kind, **values})
 
     def row(self, row: Row) -> None:
-        """Add a step row; values that are not there yet are functions, which return None until they are."""
+        """Add a step row; a value that is not there yet is a function, until the thread that trains replaces it."""
         if row["step"] % self._every == 0:
             if self._every > 1:
                 row["every"] = self._every
             self._rows.append(row)
 
     def flush(self, patient: bool = False) -> None:
-        """Write everything now, also what came from the GPU only in part.
+        """Write everything now, without the values that have not come.
 
         Args:
             patient: write only what is complete.
@@ -214,7 +214,7 @@ class Writer:
             # A second optimizer may still add its step to the last row.
             if patient and (len(self._rows) == 1 and age < 0.5 * TICK):
                 break
-            if not _settle(row) and patient and age < PATIENCE:
+            if not _is_complete(row) and patient and age < PATIENCE:
                 break
             self._rows.popleft()
             rows.append({name: row[name] for name in schema.NAMES if _is_value(row.get(name))})
@@ -290,17 +290,9 @@ def _is_value(value: Any) -> bool:
     return value is not None and not callable(value)
 
 
-def _settle(row: Row) -> bool:
-    """Take the values that have come; returns whether all have."""
-    complete = True
-    for name in schema.NAMES:
-        value = row.get(name)
-        if callable(value):
-            value = value()
-            complete = complete and value is not None
-            if value is not None:
-                row[name] = value
-    return complete
+def _is_complete(row: Row) -> bool:
+    """Return whether all values have come; the thread that trains puts them in."""
+    return not any(map(callable, list(row.values())))
 
 
 def _encoded(line: Row) -> bytes:

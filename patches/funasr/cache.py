@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ddpfix import log
+from ddpfix import devices, log
 from ddpfix.patching import checks
 from ddpfix.patching.site import Site
 
@@ -49,7 +49,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
         # Where the release itself looks at the reserved memory, it is left to do so.
         reset = bool(getattr(trainer, "reset_gpu_cache", False)) and "max_memory_reserved" not in names
         device = next(given.model.parameters()).device
-        if (every is None and not reset) or device.type != "cuda":
+        if (every is None and not reset) or not devices.is_accelerator(device):
             return wrapped(*args, **kwargs)
         with _released(given, device, every, reset, steps):
             return wrapped(*args, **kwargs)
@@ -62,27 +62,21 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
 def _released(given: trainers.Given, device: Any, every: Optional[int], reset: bool, steps: Steps) -> Iterator[None]:
     limit = _limit(device) if reset else None
     if reset:
-        _empty(device)
+        devices.empty_cache(device)
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         number = steps[given.trainer] = steps.get(given.trainer, 0) + 1
         due = every is not None and number % every == 0
-        if due or (limit is not None and torch.cuda.memory_reserved(device) > limit):
-            _empty(device)
+        if due or (limit is not None and (devices.reserved_memory(device) or 0) > limit):
+            devices.empty_cache(device)
 
     with given.optim.register_step_post_hook(stepped):
         yield
 
 
 def _limit(device: Any) -> float:
-    total: int = torch.cuda.get_device_properties(device).total_memory
-    return min(_LIMIT, _SHARE * total)
-
-
-def _empty(device: Any) -> None:
-    # Without the device of this rank, the call would open a context on the first GPU (FunASR issue 2373).
-    with torch.cuda.device(device):
-        torch.cuda.empty_cache()
+    total = devices.total_memory(device)
+    return _LIMIT if total is None else min(_LIMIT, _SHARE * total)
 
 
 def resume(site: Site, module: ModuleType, owner: Any) -> None:

@@ -96,12 +96,13 @@ def test_a_value_is_waited_for_on_the_stream_of_its_own_gpu(monkeypatch: pytest.
     """Without a GPU: what torch is asked for."""
     recorded: List[Any] = []
     event = SimpleNamespace(record=lambda *stream: recorded.append(stream), query=lambda: True)
+    device = SimpleNamespace(type="cuda", index=1)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"the stream of {device}")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"the stream of cuda:{device.index}")
     ring = async_values.Ring.__new__(async_values.Ring)
     ring._host, ring._next = torch.zeros(4, dtype=torch.float64), 0
-    value = SimpleNamespace(device="cuda:1", detach=lambda: torch.tensor([3.0]))
-    assert ring.copy(value)() == 3.0
+    value = ring.copy(SimpleNamespace(device=device, detach=lambda: torch.tensor([3.0])))
+    assert value is not None and value() == 3.0
     assert recorded == [("the stream of cuda:1",)]
 
 

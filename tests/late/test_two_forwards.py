@@ -19,6 +19,7 @@ from tests.late import launch, two_forwards
 from tests.late.launch import Scenario
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
+from tests.support import host_reads
 
 pytestmark = pytest.mark.patches("torch.buffers")
 REST = pytest.mark.sampled(inside=False, cells=True)
@@ -101,6 +102,8 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
         pytest.skip("this torch cannot be told the version of a tensor")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     monkeypatch.setattr(DistributedDataParallel, "_sync_buffers", _old_broadcast)
+    # As on a rank that takes another one's buffers.
+    monkeypatch.setattr(pending.private, "sends_buffers", lambda wrapper: False)
     site = Site("test", {})
     pending.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
     pending.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
@@ -147,6 +150,29 @@ def test_buffers_that_share_a_version_are_hidden_together_or_not(model: Any) -> 
         shared[1].copy_(torch.ones(2))
     writes.hide()
     assert whole._version == before + 2
+
+
+@pytest.mark.parametrize(("sends", "reads"), [(False, 1), (True, 0)])
+def test_however_many_buffers_there_are_the_host_waits_once(
+    model: Any, monkeypatch: pytest.MonkeyPatch, sends: bool, reads: int
+) -> None:
+    """A wait for a GPU each; the rank whose buffers are broadcast needs none."""
+    for number in range(12):
+        model.module.register_buffer(f"buffer_{number}", torch.full((4,), float("nan") if number == 5 else 1.0))
+    monkeypatch.setattr(pending.private, "sends_buffers", lambda wrapper: sends)
+    writes = pending.Writes(model, frozenset())
+    before = versions(model)
+    with torch.no_grad():
+        for buffer in model.module.buffers():
+            buffer.copy_(buffer.clone())
+        if not sends:
+            model.module.buffer_7.add_(1)
+    with host_reads.counted() as found:
+        writes.hide()
+    assert sum(found.values()) == reads
+    # The table comes first.
+    changed = [number for number, pair in enumerate(zip(before, versions(model))) if pair[0] != pair[1]]
+    assert changed == ([] if sends else [1 + 7])
 
 
 def test_the_release_that_hides_by_itself_is_left_alone() -> None:

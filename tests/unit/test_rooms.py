@@ -16,27 +16,51 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "import_hook": set(),
     "log": set(),
     "background": {"log"},
+    "devices": set(),
     "user_code": set(),
     "state": set(),
     "matrix": {"import_hook", "state"},
     "patching": {"log", "state", "user_code"},
     "models": {"log", "patching"},
-    "ranks": {"background", "log", "patching", "user_code"},
+    "ranks": {"background", "devices", "log", "patching", "user_code"},
     "layerdrop": {"log", "models", "patching", "ranks", "user_code"},
-    "probing": {"layerdrop", "log", "models", "ranks", "user_code"},
+    "probing": {"devices", "layerdrop", "log", "models", "ranks", "user_code"},
     "waiting": {"matrix"},
     "engine": {"_env", "import_hook", "log", "matrix", "patching", "state", "waiting"},
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
     "trace": {"background", "log"},
-    "cli": {"_env", "layerdrop", "matrix", "models", "patching", "probing", "ranks", "state", "trace", "waiting"},
+    "cli": {
+        "_env",
+        "devices",
+        "layerdrop",
+        "matrix",
+        "models",
+        "patching",
+        "probing",
+        "ranks",
+        "state",
+        "trace",
+        "waiting",
+    },
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
     "__init__": {"engine", "layerdrop", "matrix", "models", "probing", "ranks"},
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.
-FOR_PATCHES = {"background", "log", "models", "patching", "ranks", "layerdrop", "probing", "trace", "user_code"}
+FOR_PATCHES = {
+    "background",
+    "devices",
+    "log",
+    "models",
+    "patching",
+    "ranks",
+    "layerdrop",
+    "probing",
+    "trace",
+    "user_code",
+}
 # What variables are called, which messages tell.
 NAMES = "ddpfix.matrix.settings"
 # Folders of patches/ that others may import.

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from typing import Any, List, Optional
 
+from ddpfix import devices
 from ddpfix.ranks.groups import internals
 
 
@@ -46,12 +47,13 @@ def _backends(group: Any = None) -> List[Any]:
     import torch
 
     found: List[Any] = []
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", *devices.KINDS):
         # The names differ between releases, and a group has no backend for some devices.
         with contextlib.suppress(Exception):
             backend = internals.backend_of(group or internals.default_group(), torch.device(device))
             internals.limit_of(backend)
-            found.append(backend)
+            if backend not in found:
+                found.append(backend)
     return found
 
 

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpfix import devices
 from ddpfix.ranks.groups import calls, collectives
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import loaders, loops, places, processes, progress
@@ -254,9 +255,7 @@ def _same(before: Tuple[_Key, ...], now: Tuple[_Key, ...]) -> int:
 
 def _place(frames: List[FrameType]) -> places.Place:
     stack = [places.Spot(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
-    torch: Any = sys.modules.get("torch")
-    on_device = torch is not None and bool(torch.cuda.is_initialized())
-    return places.classify(stack, _training(frames), on_device)
+    return places.classify(stack, _training(frames), bool(devices.in_use()))
 
 
 def _training(frames: List[FrameType]) -> Optional[bool]:

@@ -7,7 +7,7 @@ with another one of theirs. A step that is like the one before needs no roll cal
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from ddpfix.ranks.groups import timeouts
 from ddpfix.ranks.store.keys import count, delete, group_store, keys, look_until, passing_store, pauses
@@ -17,7 +17,23 @@ _PAUSE = (0.0002, 0.05)
 # Ranks have just been in a collective together, so one that does not come within this time does something else.
 LIMIT = 300.0
 _SUM, _ALL, _READ = "sum", "all", "read"
+
+
+class Words(NamedTuple):
+    """The words for one kind of roll call.
+
+    Attributes:
+        late: what is waited for, logged after ten seconds.
+        why: why all ranks have to do the same.
+    """
+
+    late: str
+    why: str
+
+
 _LATE = "waiting for the other ranks to call backward again as this one does"
+_WHY = "Gradients that only some ranks reduce would be mixed up with those of another step."
+BACKWARD = Words(_LATE, _WHY)
 
 
 class RollCallError(RuntimeError):
@@ -31,10 +47,11 @@ class RollCall:
         name: the same on all ranks, and not used for anything else.
         ranks: the global ranks of the group.
         limit: seconds after which a rank that has not come is considered to do something else.
+        words: what a rank says that waits in vain.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int], limit: float = LIMIT) -> None:
-        self._name, self._size, self._limit = name, len(ranks), limit
+    def __init__(self, name: str, ranks: Sequence[int], limit: float = LIMIT, words: Words = BACKWARD) -> None:
+        self._name, self._size, self._limit, self._words = name, len(ranks), limit, words
         self._calls = 0
 
     def same(self, word: str) -> bool:
@@ -53,10 +70,11 @@ class RollCall:
         own.add(_SUM, number)
         own.add(_ALL, 1)
         limit, pause = self._limit, pauses(*_PAUSE, self._size)
-        if not look_until(lambda: own.add(_ALL, 0) >= self._size, lambda waited: waited > limit, pause, 10, _LATE):
+        late = self._words.late
+        if not look_until(lambda: own.add(_ALL, 0) >= self._size, lambda waited: waited > limit, pause, 10, late):
             raise RollCallError(
-                f"ddpfix: this rank alone, or not every rank, does this: {word}. Gradients that only some ranks reduce"
-                f" would be mixed up with those of another step. (Waited {limit:g} s for the others.)"
+                f"ddpfix: this rank alone, or not every rank, does this: {word}. {self._words.why}"
+                f" (Waited {limit:g} s for the others.)"
             )
         same = bool(own.add(_SUM, 0) == number * self._size)
         if own.add(_READ, 1) == self._size:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import torch
 from torch import distributed
 
-from ddpfix import log
+from ddpfix import devices, log
 from ddpfix.layerdrop import cover
+from ddpfix.ranks.groups import timeouts
+from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups
 from .window import droppable
@@ -41,8 +43,8 @@ class Costs(NamedTuple):
     copy: float
 
 
-def measured(group: Any, device: torch.device) -> Costs:
-    """Return the costs of collectives; measured once a group, on all of its ranks together.
+def measured(group: Any, device: torch.device) -> Optional[Costs]:
+    """Return the costs of collectives, measured once a group; None on all of its ranks where one cannot measure them.
 
     Args:
         group: the process group that DDP will use, or None for the default one.
@@ -50,54 +52,89 @@ def measured(group: Any, device: torch.device) -> Costs:
     """
     key = process_groups.default() if group is None else group
     if key not in _KNOWN:
-        costs = _KNOWN[key] = _measure(group, device)
-        log.debug(
-            f"one more collective takes {costs.collective * 1e6:.0f} us here, a megabyte {costs.byte * 1e9:.2f} ms; a"
-            f" communication hook {costs.launch * 1e6:.0f} us a bucket and {costs.copy * 1e9:.2f} ms a megabyte"
-        )
+        costs = _KNOWN[key] = _agreed(group, device)
+        if costs is not None:
+            log.debug(
+                f"one more collective takes {costs.collective * 1e6:.0f} us here, a megabyte {costs.byte * 1e9:.2f} ms;"
+                f" a communication hook {costs.launch * 1e6:.0f} us a bucket and {costs.copy * 1e9:.2f} ms a megabyte"
+            )
     return _KNOWN[key]
 
 
-_KNOWN: weakref.WeakKeyDictionary[Any, Costs] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[Any, Optional[Costs]] = weakref.WeakKeyDictionary()
+_LATE = "waiting for the other ranks to measure what collectives cost"
+_WHY = "All ranks construct DistributedDataParallel together, and lay its buckets out alike."
+_WORDS = roll_call.Words(_LATE, _WHY)
+Result = TypeVar("Result")
 
 
-def _measure(group: Any, device: torch.device) -> Costs:
-    small, large = torch.zeros(256, device=device), torch.zeros(_BYTES // 4, device=device)
+def _agreed(group: Any, device: torch.device) -> Optional[Costs]:
+    """Measure on all ranks together.
+
+    A rank that cannot go on says so through the store: it is in no collective then for which the others wait, and all
+    of them decide from the same numbers, or from none.
+    """
+    members = process_groups.members_of(group)
+    name = roll_call.name_of_next(members.name, "costs")
+    # As long as the collectives themselves wait: a rank that is later than that ends the job without ddpfix as well.
+    calls = roll_call.RollCall(f"costs/{name}", members.ranks, timeouts.shortest(group) or roll_call.LIMIT, _WORDS)
+    tensors = _tried(lambda: _tensors(device))
+    if not calls.same(f"measures what collectives cost: {tensors is not None}") or tensors is None:
+        return None
+    own = tensors
+    costs = _tried(lambda: _measure(group, *own))
+    return costs if calls.same(f"has measured what collectives cost: {costs}") else None
+
+
+def _tried(action: Callable[[], Result]) -> Optional[Result]:
+    try:
+        return action()
+    except Exception as error:
+        log.debug(f"what collectives cost here is not known: {error!r}")
+        return None
+
+
+def _tensors(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what is reduced: a small tensor, a large one, and one for the numbers that ranks share.
+
+    All are of 32 bits, the type of most gradients: some accelerators, or their collectives, have none of 64.
+    """
+    small, large, numbers = (torch.zeros(size, dtype=torch.float32, device=device) for size in (256, _BYTES // 4, 4))
+    return small, large, numbers
+
+
+def _measure(group: Any, small: torch.Tensor, large: torch.Tensor, numbers: torch.Tensor) -> Costs:
+    device = small.device
     for tensor in (small, large):
         _reduce(tensor, group, 1)
     # Other load of the machine only ever adds time, so the best of some rounds is what the network takes.
     rounds = [(*_reduce(small, group, _SMALL), _reduce(large, group, _LARGE)[1]) for _ in range(_ROUNDS)]
     launch, collective, whole = (min(each) for each in zip(*rounds))
     copy = min(_timed(lambda: large.mul_(0.5), device) for _ in range(_ROUNDS))
-    own = torch.tensor([collective, max(0.0, whole - collective) / _BYTES, launch, copy / _BYTES], dtype=torch.float64)
+    own = Costs(collective, max(0.0, whole - collective) / _BYTES, launch, copy / _BYTES)
     # Ranks lay their buckets out alike only if they decide from the same numbers.
-    shared = own.to(device)
-    distributed.all_reduce(shared, group=group)
-    return Costs(*(shared / distributed.get_world_size(group)).tolist())
+    numbers.copy_(torch.tensor(own, dtype=torch.float32))
+    distributed.all_reduce(numbers, group=group)
+    return Costs(*(numbers / distributed.get_world_size(group)).tolist())
 
 
 def _reduce(tensor: torch.Tensor, group: Any, count: int) -> Tuple[float, float]:
     """Seconds to begin, and to have done, each of ``count`` all-reduces that are under way together."""
-    _finish(tensor.device)
+    devices.synchronize(tensor.device)
     begun = time.perf_counter()
     works = [distributed.all_reduce(tensor, group=group, async_op=True) for _ in range(count)]
     launched = time.perf_counter()
     for work in works:
         work.wait()
-    _finish(tensor.device)
+    devices.synchronize(tensor.device)
     return (launched - begun) / count, (time.perf_counter() - begun) / count
 
 
-def _timed(action: Any, device: torch.device) -> float:
+def _timed(action: Callable[[], object], device: torch.device) -> float:
     begun = time.perf_counter()
     action()
-    _finish(device)
+    devices.synchronize(device)
     return time.perf_counter() - begun
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 class Plan(NamedTuple):
@@ -167,7 +204,8 @@ def for_model(model: Any, cap: Optional[int], group: Any, hooked: bool = False) 
     parameter = next((p for p in model.parameters() if p.requires_grad), None)
     if parameter is None or cap is None or distributed.get_world_size(group) < 2:
         return NOTHING
-    best = plan(model, cap, measured(group, parameter.device), hooked)
+    costs = measured(group, parameter.device)
+    best = NOTHING if costs is None else plan(model, cap, costs, hooked)
     text = f"{best.together} layers share a bucket, and {best.share:.0%} of all gradients are not sent"
     otherwise = "buckets stay as torch makes them, and all are sent: that takes less time"
     log.debug(f"{type(model).__name__}: {text if best.together else otherwise}")

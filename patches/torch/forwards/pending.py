@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import weakref
 from types import ModuleType
-from typing import Any, Callable, FrozenSet, List, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 import torch
 
@@ -21,6 +21,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.store import lowest
 
 from ..internals import tensors
+from ..internals import wrapper as private
 from ..pipeline import ddp
 
 
@@ -147,15 +148,18 @@ class Writes:
     """
 
     def __init__(self, wrapper: Any, unread: FrozenSet[int]) -> None:
+        # The rank whose buffers are broadcast writes what they hold.
+        keeps = private.sends_buffers(wrapper)
         held = [buffer for buffer in wrapper.module.buffers() if not buffer.is_inference()]
         self._held: List[Tuple[Any, int, Any]] = [
-            (buffer, tensors.version(buffer), None if id(buffer) in unread else buffer.detach().clone())
+            (buffer, tensors.version(buffer), None if keeps or id(buffer) in unread else buffer.detach().clone())
             for buffer in held
         ]
 
     def hide(self) -> None:
         """Give buffers that no backward will miss the version that they had."""
-        hidden = [each for each in self._held if each[2] is None or torch.equal(each[2], each[0])]
+        same = _equal([(buffer, before) for buffer, _, before in self._held if before is not None])
+        hidden = [each for each in self._held if each[2] is None or id(each[0]) in same]
         shown = [(buffer, tensors.version(buffer)) for buffer, _, _ in self._held if not _among(buffer, hidden)]
         for buffer, version, _ in hidden:
             tensors.set_version(buffer, version)
@@ -163,6 +167,20 @@ class Writes:
             # A view shares its version with others.
             if tensors.version(buffer) != version:
                 tensors.set_version(buffer, version)
+
+
+def _equal(pairs: List[Tuple[Any, Any]]) -> Set[int]:
+    """Return the ids of the first ones of equal pairs, with one wait for each device, however many there are."""
+    by_device: Dict[Any, List[Tuple[int, Any]]] = {}
+    for now, before in pairs:
+        # NaN is what it was.
+        equal = ((now == before) | ((now != now) & (before != before))).all()
+        by_device.setdefault(now.device, []).append((id(now), equal))
+    found: Set[int] = set()
+    for compared in by_device.values():
+        answers = torch.stack([equal for _, equal in compared]).tolist()
+        found.update(number for (number, _), equal in zip(compared, answers) if equal)
+    return found
 
 
 def _among(buffer: Any, held: List[Tuple[Any, int, Any]]) -> bool:

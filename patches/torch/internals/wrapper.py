@@ -43,6 +43,11 @@ def joins(wrapper: Any) -> bool:
     return bool(getattr(getattr(wrapper, "_join_config", None), "enable", False))
 
 
+def sends_buffers(wrapper: Any) -> bool:
+    """Return whether DDP broadcasts the buffers of this rank: the others' values are replaced, its own stay."""
+    return not joins(wrapper) and int(wrapper.process_group.rank()) == 0
+
+
 def without_join(wrapper: Any) -> ContextManager[Any]:
     """A context in which a model does not run within ``join()``."""
     from torch.distributed.algorithms.join import _JoinConfig

@@ -6,6 +6,8 @@ from typing import Any, Callable, List, Sequence, Set
 
 import torch
 
+from ddpfix import devices
+
 from ..internals import modes, process_groups, tensors
 from ..internals.wrapper import joins
 from . import ddp
@@ -16,15 +18,20 @@ is_compiled: Callable[[], bool] = getattr(_compiler, "is_compiling", lambda: Fal
 
 
 def is_hidden() -> bool:
-    """Return whether nothing may be done here: it is compiled, captured in a CUDA graph, or counted by a mode."""
-    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return bool(is_compiled() or capturing or modes.any_mode())
+    """Return whether nothing may be done here: it is compiled, captured in a graph, or counted by a mode."""
+    return bool(is_compiled() or devices.is_capturing() or modes.any_mode())
 
 
 def is_torchs(optimizer: Any) -> bool:
     """Return whether an optimizer does what torch's own does: a user's, or his hooks, may move parameters too."""
     own_hooks = tensors.has_step_hooks(optimizer)
     return type(optimizer).__module__.startswith("torch.optim.") and not own_hooks
+
+
+def device_of(optimizer: Any) -> torch.device:
+    """Return the device of the first parameter of an optimizer."""
+    found = (parameter.device for group in optimizer.param_groups for parameter in group["params"])
+    return next(found, torch.device("cpu"))
 
 
 def is_alone(model: ddp.Wrapped) -> bool:

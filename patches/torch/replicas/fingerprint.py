@@ -12,6 +12,8 @@ import torch
 _SAMPLES = 4
 # Integers of a parameter's size: sums of them are exact, in any order, and tell any two values apart.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Elements that are summed at once. As int64 they take 32 MB, which glibc gives back to the system at once.
+_PIECE = 1 << 22
 _NUMBERS = (int, float, bool)
 
 
@@ -100,13 +102,30 @@ class Look:
 
 
 def _sum(data: Any) -> Any:
-    return data.view(_BITS[data.element_size()]).sum(dtype=torch.int64).reshape(1)
+    """Return the sum of the bits of a tensor's elements.
+
+    torch copies what it sums as int64, so what is large is summed in pieces: the same number, in any order.
+    """
+    sums = [piece.sum(dtype=torch.int64) for piece in _pieces(data.view(_BITS[data.element_size()]))]
+    return (sums[0] if len(sums) == 1 else torch.stack(sums).sum()).reshape(1)
+
+
+def _pieces(data: Any) -> Sequence[Any]:
+    """Return views that have each element of a tensor once, in any order."""
+    if data.numel() <= _PIECE:
+        return (data,)
+    dense = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True))
+    if dense.is_contiguous():
+        return tuple(dense.view(-1).split(_PIECE))
+    # A part of a larger tensor.
+    return tuple(data.split(max(1, _PIECE * data.shape[0] // data.numel())))
 
 
 def _some(data: Any) -> Any:
-    """Return a few elements at equal distances."""
+    """Return a few elements at equal distances, in a type that every device has."""
     flat = (data.real if data.is_complex() else data).reshape(-1)
-    return flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].double()
+    some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES]
+    return some if some.dtype is torch.float64 else some.float()
 
 
 def _fetched(tensors: Sequence[Any]) -> List[List[Any]]:

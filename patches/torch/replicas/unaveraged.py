@@ -123,9 +123,9 @@ class Local:
         # The optimizer that trains it, and some elements after its last step.
         self._optimizer: Any = None
         self._ends: List[weakref.ref[Any]] = []
-        self._samples: Optional[Any] = None
-        # Whether the program has moved them between two steps, on their device.
-        self._moved: Any = None
+        self._samples: Optional[List[Any]] = None
+        # Whether the program has moved them between two steps, each on its device.
+        self._moved: Optional[List[Any]] = None
         # After the first step: what this rank has, until the first rank's digest is there; and what differs.
         self._look: Optional[fingerprint.Look] = None
         self._here: Optional[fingerprint.Sight] = None
@@ -155,8 +155,8 @@ class Local:
     def _see_whether_moved(self) -> None:
         now = self._taken()
         if now is not None and self._samples is not None:
-            moved = (now != self._samples).any()
-            self._moved = moved if self._moved is None else self._moved | moved
+            moved = [(one != other).any() for one, other in zip(now, self._samples)]
+            self._moved = [one | other for one, other in zip(moved, self._moved or moved)]
 
     def stepped(self, optimizer: Any) -> bool:
         """Called after an optimizer's step; returns whether nothing is to be said of this model."""
@@ -179,14 +179,13 @@ class Local:
     def _known(self) -> Any:
         return None if self._optimizer is None else self._optimizer()
 
-    def _taken(self) -> Any:
+    def _taken(self) -> Optional[List[Any]]:
         """Return some elements of the first and the last parameter that are trained; None if one was destroyed."""
         ends = [each for each in [reference() for reference in self._ends] if each is not None]
         if not ends or len(ends) < len(self._ends):
             return None
         with torch.no_grad():
-            some = [each.detach().reshape(-1)[:_SAMPLES] for each in ends]
-            return torch.cat([each.to(some[0].device, torch.float64) for each in some])
+            return [each.detach().reshape(-1)[:_SAMPLES].clone() for each in ends]
 
     def _begin_look(self, model: ddp.Wrapped, optimizer: Any) -> None:
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -220,7 +219,7 @@ class Local:
         if not self._differs:
             return ""
         self._see_whether_moved()
-        if self._moved is None or bool(self._moved):
+        if self._moved is None or any(map(bool, self._moved)):
             return ""
         ranks = process_groups.own_rank(), self._ranks[0]
         return text.never_averaged(

@@ -1,44 +1,59 @@
-"""Values that a GPU computes: they are copied without a wait, and read some steps later, when they have come."""
+"""Values that an accelerator computes: they are copied without a wait, and read some steps later, when they have come.
+
+Only the thread that trains asks whether they have: it uses the device that the program chose, and knows when a graph is
+captured.
+"""
 
 from __future__ import annotations
 
+import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 import torch
 
-# Values that may be under way at once.
-_ROOM = 4096
+from ddpfix import devices
+
+# Values that may be under way at once, and rows that wait for some.
+_ROOM, _ROWS = 4096, 1024
 
 Value = Callable[[], Optional[float]]
 
 
 class Ring:
-    """Memory on the host for values that come from one GPU."""
+    """Memory on the host for values of one type that come from one device.
 
-    def __init__(self) -> None:
-        self._host = torch.zeros(_ROOM, dtype=torch.float64).pin_memory()
+    Args:
+        dtype: of the values. Only a device with float64 has values of it, and nothing is computed in it elsewhere.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._host = torch.zeros(_ROOM, dtype=dtype).pin_memory()
         self._next = 0
 
-    def copy(self, tensor: Any) -> Value:
+    def copy(self, tensor: Any) -> Optional[Value]:
         """Have a number copied; the result gives it when it is there, and None before.
 
         Args:
-            tensor: of one element, on a GPU.
+            tensor: of one element, on an accelerator.
+
+        Returns:
+            None where the device has no events: nobody knows when a value has come.
         """
         slot = self._host[self._next % _ROOM]
         self._next += 1
         with torch.no_grad():
-            slot.copy_(tensor.detach().reshape(()).to(torch.float64), non_blocking=True)
-        event = mark(device=tensor.device)
-        return lambda: float(slot) if event.query() else None
+            slot.copy_(tensor.detach().reshape(()).to(slot.dtype), non_blocking=True)
+        event = devices.event(tensor.device)
+        return None if event is None else lambda: float(slot) if event.query() else None
 
 
 class Numbers:
     """The values of losses and norms, wherever they are computed."""
 
     def __init__(self) -> None:
-        self._rings: Dict[int, Ring] = {}
+        self._rings: Dict[Any, Ring] = {}
         # What a gradient scaler was given last, and a weak reference to what it made of it.
         self._given: Any = None
         self._made: Optional[weakref.ref[Any]] = None
@@ -60,24 +75,25 @@ class Numbers:
             return None
         if tensor.device.type == "cpu":
             return float(tensor.detach())
-        if tensor.device.type != "cuda":
+        if not devices.is_accelerator(tensor.device):
             return None
-        index = int(tensor.device.index)
-        if index not in self._rings:
-            self._rings[index] = Ring()
-        return self._rings[index].copy(tensor)
+        dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+        key = tensor.device, dtype
+        if key not in self._rings:
+            self._rings[key] = Ring(dtype)
+        return self._rings[key].copy(tensor)
 
 
-def mark(timed: bool = False, device: Any = None) -> Any:
-    """Return an event on the current stream of a GPU; None: of the current one."""
-    event = torch.cuda.Event(enable_timing=timed)
-    # What a tensor's value is copied on is the stream of its own GPU, which the program need not have made current.
-    event.record(torch.cuda.current_stream(device))
-    return event
+def moment(device: Any) -> Any:
+    """Return this moment on a device: an event on an accelerator; None where it has none, and the time is unknown."""
+    return devices.event(device, timed=True) if devices.is_accelerator(device) else time.perf_counter()
 
 
-def between(begin: Any, end: Any) -> Value:
-    """Return the seconds of the GPU between two events, once the second one is over."""
+def between(begin: Any, device: Any) -> Any:
+    """Return the seconds on a device from a moment to this one: those of an accelerator come later (:data:`Value`)."""
+    end = moment(device)
+    if isinstance(begin, float):
+        return end - begin
     return lambda: begin.elapsed_time(end) / 1000 if end.query() else None
 
 
@@ -102,3 +118,35 @@ class _Sum:
                     return None
                 self._parts[index] = value
         return float(sum(self._parts))
+
+
+class Pending:
+    """The rows with values that have not come yet, the oldest one first."""
+
+    def __init__(self) -> None:
+        self._rows: Deque[Dict[str, Any]] = deque(maxlen=_ROWS)
+
+    def add(self, row: Dict[str, Any]) -> None:
+        """Follow a row if a value of it comes later."""
+        if any(callable(value) for value in row.values()):
+            self._rows.append(row)
+
+    def settle(self) -> None:
+        """Put the values that have come into their rows, where the writer finds them."""
+        while self._rows and _is_settled(self._rows[0]):
+            self._rows.popleft()
+
+
+def _is_settled(row: Dict[str, Any]) -> bool:
+    complete = True
+    for name in [name for name, value in row.items() if callable(value)]:
+        try:
+            value = row[name]()
+        except RuntimeError:
+            # Events of two devices have no time between them: the number stays unknown.
+            row[name] = None
+            continue
+        complete = complete and value is not None
+        if value is not None:
+            row[name] = value
+    return complete

@@ -7,12 +7,11 @@ else: no error of it reaches the program.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import distributed
@@ -25,7 +24,7 @@ from ddpfix.trace.writer import Writer
 from ..internals import reducer
 from ..pipeline import optimizers
 from . import async_values, header
-from .step_row import Epochs, Memory, StepRow
+from .step_row import Epochs, Memory, StepRow, add_step
 from .traced_model import Traced
 
 # A program that wraps a model anew for each epoch is not described for ever.
@@ -60,7 +59,7 @@ class Recorder:
         self._stepping: List[Tuple[int, float, int]] = []
         self._forwards: List[Optional[Tuple[str, float]]] = []
         self._memory, self._epochs = Memory(), Epochs()
-        self._numbers = async_values.Numbers()
+        self._numbers, self._pending = async_values.Numbers(), async_values.Pending()
         # When the engine came to the end of the backward that runs, before DDP waits for its buckets.
         self._local: Any = None
         # The patches as the trace has them.
@@ -105,14 +104,18 @@ class Recorder:
             self._finalize.cancel()
             self._finalize = None
         forks.forget(self)
-        if self.writer is not None:
-            self.writer.close("ended")
+        self._close("ended")
 
     def _exit(self) -> None:
         self.on = False
         if self.writer is not None:
             header.tell_explanation(self.writer, self.steps)
-            self.writer.close(header.how_it_ends())
+        self._close(header.how_it_ends())
+
+    def _close(self, how: str) -> None:
+        self._settle()
+        if self.writer is not None:
+            self.writer.close(how)
 
     def forked(self) -> None:
         """In a child: it leaves no trace."""
@@ -172,6 +175,17 @@ class Recorder:
 
     def read(self, iterator: Any) -> None:
         self._epochs.read(iterator)
+        # In an evaluation, too, no row waits for the next step.
+        self._settle()
+
+    def _settle(self) -> None:
+        """Complete the rows whose values have come, in the thread that trains."""
+        if threading.get_ident() != self._thread or optimizers.is_hidden():
+            return
+        try:
+            self._pending.settle()
+        except Exception as error:
+            self._fail(error)
 
     # Forwards.
 
@@ -248,18 +262,14 @@ class Recorder:
     def _local_end(self) -> None:
         """Called when all gradients of this rank are there, before DDP waits for its buckets."""
         if self._local is None:
-            self._local = async_values.mark(timed=True) if torch.cuda.is_initialized() else time.perf_counter()
+            self._local = async_values.moment(self._models[-1].device)
 
     def _backward_ended(self, hook: Any) -> None:
         self.row.backwards += 1
         if hook is not None:
             hook.remove()
-        if self._local is None:
-            return
-        if isinstance(self._local, float):
-            self.row.waits.append(self._since - self._local)
-        else:
-            self.row.waits.append(async_values.between(self._local, async_values.mark(timed=True)))
+        if self._local is not None:
+            self.row.waits.append(async_values.between(self._local, self._models[-1].device))
 
     def scaled(self, given: Any, made: Any) -> None:
         """Record that a gradient scaler has made a larger loss of one."""
@@ -316,34 +326,29 @@ class Recorder:
             self.row.add(schema.OPTIMIZER, now - began - self.row.inner)
             if self.place is schema.OPTIMIZER and not self._stepping:
                 self.place, self._since = schema.OTHER, now
-            self._row(id(optimizer), now)
+            self._row(optimizer, now)
         except Exception as error:
             self._fail(error)
 
-    def _row(self, optimizer: int, now: float) -> None:
+    def _row(self, optimizer: Any, now: float) -> None:
         row, self.row = self.row, StepRow()
         seconds = now - (self._ended if self._ended is not None else now)
         self._ended = now
-        if not row.backwards and optimizer not in self._optimizers and self._last:
+        self._settle()
+        if not row.backwards and id(optimizer) not in self._optimizers and self._last:
             # Several optimizers of one step.
-            self._optimizers.append(optimizer)
-            self._last["total"] = round(self._last["total"] + seconds, 6)
-            more = row.times.get(schema.OPTIMIZER, 0.0)
-            self._last["optimizer"] = round((self._last["optimizer"] or 0.0) + more, 6)
-            self._last["time"] = time.time()
+            self._optimizers.append(id(optimizer))
+            add_step(self._last, seconds, row)
             return
         self.steps += 1
-        self._optimizers = [optimizer]
-        self._last = {**row.values(self.steps, seconds), **self._memory.columns(now), "epoch": self._epochs.now()}
+        self._optimizers = [id(optimizer)]
+        memory = self._memory.columns(now, optimizers.device_of(optimizer))
+        self._last = {**row.values(self.steps, seconds), **memory, "epoch": self._epochs.now()}
         assert self.writer is not None
+        self._pending.add(self._last)
         self.writer.row(self._last)
         if self.steps == 1:
             self._head = header.tell_patches(self._site, self.writer, self._head)
         if self._told != log.SETTINGS:
             self._told = header.tell_settings(self.writer, self._told)
         self.on = self.writer.on
-
-
-def modules() -> Sequence[Any]:
-    """Return the modules of the trace, for torch.compile to leave alone."""
-    return [module for name, module in list(sys.modules.items()) if name.startswith(f"{__package__}.")]

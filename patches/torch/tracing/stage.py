@@ -5,6 +5,7 @@ Nothing is communicated, and nothing waits for a GPU. docs/trace.md has the form
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import Any, Callable, Optional
 
@@ -15,7 +16,6 @@ from ddpfix.trace import schema
 
 from ..pipeline import ddp
 from ..pipeline.optimizer_hooks import Steps
-from . import recorder
 from .recorder import Recorder
 from .traced_model import Traced
 
@@ -30,8 +30,10 @@ class Recording:
         """Return the recorder; made when it is first asked for."""
         if self._recorder is None:
             self._recorder = Recorder(site)
-            for module in recorder.modules():
-                skip_module(module)
+            # torch.compile leaves them alone.
+            for name, module in list(sys.modules.items()):
+                if name.startswith(f"{__package__}."):
+                    skip_module(module)
             site.at_undo(self._end)
         return self._recorder
 

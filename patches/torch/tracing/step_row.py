@@ -7,8 +7,7 @@ import time
 import weakref
 from typing import Any, Dict, List, Optional
 
-import torch
-
+from ddpfix import devices
 from ddpfix.trace import schema
 
 from ..internals import loaders
@@ -77,29 +76,42 @@ class StepRow:
         }
 
 
+def add_step(values: Dict[str, Any], seconds: float, row: StepRow) -> None:
+    """Add a further optimizer of one step to the columns that the first one has left."""
+    values["total"] = round(values["total"] + seconds, 6)
+    values["optimizer"] = round((values["optimizer"] or 0.0) + row.times.get(schema.OPTIMIZER, 0.0), 6)
+    values["time"] = time.time()
+
+
 def _rounded(seconds: Optional[float]) -> Optional[float]:
     # Tenths of a microsecond are noise, and digits are bytes.
     return None if seconds is None else round(seconds, 6)
 
 
 class Memory:
-    """The memory of this process."""
+    """The memory that the training uses: of its device, or of this process where that is the host."""
 
     def __init__(self) -> None:
         self._looked = 0.0
         self._found: Dict[str, Any] = {}
 
-    def columns(self, now: float) -> Dict[str, Any]:
-        """``peak`` and ``reserved``; at most some tenths of a second old."""
+    def columns(self, now: float, device: Any) -> Dict[str, Any]:
+        """``peak`` and ``reserved``, as far as they are known; at most some tenths of a second old.
+
+        Args:
+            now: the time.
+            device: where the parameters are.
+        """
         if now - self._looked >= _MEMORY:
             self._looked = now
-            self._found = _of_gpu() if torch.cuda.is_initialized() else _of_process()
+            self._found = _of_device(device) if devices.is_accelerator(device) else _of_process()
         return self._found
 
 
-def _of_gpu() -> Dict[str, Any]:
-    # Neither asks the GPU: torch's allocator keeps these numbers.
-    return {"peak": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.memory_reserved())}
+def _of_device(device: Any) -> Dict[str, Any]:
+    # What the process itself has in the host's memory says nothing of a device that has no numbers.
+    found = {"peak": devices.peak_memory(device), "reserved": devices.reserved_memory(device)}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 def _of_process() -> Dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional, Protocol, Tuple
 
+import torch
+
 from ddpfix.layerdrop import cover, training
 
 from ..buckets import window
@@ -13,6 +15,8 @@ from ..pipeline import ddp, optimizers
 from ..unused.states import REDUCTION
 from .layer_calls import LayerCalls
 from .step_row import StepRow
+
+_HOST = torch.device("cpu")
 
 
 class Sink(Protocol):
@@ -50,6 +54,8 @@ class Traced:
         # LayerDrop as it is shipped draws for itself, so that only the calls of the layers tell what it skipped.
         self._calls = LayerCalls(modules) if recorder.stock_layerdrop and modules else None
         self._bytes = sum(each.numel() * each.element_size() for each in model.parameters)
+        # Where it is trained, whatever device is the current one.
+        self.device = next((each.device for each in model.parameters), _HOST)
         # A model that is alone communicates nothing.
         self._is_alone = optimizers.is_alone(model)
         # Forwards since the last step, and those of them whose gradients are reduced.

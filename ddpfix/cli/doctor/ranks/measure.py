@@ -6,6 +6,8 @@ import statistics
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
+from ddpfix import devices
+
 # Bytes: a number, and what DDP sends at a time (bucket_cap_mb=25).
 SMALL, LARGE = 4, 25 << 20
 # (name, bytes, how often).
@@ -58,8 +60,7 @@ def run(torch: Any, device: Any, rank: int, size: int, begin: Callable[[str], No
 def _timed(torch: Any, device: Any, once: Callable[[], Callable[[], bool]]) -> Tuple[float, bool]:
     begun = time.perf_counter()
     check = once()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    devices.synchronize(device)
     seconds = time.perf_counter() - begun
     return seconds, check()
 
