@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
-from tests.support import alone, pool
+from tests.support import alone, off_main_thread, pool
 
 HERE = Path(__file__).parent
 # Hundreds of processes import the same modules: where this is set, each of them would compile all of ddpfix anew.
@@ -33,6 +33,7 @@ TIERS: Dict[str, str] = {
     "releases": "fast",
     "hostile": "fast",
     "scale": "fast",
+    "accelerator": "ranks",
     "adding": "ranks",
     "demo": "ranks",
     "late": "ranks",
@@ -106,6 +107,7 @@ def folder_of(path: Path) -> str:
 def pytest_addoption(parser: Any) -> None:
     parser.addoption("--whole", action="store_true", help="run sweeps whole, and not the sample of them")
     parser.addoption("--rest", action="store_true", help="run only what sweeps leave out of their sample")
+    parser.addoption("--threads", action="store_true", help="ranks run autograd in a thread of its own (tests/late)")
 
 
 def tier(path: Path) -> str:
@@ -119,6 +121,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_configure(config: Any) -> None:
+    if config.getoption("--threads"):
+        os.environ[off_main_thread.VARIABLE] = "1"
     # pytest-xdist would begin with the files that have the most tests, which are not those that take longest.
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False

@@ -30,6 +30,7 @@ class Scenario(scenario.Scenario):
         comparison: what to train instead of a case (:func:`comparison`).
         environ: environment variables of the ranks.
         hook: a communication hook of torch's default_hooks, "powerSGD_hook", or "".
+        threads: whether autograd runs in a thread of its own.
         stays: seconds that a rank that has failed waits for the others, so that each ends with its own error.
     """
 
@@ -43,6 +44,7 @@ class Scenario(scenario.Scenario):
     size: int = 2
     steps: int = 6
     timeout: float = 40
+    threads: bool = False
     stays: float = 0.0
 
 

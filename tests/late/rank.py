@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict
 
-from tests.support import serving
+from tests.support import off_main_thread, serving
 
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
@@ -21,6 +21,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         scenario["found"]["left_out"] = True
         return
     os.environ["WORLD_SIZE"] = str(scenario["size"])
+    off_main_thread.put_if_asked(bool(scenario.get("threads")))
     if scenario["settings"] is not None:
         import ddpfix
 

@@ -17,22 +17,29 @@ Ranks = List[pool.Record]
 
 @dataclass
 class Scenario:
-    """One run of one program."""
+    """One run of one program.
+
+    Attributes:
+        threads: whether autograd runs in a thread of its own.
+    """
 
     kind: str
     mode: str
     size: int
+    threads: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.kind}-{self.mode}-{self.size}"
 
 
-def scenarios(names: Sequence[str], modes: Sequence[str], sizes: Sequence[int]) -> List[Scenario]:
+def scenarios(
+    names: Sequence[str], modes: Sequence[str], sizes: Sequence[int], threads: bool = False
+) -> List[Scenario]:
     """The runs of these programs, each beside its reference."""
     known = kinds.load()
     return [
-        Scenario(name, mode, size)
+        Scenario(name, mode, size, threads)
         for name in names
         for size in sizes
         if size == 2 or known[name].three

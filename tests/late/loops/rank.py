@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
-from tests.support import serving, undo
+from tests.support import off_main_thread, serving, undo
 
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
@@ -26,6 +26,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         return
     os.environ["WORLD_SIZE"] = str(scenario["size"])
     set_num_threads(1)
+    off_main_thread.put_if_asked(bool(scenario.get("threads")))
     limit = datetime.timedelta(seconds=declared.wait)
     store = meeting_place(scenario["size"], limit)
     distributed.init_process_group("gloo", store=store, rank=serving.RANK, world_size=scenario["size"], timeout=limit)

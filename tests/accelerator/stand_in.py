@@ -1,0 +1,265 @@
+"""The stand-in accelerator in a rank: torch's module for it, its process group over gloo, and who reads on the host.
+
+It is called ``npu``, as a vendor's package calls its own: what a name decides is decided as on a real one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import queue
+import sys
+import threading
+import time
+import types
+from collections import Counter
+from pathlib import Path
+from typing import Any, List, Optional, Set, Tuple
+
+import torch
+from torch import distributed
+
+from ddpfix import log
+from tests.accelerator.built import NAME
+from tests.support import host_reads
+
+KIND, BACKEND = "npu", "npuccl"
+# Bytes that the allocator of this device says to have given out at most, and to hold.
+PEAK, RESERVED = 12345, 23456
+_GROUPS: List[Any] = []
+
+
+class Rank:
+    """The accelerator of this process.
+
+    Attributes:
+        extension: the compiled module.
+        reads: values that were read on the host while ``counts``, by what reads and the line that asks.
+        calls: calls of torch's module for the device: name, whose thread, number of the device that was given.
+        refused: types that its collectives refuse.
+        waits: whether collectives return at once, and what reads a value spins until they are done.
+    """
+
+    def __init__(self, library: Path) -> None:
+        spec = importlib.util.spec_from_file_location(NAME, library)
+        assert spec is not None and spec.loader is not None
+        self.extension = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.extension)
+        self.reads: host_reads.Reads = Counter()
+        self.calls: Counter[Tuple[str, str, Optional[int]]] = Counter()
+        self.counts = self.waits = False
+        self.refused: Set[Any] = set()
+        self._queue: queue.Queue[Any] = queue.Queue()
+
+    def begin(self) -> None:
+        """Register it with torch."""
+        torch.utils.rename_privateuse1_backend(KIND)
+        self.extension.start()
+        torch._register_device_module(KIND, Module(self))
+        torch.utils.generate_methods_for_privateuse1_backend(unsupported_dtype=None)
+        heard = types.ModuleType("accelerator_reads")
+        vars(heard)["read"] = self._read
+        sys.modules["accelerator_reads"] = heard
+        threading.Thread(target=self._run, daemon=True, name="the device").start()
+
+        def made(store: Any, rank: int, size: int, timeout: Any) -> Any:
+            _GROUPS.append(Group(self, store, rank, size, timeout))
+            return _GROUPS[-1]
+
+        distributed.Backend.register_backend(BACKEND, made, devices=[KIND])
+
+    def refuse_float64(self) -> None:
+        """As MPS, and the collectives of Ascend: neither tensors nor collectives of 64 bits."""
+        self.extension.set_double(False)
+        self.refused.add(torch.float64)
+
+    def _read(self, what: str) -> None:
+        if self.counts:
+            self.reads[what, host_reads.asked_by()] += 1
+
+    def enqueue(self, group: Any, tensors: List[Any], options: Any) -> None:
+        """Have the device reduce later, in its own order."""
+        self.extension.pend(1)
+        self._queue.put((group, tensors, options))
+
+    def _run(self) -> None:
+        while True:
+            group, tensors, options = self._queue.get()
+            try:
+                # What a hang shows are waits, and no values.
+                group.gloo.allreduce([torch.zeros(each.shape, dtype=each.dtype) for each in tensors], options).wait()
+            finally:
+                self.extension.pend(-1)
+
+
+class Module(types.ModuleType):
+    """torch's module for the device; a call is recorded with its thread and the device that it is asked for."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(f"torch.{KIND}")
+        self._rank = rank
+        for name, value in (
+            ("synchronize", None),
+            ("max_memory_allocated", PEAK),
+            ("memory_reserved", RESERVED),
+            ("reset_peak_memory_stats", None),
+            ("current_stream", "its stream"),
+            ("is_current_stream_capturing", False),
+        ):
+            setattr(self, name, self._recorded(name, value))
+
+    def record(self, name: str, device: Any = None) -> None:
+        index = device.index if isinstance(device, torch.device) else None
+        # Asked for its name, a thread of ddpfix would be listed among the program's.
+        thread = "ddpfix" if threading.get_ident() in log.UNLISTED else "the program"
+        self._rank.calls[name, thread, index] += 1
+
+    def _recorded(self, name: str, value: Any) -> Any:
+        def function(device: Any = None) -> Any:
+            self.record(name, device)
+            return value
+
+        return function
+
+    def Event(self, enable_timing: bool = False) -> Any:
+        return Event(self)
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 2
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def get_rng_state(self, device: Any = None) -> Any:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Any, device: Any = None) -> None:
+        pass
+
+    def get_amp_supported_dtype(self) -> List[Any]:
+        return [torch.float16, torch.bfloat16]
+
+
+class Event:
+    """An event of the device, which is over at once."""
+
+    def __init__(self, module: Module) -> None:
+        self._module, self._at = module, 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._module.record("Event.record" if stream is not None else "Event.record on the current stream")
+        self._at = time.perf_counter()
+
+    def query(self) -> bool:
+        self._module.record("Event.query")
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        self._module.record("Event.elapsed_time")
+        return (other._at - self._at) * 1000
+
+
+class Work(distributed._Work):
+    """A collective that has been given to the device."""
+
+    def __init__(self, value: List[Any]) -> None:
+        super().__init__()
+        devices = [value[0].device] if value and isinstance(value[0], torch.Tensor) else None
+        self._future: Any = torch.futures.Future(devices=devices if devices and devices[0].type == KIND else None)
+        self._future.set_result(value)
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> Any:
+        return self._future
+
+
+class Group(distributed.ProcessGroup):
+    """Collectives of the device, over gloo."""
+
+    def __init__(self, rank: Rank, store: Any, number: int, size: int, timeout: Any) -> None:
+        super().__init__(number, size)
+        self._rank, self.gloo, self._name = rank, distributed.ProcessGroupGloo(store, number, size, timeout), "0"
+
+    def _on_host(self, tensors: List[Any]) -> List[Any]:
+        counted, self._rank.counts = self._rank.counts, False
+        try:
+            return [tensor.detach().cpu() for tensor in tensors]
+        finally:
+            self._rank.counts = counted
+
+    def _back(self, tensors: List[Any], results: List[Any]) -> Work:
+        with torch.no_grad():
+            for tensor, result in zip(tensors, results):
+                tensor.detach().copy_(result)
+        return Work(tensors)
+
+    def allreduce(self, tensors: List[Any], opts: Any = None) -> Work:
+        for tensor in tensors:
+            if tensor.dtype in self._rank.refused:
+                raise RuntimeError(f"HCCL AllReduce: Unsupported data type {tensor.dtype}")
+        own = distributed.AllreduceOptions()
+        own.reduceOp = getattr(opts, "reduceOp", distributed.ReduceOp.SUM)
+        if self._rank.waits:
+            self._rank.enqueue(self, tensors, own)
+            return Work(tensors)
+        results = self._on_host(tensors)
+        self.gloo.allreduce(results, own).wait()
+        return self._back(tensors, results)
+
+    def broadcast(self, tensors: List[Any], opts: Any = None) -> Work:
+        results = self._on_host(tensors)
+        self.gloo.broadcast(results, opts or distributed.BroadcastOptions()).wait()
+        return self._back(tensors, results)
+
+    def allgather(self, outputs: List[List[Any]], inputs: List[Any], opts: Any = None) -> Work:
+        results = [self._on_host(output) for output in outputs]
+        self.gloo.allgather(results, self._on_host(inputs)).wait()
+        for output, result in zip(outputs, results):
+            self._back(output, result)
+        return Work(outputs[0])
+
+    def barrier(self, opts: Any = None) -> Work:
+        self.gloo.barrier().wait()
+        return Work([])
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def size(self) -> int:
+        return int(self.gloo.size())
+
+    def rank(self) -> int:
+        return int(self.gloo.rank())
+
+    @property
+    def pg_name(self) -> str:
+        return BACKEND
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, text: str) -> None:
+        pass
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass

@@ -1,0 +1,111 @@
+"""A device that is no CPU, without one: models train on the stand-in accelerator as on the host, and nobody waits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple
+
+import pytest
+
+from ddpfix.trace import reader
+from tests.accelerator import built, stand_in
+from tests.accelerator.models import MODELS
+from tests.support import ranks
+
+pytestmark = [
+    pytest.mark.sampled(inside=False),
+    pytest.mark.skipif(bool(built.missing()), reason=built.missing()),
+]
+RANK = Path(__file__).with_name("rank.py")
+
+
+class Run(NamedTuple):
+    """What two ranks left and printed."""
+
+    found: List[Dict[str, Any]]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest) -> Path:
+    assert request.config.cache is not None
+    return built.built(request.config.cache.mkdir("accelerator"))
+
+
+def run(folder: Path, library: str, kinds: str, *more: str, **settings: str) -> Run:
+    environ = ranks.environment({"DDPFIX": "1", "DDPFIX_LOG": "debug", **settings})
+    command = [*ranks.elastic(2), str(RANK), str(folder), library, kinds, *more]
+    code, text = ranks.run(command, environ, folder, 300)
+    assert code == 0, text[-6000:]
+    return Run([json.loads((folder / f"found.{rank}.json").read_text()) for rank in range(2)], text)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Dict[str, Run]:
+    kinds = ";".join(MODELS)
+
+    def trained(name: str, library: str, *more: str, **settings: str) -> Run:
+        return run(tmp_path_factory.mktemp(name), library, kinds, *more, **settings)
+
+    return {
+        "host": trained("host", ""),
+        "thread": trained("thread", "", "thread"),
+        "auto": trained("auto", str(library)),
+        "late": trained("late", str(library), DDPFIX_UNUSED="late"),
+    }
+
+
+@pytest.mark.parametrize("where", ["host", "thread", "auto", "late"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_ranks_have_the_same_model(runs: Dict[str, Run], where: str, kind: str) -> None:
+    """Ascend has no float64 in its collectives, MPS none at all: there the constructor of these models raised."""
+    one, other = (found[kind]["weights"] for found in runs[where].found)
+    assert one == other
+
+
+@pytest.mark.parametrize("where", ["thread", "auto", "late"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_it_is_the_model_of_the_host(runs: Dict[str, Run], where: str, kind: str) -> None:
+    here, there = (runs[name].found[0][kind]["weights"] for name in (where, "host"))
+    assert here == pytest.approx(there, abs=1e-5)
+
+
+@pytest.mark.parametrize("where", ["auto", "late"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_step_reads_a_value_for_ddpfix(runs: Dict[str, Run], where: str, kind: str) -> None:
+    for found in runs[where].found:
+        assert found[kind]["reads"] == []
+
+
+@pytest.mark.parametrize("where", ["host", "auto", "late"])
+def test_replicas_are_compared(runs: Dict[str, Run], where: str) -> None:
+    """Samples of parameters were taken in float64: on a device that has none, the watch was off without a word."""
+    assert "not compared any more" not in runs[where].text
+
+
+@pytest.mark.parametrize("where", ["auto", "late"])
+def test_no_thread_of_ddpfix_calls_the_device(runs: Dict[str, Run], where: str) -> None:
+    for found in runs[where].found:
+        assert [call for call in found["calls"] if call[1] == "ddpfix"] == []
+
+
+def test_a_trace_has_the_numbers_of_the_device(tmp_path: Path, library: Path) -> None:
+    """The model is on the second device, and the first one is current; only the program's threads may ask."""
+    told = run(tmp_path, str(library), "branches", DDPFIX_TRACE=str(tmp_path / "trace"))
+    for steps in [each.steps for each in reader.read(tmp_path / "trace").runs.values()]:
+        assert len(steps["step"]) == 12
+        for name in ("loss", "norm", "wait"):
+            assert all(isinstance(value, float) for value in steps[name]), (name, steps[name])
+        assert set(steps["peak"]) == {stand_in.PEAK} and set(steps["reserved"]) == {stand_in.RESERVED}
+        assert max(steps["norm"]) > 0
+    for found in told.found:
+        calls = found["calls"]
+        assert [call for call in calls if call[1] == "ddpfix"] == []
+        # Events stand on a stream of the model's device, and of the current one only captures are asked for.
+        assert {call[0] for call in calls if call[2] is None} <= {*_OF_EVENTS, "is_current_stream_capturing"}
+        assert {call[2] for call in calls} == {None, 1}
+        assert found["branches"]["reads"] == []
+
+
+_OF_EVENTS = ("Event.record", "Event.query", "Event.elapsed_time")

@@ -1,0 +1,61 @@
+"""A usual step reads no value on the host for ddpfix: on a GPU each would wait for all that was given to it."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from tests.late import launch
+from tests.late.launch import Scenario
+
+pytestmark = pytest.mark.patches("torch.unused", "torch.late", "torch.drift")
+SILENT: Dict[str, Tuple[str, Dict[str, str]]] = {
+    "auto": ("branches", {}),
+    "late": ("branches", {"unused": "late"}),
+    "find": ("branches", {"unused": "find"}),
+    "drift": ("branches", {"drift_steps": "1000"}),
+    "layerdrop": ("speech", {}),
+    "layerdrop, late": ("speech", {"unused": "late"}),
+    "layerdrop, find": ("speech", {"unused": "find"}),
+    "layerdrop, flag": ("speech_with_the_flag", {}),
+    "layerdrop, views": ("speech_with_views", {"unused": "late"}),
+}
+# The line that reads: a digest of the replicas for each device, and what a CPU has anyway.
+LOOK, LOSSES = "ddpfix.patches.torch.replicas.fingerprint", "ddpfix.patches.torch.tracing.async_values"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
+    folder = tmp_path_factory.mktemp("reads")
+    plans = [Scenario(name, function=f"reads:{kind}", settings=settings) for name, (kind, settings) in SILENT.items()]
+    plans.append(Scenario("plain", function="reads:speech_with_the_flag"))
+    plans.append(Scenario("look", function="reads:branches_from_the_first_step", settings={"drift_steps": "1000"}))
+    plans.append(Scenario("trace", function="reads:speech", settings={"trace": str(folder / "rows")}))
+    return launch.train(plans, folder)
+
+
+def reads(outcomes: Dict[str, Any], name: str, whose: str = "ddpfix") -> List[Tuple[str, str, int]]:
+    """What reads, where, and how often, on the second rank."""
+    for log, record in outcomes[name][:2]:
+        assert record is not None and record["error"] is None, log
+    return [(what, line.partition(":")[0], times) for what, line, times in outcomes[name][1][1][whose]]
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_usual_step_reads_nothing(outcomes: Dict[str, Any], name: str) -> None:
+    assert reads(outcomes, name) == []
+
+
+def test_a_look_at_the_replicas_reads_sums_and_samples_once(outcomes: Dict[str, Any]) -> None:
+    found = reads(outcomes, "look")
+    assert {where for _, where, _ in found} == {LOOK} and sum(times for _, _, times in found) <= 2
+
+
+def test_a_trace_reads_only_what_the_cpu_has_anyway(outcomes: Dict[str, Any]) -> None:
+    found = reads(outcomes, "trace")
+    assert found and {where for _, where, _ in found} == {LOSSES}
+
+
+def test_what_is_there_is_seen(outcomes: Dict[str, Any]) -> None:
+    assert any("optim" in where for _, where, _ in reads(outcomes, "plain", "all"))
