@@ -194,6 +194,8 @@ class Group(distributed.ProcessGroup):
 
     def __init__(self, rank: Rank, store: Any, number: int, size: int, timeout: Any) -> None:
         super().__init__(number, size)
+        # Collectives that were begun, as the groups of vendors count them.
+        self._begun = 0
         self._rank, self.gloo, self._name = rank, distributed.ProcessGroupGloo(store, number, size, timeout), "0"
 
     def _on_host(self, tensors: List[Any]) -> List[Any]:
@@ -213,6 +215,7 @@ class Group(distributed.ProcessGroup):
         for tensor in tensors:
             if tensor.dtype in self._rank.refused:
                 raise RuntimeError(f"HCCL AllReduce: Unsupported data type {tensor.dtype}")
+        self._begun += 1
         own = distributed.AllreduceOptions()
         own.reduceOp = getattr(opts, "reduceOp", distributed.ReduceOp.SUM)
         if self._rank.waits:
@@ -263,3 +266,6 @@ class Group(distributed.ProcessGroup):
 
     def _set_sequence_number_for_group(self) -> None:
         pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._begun

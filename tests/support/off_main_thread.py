@@ -41,11 +41,18 @@ def places() -> List[Tuple[Any, str]]:
     return [(engine._execution_engine, "run_backward")]
 
 
+def _in_function_transform() -> bool:
+    functions: Any = getattr(torch._C, "_functorch", None)
+    asked = getattr(functions, "peek_interpreter_stack", None)
+    return asked is not None and asked() is not None
+
+
 def _put(holder: Any, name: str) -> None:
     stock = getattr(holder, name)
 
     def run_backward(*args: Any, **options: Any) -> Any:
-        if threading.current_thread().name == _NAME:
+        # The engine takes the state of torch.func with it to its own threads, which this one cannot.
+        if threading.current_thread().name == _NAME or _in_function_transform():
             return stock(*args, **options)
         results: List[Any] = []
         raised: List[BaseException] = []

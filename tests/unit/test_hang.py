@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import subprocess
 import sys
@@ -81,6 +82,74 @@ def test_a_line_that_waits_for_the_gpu_is_told_by_its_text(tmp_path: Path) -> No
     assert places.classify([Spot(str(script), 2, "main")]).phase == places.COLLECTIVE
 
 
+GRAD_SCALER, LINEAR = in_torch("amp/grad_scaler.py", "_maybe_opt_step"), in_torch("nn/modules/linear.py", "forward")
+TRAINER = "/venv/lib/python3/site-packages/transformers/trainer.py"
+# What a rank stands in that waits for its GPU: the line of the innermost frame, the frames below the script, what is
+# said. The driver is called below Python, so no frame of its own is there.
+READS: List[Tuple[str, List[Spot], str]] = [
+    ("total += loss.item()", [], places.GPU),
+    ("if torch.isnan(loss):", [], places.GPU),
+    ("total += float(loss)", [], places.GPU),
+    ("x = x.to(device)", [], places.GPU),
+    ("return sum(v.item() for v in found.values())", [GRAD_SCALER], places.GPU),
+    ("loss = tr_loss.mean().item()", [Spot(TRAINER, 1, "_maybe_log_save_evaluate")], places.GPU),
+    ("and (torch.isnan(loss) or torch.isinf(loss))", [Spot(TRAINER, 1, "_inner_training_loop")], places.GPU),
+    ("self.total = loss.detach().cpu()", [Spot("/venv/site-packages/funasr/t.py", 1, "train_epoch")], places.GPU),
+    ("return F.linear(x, w)", [CALL, LINEAR], "forward of modules/linear.py"),
+    (
+        "torch._foreach_add_(a, b)",
+        [in_torch("optim/adam.py", "step"), in_torch("optim/adam.py", "_multi")],
+        "_multi of",
+    ),
+    ("return self[0]", [in_torch("_tensor.py", "__repr__"), in_torch("_tensor_str.py", "_str")], "_str of"),
+    ("if error_if_nonfinite:", [in_torch("nn/utils/clip_grad.py", "clip_grad_norm_")], "clip_grad_norm_ of"),
+    ("torch._C._synchronize()", [in_torch("cuda/__init__.py", "synchronize")], "synchronize of"),
+]
+# The same of what waits for something else, or computes.
+OTHERS: List[Tuple[str, List[Spot], str]] = [
+    ("time.sleep(float(seconds))", [], places.OTHER),
+    ("found = library.decode(lattice)", [], places.OTHER),
+    ("data = self._get_data().to(device)", [LOADS], places.LOADER),
+    ("waiter.acquire()", [Spot(f"{PYTHON}/threading.py", 1, "wait")], places.OTHER),
+    ("return self.file.write(data.cpu())", [in_torch("serialization.py", "save")], places.CHECKPOINT),
+    ("work = group.all_reduce(x.to(device))", [in_torch("distributed/distributed_c10d.py", "f")], places.COLLECTIVE),
+]
+
+
+def standing(monkeypatch: pytest.MonkeyPatch, line: str, below: List[Spot], **how: bool) -> places.Place:
+    innermost = [MAIN, *below][-1].file
+    texts = {innermost: line}
+    monkeypatch.setattr(linecache, "getline", lambda file, number: texts.get(file, ""))
+    return places.classify([MAIN, *below], **how)
+
+
+@pytest.mark.parametrize(("line", "below", "what"), READS, ids=[each[0] for each in READS])
+def test_whatever_stands_in_one_instruction_may_wait_for_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, line: str, below: List[Spot], what: str
+) -> None:
+    place = standing(monkeypatch, line, below, on_device=True, stands=True)
+    assert place.phase == places.DEVICE and place.what.startswith(what), place
+    # In passing, and without a GPU, it is what it was.
+    passing = standing(monkeypatch, line, below, on_device=True)
+    assert passing.phase != places.DEVICE or ".item(" in line or ".cpu(" in line
+    assert standing(monkeypatch, line, below, stands=True).phase != places.DEVICE
+
+
+@pytest.mark.parametrize(("line", "below", "phase"), OTHERS, ids=[each[0] for each in OTHERS])
+def test_what_waits_for_something_else_is_told_as_before(
+    monkeypatch: pytest.MonkeyPatch, line: str, below: List[Spot], phase: str
+) -> None:
+    assert standing(monkeypatch, line, below, on_device=True, stands=True).phase == phase
+
+
+def test_a_name_of_several_things_tells_none() -> None:
+    """transformers' Trainer reads the loss there, in each step that is logged."""
+    inside = [MAIN, Spot(TRAINER, 1, "_maybe_log_save_evaluate")]
+    assert places.classify(inside).phase == places.OTHER
+    assert places.classify([MAIN, Spot(TRAINER, 1, "evaluate")]).phase == places.EVALUATION
+    assert places.classify([MAIN, Spot(TRAINER, 1, "_save_checkpoint")]).phase == places.CHECKPOINT
+
+
 LIMIT = 300.0
 
 
@@ -94,6 +163,39 @@ def at(rank: int, phase: str, count: int = 8, step: int = 3, **more: Any) -> Pos
 
 def judged(*ranks: Position, absent: Tuple[gone.Absent, ...] = ()) -> Optional[verdict.Verdict]:
     return verdict.judge({each.rank: each for each in ranks}, list(absent), LIMIT)
+
+
+SPINS: Any = {"what": places.GPU, "source": "loss.item()", "idle": False}
+
+
+def test_ranks_that_all_wait_for_their_gpus_spin() -> None:
+    """The network is down, or sizes differ: CUDA's waits use a processor, and nothing was said."""
+    found = judged(*(at(rank, places.DEVICE, **SPINS) for rank in range(3)))
+    assert found is not None and found.cause == words.NETWORK
+    assert "ranks 0 to 2 wait for the GPU of step 3 (train.py:88: loss.item()) for 305 s" in found.text
+
+
+def test_a_late_rank_that_spins_waits_for_its_gpu_or_computes() -> None:
+    stands = at(1, places.DEVICE, count=7, what="_maybe_opt_step of amp/grad_scaler.py", idle=False)
+    found = judged(at(0, places.DEVICE, **SPINS), stands)
+    assert found is not None and (found.cause, found.ranks) == (words.SLOW, [1])
+    assert "rank 1 has been in _maybe_opt_step of amp/grad_scaler.py (train.py:88) for 305 s" in found.text
+    assert "rank 0 waits for the GPU of step 3" in found.text
+    assert "It waits for its GPU, or computes" in found.text
+
+
+def test_a_rank_that_sleeps_while_others_wait_for_their_gpus() -> None:
+    found = judged(at(0, places.DEVICE, **SPINS), at(1, places.OTHER, count=7, what="main"))
+    assert found is not None and found.ranks == [1] and "rank 0 waits for the GPU of step 3" in found.text
+
+
+def test_ranks_that_stand_in_different_code_of_torch_are_in_no_different_calls() -> None:
+    """They launch kernels into a queue that is full, and stand wherever that was."""
+    one = at(0, places.DEVICE, what="forward of modules/linear.py")
+    other = at(1, places.DEVICE, what="_multi_tensor_adam of optim/adam.py")
+    found = judged(one, other)
+    assert found is not None and found.cause == words.NETWORK
+    assert "rank 0 waits for the GPU, or computes, in forward of modules/linear.py of step 3" in found.text
 
 
 BARRIER: Any = {"what": "monitored_barrier", "call": "monitored_barrier"}

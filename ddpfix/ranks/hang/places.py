@@ -8,8 +8,9 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from typing import List, NamedTuple, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpfix import devices
 from ddpfix.user_code import OWN, is_users
 
 # What a rank does, as far as its stack tells.
@@ -35,13 +36,28 @@ _COLLECTIVES = (
     "torch/distributed/rendezvous.py",
     "torch/distributed/utils.py",
 )
-_BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py", "torch/_tensor.py")
+_BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
+# Files of torch in which a rank stands whose GPU is given no more work: what it waits for is not in their names.
+_LAUNCHES = (
+    *("torch/nn/", "torch/optim/", "torch/amp/", "torch/accelerator/", "torch_npu/"),
+    *(f"torch/{kind}/" for kind in devices.KINDS),
+    *("torch/_tensor.py", "torch/_tensor_str.py", "torch/functional.py", "torch/utils/_foreach_utils.py"),
+)
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|inference)(_|$)", re.IGNORECASE)
 _SAVING = re.compile(r"(^|_)(save|saving)(_|$)|(save|write)_?(checkpoint|ckpt|model)", re.IGNORECASE)
 _TRAINS = re.compile(r"train|fit", re.IGNORECASE)
 _WRITES = re.compile(r"\b(open|fsync|save|dump)\(|\.(write|flush)\(")
 _WAITS = re.compile(r"\.wait\(")
+# A function that does several things tells none of them by its name (transformers' _maybe_log_save_evaluate).
+_SEVERAL = re.compile(r"(^|_)log_|save_(and_)?eval|eval\w*_(and_)?save", re.IGNORECASE)
 _SYNCHRONIZES = re.compile(r"\.(item|cpu|tolist|numpy|synchronize)\(")
+# What reads a value as well, if a rank stands in it for long: in passing it tells nothing.
+_READS = re.compile(
+    r"\b(float|isnan|isinf|isfinite|nonzero|is_nonzero|masked_select|empty_cache)\("
+    rf"|\.(any|all|equal|unique|to|{'|'.join(devices.KINDS)})\("
+)
+_SLEEPS = re.compile(r"\.wait\(|\bsleep\(")
+GPU = "the GPU"
 _SOURCE = 60
 
 
@@ -80,18 +96,23 @@ class Place(NamedTuple):
     source: str
 
 
-def classify(stack: Sequence[Spot], training: Optional[bool] = None, on_device: bool = False) -> Place:
+def classify(
+    stack: Sequence[Spot], training: Optional[bool] = None, on_device: bool = False, stands: bool = False
+) -> Place:
     """Return the place of a stack.
 
     Args:
         stack: the outermost frame first, not empty.
         training: whether the module whose forward runs is in training mode; None where none runs, or it is not known.
         on_device: whether the process uses a GPU, whose work the program's own line may wait for.
+        stands: whether it has stood in one instruction for seconds.
     """
     user = _users(stack)
     where = f"{os.path.basename(user.file)}:{user.line}"
     source = linecache.getline(user.file, user.line).strip()[:_SOURCE]
-    phase, what = _phase(stack, user, training, source, on_device)
+    phase, what = _phase(stack, user, training, source, on_device and stands)
+    if phase == OTHER and on_device and stack[-1] == user and _SYNCHRONIZES.search(source):
+        phase, what = DEVICE, GPU
     return Place(phase, what, where, source)
 
 
@@ -109,16 +130,16 @@ def is_library(spot: Spot) -> bool:
     return is_python or spot.file.startswith(("<frozen", *OWN)) or spot.is_in("torch/")
 
 
-def _phase(
-    stack: Sequence[Spot], user: Spot, training: Optional[bool], source: str, on_device: bool
-) -> tuple[str, str]:
+def _phase(stack: Sequence[Spot], user: Spot, training: Optional[bool], source: str, stands: bool) -> Tuple[str, str]:
     last = stack[-1]
     for phase, what in (
         (DEBUGGER, "a debugger" if _debugs(stack) else ""),
         (COLLECTIVE, _collective(stack)),
         (CHECKPOINT, _function(stack, _SAVES)),
         (WRAPPER, _wrapper(last)),
-        (BACKWARD, "backward" if any(spot.is_in(*_BACKWARD) for spot in stack) else ""),
+        (BACKWARD, "backward" if any(map(_is_backward, stack)) else ""),
+        (LOADER, _loader(stack) if stands else ""),
+        (DEVICE, _device(stack) if stands else ""),
         (STEP, "the optimizer's step" if _steps(stack) else ""),
         # Names tell less than what is seen above: train_and_evaluate() may be anywhere around a backward.
         (EVALUATION, _evaluation(stack, training)),
@@ -130,11 +151,28 @@ def _phase(
             return phase, what
     if last == user and _WAITS.search(source):
         return COLLECTIVE, "wait"
-    if last == user and on_device and _SYNCHRONIZES.search(source):
-        return DEVICE, "the GPU"
     if _WRITES.search(source):
         return CHECKPOINT, user.name if last == user else _short(last)
     return OTHER, _short(last)
+
+
+def _is_backward(spot: Spot) -> bool:
+    return spot.is_in(*_BACKWARD) or (spot.name == "backward" and spot.is_in("torch/_tensor.py"))
+
+
+def _device(stack: Sequence[Spot]) -> str:
+    """Return what a rank that stands in one instruction may wait for its GPU in; :data:`GPU` where the line reads it.
+
+    The driver is called below Python, by whatever needs a value or launches a kernel when the queue is full: in the
+    program, a toolkit, a gradient scaler, a layer, an optimizer.
+    """
+    last = stack[-1]
+    text = linecache.getline(last.file, last.line)
+    if _SLEEPS.search(text):
+        return ""
+    if _SYNCHRONIZES.search(text) or _READS.search(text):
+        return GPU
+    return _short(last) if last.is_in(*_LAUNCHES) else ""
 
 
 def _short(spot: Spot) -> str:
@@ -169,7 +207,8 @@ def _function(stack: Sequence[Spot], files: Sequence[str]) -> str:
 def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
     """Return the innermost function of the program or of a toolkit with such a name."""
     for spot in reversed(stack):
-        if words.search(spot.name) and not _TRAINS.search(spot.name) and not is_library(spot):
+        tells = not (_TRAINS.search(spot.name) or _SEVERAL.search(spot.name) or is_library(spot))
+        if tells and words.search(spot.name):
             return spot.name
     return ""
 

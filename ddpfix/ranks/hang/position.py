@@ -24,6 +24,8 @@ from ddpfix.user_code import OWN
 _Key = Tuple[int, CodeType, int]
 # Phases that name what a rank does that moves: if one of these was seen at all, else the last one.
 _TELLING = (places.DEBUGGER, places.EVALUATION, places.CHECKPOINT)
+# Seconds in one instruction, in which a GPU works off all that it was given.
+_STANDS = 3.0
 
 
 class Position(NamedTuple):
@@ -95,6 +97,10 @@ class Position(NamedTuple):
         """Return whether it may be waiting for other ranks."""
         return self.phase in places.WAITING and not self.moving
 
+    def may_compute(self) -> bool:
+        """Return whether it may as well compute: it stands in code that may wait for a GPU."""
+        return self.phase == places.DEVICE and self.what != places.GPU
+
 
 class Tracker:
     """Follows the main thread of this rank.
@@ -152,7 +158,7 @@ class Tracker:
 
     def may_wait(self) -> bool:
         """Return whether this rank may be waiting for others where it stands; cheaper than :meth:`position`."""
-        return not self.is_over() and _place(_frames(self._thread)).phase in places.WAITING
+        return not self.is_over() and self._place(_frames(self._thread)).phase in places.WAITING
 
     def _sample(self) -> None:
         frames = _frames(self._thread)
@@ -165,7 +171,7 @@ class Tracker:
         else:
             self._common, self._moved = min(self._common, same), True
         self._keys, self._still_since = keys, time.monotonic()
-        place = _place(frames)
+        place = self._place(frames)
         self._seen.pop(place.phase, None)
         self._seen[place.phase] = place
 
@@ -182,7 +188,7 @@ class Tracker:
         # A forward that waits has begun: a rank that trains on without collectives begins more than that one.
         trains = steps > 1 and now - self._stepped_at < taken / 2
         moving = trains or (self._moved and self.still() < taken / 2)
-        place = self._place_of_moving(frames) if moving else _place(frames)
+        place = self._place_of_moving(frames) if moving else self._place(frames)
         loading, number = _loading(frames)
         counted = progress.of(frames)
         call = calls.of(frames)
@@ -209,6 +215,9 @@ class Tracker:
             loops=loops.of(frames),
             work=self._work(),
         )
+
+    def _place(self, frames: List[FrameType]) -> places.Place:
+        return _place(frames, self.still() >= _STANDS)
 
     def _trouble(self, loading: Optional[loaders.Loading]) -> str:
         """Return what the system tells of the workers of the loader in which the rank stands, and of its children."""
@@ -253,9 +262,9 @@ def _same(before: Tuple[_Key, ...], now: Tuple[_Key, ...]) -> int:
     return number
 
 
-def _place(frames: List[FrameType]) -> places.Place:
+def _place(frames: List[FrameType], stands: bool = False) -> places.Place:
     stack = [places.Spot(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
-    return places.classify(stack, _training(frames), bool(devices.in_use()))
+    return places.classify(stack, _training(frames), bool(devices.in_use()), stands)
 
 
 def _training(frames: List[FrameType]) -> Optional[bool]:

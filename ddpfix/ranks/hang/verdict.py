@@ -110,10 +110,16 @@ def _late(positions: Mapping[int, Position], waiting: List[Position]) -> Optiona
     """Return the ranks that do not wait, and for which torch counts fewer collectives than for one that does."""
     ended = [each for each in positions.values() if each.phase == places.ENDED]
     behind = behind_of(positions, waiting)
-    late = [each for each in positions.values() if each.rank in behind and not each.may_wait()]
+    # One that waits for its GPU, or computes, has not called what the others have: it is late in any case.
+    late = [
+        each
+        for each in positions.values()
+        if each.rank in behind and (each.phase == places.DEVICE or not each.may_wait())
+    ]
     debugged = [each for each in late if each.phase == places.DEBUGGER]
     those = debugged or late or ended
-    return words.late(those, waiting, positions) if those else None
+    others = [each for each in waiting if each not in those]
+    return words.late(those, others, positions) if those and others else None
 
 
 def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) -> Set[int]:
@@ -139,7 +145,7 @@ def _different(positions: Mapping[int, Position], waiting: List[Position]) -> Op
     unequal = _unequal(waiting)
     if unequal is not None:
         return unequal
-    certain = [each for each in waiting if each.phase == places.COLLECTIVE or each.idle]
+    certain = [each for each in waiting if each.phase == places.COLLECTIVE or (each.idle and not each.may_compute())]
     kinds: Dict[str, List[Position]] = {}
     for each in certain:
         kinds.setdefault(words.kind(each), []).append(each)
@@ -171,6 +177,7 @@ def _unequal(waiting: Sequence[Position]) -> Optional[words.Found]:
 
 def _nobody(positions: Mapping[int, Position], waiting: List[Position]) -> Optional[words.Found]:
     """Describe ranks that all wait in the same collective."""
-    if len(waiting) == len(positions) and all(each.idle for each in waiting):
+    # Whoever waits for a GPU spins, and uses a processor.
+    if len(waiting) == len(positions) and all(each.idle or each.phase == places.DEVICE for each in waiting):
         return words.nobody(waiting)
     return None

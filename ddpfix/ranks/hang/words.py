@@ -119,6 +119,7 @@ def _doing(each: Position) -> str:
         places.DEBUGGER: "in a debugger",
         places.EVALUATION: f"in evaluation, {each.what}" if each.what[:7] != "forward" else f"in {each.what}",
         places.CHECKPOINT: f"in a save, {each.what}",
+        places.DEVICE: f"in {each.what}" if each.may_compute() else f"in a wait for {places.GPU}",
         places.TRAINING: f"in training without a collective, {each.steps} steps long",
     }.get(each.phase, f"in {each.what}")
 
@@ -159,6 +160,9 @@ def _wait(each: Position) -> str:
     if each.phase == places.COLLECTIVE:
         after = f", in step {each.step}" if each.step else ""
         return f"in {kind(each)} ({_line(each)}{after})"
+    if each.phase == places.DEVICE:
+        place = f", or computes, in {each.what}" if each.may_compute() else ""
+        return f"for the GPU{place}{step} ({_line(each)})"
     return f"in {each.what}{step} ({each.where})"
 
 
@@ -184,6 +188,8 @@ def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
 
 
 def _standing(each: Position) -> str:
+    if each.phase == places.DEVICE:
+        return "It waits for its GPU, or computes"
     return "It does not move" if each.idle else "It computes: late, and perhaps not stuck"
 
 
