@@ -137,3 +137,15 @@ def test_of_two_ranks_the_one_that_is_killed_is_found(tmp_path: Path) -> None:
     first = trained(tmp_path, "killed")[0]
     assert first.level == BAD and first.text.startswith("Rank 1 ended without a word"), first
     assert "SIGKILL" in first.text and "memory" in first.lines[0]
+
+
+def test_the_batch_behind_the_largest_rise_of_memory_is_named() -> None:
+    def record(step: int, mib: int, *shape: int) -> Dict[str, Any]:
+        return {"bytes": mib << 20, "step": step, "rank": 1, "shape": list(shape), "padding": None}
+
+    memory = {"of": "cpu", "records": [record(1, 500, 8, 300), record(9, 617, 8, 9000), record(40, 619, 8, 310)]}
+    (found,) = findings._memory({"memory": memory})
+    assert found.text == (
+        "Resident memory of the process rose from 500.0 MiB in step 1 to 619.0 MiB by step 40, 117.0 MiB of it in"
+        " step 9 of rank 1 (largest batch 8 × 9000)."
+    )

@@ -129,13 +129,16 @@ def _memory(data: Data) -> List[Finding]:
             f"{what} stayed flat: {words.size(last['bytes'])} at most, on rank {last['rank']} in step {last['step']:,}."
         )
         return [Finding("memory", GOOD, text)]
+    # Each record is higher than the one before: the batch behind the largest rise is what a reader looks for.
+    before, most = max(zip(records, records[1:]), key=lambda pair: float(pair[1]["bytes"] - pair[0]["bytes"]))
+    rise = "" if most is last else f" by step {last['step']:,}, {words.size(most['bytes'] - before['bytes'])} of it"
     text = (
-        f"{what} rose from {words.size(first['bytes'])} in step {first['step']:,} to {words.size(last['bytes'])} in"
-        f" step {last['step']:,} of rank {last['rank']}{_batch(last)}."
+        f"{what} rose from {words.size(first['bytes'])} in step {first['step']:,} to {words.size(last['bytes'])}"
+        f"{rise} in step {most['step']:,} of rank {most['rank']}{_batch(most)}."
     )
     if last["bytes"] < first["bytes"] * 1.5:
         return [Finding("memory", PLAIN, text)]
-    return [Finding("memory", BAD, text, [f"advice: {_ADVICE_ON_BATCHES}"] if last["shape"] else [])]
+    return [Finding("memory", BAD, text, [f"advice: {_ADVICE_ON_BATCHES}"] if most["shape"] else [])]
 
 
 def _batch(record: Dict[str, Any]) -> str:
