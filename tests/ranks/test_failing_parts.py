@@ -321,3 +321,21 @@ def test_no_line_of_ours_is_the_users() -> None:
 
     assert not user_code.is_users(uneven.__file__) and not user_code.is_users(user_code.__file__)
     assert user_code.is_users(__file__)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[rank 1]:[../pair.cc:553] Connection closed by peer [10.0.0.2]:29500",
+        "NCCL communicator was aborted on rank 1.",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600000 ms",
+        "[Rank 1] HCCL communicator was aborted",
+    ],
+)
+def test_what_only_says_that_another_rank_is_gone(text: str) -> None:
+    assert last_words.follows(RuntimeError(text)) and not last_words.follows(ValueError(text))
+
+
+@pytest.mark.parametrize("text", ["CUDA out of memory", "NCCL error: unhandled system error", "mat1 and mat2 shapes"])
+def test_what_is_an_error_of_its_own(text: str) -> None:
+    assert not last_words.follows(RuntimeError(text))

@@ -18,7 +18,9 @@ _OURS = "ddpfix: "
 # What gloo, NCCL and the store say when another rank is gone.
 _FOLLOWS = re.compile(
     r"connection (was )?(closed|reset|refused) by (remote |local )?peer|broken pipe|remote process exited"
-    r"|recvValue failed|sendBytes failed|failed to recv",
+    r"|recvValue failed|sendBytes failed|failed to recv"
+    # torch's ProcessGroupNCCL and torch_npu's ProcessGroupHCCL, where a rank no longer takes part in a collective.
+    r"|[NH]CCL communicator was aborted|watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
 # Last words with an explanation: the error, its place, the parameters, and what follows.
