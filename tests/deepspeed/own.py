@@ -18,9 +18,12 @@ class OwnEncoder(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
+        # Runs always: a step may skip all layers.
+        self.first = nn.Linear(8, 8)
         self.encoders = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(6))
 
     def forward(self, frames: torch.Tensor, lengths: Any) -> Tuple[torch.Tensor, Any]:
+        frames = self.first(frames)
         for layer in self.encoders:
             if self.training and torch.rand(1).item() < self.rate:
                 continue

@@ -1,65 +1,94 @@
-"""Everything that only a GPU can show: ``python -m tests.gpu [--out FILE] [--seconds 480] [--only NAME ...]``.
+"""Everything that only a GPU can show: ``python -m tests.gpu [--out FOLDER] [--minutes 9] [--only NAME ...]``.
 
-Needs no network, keeps to its time, prints Markdown, and ends with 1 if a check failed. On a machine without a GPU it
-runs as far as it can, and names what it left out.
+Needs no network, keeps to its time, and prints Markdown. What has run is kept in the folder, and the next call goes on
+with the rest. Ends with 1 if a check failed, and with 3 if none did and cells were not run. On a machine without a GPU
+it runs as far as it can, and names what it left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from tests.gpu import judge, launch, machine, report
-from tests.gpu.cells import SECTIONS, Cell, everything, lacking, launches
+from tests.gpu import judge, launch, machine, report, table
+from tests.gpu.catalogue import everything
+from tests.gpu.cells import SECTIONS, Cell, lacking
+from tests.gpu.kept import Kept
 from tests.gpu.launch import Outcome
+from tests.gpu.order import launches
 
+FAILED, NOT_RUN = 1, 3
 _ON_CPU = (
-    "Step time and memory: shapes of WavLM-base and BART-base, and peak memory, need a CUDA device (narrow stand-ins on"
-    " the CPU have run instead)"
+    "Step time and memory: shapes of WavLM-base and BART-base, the README's table of WavLM-large, and peak memory, need"
+    " a CUDA device (narrow stand-ins on the CPU have run instead)"
 )
+_NOT_KEPT = "no output folder (--out FOLDER, or $OUT): what is found is printed, and not kept"
 
 
 def main(words: Sequence[str]) -> int:
     chosen = _parsed(words)
     begun = time.monotonic()
     facts = machine.probe(launch.environment())
+    if chosen.out is None:
+        print(_NOT_KEPT, file=sys.stderr)
+    else:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+    kept = Kept(chosen.out / "results.json" if chosen.out else None, facts)
     cells = [each for each in everything(facts, chosen.quick) if each.section in (chosen.only or SECTIONS)]
-    outcomes = [Outcome(cell, left_out=lacking(cell, facts)) for cell in cells if lacking(cell, facts)]
-    possible = [cell for cell in cells if not lacking(cell, facts)]
     # The end of the last ranks takes some seconds, too.
-    outcomes += _run(possible, facts, begun + chosen.seconds - 8)
-    outcomes = torch_alone(outcomes)
+    outcomes = _outcomes(cells, facts, kept, chosen.again, begun + chosen.minutes * 60 - 8)
     notes = [] if facts["cuda"] or not any(cell.section == "speed" for cell in cells) else [_ON_CPU]
-    text = report.markdown(facts, outcomes, time.monotonic() - begun, notes)
+    text = report.markdown(facts, outcomes, time.monotonic() - begun, notes, kept.of_other_sources(cells))
     print(text)
     if chosen.out:
-        chosen.out.write_text(text + "\n", encoding="utf-8")
-    return 1 if judge.failed(outcomes) else 0
+        (chosen.out / "gpu.md").write_text(text + "\n", encoding="utf-8")
+        (chosen.out / "table.md").write_text(table.markdown(facts, outcomes) + "\n", encoding="utf-8")
+    return FAILED if judge.failed(outcomes) else NOT_RUN if judge.not_run(outcomes) else 0
 
 
 def _parsed(words: Sequence[str]) -> Any:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
-    parser.add_argument("--seconds", type=float, default=480.0, help="how long it may take (480)")
+    parser.add_argument("--out", type=Path, default=_out(), help="folder of gpu.md, table.md, results.json ($OUT)")
+    parser.add_argument("--minutes", type=float, default=9.0, help="how long one call may take (9)")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="NAME", help=f"sections: {', '.join(SECTIONS)}")
+    parser.add_argument("--again", nargs="?", const="all", choices=("all", "failed"), help="run kept cells again")
     parser.add_argument("--quick", action="store_true", help="run a little of everything; its figures mean nothing")
     return parser.parse_args(words)
 
 
-def _run(cells: List[Cell], facts: Dict[str, Any], end: float) -> List[Outcome]:
-    """One launch after the other; what one leaves of its time is for those that follow."""
+def _out() -> Optional[Path]:
+    return Path(os.environ["OUT"]) if os.environ.get("OUT") else None
+
+
+def _outcomes(cells: Sequence[Cell], facts: Dict[str, Any], kept: Kept, again: str, end: float) -> List[Outcome]:
+    """What each cell has found, now or in an earlier call, or why it was not run; in the order of the cells."""
+    reasons = {number: lacking(cell, facts) for number, cell in enumerate(cells)}
+    found = {number: Outcome(cells[number], left_out=reason) for number, reason in reasons.items() if reason}
+    earlier = [] if again == "all" else [each for each in map(kept.of, cells) if each is not None]
+    for each in earlier:
+        if again != "failed" or not judge.verdict(each, earlier).startswith("FAILED"):
+            found[cells.index(each.cell)] = each
+    waiting = [cell for number, cell in enumerate(cells) if number not in found]
+    for each in _run(waiting, facts, kept, end):
+        found[cells.index(each.cell)] = each
+    return torch_alone([found[number] for number in range(len(cells))])
+
+
+def _run(cells: List[Cell], facts: Dict[str, Any], kept: Kept, end: float) -> List[Outcome]:
+    """One launch after the other, the most important ones first, as far as there is time."""
     plan: List[Tuple[float, List[Cell]]] = launches(cells, facts["cuda"])
     outcomes: List[Outcome] = []
-    for number, (share, own) in enumerate(plan):
-        rest = sum(each for each, _ in plan[number:])
-        done = launch.run(own, facts["cuda"], (end - time.monotonic()) * share / rest)
+    for most, own in plan:
+        done = launch.run(own, facts["cuda"], min(most, end - time.monotonic()))
         for each in done:
             state = each.error or each.left_out or f"{each.seconds:.1f} s"
             print(f"{each.cell.section}: {each.cell.name}: {state}", file=sys.stderr)
+        kept.add(done)
         outcomes += done
     return outcomes
 
@@ -69,8 +98,10 @@ def torch_alone(outcomes: List[Outcome]) -> List[Outcome]:
     found = []
     for each in outcomes:
         base = [one for one in outcomes if one.cell == replace(each.cell, mode="plain")]
-        if each.cell.section == "fsdp" and base and base[0].error:
-            each = Outcome(each.cell, left_out=f"torch alone cannot do it here ({base[0].error})")
+        reason = base[0].error if each.cell.section in ("fsdp", "graphs") and base else ""
+        own = next((one["left_out"] for one in each.found if one.get("left_out")), "")
+        if reason or own:
+            each = Outcome(each.cell, left_out=own or f"torch alone cannot do it here ({reason})")
         found.append(each)
     return found
 

@@ -9,7 +9,7 @@ modes could not be compared with each other.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from torch import nn
 from tests.gpu import models, training, world
 from tests.gpu.modes import MODES, Mode, active
 
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Gradients that are next to nothing beside the others are measured by these.
 _FLOOR = 1e-3
 
@@ -59,8 +58,10 @@ class Side:
             held = models.only(self.inner, forced[index]) if forced is not None else contextlib.nullcontext()
             with held, contextlib.nullcontext() if last else self.model.no_sync():
                 loss = forward(self.model, self.name, number, self.options) / len(numbers) * factor
+                # A checkpoint calls its layers again in the backward.
+                ran.append(self.ran.take())
                 (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
-            ran.append(self.ran.take())
+                self.ran.take()
         if self.scaler is None:
             self.optimizer.step()
         else:
@@ -75,6 +76,7 @@ class Exact:
     def __init__(self, cell: Dict[str, Any], mode: Mode, yardstick: Side) -> None:
         self.name, self.options = cell["model"], cell["options"]
         self.mine, self.other = Side(cell, mode, self.options.get("rate", 0.0)), yardstick
+        models.recomputed(self.mine.inner, self.options.get("checkpoints", ""))
         self.alone = models.built(self.name, 0.0, world.device())
         flag = bool(self.mine.model.find_unused_parameters)
         self.found: Dict[str, Any] = {"flag": flag, "gradient": 0.0, "parameters": 0.0, "same": 0, "unused": 0}
@@ -134,13 +136,8 @@ class Exact:
 
 def forward(model: nn.Module, name: str, number: int, options: Dict[str, Any]) -> torch.Tensor:
     batch = models.batch(name, number, world.rank(), world.device())
-    with _precision(options):
+    with training.autocast(options.get("precision", "")):
         return models.loss(model(**batch))
-
-
-def _precision(options: Dict[str, Any]) -> ContextManager[Any]:
-    kind = _TYPES.get(options.get("precision", ""))
-    return torch.autocast(world.device().type, dtype=kind) if kind is not None else contextlib.nullcontext()
 
 
 def _optimizer(name: str, model: nn.Module) -> Any:

@@ -10,11 +10,22 @@ from tests.gpu.modes import MODES
 
 # Relative differences of gradients, and of parameters under FSDP.
 EXACT, HALF, COMPILED, SHARDED = 1e-6, 1e-3, 1e-3, 1e-5
+# Copies of a comparison of the replicas, each of which is waited for: the sums of all parameters, and some elements.
+LOOK = 2
 
 
 def failed(outcomes: Sequence[Outcome]) -> int:
     """How many cells failed a check or had an error."""
     return sum(verdict(each, outcomes).startswith("FAILED") for each in outcomes)
+
+
+def not_run(outcomes: Sequence[Outcome]) -> Dict[str, int]:
+    """How many cells were not run, by reason."""
+    found: Dict[str, int] = {}
+    for each in outcomes:
+        if each.left_out:
+            found[each.left_out] = found.get(each.left_out, 0) + 1
+    return found
 
 
 def verdict(each: Outcome, others: Sequence[Outcome]) -> str:
@@ -80,26 +91,36 @@ def _syncs(each: Outcome, others: Sequence[Outcome]) -> List[str]:
     if each.found[0]["flag"]:
         # What the flag costs is torch's own, and is shown.
         return []
-    wrong = [] if each.found[0]["counts"]["launches"] else ["the profiler saw no call of CUDA"]
+    unseen = any(one["cuda"] and not one["counts"]["launches"] for one in each.found)
+    wrong = ["the profiler saw no call of CUDA"] if unseen else []
     base = _find(others, each, "plain", "rate 0")
     if base is None:
         return [*wrong, "there is nothing to compare it with"]
-    for name, mine, theirs in zip(("waits", "copies", "warnings"), _numbers(each), _numbers(base)):
-        if mine > theirs:
-            wrong.append(f"{name} {mine:g} instead of {theirs:g}")
-    return wrong
+    for mine, theirs in zip(each.found, base.found):
+        wrong += _more(mine["counts"], theirs["counts"], 0)
+        if mine["warned"] > theirs["warned"]:
+            wrong.append(f"warnings {mine['warned']:g} instead of {theirs['warned']:g}")
+        # Replicas are compared in one of these two steps.
+        wrong += [f"in a look: {what}" for what in _more(mine["look"], theirs["look"], LOOK)]
+    return list(dict.fromkeys(wrong))
 
 
-def _numbers(each: Outcome) -> List[float]:
-    found = each.found[0]
-    return [found["counts"]["waits"], found["counts"]["copies"], found["warned"]]
+def _more(mine: Dict[str, float], theirs: Dict[str, float], allowed: int) -> List[str]:
+    """Which waits there are more than in plain torch, apart from those of gloo's collectives in their own threads."""
+    # Where the profiler does not see those threads, there is nothing to take away.
+    own, others = ({**each, "waits": max(0, each["waits"] - each.get("gloo", 0))} for each in (mine, theirs))
+    return [
+        f"{name} {own[name]:g} instead of {others[name]:g}"
+        for name in ("waits", "copies")
+        if own[name] > others[name] + allowed
+    ]
 
 
 def _find(others: Sequence[Outcome], each: Outcome, mode: str, kind: str) -> Optional[Outcome]:
-    wanted = (each.cell.section, each.cell.model, mode, kind)
+    wanted = (each.cell.section, each.cell.group, each.cell.model, mode, kind)
     for other in others:
         cell = other.cell
-        if other.found and (cell.section, cell.model, cell.mode, cell.kind) == wanted:
+        if other.found and (cell.section, cell.group, cell.model, cell.mode, cell.kind) == wanted:
             return other
     return None
 
@@ -134,6 +155,33 @@ def _fsdp(each: Outcome, _: Sequence[Outcome]) -> List[str]:
     return [what for what, is_so in wrong.items() if is_so]
 
 
+def _alike(each: Outcome, others: Sequence[Outcome]) -> List[str]:
+    """A program that torch trains rightly is trained the same, without a wait more."""
+    first = each.found[0]
+    wrong = _named(each, others)
+    if any(one["steps"] != first["steps"] for one in each.found):
+        wrong.append("ranks have different parameters")
+    if not all(one["finite"] for one in each.found):
+        wrong.append("not finite")
+    if each.cell.mode == each.cell.options["base"]:
+        return wrong
+    base = _find(others, each, each.cell.options["base"], each.cell.kind)
+    if base is None:
+        return [*wrong, "there is nothing to compare it with"]
+    if [one["steps"] for one in each.found] != [one["steps"] for one in base.found]:
+        wrong.append(f"trained otherwise than {base.cell.mode}")
+    # What the flag costs is torch's own.
+    if base.cell.mode == "plain":
+        for mine, theirs in zip(each.found, base.found):
+            wrong += _more(mine["counts"], theirs["counts"], 0) if mine["counts"] else []
+    return list(dict.fromkeys(wrong))
+
+
+def _named(each: Outcome, _: Sequence[Outcome]) -> List[str]:
+    """What the ranks themselves have found wrong."""
+    return list(dict.fromkeys(what for one in each.found for what in one["wrong"]))
+
+
 def _funasr(each: Outcome, _: Sequence[Outcome]) -> List[str]:
     return [] if each.found[0]["ok"] else ["not as expected"]
 
@@ -147,7 +195,10 @@ CHECKS: Dict[str, Callable[[Outcome, Sequence[Outcome]], List[str]]] = {
     "exactness": _exact,
     "precision": _exact,
     "speed": _speed,
+    "table": _speed,
     "syncs": _syncs,
+    **dict.fromkeys(("loops", "streams", "graphs"), _alike),
+    **dict.fromkeys(("trace", "hangs", "starts", "memory"), _named),
     "compile": _compile,
     "fsdp": _fsdp,
     "funasr": _funasr,

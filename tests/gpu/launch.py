@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from tests.gpu.cells import GROUPS, Cell
 from tests.support import ranks
 
+LOCAL = "127.0.0.1"
 RANK = Path(__file__).with_name("rank.py")
 # For the end of the processes, after the last cell.
 _MARGIN = 6.0
@@ -41,6 +43,9 @@ class Outcome:
 def environment() -> Dict[str, str]:
     """A clean environment in which the children find this checkout."""
     environ = ranks.with_release({"PYTHONUNBUFFERED": "1", "TRANSFORMERS_OFFLINE": "1"})
+    # A machine without a network may have no address for its own name.
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     # torch asks for it where results have to be the same bits each time.
     environ.update(CUBLAS_WORKSPACE_CONFIG=":4096:8")
     return environ
@@ -105,7 +110,7 @@ def _overdue(each: Outcome, late: bool) -> None:
 def _start(folder: Path, size: int, seconds: float) -> Tuple[str, bool]:
     """What torch elastic and the ranks print, and whether their time was over; nothing of theirs is left running."""
     over = False
-    command = ranks.elastic(size)
+    command = [*ranks.elastic(size), "--local-addr", LOCAL]
     with (folder / "screen").open("w+", errors="replace") as screen:
         child = subprocess.Popen(
             [*command, str(RANK), str(folder)],

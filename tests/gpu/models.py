@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 Batch = Dict[str, Any]
 
@@ -93,6 +94,15 @@ def _wavlm(rate: float, more: Dict[str, Any]) -> nn.Module:
     return _speech(transformers.WavLMConfig(layerdrop=rate, mask_time_prob=0.0, **more))
 
 
+# The shape of WavLM-large.
+_LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "feat_extract_norm": "layer",
+    "do_stable_layer_norm": True,
+}
 # What stands for WavLM-base where there is no GPU.
 _NARROW = {
     "hidden_size": 96,
@@ -122,6 +132,8 @@ KINDS: Dict[str, Kind] = {
     "tiny wav2vec2": Kind(_tiny_wav2vec2, _audio(2, 400), 0.01),
     "tiny BART": Kind(_tiny_bart, _text(2, 12, 50), 0.01),
     "WavLM-base": Kind(lambda rate: _wavlm(rate, {}), _audio(4, 64000)),
+    # A minute of audio.
+    "WavLM-large": Kind(lambda rate: _wavlm(rate, _LARGE), _audio(4, 240000)),
     "BART-base": Kind(lambda rate: _bart({}, 768, 6, 12, rate, rate, ""), _text(8, 256, 50000)),
     "narrow WavLM": Kind(lambda rate: _wavlm(rate, _NARROW), _audio(1, 4000), 0.2),
     "narrow BART": Kind(lambda rate: _bart({"vocab_size": 500}, 96, 3, 4, rate, rate, ""), _text(2, 32, 500), 0.2),
@@ -176,6 +188,27 @@ class Ran:
         found = list(self._called)
         self._called.clear()
         return found
+
+
+def recomputed(model: Any, kind: str) -> None:
+    """Have activations of a model of transformers recomputed: each layer, or the whole encoder in one checkpoint."""
+    if kind in ("reentrant", "non-reentrant"):
+        model.gradient_checkpointing_enable({"use_reentrant": kind == "reentrant"})
+    elif kind:
+        import transformers
+
+        stock = model.encoder.forward
+
+        def forward(states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            # A reentrant checkpoint takes no keywords, and gives back tensors only.
+            def whole(given: torch.Tensor) -> torch.Tensor:
+                state: torch.Tensor = stock(given, *args, **kwargs)[0]
+                return state
+
+            output = checkpoint(whole, states, use_reentrant="non-reentrant" not in kind)
+            return transformers.modeling_outputs.BaseModelOutput(last_hidden_state=output)
+
+        model.encoder.forward = forward
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, Optional
 
@@ -18,17 +19,20 @@ class Mode:
         settings: arguments of ``ddpfix.activate``; None is torch without ddpfix.
         flag: whether the code itself passes ``find_unused_parameters=True``.
         environ: environment variables while ddpfix is switched on.
+        traced: whether a trace is written.
     """
 
     settings: Optional[Dict[str, Any]]
     flag: bool = False
     environ: Dict[str, str] = field(default_factory=dict)
+    traced: bool = False
 
 
 MODES: Dict[str, Mode] = {
     "plain": Mode(None),
     "flag": Mode(None, flag=True),
     "auto": Mode({}),
+    "auto, trace": Mode({}, traced=True),
     "find": Mode({"unused": "find"}),
     "find, all sent": Mode({"unused": "find"}, environ=_ALL_SENT),
     "find, views": Mode({"unused": "find", "bucket_view": "1"}),
@@ -39,18 +43,27 @@ MODES: Dict[str, Mode] = {
 
 
 @contextlib.contextmanager
-def active(name: str) -> Iterator[Mode]:
-    """ddpfix with a mode's settings, switched off again at the end; models are to be wrapped and trained inside."""
+def active(name: str, **settings: Any) -> Iterator[Mode]:
+    """ddpfix with a mode's settings and more, switched off again at the end; models are wrapped and trained inside."""
     mode = MODES[name]
     if mode.settings is None:
         yield mode
-        return
+    elif mode.traced and "trace" not in settings:
+        with tempfile.TemporaryDirectory(prefix="ddpfix-gpu-") as folder, active(name, trace=folder, **settings):
+            yield mode
+    else:
+        with _switched_on(mode, settings):
+            yield mode
+
+
+@contextlib.contextmanager
+def _switched_on(mode: Mode, settings: Dict[str, Any]) -> Iterator[None]:
     import ddpfix
 
     with _environment(mode.environ):
-        ddpfix.activate(log="off", advice="off", **mode.settings)
+        ddpfix.activate(log="off", advice="off", **(mode.settings or {}), **settings)
     try:
-        yield mode
+        yield
     finally:
         failed = [entry.id for entry in ddpfix.report().patches if entry.state == "failed"]
         left = ddpfix.deactivate()

@@ -11,6 +11,14 @@ from tests.gpu.launch import Outcome
 
 Rows = List[List[str]]
 TITLES = {
+    "loops": "Loops",
+    "table": "WavLM-large",
+    "hangs": "Waits that the hang watch sees",
+    "trace": "Trace",
+    "streams": "Streams",
+    "starts": "Starts and ends of process groups",
+    "memory": "Memory of a comparison of replicas",
+    "graphs": "CUDA graphs",
     "exactness": "Exactness",
     "speed": "Step time and memory",
     "syncs": "Host-device synchronisations a step",
@@ -20,6 +28,16 @@ TITLES = {
     "funasr": "FunASR",
 }
 NOTES = {
+    "loops": "Trained in plain torch and under ddpfix: the parameters have to be the same bit for bit after each step, "
+    "and the host may wait no more often. *Two checkpoints* is an error in plain torch, which is averaged by hand.",
+    "table": "For docs/costs.md: see table.md in the output folder. Figures of each turn are here.",
+    "hangs": "The card sleeps for six seconds; after four of them ddpfix has to take the thread for one that waits.",
+    "trace": "Loss, norm and peak as read by hand, no question to the card from a thread of ddpfix, and one context.",
+    "streams": "Bit for bit as torch with its flag.",
+    "starts": "A process of its own for each rank, in plain torch and under ddpfix: same parameters, the limit of the "
+    "backend, and on a card an end that comes at most 0.2 s later.",
+    "memory": "Three steps of one embedding; two of them are compared between ranks.",
+    "graphs": "Bit for bit as in plain torch.",
     "exactness": "*Gradient*: the largest relative difference from the mean of the ranks' gradients without DDP (limit "
     f"{judge.EXACT:g}). *As torch's flag*: after how many steps the parameters are bit for bit those of "
     "torch's own DDP with `find_unused_parameters=True`, without ddpfix, that leaves out the same layers. "
@@ -30,7 +48,9 @@ NOTES = {
     "syncs": "*Waits*: calls of CUDA in which the host waits, *copies*: to memory that is not pinned, *items*: "
     "numbers that Python asks of a tensor, on the CPU too (LayerDrop's own draws are some), all seen by "
     "the profiler; *warned*: by `torch.cuda.set_sync_debug_mode`. Without the flag, ddpfix may add no "
-    "wait, copy or warning to those of plain DDP with the same model at rate 0.",
+    "wait, copy or warning to those of plain DDP with the same model at rate 0; waits of gloo's own collectives are "
+    "left aside. *Look*: waits and copies of the two steps in which replicas are compared, against two such steps in "
+    f"plain torch at most {judge.LOOK} more of each.",
     "precision": "Columns as above; gradients are compared with those of the same autocast without DDP (limit "
     f"{judge.HALF:g}). In the step with an inf the optimizer has to be left out on every rank, and the "
     "scale halved.",
@@ -42,7 +62,14 @@ NOTES = {
 }
 
 
-def markdown(machine: Dict[str, Any], outcomes: Sequence[Outcome], seconds: float, notes: Sequence[str]) -> str:
+def markdown(
+    machine: Dict[str, Any], outcomes: Sequence[Outcome], seconds: float, notes: Sequence[str], older: int = 0
+) -> str:
+    """The whole page.
+
+    Args:
+        older: how many results ddpfix of another state has found.
+    """
     lines = ["# ddpfix on this machine", "", *header(machine), ""]
     for section in SECTIONS:
         own = [each for each in outcomes if each.cell.section == section and not each.left_out]
@@ -51,7 +78,17 @@ def markdown(machine: Dict[str, Any], outcomes: Sequence[Outcome], seconds: floa
             lines += [*table(*TABLES[section](own)), ""]
     lines += ["## Left out", "", *left_out(outcomes, notes), ""]
     wrong = judge.failed(outcomes)
-    lines += [f"{wrong} checks failed." if wrong else "All checks passed.", f"Took {seconds:.0f} s."]
+    missing = judge.not_run(outcomes)
+    if wrong:
+        lines.append(f"{wrong} checks failed.")
+    if missing:
+        reasons = " | ".join(f"{reason} {count}" for reason, count in sorted(missing.items()))
+        lines.append(f"{sum(missing.values())} of {len(outcomes)} cells were not run ({reasons}).")
+    if older:
+        lines.append(f"{older} results are of another state of ddpfix: run them again (--again) before they are shown.")
+    if not wrong and not missing:
+        lines.append("All checks passed.")
+    lines.append(f"Took {seconds:.0f} s.")
     return "\n".join(lines)
 
 
@@ -80,9 +117,9 @@ def left_out(outcomes: Sequence[Outcome], notes: Sequence[str]) -> List[str]:
     reasons: Dict[Tuple[str, str, str], List[str]] = {}
     for each in outcomes:
         if each.left_out:
-            where = (TITLES[each.cell.section], _where(each.cell.group), each.left_out)
-            reasons.setdefault(where, []).append(each.cell.name)
-    lines = [f"- {title} ({where}): {reason}: {few(names)}" for (title, where, reason), names in reasons.items()]
+            place = (TITLES[each.cell.section], where(each.cell.group), each.left_out)
+            reasons.setdefault(place, []).append(each.cell.name)
+    lines = [f"- {title} ({group}): {reason}: {few(names)}" for (title, group, reason), names in reasons.items()]
     return [*lines, *(f"- {note}" for note in notes)] or ["- nothing"]
 
 
@@ -91,7 +128,7 @@ def few(names: Sequence[str], most: int = 6) -> str:
     return "; ".join(names[:most]) + more
 
 
-def _where(group: str) -> str:
+def where(group: str) -> str:
     return {"nccl1": "NCCL, 1 rank", "nccl2": "NCCL, 2 ranks", "gloo2": "gloo, 2 ranks"}[group]
 
 
@@ -100,7 +137,7 @@ def _rows(own: Sequence[Outcome], width: int, row: Callable[[Outcome], List[str]
     found = []
     for each in own:
         cell = each.cell
-        start = [_where(cell.group), ", ".join(part for part in (cell.model, cell.kind) if part), cell.mode]
+        start = [where(cell.group), ", ".join(part for part in (cell.model, cell.kind) if part), cell.mode]
         middle = [f"error: {each.error}", *[""] * (width - 1)] if each.error else row(each)
         found.append([*start, *middle, judge.verdict(each, own)])
     return found
@@ -128,7 +165,7 @@ def _exact(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
 def _speed(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
     rows: Rows = []
     for each in own:
-        start = [_where(each.cell.group), f"{each.cell.model}, {each.cell.kind}"]
+        start = [where(each.cell.group), f"{each.cell.model}, {each.cell.kind}"]
         if each.error:
             rows.append([*start, "", f"error: {each.error}", *[""] * 5, "FAILED"])
             continue
@@ -147,9 +184,10 @@ def _syncs(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
         named = {"copies", "waits", "items", "launches"}
         which = ", ".join(f"{name} {count:g}" for name, count in sorted(counts.items()) if name not in named)
         numbers = [f"{counts[name]:g}" for name in ("waits", "copies", "items")]
-        return ["yes" if found["flag"] else "no", *numbers, f"{found['warned']:g}", which or "-"]
+        look = f"{found['look']['waits']:g}, {found['look']['copies']:g}"
+        return ["yes" if found["flag"] else "no", *numbers, f"{found['warned']:g}", look, which or "-"]
 
-    return [*_START, "flag", "waits", "copies", "items", "warned", "which waits", "check"], _rows(own, 6, row)
+    return [*_START, "flag", "waits", "copies", "items", "warned", "look", "which waits", "check"], _rows(own, 7, row)
 
 
 def _compile(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
@@ -175,6 +213,20 @@ def _fsdp(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
     return head, _rows(own, 5, row)
 
 
+def _alike(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
+    def row(each: Outcome) -> List[str]:
+        first, base = each.found[0], each.cell.options["base"]
+        waits = f"{first['counts']['waits'] / 2:g}" if first["counts"] else "-"
+        return [str(len(first["steps"])), "" if each.cell.mode == base else base, waits, first["said"] or "-"]
+
+    return ["group", "program", "mode", "steps", "as", "waits a step", "found", "check"], _rows(own, 4, row)
+
+
+def _said(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
+    head = ["group", "program", "mode", "found", "check"]
+    return head, _rows(own, 1, lambda each: [each.found[0]["said"] or "-"])
+
+
 def _funasr(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
     head = ["group", "fix", "trainer", "found", "check"]
     return head, _rows(own, 1, lambda each: [each.found[0]["said"]])
@@ -183,7 +235,10 @@ def _funasr(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
 TABLES: Dict[str, Callable[[Sequence[Outcome]], Tuple[List[str], Rows]]] = {
     "exactness": _exact,
     "speed": _speed,
+    "table": _speed,
     "syncs": _syncs,
+    **dict.fromkeys(("loops", "streams", "graphs"), _alike),
+    **dict.fromkeys(("trace", "hangs", "starts", "memory"), _said),
     "precision": _exact,
     "compile": _compile,
     "fsdp": _fsdp,

@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 
 import torch
 
-from tests.gpu import training, world
+from tests.gpu import syncs, training, world
 from tests.gpu.modes import active
 
 _WARM = 3
@@ -19,7 +19,7 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     training.exactly(False)
     options = cell["options"]
     modes: List[str] = options["modes"]
-    empty = {"peak": 0.0, "reserved": 0.0, "left": 0.0, "error": None}
+    empty: Dict[str, Any] = {"peak": 0.0, "reserved": 0.0, "left": 0.0, "error": None, "counts": {}}
     found: Dict[str, Any] = {mode: {"turns": [], "layers": [], **empty} for mode in modes}
     count, longest = 0, 0.0
     for turn in range(options["turns"]):
@@ -46,14 +46,25 @@ def _turn(cell: Dict[str, Any], mode: str, count: int, found: Dict[str, Any]) ->
 
 def _trained(cell: Dict[str, Any], mode: str, count: int, found: Dict[str, Any]) -> Dict[str, Any]:
     with active(mode) as chosen:
-        made = training.Run(cell["model"], cell["options"]["rate"], chosen)
+        options = cell["options"]
+        made = training.Run(cell["model"], options["rate"], chosen, precision=options.get("precision", ""))
         _timed(made, _WARM)
-        count = count or int(world.agreed(_steps(cell["options"]["seconds"], made)))
+        count = count or int(world.agreed(_steps(options["seconds"], made)))
         made.layers.clear()
         found["turns"].append(_timed(made, count))
         found["layers"] += made.layers
         _peak(found)
+        found["counts"] = found["counts"] or _profiled(made, options.get("profiled", 0))
     return {"count": count}
+
+
+def _profiled(made: training.Run, steps: int) -> Dict[str, float]:
+    """Waits and what else is counted, a step; after the steps that are timed, and once a mode."""
+    if not steps:
+        return {}
+    syncs.profiled(made.step)
+    counts = syncs.profiled(lambda: syncs.several(made, steps))
+    return {name: number / steps for name, number in counts.items()}
 
 
 def _timed(made: training.Run, count: int) -> float:

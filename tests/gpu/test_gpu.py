@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
 import pytest
 
-from tests.gpu import launch
+from tests.gpu import __main__, launch
+from tests.gpu.catalogue import everything
 from tests.gpu.report import TITLES
+from tests.gpu.table import NAMES
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -25,15 +27,23 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Markdown of a quick run, which has to succeed."""
-    file = Path(tmp_path_factory.mktemp("gpu")) / "table.md"
-    command = [sys.executable, "-m", "tests.gpu", "--quick", "--seconds", "100", "--out", str(file)]
-    ran = subprocess.run(command, env=launch.environment(), capture_output=True, text=True, timeout=150)
-    assert ran.returncode == 0, ran.stdout + ran.stderr[-6000:]
-    text = file.read_text(encoding="utf-8")
-    assert text.strip() == ran.stdout.strip()
-    return text
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a quick run leaves: no check fails, and what needs a card is not run."""
+    made = Path(tmp_path_factory.mktemp("gpu")) / "out"
+    ran = command(made, "9")
+    assert ran.returncode == __main__.NOT_RUN, ran.stdout + ran.stderr[-6000:]
+    assert (made / "gpu.md").read_text(encoding="utf-8").strip() == ran.stdout.strip()
+    return made
+
+
+def command(folder: Path, minutes: str) -> Any:
+    words = [sys.executable, "-m", "tests.gpu", "--quick", "--minutes", minutes, "--out", str(folder)]
+    return subprocess.run(words, env=launch.environment(), capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path) -> str:
+    return (folder / "gpu.md").read_text(encoding="utf-8")
 
 
 def rows(text: str, title: str) -> List[List[str]]:
@@ -47,7 +57,36 @@ def test_exactness_is_shown(written: str) -> None:
     found = rows(written, TITLES["exactness"])
     assert {"flag", "find", "late"} <= {row[2] for row in found}
     assert all(row[0] == "gloo, 2 ranks" and row[-1] == "ok" for row in found)
-    assert "All checks passed." in written
+    assert re.search(r"^\d+ of \d+ cells were not run \(.*needs a CUDA device \d+", written, re.M)
+    assert "All checks passed." not in written
+
+
+@pytest.mark.parametrize("section", ["loops", "streams", "graphs", "trace", "hangs", "starts", "memory", "syncs"])
+def test_each_cell_of_a_card_is_run_on_the_cpu(written: str, section: str) -> None:
+    """The same lines, with small sizes; what only a card shows is not judged."""
+    cells = everything({**dict.fromkeys(("cuda", "devices", "triton", "funasr", "compiler"), 0)}, True)
+    expected = [cell for cell in cells if (cell.section, cell.group) == (section, "gloo2")]
+    found = rows(written, TITLES[section])
+    assert len(found) == len(expected) > 0 and all(row[-1] == "ok" for row in found)
+
+
+def test_checkpoints_beside_layerdrop_are_exact(written: str) -> None:
+    kinds = [row[1] for row in rows(written, TITLES["exactness"])]
+    assert sum("reentrant" in kind for kind in kinds) == 4
+
+
+def test_the_table_is_written(folder: Path) -> None:
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "no CUDA device: the figures mean nothing" in text
+    assert [row.split("|")[3].strip() for row in text.splitlines()[4:]] == [NAMES[m] for m in ("flag", "auto", "late")]
+
+
+def test_what_ran_is_not_run_again(folder: Path, written: str) -> None:
+    """A second call finds everything that can be run here, and takes no time."""
+    again = command(folder, "0.2")
+    assert again.returncode == __main__.NOT_RUN and "no time was left" not in again.stdout
+    changing = re.compile(r"^(\| date .*|Took .*)$", re.M)
+    assert changing.sub("", again.stdout.strip()) == changing.sub("", written.strip())
 
 
 def test_the_machine_is_named(written: str) -> None:

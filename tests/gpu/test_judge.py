@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, List
 
@@ -10,9 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.gpu import __main__, judge, launch, report, syncs  # noqa: E402
-from tests.gpu.cells import GROUPS, Cell, everything, lacking, launches  # noqa: E402
+from tests.gpu import __main__, judge, kept, launch, report, syncs, table  # noqa: E402
+from tests.gpu.catalogue import everything  # noqa: E402
+from tests.gpu.cells import GROUPS, Cell, lacking  # noqa: E402
 from tests.gpu.launch import Outcome  # noqa: E402
+from tests.gpu.order import launches  # noqa: E402
 
 EXACT = Cell("exactness", "gloo2", "exact", "tiny wav2vec2", "late", "", {"steps": 2})
 MACHINE: Dict[str, Any] = {
@@ -20,7 +23,7 @@ MACHINE: Dict[str, Any] = {
     **dict.fromkeys(("driver", "cuda_version", "nccl", "torch", "python", "transformers", "funasr", "triton"), "9.0"),
     "devices": 2,
     "device": "a card",
-    "memory": 1,
+    "memory": 80_000,
 }
 
 
@@ -78,14 +81,14 @@ def test_waits_are_counted_within_the_window() -> None:
     # The profiler's own comes after the window; copies on the card may come late.
     events += [event("cudaDeviceSynchronize", 150), event("Memcpy DtoH (Device -> Pageable)", 150, cuda)]
     events += [event("Memcpy DtoH (Device -> Pinned)", 104, cuda)]
-    expected = {"waits": 1, "copies": 1, "items": 1, "launches": 1, "cudaStreamSynchronize": 1}
+    expected = {"waits": 1, "copies": 1, "items": 1, "launches": 1, "gloo": 0, "cudaStreamSynchronize": 1}
     assert syncs.counted(events) == expected
 
 
 def waited(mode: str, waits: float) -> Outcome:
     cell = Cell("syncs", "nccl1", "syncs", "BART-base", mode, "rate 0")
     counts = {"waits": waits, "copies": 0.0, "items": 0.0, "launches": 9.0}
-    return Outcome(cell, [{"counts": counts, "warned": 0.0, "flag": False}])
+    return Outcome(cell, [{"counts": counts, "look": counts, "warned": 0.0, "flag": False, "cuda": True}])
 
 
 def test_late_may_add_no_wait() -> None:
@@ -93,6 +96,141 @@ def test_late_may_add_no_wait() -> None:
     assert judge.verdict(waited("late", 1.0), [plain]) == "ok"
     assert judge.verdict(waited("late", 2.0), [plain]) == "FAILED: waits 2 instead of 1"
     assert judge.verdict(waited("late", 1.0), []).startswith("FAILED")
+
+
+def test_waits_of_gloos_own_threads_do_not_count() -> None:
+    plain, late = waited("plain", 2.0), waited("late", 3.0)
+    for each, sent in ((plain, 1.0), (late, 2.0)):
+        each.found[0]["counts"]["gloo"] = sent
+        each.found[0]["look"] = each.found[0]["counts"]
+    assert judge.verdict(late, [plain]) == "ok"
+    late.found[0]["counts"]["gloo"] = 1.0
+    assert judge.verdict(late, [plain]) == "FAILED: waits 2 instead of 1"
+
+
+def test_a_look_may_copy_twice() -> None:
+    plain, late = waited("plain", 1.0), waited("late", 1.0)
+    late.found[0]["look"] = {**late.found[0]["look"], "copies": 2.0, "waits": 3.0}
+    assert judge.verdict(late, [plain]) == "ok"
+    late.found[0]["look"]["copies"] = 3.0
+    assert judge.verdict(late, [plain]) == "FAILED: in a look: copies 3 instead of 0"
+
+
+def test_each_rank_is_judged() -> None:
+    plain, late = waited("plain", 1.0), waited("late", 1.0)
+    for each, waits in ((plain, 1.0), (late, 2.0)):
+        counts = {**each.found[0]["counts"], "waits": waits}
+        each.found.append({**each.found[0], "counts": counts})
+    assert judge.verdict(late, [plain]) == "FAILED: waits 2 instead of 1"
+
+
+def test_a_group_is_compared_with_itself() -> None:
+    plain, late = waited("plain", 1.0), waited("late", 1.0)
+    late.cell = replace(late.cell, group="gloo2")
+    assert judge.verdict(late, [plain]) == "FAILED: there is nothing to compare it with"
+
+
+def looped(mode: str, **changes: Any) -> Outcome:
+    cell = Cell("loops", "gloo2", "loops", "", mode, "GAN", {"steps": 2, "base": "plain"})
+    good: Dict[str, Any] = {"steps": ["a", "b"], "finite": True, "counts": {}, "said": "", "wrong": []}
+    return Outcome(cell, [{**good, **changes}, {**good, **changes}])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": ["a", "c"]}, "trained otherwise than plain"),
+        ({"finite": False}, "not finite"),
+        ({"wrong": ["it lies"]}, "it lies"),
+        ({"counts": {"waits": 3.0, "copies": 0.0}}, "waits 3 instead of 1"),
+    ],
+)
+def test_a_program_is_trained_as_by_torch(changes: Dict[str, Any], said: str) -> None:
+    plain = looped("plain", counts={"waits": 1.0, "copies": 0.0})
+    assert judge.verdict(plain, [plain]) == "ok"
+    assert judge.verdict(looped("late"), [plain]) == "ok"
+    assert judge.verdict(looped("late", **changes), [plain]) == f"FAILED: {said}"
+    assert judge.verdict(looped("late"), []) == "FAILED: there is nothing to compare it with"
+
+
+def test_cells_that_were_not_run_are_counted_by_reason() -> None:
+    well = looped("plain")
+    outcomes = [well, Outcome(EXACT, left_out="no time was left"), Outcome(EXACT, left_out="needs two cards")]
+    text = report.markdown(MACHINE, outcomes, 1.0, [])
+    assert "2 of 3 cells were not run (needs two cards 1 | no time was left 1)." in text
+    assert "All checks passed." not in text
+    assert "All checks passed." in report.markdown(MACHINE, [well], 1.0, [])
+
+
+def test_one_card_is_not_two() -> None:
+    one = {**MACHINE, "devices": 1}
+    reasons = {lacking(cell, one) for cell in everything(one, False) if cell.group == "nccl2"}
+    assert reasons == {"needs two cards"}
+    small = {
+        lacking(cell, {**MACHINE, "memory": 16_000}) for cell in everything(MACHINE, False) if cell.section == "table"
+    }
+    assert small == {"needs a card with 32 GB"}
+    assert not any(lacking(cell, MACHINE) for cell in everything(MACHINE, False))
+
+
+def test_results_are_kept_for_the_same_machine(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    first = kept.Kept(file, MACHINE)
+    first.add([Outcome(EXACT, ranks(), seconds=3.0), Outcome(replace(EXACT, mode="find"), left_out="no time was left")])
+    again = kept.Kept(file, MACHINE)
+    found = again.of(replace(EXACT, limit=1.0))
+    assert found is not None and found.found == ranks() and found.seconds == 3.0
+    assert again.of(replace(EXACT, mode="find")) is None
+    assert kept.Kept(file, {**MACHINE, "device": "another card"}).of(EXACT) is None
+    assert again.of_other_sources([EXACT]) == 0
+
+
+def test_results_of_another_ddpfix_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "results.json"
+    kept.Kept(file, MACHINE).add([Outcome(EXACT, ranks())])
+    monkeypatch.setattr(kept, "source", lambda: "another")
+    assert kept.Kept(file, MACHINE).of_other_sources([EXACT, replace(EXACT, mode="find")]) == 1
+    text = report.markdown(MACHINE, [Outcome(EXACT, ranks())], 1.0, [], 1)
+    assert "1 results are of another state of ddpfix" in text
+
+
+def test_what_ran_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that failed is run again where it is asked for, and all are with ``--again``."""
+    other = replace(EXACT, mode="find")
+    store = kept.Kept(tmp_path / "results.json", MACHINE)
+    store.add([Outcome(EXACT, ranks()), Outcome(other, error="it broke")])
+    asked: List[List[Cell]] = []
+
+    def run(cells: Any, *_: Any) -> List[Outcome]:
+        asked.append(list(cells))
+        return [Outcome(cell, ranks()) for cell in cells]
+
+    monkeypatch.setattr(__main__, "_run", run)
+    for again, expected in (("", []), ("failed", [other]), ("all", [EXACT, other])):
+        outcomes = __main__._outcomes([EXACT, other], MACHINE, store, again, 0.0)
+        assert asked.pop() == expected and [each.cell for each in outcomes] == [EXACT, other]
+
+
+def test_the_table_has_a_row_for_each_mode() -> None:
+    cell = Cell("table", "nccl1", "speed", "WavLM-large", "", "rate 0.1", {"rate": 0.1, "modes": ["flag", "late"]})
+    figures: Dict[str, Any] = {"turns": [200.0, 210.0], "layers": [22, 21], "peak": 5e4, "error": None}
+    late = {**figures, "turns": [100.0, 105.0], "counts": {"waits": 0.0, "copies": 0.0}}
+    modes = {"flag": {**figures, "counts": {"waits": 1.0, "copies": 1.0}}, "late": late}
+    text = table.markdown(MACHINE, [Outcome(cell, [{"modes": modes, "steps": 4}])])
+    assert "| NCCL, 1 rank | 0.1 | `late` | 102.5 | 0.50 | 21.5 | 0.0 | 0.0 | 50000 |" in text
+    assert "WavLM-large, bf16 autocast" in text.splitlines()[0] and "a card" in text.splitlines()[0]
+
+
+def test_the_kit_keeps_to_this_machine() -> None:
+    """A machine without a network may have no address for its own name."""
+    environ = launch.environment()
+    assert environ["GLOO_SOCKET_IFNAME"] == environ["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_what_a_child_could_not_do_alone_is_left_out() -> None:
+    cell = Cell("starts", "nccl1", "children", "", "auto", "device_id")
+    found = __main__.torch_alone([Outcome(cell, [{"wrong": [], "said": "", "left_out": "torch alone cannot"}])])
+    assert found[0].left_out == "torch alone cannot" and judge.failed(found) == 0
 
 
 def test_what_torch_alone_cannot_do_is_left_out() -> None:
@@ -109,6 +247,19 @@ def test_every_cell_is_in_one_launch_of_its_group(quick: bool) -> None:
     assert sorted(map(repr, planned)) == sorted(map(repr, possible)) and len(set(map(repr, cells))) == len(cells)
     assert all(len({cell.group for cell in own}) == 1 for _, own in launches(possible, True))
     assert {GROUPS[cell.group][0] for cell in planned} == {"nccl", "gloo"}
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_slow_network_is_the_one_that_is_measured(cuda: bool) -> None:
+    """Of several ranks, nothing with DDP is before exactness in the same processes."""
+    machine = {**MACHINE, "cuda": cuda}
+    possible = [cell for cell in everything(machine, False) if not lacking(cell, machine)]
+    for _, own in launches(possible, cuda):
+        sections = [cell.section for cell in own if cell.section != "hangs"]
+        if own[0].group != "nccl1" and {"exactness", "precision"} & set(sections):
+            assert sections[0] in ("exactness", "precision")
+            last = max(number for number, name in enumerate(sections) if name in ("exactness", "precision"))
+            assert set(sections[:last]) <= {"exactness", "precision"}
 
 
 @pytest.mark.sampled(inside=False)

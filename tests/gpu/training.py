@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Dict, Iterator, List
+from typing import Any, ContextManager, Dict, Iterator, List
 
 import torch
 from torch import distributed, nn
@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.gpu import models, world
 from tests.gpu.modes import Mode
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def exactly(wanted: bool) -> None:
@@ -59,6 +61,12 @@ def slow_network() -> Iterator[None]:
         distributed.all_reduce = stock
 
 
+def autocast(precision: str) -> ContextManager[Any]:
+    """``bf16``, ``fp16``, or "" for none."""
+    kind = _TYPES.get(precision)
+    return torch.autocast(world.device().type, dtype=kind) if kind is not None else contextlib.nullcontext()
+
+
 def adamw(model: nn.Module) -> Any:
     """The fused one on a GPU: it needs no memory for intermediate results, and no number from the card."""
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if world.device().type == "cuda" else None)
@@ -67,18 +75,21 @@ def adamw(model: nn.Module) -> Any:
 class Run:
     """Takes plain steps; batches lie on the device before the first one."""
 
-    def __init__(self, name: str, rate: float, mode: Mode, batches: int = 4) -> None:
+    def __init__(self, name: str, rate: float, mode: Mode, batches: int = 4, precision: str = "") -> None:
         inner = models.built(name, rate, world.device())
         self.ran = models.Ran(inner)
         self.model = wrapped(inner, mode, models.KINDS[name].cap)
         self.optimizer = adamw(self.model)
         self.batches = [models.batch(name, number, world.rank(), world.device()) for number in range(batches)]
+        self.precision = precision
         self.layers: List[int] = []
         self.number = 0
 
     def step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        models.loss(self.model(**self.batches[self.number % len(self.batches)])).backward()
+        with autocast(self.precision):
+            loss = models.loss(self.model(**self.batches[self.number % len(self.batches)]))
+        loss.backward()
         self.optimizer.step()
         self.layers.append(len(self.ran.take()))
         self.number += 1

@@ -1,0 +1,86 @@
+"""What only a card has, and what stands in its place where there is none, so that the same lines run on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Callable, ContextManager, Iterator, List, Optional
+
+import torch
+
+from tests.gpu import world
+
+_CYCLES = 10**8
+
+
+def here() -> bool:
+    return str(world.device().type) == "cuda"
+
+
+@contextlib.contextmanager
+def side_stream() -> Iterator[None]:
+    """A stream beside the current one, which comes after all that was given to that, and before what follows."""
+    if not here():
+        yield
+        return
+    outer, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(outer)
+    with torch.cuda.stream(stream):
+        yield
+    outer.wait_stream(stream)
+
+
+class Sleep:
+    """Has the card do nothing for some time, while the host goes on; how many cycles a second has is measured once."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        if here():
+            self._sleep(_CYCLES)
+            begun = time.perf_counter()
+            self._sleep(_CYCLES)
+            self._rate = _CYCLES / (time.perf_counter() - begun)
+
+    def _sleep(self, cycles: int) -> None:
+        torch.cuda._sleep(cycles)
+        torch.cuda.synchronize()
+
+    def __call__(self, seconds: float) -> None:
+        if here():
+            torch.cuda._sleep(int(seconds * self._rate))
+
+
+def capture(mode: str = "thread_local") -> ContextManager[Any]:
+    """A capture of a CUDA graph that is thrown away; on a CPU its lines are run."""
+    return torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode=mode) if here() else contextlib.nullcontext()
+
+
+def captured(act: Callable[[], None]) -> Callable[[], None]:
+    """Capture what ``act`` gives the card; the result gives it the same again. On a CPU it is ``act``."""
+    if not here():
+        return act
+    graph = torch.cuda.CUDAGraph()
+    # Threads of NCCL and of autograd ask the card for things meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        act()
+
+    def replay() -> None:
+        graph.replay()
+
+    return replay
+
+
+def graphed(module: Any, sample: Any) -> Any:
+    return torch.cuda.make_graphed_callables(module, (sample,)) if here() else module
+
+
+def contexts() -> Optional[List[int]]:
+    """Devices on which this process holds a context, of half a gigabyte each; None where torch does not say."""
+    has: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if has is None or not torch.cuda.is_available():
+        return None
+    return [number for number in range(torch.cuda.device_count()) if has(number)]
+
+
+def peak() -> Optional[int]:
+    return int(torch.cuda.max_memory_allocated(world.device())) if here() else None

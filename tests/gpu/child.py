@@ -1,0 +1,123 @@
+"""One process of :mod:`tests.gpu.children`: starts its process group, trains, and prints a line before it ends both."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any, Dict
+
+RANK = int(os.environ.get("RANK", "0"))
+BOTH, LATE = "module over both cards", "rank 1 is late"
+# Seconds after which ddpfix tells where ranks are that wait, and for which one of them is late.
+_HANG, _LATE = 4, 12.0
+
+
+def main(options: Dict[str, Any]) -> int:
+    import torch
+
+    # A rank that is killed cannot end its child.
+    faulthandler.dump_traceback_later(options["limit"], exit=True)
+    if options["mode"] != "plain":
+        import ddpfix
+
+        settings: Dict[str, Any] = {"log": "info", "hang": str(_HANG)} if options["kind"] == LATE else {"log": "off"}
+        ddpfix.activate(advice="off", **settings)
+    if not options["cuda"]:
+        torch.set_num_threads(1)
+    try:
+        trained(options)
+    except Exception as error:
+        traceback.print_exc()
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+        return 1
+    return 0
+
+
+def trained(options: Dict[str, Any]) -> None:
+    import torch
+    from torch import distributed
+
+    from tests.gpu import card, world
+
+    kind, cuda = options["kind"], options["cuda"]
+    device = torch.device("cuda", RANK) if cuda else torch.device("cpu")
+    world._DEVICE[0] = device
+    if cuda and kind not in ("no set_device", BOTH):
+        torch.cuda.set_device(device)
+    distributed.init_process_group(**how(kind, device))
+    try:
+        torch.manual_seed(5)
+        model, batch = built(kind, device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        steps = []
+        for number in range(options["steps"]):
+            if kind == LATE and number == options["steps"] - 1 and RANK == 1:
+                time.sleep(_LATE)
+            optimizer.zero_grad(set_to_none=True)
+            loss = model(batch(number)).square().mean()
+            loss.backward()
+            optimizer.step()
+            # Over NCCL this is where a rank waits for the others.
+            loss.item()
+            steps.append(world.digest(model.parameters()))
+        found = {"steps": steps, "contexts": card.contexts(), **of_group(options, device)}
+        # The end of the group is part of the end of the process.
+        print(json.dumps(found), flush=True)
+    finally:
+        distributed.destroy_process_group()
+
+
+def how(kind: str, device: Any) -> Dict[str, Any]:
+    """Return the arguments of ``init_process_group``; on a CPU those of its kind that gloo has."""
+    cuda = device.type == "cuda"
+    if kind == "device_id" and cuda:
+        return {"backend": "nccl", "device_id": device}
+    if kind == "cpu:gloo,cuda:nccl":
+        return {"backend": kind if cuda else "cpu:gloo"}
+    if kind == "backend None":
+        return {"backend": None}
+    return {"backend": "nccl" if cuda else "gloo"}
+
+
+def built(kind: str, device: Any) -> Any:
+    """Return the wrapped model, and what makes a batch."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tests.gpu import alike
+
+    def batch(number: int) -> Any:
+        return torch.randn(4, alike.WIDTH, generator=torch.Generator().manual_seed(100 * RANK + number)).to(first)
+
+    first, second = (torch.device("cuda", 0), torch.device("cuda", 1)) if device.type == "cuda" else (device, device)
+    if kind == BOTH:
+        return DistributedDataParallel(alike.Apart(alike.stack(3).to(first), alike.stack(3).to(second))), batch
+    first = device
+    return alike.wrapped(alike.stack(6), _mode()), batch
+
+
+def _mode() -> Any:
+    from tests.gpu.modes import MODES
+
+    return MODES["plain"]
+
+
+def of_group(options: Dict[str, Any], device: Any) -> Dict[str, Any]:
+    """Return what ddpfix reads of the group: its limit, and how many collectives it has begun."""
+    if options["mode"] == "plain":
+        return {"limit": None, "expected": None, "counts": {}}
+    from torch.distributed import distributed_c10d as c10d
+
+    from ddpfix.ranks.groups import collectives, timeouts
+
+    backend = c10d._get_default_group()._get_backend(device)
+    expected = backend.options._timeout.total_seconds()
+    return {"limit": timeouts.shortest(), "expected": expected, "counts": collectives.counts()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,155 @@
+"""Training loops with more than one forward or backward a step, whose answers autograd gives in threads of a device."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.gpu import alike, world
+from tests.gpu.alike import WIDTH, Program, data, held, sgd, stack, wrapped
+from tests.gpu.modes import Mode
+
+
+def run(cell: Dict[str, Any]) -> Dict[str, Any]:
+    return alike.run(cell, KINDS[cell["kind"]])
+
+
+class Buffered(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Has twelve buffers that each forward changes and adds: torch writes to them between two forwards without harm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(12))
+        for part in self.parts:
+            part.register_buffer("shift", torch.zeros(WIDTH))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            with torch.no_grad():
+                part.shift.mul_(0.9).add_(values.mean(0), alpha=0.1)
+            values = torch.tanh(part(values) + part.shift)
+        return values
+
+
+class Siamese(Program):
+    """Two forwards of one model before the backward, as in DPO and siamese networks."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.model = wrapped(Buffered(), mode)
+        # Buffers are each rank's own until the next forward: what parameters become depends on them.
+        self.optimizer, self.tensors = sgd(self.model), list(self.model.parameters())
+
+    def step(self, number: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        (self.model(data(number)) - self.model(data(number, 1))).square().mean().backward()
+        self.optimizer.step()
+
+
+class Gan(Program):
+    """Two wrapped models that train in turns; the critic gets gradients in both turns."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.maker, self.critic = wrapped(stack(4), mode), wrapped(stack(4, 1), mode)
+        self.optimizers = sgd(self.maker), sgd(self.critic)
+        self.tensors = held(self.maker, self.critic)
+
+    def step(self, number: int) -> None:
+        made, judged = self.optimizers
+        judged.zero_grad(set_to_none=True)
+        fake = self.maker(data(number)).detach()
+        (self.critic(fake).mean() - self.critic(data(number, 1)).mean()).backward()
+        judged.step()
+        made.zero_grad(set_to_none=True)
+        (-self.critic(self.maker(data(number, 2))).mean()).backward()
+        made.step()
+
+
+class TwoBackwards(Program):
+    """A forward and a backward twice before the optimizer's step, all of them averaged."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.model = wrapped(stack(4), mode)
+        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+
+    def step(self, number: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        for part in range(2):
+            self.model(data(number, part)).square().mean().backward()
+        self.optimizer.step()
+
+
+class Penalty(Program):
+    """A gradient penalty: the loss has a gradient in it (``create_graph``)."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.model = wrapped(stack(4, 1), mode)
+        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+
+    def step(self, number: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        given = data(number).requires_grad_()
+        output = self.model(given)
+        slope = torch.autograd.grad(output.sum(), given, create_graph=True)[0]
+        (output.mean() + slope.square().mean()).backward()
+        self.optimizer.step()
+
+
+class Twice(nn.Module):  # type: ignore[misc, unused-ignore]
+    """One part in two reentrant checkpoints of one forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry, self.shared, self.head = (stack(1) for _ in range(3))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = self.entry(values)
+        for _ in range(2):
+            values = torch.tanh(checkpoint(self.shared, values, use_reentrant=True))
+        output: torch.Tensor = self.head(values)
+        return output
+
+
+class TwoCheckpoints(Program):
+    """Torch's DDP ends it with an error ("ready only once"): in plain mode it is trained without, averaged by hand."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.by_hand = mode.settings is None
+        inner = Twice().to(world.device())
+        self.model: Any = inner if self.by_hand else wrapped(inner, mode)
+        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+
+    def step(self, number: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model(data(number)).square().mean().backward()
+        if self.by_hand:
+            for parameter in self.model.parameters():
+                parameter.grad = world.mean(parameter.grad)
+        self.optimizer.step()
+
+
+class Accumulation(Program):
+    """Two micro-batches a step, the first one without a reduction, with enough steps for looks of the drift watch."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.model = wrapped(stack(6), mode)
+        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+
+    def step(self, number: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.model.no_sync():
+            self.model(data(number)).square().mean().backward()
+        self.model(data(number, 1)).square().mean().backward()
+        self.optimizer.step()
+
+
+KINDS: Dict[str, alike.Make] = {
+    "siamese, 12 buffers": Siamese,
+    "GAN": Gan,
+    "two backwards": TwoBackwards,
+    "gradient penalty": Penalty,
+    "two checkpoints of one part": TwoCheckpoints,
+    "accumulation": Accumulation,
+}
