@@ -24,8 +24,8 @@ FLAG_ALTERNATIVES: Registry[Callable[[Dict[str, Any]], bool]] = Registry(wrap_ho
 
 
 # Kinds of devices on which the flag is the slower of the two ways: with it torch copies a bitmap to the host in each
-# step that leaves something out, and the host waits for the whole backward. `python -m tests.gpu` measures it (its `table`); a
-# kind stands here when its table in docs/costs.md says so. On CPUs there is nothing to copy.
+# step that leaves something out, and the host waits for the whole backward. `python -m tests.gpu` measures it; a kind
+# stands here when its table in docs/costs.md says so. On CPUs there is nothing to copy.
 SLOWER_ON: FrozenSet[str] = frozenset()
 
 
