@@ -43,7 +43,7 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _told(own: Dict[str, Any]) -> Dict[str, Any]:
-    """Whether a line says which rank is late, and another one that all go on."""
+    """Whether a line of some rank says that ranks wait for the one that is late."""
     if own["error"]:
         return {"wrong": [own["error"]], "said": ""}
     lines = [line for each in world.gathered(own["printed"]) for line in each if line.startswith("ddpfix: ")]
