@@ -44,7 +44,8 @@ def trained(options: Dict[str, Any]) -> None:
     from tests.gpu import card, world
 
     kind, cuda = options["kind"], options["cuda"]
-    device = torch.device("cuda", RANK) if cuda else torch.device("cpu")
+    # Two ranks over gloo share the one card.
+    device = torch.device("cuda", RANK % torch.cuda.device_count()) if cuda else torch.device("cpu")
     world._DEVICE[0] = device
     if cuda and kind not in ("no set_device", BOTH):
         torch.cuda.set_device(device)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 import torch
@@ -133,6 +133,23 @@ def test_whatever_stands_in_one_instruction_may_wait_for_its_gpu(
     passing = standing(monkeypatch, line, below, on_device=True)
     assert passing.phase != places.DEVICE or ".item(" in line or ".cpu(" in line
     assert standing(monkeypatch, line, below, stands=True).phase != places.DEVICE
+
+
+OWN_FORWARD = [CALL, Spot("/home/me/model.py", 1, "forward")]
+
+
+def test_a_models_own_forward_that_stands_may_find_the_queue_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    how: Dict[str, Any] = {"on_device": True, "stands": True}
+    place = standing(monkeypatch, "value = value + 1", OWN_FORWARD, training=True, **how)
+    assert (place.phase, place.what) == (places.DEVICE, "forward")
+    # In evaluation, where nothing stands, without a GPU, and where it sleeps, it is what it was.
+    for others in (
+        {"training": False, **how},
+        {"training": True, "on_device": True},
+        {"training": True, "stands": True},
+    ):
+        assert standing(monkeypatch, "value = value + 1", OWN_FORWARD, **others).phase != places.DEVICE
+    assert standing(monkeypatch, "time.sleep(9)", OWN_FORWARD, training=True, **how).phase != places.DEVICE
 
 
 @pytest.mark.parametrize(("line", "below", "phase"), OTHERS, ids=[each[0] for each in OTHERS])

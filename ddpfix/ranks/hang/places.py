@@ -139,7 +139,7 @@ def _phase(stack: Sequence[Spot], user: Spot, training: Optional[bool], source: 
         (WRAPPER, _wrapper(last)),
         (BACKWARD, "backward" if any(map(_is_backward, stack)) else ""),
         (LOADER, _loader(stack) if stands else ""),
-        (DEVICE, _device(stack) if stands else ""),
+        (DEVICE, _device(stack, training) if stands else ""),
         (STEP, "the optimizer's step" if _steps(stack) else ""),
         # Names tell less than what is seen above: train_and_evaluate() may be anywhere around a backward.
         (EVALUATION, _evaluation(stack, training)),
@@ -160,7 +160,7 @@ def _is_backward(spot: Spot) -> bool:
     return spot.is_in(*_BACKWARD) or (spot.name == "backward" and spot.is_in("torch/_tensor.py"))
 
 
-def _device(stack: Sequence[Spot]) -> str:
+def _device(stack: Sequence[Spot], training: Optional[bool]) -> str:
     """Return what a rank that stands in one instruction may wait for its GPU in; :data:`GPU` where the line reads it.
 
     The driver is called below Python, by whatever needs a value or launches a kernel when the queue is full: in the
@@ -172,7 +172,9 @@ def _device(stack: Sequence[Spot]) -> str:
         return ""
     if _SYNCHRONIZES.search(text) or _READS.search(text):
         return GPU
-    return _short(last) if last.is_in(*_LAUNCHES) else ""
+    # The queue is full wherever it is: in a model's own forward, too.
+    launches = last.is_in(*_LAUNCHES) or (training and _names(stack, "torch/nn/modules/module.py", ""))
+    return _short(last) if launches else ""
 
 
 def _short(spot: Spot) -> str:

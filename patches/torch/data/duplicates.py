@@ -6,14 +6,14 @@ or give all ranks the same batches, to which each adds something of its own, wit
 
 The inputs and outputs of some of the first training forwards are looked at, where they lie on the CPU, so that nothing
 waits for a device. The first rank of the model's group leaves a digest of them in the process group's store, the others
-look for it after some later forwards, and nobody waits. A run that ends before has its ranks compared when the process
-group ends. Inputs that are all alike (made up to measure speed, or a single batch) say nothing, nor do labels alone.
+look for it after some later forwards, and nobody waits. A run that ends before, and has read a loader without a sampler
+of its own, has its ranks compared when the process group ends. Inputs that are all alike (made up to measure speed, or
+a single batch) say nothing, nor do labels alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import weakref
 from types import ModuleType
 from typing import Any, List, Optional, Sequence
@@ -27,66 +27,62 @@ from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
-from ..pipeline.process_group import Follower, ProcessGroup
+from ..pipeline.at_end import AtEnd
+from ..pipeline.process_group import ProcessGroup
 from . import batch_digest
+from .unsharded import Unsharded
 
 # The training forwards that are compared, and those of them that are looked at.
 _FORWARDS = 32
 _LOOKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
 # Forwards after which nobody looks any more for what other ranks have found.
 _PATIENCE = 1 << 16
-
-
 # Forwards that a run has to have made where it ends early.
 _FEW = 4
 # Models that are remembered for the end, and seconds that it waits for the store.
 _MOST, _SHORT = 32, 1.0
 
 
+class AtEndOfSamples(AtEnd):
+    """Compares what a short run has shown."""
+
+    place = "samples"
+
+
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
     """Put the stage in."""
-    samples = Samples()
-    site.keep(AtEnd).samples = samples
+    samples = Samples(site.keep(Unsharded))
+    site.keep(AtEndOfSamples).speakers[:] = [samples]
     ddp.put(site, owner, samples)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Compare what a short run has shown when the process group ends."""
-    site.keep(ProcessGroup).follow(site, module, site.keep(AtEnd))
+    site.keep(ProcessGroup).follow(site, module, site.keep(AtEndOfSamples))
 
 
-class AtEnd(Follower):
-    """Compares before the process group ends."""
-
-    place = "samples"
-
-    def __init__(self) -> None:
-        self.samples: Optional[Samples] = None
-        self._process = os.getpid()
-
-    def up(self) -> None:
-        self._process = os.getpid()
-
-    def leaving(self) -> None:
-        # A forked child is no rank, and has the connection of its parent.
-        if self.samples is not None and os.getpid() == self._process:
-            self.samples.at_end()
-
-    def exits(self) -> None:
-        self.leaving()
+def loaders(site: Site, module: ModuleType, owner: Any) -> None:
+    """Note whether a loader gives every rank the same."""
+    site.wrap(owner, "__init__", site.keep(Unsharded).begin)
 
 
 class Samples(ddp.Stage):
-    """Compares the first inputs of models that DDP replicates."""
+    """Compares the first inputs of models that DDP replicates.
+
+    Args:
+        loaders: what is known of those that this rank has read.
+    """
 
     place = "samples"
 
-    def __init__(self) -> None:
+    def __init__(self, loaders: Unsharded) -> None:
+        self._loaders = loaders
         self._begun: List[_Beginning] = []
 
     def at_end(self) -> None:
         """Compare what runs have shown that end before the usual number of forwards."""
-        left = [each for each in self._begun if each.is_short()]
+        # Batches that are made up, the same on all ranks, are intended in a run of a few steps, such as a test.
+        left = [each for each in self._begun if each.is_short()] if self._loaders.is_read else []
         self._begun.clear()
         if left:
             # Whoever keeps the store may be stopped, or gone.

@@ -8,12 +8,18 @@ from typing import Any
 from ddpfix.patching.site import Site
 
 from ..pipeline import ddp
+from ..pipeline.at_end import AtEnd
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.process_group import ProcessGroup
 from ..pipeline.step_count import Clocks
-from .at_end import AtEnd
 from .divergence import Drift
 from .unaveraged import Unaveraged
+
+
+class AtEndOfReplicas(AtEnd):
+    """Says what differs, and which models were never averaged."""
+
+    place = "unaveraged"
 
 
 def models(site: Site, module: ModuleType, owner: Any) -> None:
@@ -23,7 +29,7 @@ def models(site: Site, module: ModuleType, owner: Any) -> None:
     unaveraged = site.keep(Unaveraged)
     unaveraged.begin(site.keep(Steps), every)
     site.keep(Clocks).follow(site, owner, drift.place)
-    site.keep(AtEnd).speakers[:] = [drift, unaveraged]
+    site.keep(AtEndOfReplicas).speakers[:] = [drift, unaveraged]
     for stage in (drift, unaveraged):
         ddp.put(site, owner, stage)
         site.at_undo(stage.end)
@@ -31,4 +37,4 @@ def models(site: Site, module: ModuleType, owner: Any) -> None:
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Say at the end of the process group what differs, and which models were never averaged."""
-    site.keep(ProcessGroup).follow(site, module, site.keep(AtEnd))
+    site.keep(ProcessGroup).follow(site, module, site.keep(AtEndOfReplicas))

@@ -24,13 +24,12 @@ from ddpfix.trace.writer import Writer
 from ..internals import reducer
 from ..pipeline import optimizers
 from . import async_values, header
+from .heard import Heard
 from .step_row import Epochs, Memory, StepRow, add_step
 from .traced_model import Traced
 
 # A program that wraps a model anew for each epoch is not described for ever.
 _MODELS = 64
-# Levels of lines after which the process may end at once.
-URGENT = ("error", "diagnosis")
 _at_end = reducer.at_end_of_backward
 
 
@@ -66,10 +65,9 @@ class Recorder:
         self._head: List[Dict[str, str]] = []
         # The settings as the trace has them.
         self._told: Dict[str, Any] = {}
-        self._held: List[Tuple[str, str, float]] = []
         self._finalize: Any = None
         self.stock_layerdrop = site.settings["layerdrop"] == "stock"
-        log.LISTENERS.append(self._heard)
+        self._heard = Heard(lambda: self.on, lambda: self.steps)
 
     # The files.
 
@@ -85,9 +83,7 @@ class Recorder:
         head = header.run(self._site, rank)
         self._head = head["patches"]
         writer.line(schema.RUN, **head)
-        for level, text, moment in self._held:
-            writer.line(schema.EVENT, time=moment, step=0, level=level, text=text)
-        self._held.clear()
+        self._heard.begin(writer)
         self.on = writer.open()
         if self.on:
             forks.watch(self)
@@ -98,8 +94,7 @@ class Recorder:
     def end(self) -> None:
         """Undo: write what there is, and close the files."""
         self.on = False
-        if self._heard in log.LISTENERS:
-            log.LISTENERS.remove(self._heard)
+        self._heard.end()
         if self._finalize is not None:
             self._finalize.cancel()
             self._finalize = None
@@ -131,18 +126,6 @@ class Recorder:
             self.writer.line(
                 schema.EVENT, time=time.time(), step=self.steps, level="warning", text=f"no rows: {error!r}"
             )
-
-    def _heard(self, level: str, text: str) -> None:
-        """Take a line that ddpfix logs."""
-        if not self.on:
-            return
-        if self.writer is None:
-            if len(self._held) < 1000:
-                self._held.append((level, text, time.time()))
-            return
-        self.writer.line(schema.EVENT, time=time.time(), step=self.steps, level=level, text=text)
-        if level in URGENT:
-            self.writer.urgent()
 
     # Places.
 

@@ -7,7 +7,7 @@ from typing import List, Protocol
 
 from ddpfix.ranks.store import lowest
 
-from ..pipeline.process_group import Follower
+from .process_group import Follower
 
 
 class Ending(Protocol):
@@ -17,13 +17,11 @@ class Ending(Protocol):
 
 
 class AtEnd(Follower):
-    """Has them speak before the process group ends.
+    """Has them speak before the process group ends; a subclass has the place of those of one patch.
 
     Attributes:
         speakers: in their order.
     """
-
-    place = "unaveraged"
 
     def __init__(self) -> None:
         self.speakers: List[Ending] = []
