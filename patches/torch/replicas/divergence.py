@@ -118,7 +118,7 @@ class Drift(ddp.Stage):
 
     def at_end(self) -> None:
         """Compare what was not compared yet, and say what differs: the process group ends."""
-        left = [(counts, seen) for counts, seen in self._seen if seen.is_waiting() and not counts.reported]
+        left = [(counts, seen) for counts, seen in self._seen if seen.is_open() and not counts.reported]
         self._seen.clear()
         if left:
             # Whoever keeps the store may be stopped, or gone.
@@ -152,7 +152,7 @@ def _compare_rest(left: List[Tuple[Counts, Seen]]) -> None:
         time.sleep(pause)
         store = default_store()
         for counts, seen in left if store is not None else ():
-            line = seen.compare(seen.own(store), seen.models(store), seen.looks[-1])
+            line = seen.compare(seen.own(store), seen.models(store), seen.looks[-1]) or seen.told(seen.models(store))
             if line:
                 counts.tell(line)
         if not any(seen.is_waiting() and not counts.reported for counts, seen in left):

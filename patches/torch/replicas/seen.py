@@ -55,6 +55,14 @@ class Seen:
         """Return whether something was not compared yet, or not told."""
         return bool(self._waiting or self.unsure)
 
+    def is_open(self) -> bool:
+        """Return whether the end is to look once more: the first rank hears it from others, mostly late."""
+        return self._is_first or self.is_waiting()
+
+    def told(self, shared: Any) -> str:
+        """Return the difference that a rank has found, as it is in the store; "" where none has."""
+        return shared.get("found").decode().partition(" ")[2] if has(shared, "found") else ""
+
     def own(self, store: Any) -> Any:
         """Return the keys of this optimizer's part."""
         return keys(store, self._name)
