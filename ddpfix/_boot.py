@@ -36,7 +36,7 @@ def wake() -> None:
     except (Exception, SystemExit) as error:
         # The message of a ValueError of ours is complete; for any other error, its type is needed as well.
         text = str(error) if isinstance(error, ValueError) else repr(error)
-        _env.say(f"not activated, this process runs as without ddpfix: {text}")
+        _env.refuse(text)
 
 
 def watched() -> frozenset[str]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ON = ("1", "true", "yes", "on")
 OFF = ("", "0", "false", "no", "off")
+# Where launchers say which of a node's ranks a process is, or which rank: torchrun; srun; Open MPI; other MPIs.
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "RANK", "PMI_RANK")
 
 
 def switch(value: str) -> bool:
@@ -53,8 +55,33 @@ def is_on(value: str) -> bool:
     except ValueError as error:
         if value not in _reported:
             _reported.append(value)
-            say(f"not activated, this process runs as without ddpfix: {error}")
+            refuse(str(error))
         return False
+
+
+def refuse(why: str) -> None:
+    """Say why nothing is done in this process: once a node of a job, and in no worker of a rank: they have one setting.
+
+    Where a rank alone is refused, the others name it when they compare what ddpfix does.
+    """
+    local = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name)), "")
+    if local in ("", "0") and not _is_worker(bool(local)):
+        say(f"not activated, this process runs as without ddpfix: {why}")
+
+
+def _is_worker(launched: bool) -> bool:
+    """Return whether multiprocessing has started this process, and another one with the same environment says why.
+
+    Args:
+        launched: as a child of a rank that a launcher has started; where none has, the first child counts as a rank.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is None:
+        # The interpreter has just begun.
+        return any("multiprocessing" in word for word in getattr(sys, "orig_argv", ()))
+    # Set before the child imports anything; its parent is known later.
+    name = process.current_process().name
+    return name != "MainProcess" and (launched or not name.endswith("-1"))
 
 
 def is_second(other: Optional[str]) -> bool:

@@ -97,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     add_settings(plan)
     plan.set_defaults(action=_plan)
     explain = commands.add_parser("explain", help="the problem that a patch fixes, the evidence, versions and setting")
-    patch: Any = explain.add_argument("patch", help="a patch id as plan prints it, such as transformers.layerdrop")
+    text = "a patch id as plan prints it, such as transformers.layerdrop; or a word, for the patches that speak of it"
+    patch: Any = explain.add_argument("patch", help=text)
     patch.completer = _patches
     explain.set_defaults(action=_explain)
     doctor.add(commands)
@@ -169,9 +170,9 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ddpfix.cli import plan
+    from ddpfix.cli import explain
 
-    return plan.explain(options.patch)
+    return explain.explain(options.patch)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``ddpfix plan`` and ``ddpfix explain``: what would be done here and why, without importing torch or any toolkit."""
+"""``ddpfix plan``: what would be done here, without importing torch or any toolkit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ddpfix import __version__, _env
+from ddpfix import __version__
 from ddpfix.cli.words import plain
-from ddpfix.matrix import detect, loader, model, resolve, settings, untested
-from ddpfix.matrix.near import near
+from ddpfix.matrix import detect, loader, resolve, settings, untested
 from ddpfix.state import State
 
 _STYLES = {
@@ -125,42 +124,3 @@ def _table(entries: List[Dict[str, Any]]) -> Table:
         why = entry["problem"] if entry["action"] == State.APPLY and entry["tested"] else entry["reason"]
         table.add_row(plain(entry["id"]), toolkit, plain(action, _STYLES[entry["action"]]), plain(why))
     return table
-
-
-def explain(patch_id: str) -> int:
-    """Print the problem, the evidence, the versions and the setting of one patch; 2 for an unknown id."""
-    whole = loader.load()
-    patch = whole.patches.get(patch_id)
-    if patch is None:
-        _env.say(
-            f"no patch {patch_id!r}: accepted are those of python -m ddpfix plan --all{near(patch_id, whole.patches)}"
-        )
-        return 2
-    console = new_console()
-    console.print(plain(patch.id, "bold"))
-    console.print(Text("\nProblem: ").append_text(plain(patch.problem)))
-    console.print(Text("\nEvidence:"))
-    for item in patch.evidence:
-        console.print(plain(f"  {item}"))
-    console.print(Text("\nVersions:"))
-    for row in whole.rows_of(patch.id):
-        tested = f"; tested: {', '.join(map(str, row.tested))}" if row.tested else ""
-        console.print(plain(f"  {patch.toolkit} {row.versions}: {row.status}, {row.why}{tested}"))
-        for target in row.targets:
-            console.print(plain(f"    at {target}", "dim"))
-    if patch.also:
-        console.print(Text("\nChanges as well:"))
-    for item in patch.also:
-        console.print(plain(f"  {item}"))
-    console.print(Text("\nSetting: ").append_text(plain(_controls(patch))))
-    return 0
-
-
-def _controls(patch: model.Patch) -> str:
-    switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to an untested version"
-    if not patch.default:
-        switch = f"{settings.switch_name(patch.id)}=1 switches it on (it is off by default)"
-    if patch.setting is None:
-        return switch
-    variable = settings.PREFIX + patch.setting.upper()
-    return f"wanted when {variable} is {' or '.join(patch.when)}; {switch}" if patch.when else f"{variable}; {switch}"

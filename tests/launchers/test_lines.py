@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Dict, List
 
 import pytest
 
@@ -42,3 +43,30 @@ def test_a_launcher_says_which_rank_this_is(name: str, launched: None, monkeypat
     assert not log.first_rank()
     monkeypatch.setenv("RANK", "0")
     assert log.first_rank()
+
+
+_SETTING, _SWITCH = {"DDPFIX": "1", "DDPFIX_UNUSED": "perhaps"}, {"DDPFIX": "perhaps"}
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 10), reason="sys.orig_argv, which tells what a child is, came with Python 3.10"
+)
+@pytest.mark.parametrize(
+    ("words", "wrong", "said"),
+    [
+        # The launcher, and the first of its ranks; not the other rank, and not the children of ranks.
+        (ranks.elastic(2), _SETTING, 2),
+        (ranks.elastic(2), _SWITCH, 2),
+        # The program, and one of its children: it may not have imported torch itself. Each reads the switch.
+        ([sys.executable], _SETTING, 2),
+        ([sys.executable], _SWITCH, 1),
+    ],
+    ids=["torchrun", "torchrun-switch", "spawn", "spawn-switch"],
+)
+def test_why_nothing_is_done_is_not_said_by_every_process(words: List[str], wrong: Dict[str, str], said: int) -> None:
+    program = str(Path(__file__).with_name("refused.py"))
+    environ = {name: value for name, value in ranks.environment(wrong).items() if name not in LAUNCHERS}
+    ended = subprocess.run([*words, program], env=environ, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0 and "trained" in ended.stdout, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("ddpfix")]
+    assert len(lines) == said and all("runs as without ddpfix: DDPFIX" in line for line in lines), ended.stderr

@@ -73,6 +73,23 @@ def test_the_loop_that_one_is_past_and_the_other_in(
     assert (found if found is None else found[1:]) == loop
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ("inside", "step", True),
+        ("after", "else", True),
+        ("after", "step", False),
+        ("end", "inside", False),
+        ("before", "end", False),
+        ("inside", "inside", False),
+    ],
+)
+def test_two_ranks_in_the_body_of_one_loop(
+    one: str, other: str, both: bool, seen: Dict[str, Tuple[loops.Standing, ...]]
+) -> None:
+    assert loops.shared(seen[one], seen[other]) is both and loops.shared(seen[other], seen[one]) is both
+
+
 def test_no_source_is_no_answer() -> None:
     scope: Dict[str, Tuple[loops.Standing, ...]] = {}
     code = "import sys\nfor _ in range(1):\n    found = of([sys._getframe()])\n"

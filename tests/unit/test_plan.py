@@ -12,8 +12,8 @@ from typing import Any, Dict, List
 
 import pytest
 
+from ddpfix.cli import explain, plan
 from ddpfix.cli import main as cli
-from ddpfix.cli import plan
 from ddpfix.matrix import detect, loader
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 from ddpfix.patching.report import PatchReport, Report
@@ -147,7 +147,7 @@ def test_no_style_is_missing() -> None:
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.explain("transformers.recording") == 0
+    assert explain.explain("transformers.recording") == 0
     output = capsys.readouterr().out
     assert "use_weighted_layer_sum" in output
     assert "https://github.com/huggingface/transformers/issues/30113" in output
@@ -158,16 +158,34 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_names_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    plan.explain("torch.unused")
+    explain.explain("torch.unused")
     assert "wanted when DDPFIX_UNUSED is auto or find" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_explain_of_an_unknown_patch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.explain("torch.unsued") == 2
+    assert explain.explain("torch.unsued") == 2
     output = capsys.readouterr().err
     assert "no patch 'torch.unsued'" in output and "plan --all; did you mean torch.unused, " in output
-    assert plan.explain("x") == 2
-    assert capsys.readouterr().err.endswith("accepted are those of python -m ddpfix plan --all\n")
+    for short in ("x", ""):
+        assert explain.explain(short) == 2
+        assert capsys.readouterr().err.endswith("accepted are those of python -m ddpfix plan --all\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "those", "others"),
+    [
+        ("Bucket", ["torch.unsent", "torch.aligned", "torch.bucket_view"], ["torch.drift", "funasr.uneven"]),
+        ("uneven", ["wenet.uneven", "torch.uneven", "funasr.uneven"], ["torch.drift"]),
+        ("DDPFIX_DRIFT", ["torch.drift"], ["torch.unsent"]),
+    ],
+)
+def test_explain_of_a_word_names_the_patches_that_speak_of_it(
+    capsys: pytest.CaptureFixture[str], word: str, those: List[str], others: List[str]
+) -> None:
+    assert explain.explain(word) == 0
+    output = capsys.readouterr().out
+    assert f"No patch has the id {word!r}" in output
+    assert all(f" {each} " in output for each in those) and not any(f" {each} " in output for each in others)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,22 @@ def _span(node: ast.AST) -> Tuple[int, int]:
     return int(getattr(node, "lineno", 0)), int(getattr(body[-1], "end_lineno", 0) or 0)
 
 
+def _apart(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[Standing, Standing]]:
+    """Return the function in which two ranks stand at different lines; None where there is none."""
+    for mine, others in zip(one, other):
+        if mine[:2] != others[:2]:
+            return None
+        if mine[2] != others[2]:
+            return mine, others
+    return None
+
+
+def shared(one: Sequence[Standing], other: Sequence[Standing]) -> bool:
+    """Return whether two ranks part in the body of one loop: neither has left it."""
+    apart = _apart(one, other)
+    return apart is not None and bool(apart[0][3]) and apart[0][3] == apart[1][3]
+
+
 def left(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[str, int, bool]]:
     """Return the loop that one rank is past and another one is in, or None where there is none.
 
@@ -77,12 +93,8 @@ def left(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[s
     Returns:
         Its file, its first line, and whether both are in one loop around it, so that the other may be in a later turn.
     """
-    for mine, others in zip(one, other):
-        if mine[:2] != others[:2]:
-            return None
-        if mine[2] != others[2]:
-            return next(_left(mine, others), None)
-    return None
+    apart = _apart(one, other)
+    return None if apart is None else next(_left(*apart), None)
 
 
 def _left(mine: Standing, others: Standing) -> Iterator[Tuple[str, int, bool]]:

@@ -249,7 +249,8 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
     if any(each.loads for each in ahead) and not any(each.loads for each in behind):
         out = f"{several(first).capitalize()} came out of the loop over the data first"
         return Found(UNEVEN, first, f"{told}. {out}", _UNEVEN)
-    is_early = bool(ahead) and not any(each.loads for each in (*odd, *rest))
+    within = bool(behind) and all(loops.shared(behind[0].loops, each.loops) for each in ahead)
+    is_early = bool(ahead) and not within and not any(each.loads for each in (*odd, *rest))
     early = f". {_EARLY}" if is_early else ""
     is_of_two = any(each.what in POINT_TO_POINT for each in odd)
     if not is_of_two and all(each.call for each in odd) and not any(each.call for each in rest):

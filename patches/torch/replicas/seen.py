@@ -56,7 +56,7 @@ class Seen:
         return bool(self._waiting or self.unsure)
 
     def is_open(self) -> bool:
-        """Return whether the end is to look once more: the first rank hears it from others, mostly late."""
+        """Return whether the last comparison has work here: the first rank learns of a difference from others."""
         return self._is_first or self.is_waiting()
 
     def told(self, shared: Any) -> str:

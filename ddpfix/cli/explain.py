@@ -1,0 +1,77 @@
+"""``ddpfix explain``: why a patch is there, or which patches speak of a word; torch and toolkits are not imported."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from ddpfix import _env
+from ddpfix.cli.plan import new_console
+from ddpfix.cli.words import plain
+from ddpfix.matrix import loader, model, settings
+from ddpfix.matrix.near import near
+
+# Letters of a word that is searched for: fewer are in every text.
+_SHORTEST = 3
+
+
+def explain(wanted: str) -> int:
+    """Print the problem, the evidence, the versions and the setting of one patch.
+
+    A word that is no id gives the patches that speak of it, a line each. Returns 2 where none does.
+    """
+    whole = loader.load()
+    patch = whole.patches.get(wanted)
+    if patch is None:
+        return _mention(wanted, whole)
+    console = new_console()
+    console.print(plain(patch.id, "bold"))
+    console.print(Text("\nProblem: ").append_text(plain(patch.problem)))
+    console.print(Text("\nEvidence:"))
+    for item in patch.evidence:
+        console.print(plain(f"  {item}"))
+    console.print(Text("\nVersions:"))
+    for row in whole.rows_of(patch.id):
+        tested = f"; tested: {', '.join(map(str, row.tested))}" if row.tested else ""
+        console.print(plain(f"  {patch.toolkit} {row.versions}: {row.status}, {row.why}{tested}"))
+        for target in row.targets:
+            console.print(plain(f"    at {target}", "dim"))
+    if patch.also:
+        console.print(Text("\nChanges as well:"))
+    for item in patch.also:
+        console.print(plain(f"  {item}"))
+    console.print(Text("\nSetting: ").append_text(plain(_controls(patch))))
+    return 0
+
+
+def _mention(wanted: str, whole: model.Matrix) -> int:
+    """Print the patches that speak of a word."""
+    word = wanted.strip().lower()
+    found = [each for each in whole.patches.values() if word in _spoken(each)] if len(word) >= _SHORTEST else []
+    if not found:
+        _env.say(f"no patch {wanted!r}: accepted are those of python -m ddpfix plan --all{near(wanted, whole.patches)}")
+        return 2
+    console = new_console()
+    console.print(plain(f"No patch has the id {wanted!r}; these speak of it (explain <patch> has the whole):"))
+    table = Table(show_lines=False)
+    table.add_column("patch", no_wrap=True)
+    table.add_column("what it is for", overflow="fold")
+    for each in found:
+        table.add_row(plain(each.id), plain(each.problem))
+    console.print(table)
+    return 0
+
+
+def _spoken(patch: model.Patch) -> str:
+    """Return what is searched of a patch: id, problem, evidence, what else it changes, variables; in small letters."""
+    return " ".join((patch.id, patch.problem, *patch.evidence, *patch.also, _controls(patch))).lower()
+
+
+def _controls(patch: model.Patch) -> str:
+    switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to an untested version"
+    if not patch.default:
+        switch = f"{settings.switch_name(patch.id)}=1 switches it on (it is off by default)"
+    if patch.setting is None:
+        return switch
+    variable = settings.PREFIX + patch.setting.upper()
+    return f"wanted when {variable} is {' or '.join(patch.when)}; {switch}" if patch.when else f"{variable}; {switch}"
