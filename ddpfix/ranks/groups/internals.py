@@ -53,6 +53,17 @@ def backend_of(group: Any, device: Any) -> Any:
     return group._get_backend(device) if hasattr(group, "_get_backend") else group
 
 
+def has_gloo(group: Any) -> bool:
+    """Return whether gloo has connected the ranks of a group, for tensors on the CPU."""
+    import torch
+
+    try:
+        return type(backend_of(group, torch.device("cpu"))).__name__ == "ProcessGroupGloo"
+    except RuntimeError:
+        # It has no backend for the CPU.
+        return False
+
+
 def limit_of(backend: Any) -> float:
     """Return the seconds that collectives of a backend wait."""
     return float(backend.options._timeout.total_seconds())

@@ -38,6 +38,13 @@ def all_come(name: str, ranks: Sequence[int], limit: float) -> bool:
     return _answered(own, _SOON, len(ranks)) and bytes(own.get("answer")) == b"yes"
 
 
+def refuse(name: str, ranks: Sequence[int]) -> None:
+    """Answer no for all ranks, in place of :func:`all_come`: this one cannot."""
+    store = default_store()
+    if store is not None:
+        _refuse(keys(store, f"consent/{name}"), len(ranks))
+
+
 def _answered(own: Any, limit: float, size: int) -> bool:
     return look_until(lambda: has(own, "answer"), lambda waited: waited > limit, pauses(*_PAUSE, size))
 

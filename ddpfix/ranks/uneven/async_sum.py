@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from datetime import timedelta
 from typing import Any, List, Optional, Sequence
@@ -9,7 +10,11 @@ from typing import Any, List, Optional, Sequence
 from ddpfix import log
 from ddpfix.ranks.failures import first_failure
 from ddpfix.ranks.groups import internals
+from ddpfix.ranks.store import consent
+from ddpfix.ranks.store.keys import count, default_store
 
+# Seconds in which the hosts of the ranks connect by gloo, or do not; and how much later a rank may begin with it.
+_CONNECT, _LATER = 180.0, 120.0
 # By the default process group, ours of the same ranks, which torch keeps until the default one is destroyed. Both are
 # weak: a group that is kept alive keeps its store, and so the port that the next group may want.
 _GROUPS: weakref.WeakKeyDictionary[Any, Optional[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
@@ -23,18 +28,52 @@ def cpu_group(timeout: timedelta) -> Any:
     Args:
         timeout: how long a rank may be behind another; the first call decides.
     """
-    from torch import distributed
-
     default = internals.default_group()
     if default not in _GROUPS:
-        try:
-            group = distributed.new_group(backend="gloo", timeout=timeout) if distributed.is_gloo_available() else None
-        except RuntimeError as error:
-            log.debug(f"no gloo group: {error}")
-            group = None
+        group = _made(timeout) if _connects(default) else None
         _GROUPS[default] = None if group is None else weakref.ref(group)
     reference = _GROUPS[default]
     return None if reference is None else reference()
+
+
+def _made(timeout: timedelta) -> Any:
+    from torch import distributed
+
+    try:
+        return distributed.new_group(backend="gloo", timeout=timeout) if distributed.is_gloo_available() else None
+    except RuntimeError as error:
+        log.debug(f"no gloo group: {error}")
+        return None
+
+
+def _connects(default: Any) -> bool:
+    """Return whether all ranks can be connected by gloo; every rank gets the same answer.
+
+    A group connects for as long as its collectives may wait: where only NCCL knows the way between the machines (gloo
+    then takes the address of the host's name, which may be 127.0.1.1), the first epoch would begin a day later. So a
+    group that is given up after minutes is made first, unless the default group is connected by gloo already.
+    """
+    store = default_store()
+    if store is None or internals.has_gloo(default):
+        return True
+    begun, probe = time.monotonic(), _made(timedelta(seconds=_CONNECT))
+    place, ranks = f"gloo/{count(store, 'gloo')}", list(range(default.size()))
+    if probe is None:
+        consent.refuse(place, ranks)
+    elif consent.all_come(place, ranks, _CONNECT + _LATER):
+        _destroy(probe)
+        return True
+    log.warning(
+        f"gloo has not connected these ranks (given up after {time.monotonic() - begun:.0f} s): where it is to take"
+        " another interface than that of the host's name, GLOO_SOCKET_IFNAME says which"
+    )
+    return False
+
+
+def _destroy(probe: Any) -> None:
+    from torch import distributed
+
+    distributed.destroy_process_group(probe)
 
 
 class PendingSum:
