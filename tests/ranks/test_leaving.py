@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import pytest
+import torch
 from ddpfix.patches.torch.jobs import gloo_exit
 from torch import distributed
 
@@ -198,3 +199,38 @@ def test_a_thread_of_ours_is_not_listed(capsys: pytest.CaptureFixture[str], monk
     ours.join(20)
     assert during == before == threading.enumerate() and not ours.is_alive()
     assert capsys.readouterr().err == "a line\n" and not background.NATIVE & {threading.get_native_id()}
+
+
+@pytest.mark.skipif(not os.path.isdir(gloo_exit._THREADS), reason="only Linux shows what a thread does")
+@pytest.mark.parametrize("named", [True, False])
+def test_threads_of_others_are_not_waited_for_where_gloos_have_a_name(
+    named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that spins, as one of CUDA does, has no part in it; where gloo's threads have no name, it may be gloo's."""
+    over, numbers = threading.Event(), []
+
+    def spin() -> None:
+        numbers.append(threading.get_native_id())
+        while not over.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        while not numbers:
+            pass
+        monkeypatch.setattr(gloo_exit, "_others", lambda: list(numbers))
+        monkeypatch.setattr(gloo_exit, "_NAMED", named)
+        assert [each.state != "" for each in gloo_exit._threads()] == ([] if named else [True])
+        assert gloo_exit._any_left() is not named
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_gloos_threads_have_their_name_where_they_are_told_by_it(tmp_path: Path) -> None:
+    """A release in which they have another name is not to end jobs again."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not (gloo_exit._NAMED and library.exists()):
+        pytest.skip(f"torch {torch.__version__}: all threads are looked at")
+    assert gloo_exit._NAME.encode() in library.read_bytes()

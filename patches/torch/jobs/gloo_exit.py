@@ -18,6 +18,8 @@ import time
 from types import ModuleType
 from typing import Any, List, NamedTuple
 
+from torch.torch_version import TorchVersion, __version__
+
 from ddpfix.background import NATIVE
 from ddpfix.patching.site import Site
 
@@ -28,8 +30,10 @@ from ..pipeline.process_group import Follower, ProcessGroup
 _SHORT, _PAUSE, _LIMIT = 0.01, 0.002, 1.0
 # Seconds of the clock after which the process leaves in any case.
 _LONGEST = 10.0
-# The name of the threads that run gloo's work; releases as late as 2.4 give them none, so that all are looked at.
-_NAME = "pt_gloo_runloop"
+# The name of the threads that run gloo's work; releases as late as 2.4 give them none, so that all are looked at. From
+# the release on whose library was seen to have it, a process without such a thread has nothing to wait for: those of
+# NCCL, CUDA and OpenMP are not gloo's.
+_NAME, _NAMED = "pt_gloo_runloop", TorchVersion(__version__) >= "2.13"
 _THREADS = "/proc/self/task"
 # Whether the interpreter ends a thread that asks for the GIL too late.
 ENDS_THREADS = sys.version_info < (3, 14)
@@ -100,7 +104,8 @@ class _Thread(NamedTuple):
 def _threads() -> List[_Thread]:
     """Return the threads that may be gloo's."""
     threads = [_look(each) for each in _others()]
-    return [each for each in threads if each.name == _NAME] or [each for each in threads if each.state]
+    named = [each for each in threads if each.name == _NAME]
+    return named if named or _NAMED else [each for each in threads if each.state]
 
 
 def _others() -> List[int]:
