@@ -58,6 +58,11 @@ def event(device: Any, timed: bool = False) -> Any:
     return marked
 
 
+def current_stream(device: Any) -> str:
+    """Return the stream in which this thread gives work to a device, in words that are the same for the same stream."""
+    return repr(_asked("current_stream", device))
+
+
 def peak_memory(device: Any) -> Optional[int]:
     """Return the most bytes that torch's allocator has given out on a device; it keeps the number, nothing is asked."""
     return _number("max_memory_allocated", device)

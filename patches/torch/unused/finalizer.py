@@ -276,7 +276,10 @@ class Finalizer:
         """
         if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
             others = any(other.state is ARMED or other.state is RUNNING for other in self._others())
-            if others or (self._finalized and self.reductions > 1):
+            # A mark is work in the stream of the output that comes first. What is behind an output of another stream
+            # may complete the bucket, which is then sent before the mark's zeros are in it.
+            ordered = len(self._first.streams) < 2
+            if others or (self._finalized and self.reductions > 1 and ordered):
                 self._mark(self.arrivals.unreachable(at_once=others))
 
     def _mark(self, indices: List[int]) -> None:

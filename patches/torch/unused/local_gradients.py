@@ -7,7 +7,9 @@ another backward follows, so that the sum is rounded as if there had been one re
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Set
+
+from ddpfix import devices
 
 from .backward_count import Gradients
 from .states import Reduction
@@ -18,10 +20,14 @@ class FirstStep:
 
     Args:
         reduction: of the model.
+
+    Attributes:
+        streams: those of the accelerator in which gradients came to the outputs.
     """
 
     def __init__(self, reduction: Reduction) -> None:
         self._reduction = weakref.ref(reduction)
+        self.streams: Set[Any] = set()
         self._outputs: List[weakref.ref[Output]] = []
         # On the CPU, because it may need as much memory as all gradients.
         self._own: List[Any] = []
@@ -33,7 +39,7 @@ class FirstStep:
 
     def output(self) -> Output:
         """Return a hook for one output."""
-        made = Output(self._reduction())
+        made = Output(self._reduction(), self.streams)
         self._outputs.append(weakref.ref(made))
         return made
 
@@ -75,11 +81,13 @@ class FirstStep:
 class Output:
     """A hook on one output. It lives as long as the graph behind the output does."""
 
-    __slots__ = ("__weakref__", "_reduction", "reached")
+    __slots__ = ("__weakref__", "_reduction", "_streams", "reached")
 
-    def __init__(self, reduction: Any) -> None:
-        self._reduction, self.reached = reduction, False
+    def __init__(self, reduction: Any, streams: Set[Any]) -> None:
+        self._reduction, self._streams, self.reached = reduction, streams, False
 
     def __call__(self, gradients: Any) -> None:
         self.reached = True
+        # The engine runs a node, and this hook before it, in the stream of its forward.
+        self._streams.update(devices.current_stream(each.device) for each in gradients if each is not None)
         self._reduction.output_reached(gradients)
