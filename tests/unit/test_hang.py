@@ -215,6 +215,31 @@ def test_ranks_that_stand_in_different_code_of_torch_are_in_no_different_calls()
     assert "rank 0 waits for the GPU, or computes, in forward of modules/linear.py of step 3" in found.text
 
 
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        # What GPUs compute for long is no hang: each collective that was begun has ended.
+        ((8, 8, 8), None),
+        ((7, 7, 7), "The network between them, or sizes that differ"),
+        # Not known of each rank.
+        ((8, 8, None), "The network between them, or sizes that differ"),
+        ((7, 6, 7), "1 call fewer on rank 1 than on others have ended. What that GPU was given before may hang"),
+        ((8, 6, 6), "2 calls fewer on ranks 1 and 2 than on others have ended. What that GPU"),
+    ],
+)
+def test_torchs_flight_recorder_tells_whose_gpu_is_behind(ended: Tuple[Any, ...], said: Optional[str]) -> None:
+    found = judged(*(at(rank, places.DEVICE, ended=number, **SPINS) for rank, number in enumerate(ended)))
+    assert found is None if said is None else found is not None and said in found.text, found
+    if found is not None:
+        behind = [rank for rank, number in enumerate(ended) if number != max(each or 0 for each in ended)]
+        assert found.ranks == (behind if "fewer" in found.text else [])
+
+
+def test_what_ranks_that_wait_for_no_gpu_have_ended_is_not_compared() -> None:
+    """gloo ends a collective on one rank before it does on another."""
+    assert judged(*(at(rank, places.BACKWARD, ended=8) for rank in range(2))) is not None
+
+
 BARRIER: Any = {"what": "monitored_barrier", "call": "monitored_barrier"}
 
 

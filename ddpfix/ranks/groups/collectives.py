@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
 from ddpfix.ranks.groups import internals
 
@@ -21,6 +21,19 @@ def counts() -> Dict[str, int]:
             ranks = hashlib.sha1(",".join(map(str, sorted(members[group]))).encode()).hexdigest()[:12]
             found[f"{name} {ranks}"] = internals.collectives_of(group)
     return found
+
+
+def ended() -> Optional[int]:
+    """Return how many collectives of the default group have ended, as torch's flight recorder has it; None if unknown.
+
+    It numbers the groups in its own way: the one that has begun as many as the default group is taken, if there is one.
+    """
+    with contextlib.suppress(Exception):
+        begun = internals.collectives_of(internals.default_group())
+        found = [completed for enqueued, completed in internals.recorded() if enqueued == begun]
+        if len(found) == 1 and found[0] >= 0:
+            return found[0]
+    return None
 
 
 def groups() -> List[Any]:

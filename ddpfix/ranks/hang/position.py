@@ -55,6 +55,7 @@ class Position(NamedTuple):
         loops: the functions on its stack, with the loops around their lines (:mod:`ddpfix.ranks.hang.loops`).
         work: what it has done (:class:`ddpfix.ranks.groups.work.Work`).
         patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
+        ended: collectives of the default group that a GPU has ended, which are begun before; None if unknown.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class Position(NamedTuple):
     patience: Optional[float] = None
     loops: Sequence[loops.Standing] = ()
     work: Work = Work()
+    ended: Optional[int] = None
 
     def dump(self) -> str:
         """As text, for the store."""
@@ -214,6 +216,7 @@ class Tracker:
             patience=call.limit,
             loops=loops.of(frames),
             work=self._work(),
+            ended=collectives.ended() if place.phase == places.DEVICE else None,
         )
 
     def _place(self, frames: List[FrameType]) -> places.Place:

@@ -179,5 +179,11 @@ def _nobody(positions: Mapping[int, Position], waiting: List[Position]) -> Optio
     """Describe ranks that all wait in the same collective."""
     # Whoever waits for a GPU spins, and uses a processor.
     if len(waiting) == len(positions) and all(each.idle or each.phase == places.DEVICE for each in waiting):
-        return words.nobody(waiting)
+        # Where all collectives have ended, the GPUs compute.
+        return None if all(map(_computes, waiting)) else words.nobody(waiting)
     return None
+
+
+def _computes(each: Position) -> bool:
+    """Return whether a rank waits for its GPU, and all collectives of its only group have ended."""
+    return each.phase == places.DEVICE and list(each.counts.values()) == [each.ended]

@@ -31,6 +31,7 @@ _EARLY = (
     " to take the same number of steps: take the decision together (all_reduce a flag)"
 )
 _SOME_ONLY = "A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it"
+_GPU_BEHIND = "What that GPU was given before may hang: nvidia-smi there, and the kernel's log (dmesg, Xid)"
 _HINTS = {
     "stopped": "kill -CONT has it go on",
     "traced": "A debugger holds it: nothing is ended",
@@ -301,4 +302,10 @@ def nobody(waiting: Sequence[Position]) -> Found:
     """Describe ranks that all wait in the same collective."""
     longest = max(each.still for each in waiting)
     told = f"{_waiters(waiting)} for {longest:.0f} s, and no rank is missing"
-    return Found(NETWORK, [], told, "The network between them, or sizes that differ?")
+    known = {each.rank: each.ended for each in waiting if each.ended is not None}
+    fewest, most = min(known.values(), default=0), max(known.values(), default=0)
+    if len(known) < len(waiting) or fewest == most:
+        return Found(NETWORK, [], told, "The network between them, or sizes that differ?")
+    behind = [rank for rank, ended in known.items() if ended == fewest]
+    number = f"{_more(fewest, most)} on {several(behind)} than on others have ended"
+    return Found(SLOW, behind, f"{told}. By torch's flight recorder {number}", _GPU_BEHIND)

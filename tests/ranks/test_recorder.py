@@ -1,0 +1,48 @@
+"""What torch's flight recorder has of the default group: how many collectives have ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+from torch.torch_version import TorchVersion
+
+from ddpfix.ranks.groups import collectives, internals
+
+KNOWS = TorchVersion(torch.__version__) >= "2.13"
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Any:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not KNOWS, reason="2.13 is the oldest torch whose recorder was seen to follow gloo")
+def test_collectives_that_have_ended_are_counted_for_the_default_group(group: Any) -> None:
+    assert collectives.ended() is None
+    for number in (1, 2, 3):
+        distributed.all_reduce(torch.ones(2))
+        assert collectives.ended() == number
+    other = distributed.new_group([0])
+    distributed.all_reduce(torch.ones(2), group=other)
+    assert collectives.ended() == 3
+
+
+def test_two_groups_of_one_number_are_not_told_apart(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = internals.collectives_of(internals.default_group())
+    for recorded, ended in (
+        ([(begun, 0)], 0),
+        ([(begun, 0), (begun + 1, 5)], 0),
+        ([(begun, 0), (begun, 1)], None),
+        ([(begun, -1)], None),
+        ([], None),
+    ):
+        monkeypatch.setattr(internals, "recorded", lambda recorded=recorded: recorded)
+        assert collectives.ended() == ended
+    monkeypatch.setattr(internals, "recorded", lambda: 1 / 0)
+    assert collectives.ended() is None
