@@ -108,16 +108,17 @@ def _mode() -> Any:
 
 
 def of_group(options: Dict[str, Any], device: Any) -> Dict[str, Any]:
-    """Return what ddpfix reads of the group: its limit, and how many collectives it has begun."""
+    """Return what ddpfix reads of the group: its limit, and how many collectives it has begun and ended."""
     if options["mode"] == "plain":
-        return {"limit": None, "expected": None, "counts": {}}
+        return {"limit": None, "expected": None, "counts": {}, "ended": None}
     from torch.distributed import distributed_c10d as c10d
 
     from ddpfix.ranks.groups import collectives, timeouts
 
     backend = c10d._get_default_group()._get_backend(device)
     expected = backend.options._timeout.total_seconds()
-    return {"limit": timeouts.shortest(), "expected": expected, "counts": collectives.counts()}
+    counts, ended = collectives.counts(), collectives.ended()
+    return {"limit": timeouts.shortest(), "expected": expected, "counts": counts, "ended": ended}
 
 
 if __name__ == "__main__":
