@@ -59,7 +59,7 @@ def _compared(folder: Path, seen: Dict[str, List[Any]], threads: Set[str]) -> Di
     if card.here() and not all(_near(mine, other) for mine, other in zip(rows["peak"], seen["peak"])):
         wrong.append(f"peak {rows['peak'][-1]} instead of {seen['peak'][-1]:.0f}")
     if threads:
-        wrong.append(f"the card is asked by {', '.join(sorted(threads))}")
+        wrong.append(f"a thread of ddpfix asks the card for {', '.join(sorted(threads))}")
     held = card.contexts()
     if held is not None and held != [world.device().index]:
         wrong.append(f"this process has contexts on devices {held}")
@@ -84,21 +84,24 @@ def _near(mine: Optional[int], other: float) -> bool:
 
 @contextlib.contextmanager
 def _threads() -> Iterator[Set[str]]:
-    """The names of ddpfix's threads that ask an event of a card for something."""
+    """What threads of ddpfix ask an event of a card for."""
+    from ddpfix import log
+
     seen: Set[str] = set()
     kind: Any = torch.cuda.Event
     stock = {name: getattr(kind, name) for name in _ASKED}
 
-    def noted(function: Any) -> Any:
+    def noted(name: str, function: Any) -> Any:
         def asked(*args: Any, **kwargs: Any) -> Any:
-            if threading.current_thread().name.startswith("ddpfix"):
-                seen.add(threading.current_thread().name)
+            # They have no names: threading does not list them.
+            if threading.get_ident() in log.UNLISTED:
+                seen.add(name)
             return function(*args, **kwargs)
 
         return asked
 
     for name, function in stock.items():
-        setattr(kind, name, noted(function))
+        setattr(kind, name, noted(name, function))
     try:
         yield seen
     finally:
