@@ -13,8 +13,10 @@ from ddpfix.ranks.groups import internals
 from ddpfix.ranks.store import consent
 from ddpfix.ranks.store.keys import count, default_store
 
-# Seconds in which the hosts of the ranks connect by gloo, or do not; and how much later a rank may begin with it.
-_CONNECT, _LATER = 180.0, 120.0
+# Seconds in which the hosts of the ranks connect by gloo, or do not, and what each rank adds: each connects with each.
+_CONNECT, _EACH = 180.0, 0.2
+# Seconds that a rank may begin with it later than another one.
+_LATER = 120.0
 # By the default process group, ours of the same ranks, which torch keeps until the default one is destroyed. Both are
 # weak: a group that is kept alive keeps its store, and so the port that the next group may want.
 _GROUPS: weakref.WeakKeyDictionary[Any, Optional[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
@@ -56,11 +58,12 @@ def _connects(default: Any) -> bool:
     store = default_store()
     if store is None or internals.has_gloo(default):
         return True
-    begun, probe = time.monotonic(), _made(timedelta(seconds=_CONNECT))
     place, ranks = f"gloo/{count(store, 'gloo')}", list(range(default.size()))
+    limit = _CONNECT + _EACH * len(ranks)
+    begun, probe = time.monotonic(), _made(timedelta(seconds=limit))
     if probe is None:
         consent.refuse(place, ranks)
-    elif consent.all_come(place, ranks, _CONNECT + _LATER):
+    elif consent.all_come(place, ranks, limit + _LATER):
         _destroy(probe)
         return True
     log.warning(
