@@ -18,7 +18,7 @@ _SHORTEST = 3
 def explain(wanted: str) -> int:
     """Print the problem, the evidence, the versions and the setting of one patch.
 
-    A word that is no id gives the patches that speak of it, a line each. Returns 2 where none does.
+    A word that is no id gives the patches that speak of it, and what each is for. Returns 2 where none does.
     """
     whole = loader.load()
     patch = whole.patches.get(wanted)

@@ -1,6 +1,7 @@
 """A rank whose default group is taken for one that gloo has not connected: what it gets as a group for small things.
 
-``python connecting.py yes`` has gloo connect; ``no`` gives rank 1 an interface that it has not.
+``python connecting.py yes`` has gloo connect; ``no`` gives rank 1 an interface that it has not; with ``late`` it comes
+when gloo would have given it up.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if __name__ == "__main__":
     async_sum._CONNECT = 4.0
     if sys.argv[1] == "no" and rank:
         os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0"
+    if sys.argv[1] == "late" and rank:
+        time.sleep(12)
     begun = time.monotonic()
     group = async_sum.cpu_group(timedelta(hours=24))
     again = async_sum.cpu_group(timedelta(hours=24))

@@ -11,7 +11,7 @@ from tests.support import ranks
 SCRIPT = str(Path(__file__).with_name("connecting.py"))
 
 
-@pytest.mark.parametrize(("connects", "sums"), [("yes", "[1, 2]"), ("no", "None")])
+@pytest.mark.parametrize(("connects", "sums"), [("yes", "[1, 2]"), ("late", "[1, 2]"), ("no", "None")])
 def test_all_ranks_know_whether_gloo_connects_them(connects: str, sums: str, tmp_path: Path) -> None:
     code, output = ranks.run([*ranks.elastic(2), SCRIPT, connects], ranks.environment({}), tmp_path, 120)
     assert code == 0, output

@@ -15,8 +15,8 @@ from ddpfix.ranks.store.keys import count, default_store
 
 # Seconds in which the hosts of the ranks connect by gloo, or do not, and what each rank adds: each connects with each.
 _CONNECT, _EACH = 180.0, 0.2
-# Seconds that a rank may begin with it later than another one.
-_LATER = 120.0
+# Seconds that a rank may be done with it later than another one, all of which have begun.
+_LATER = 30.0
 # By the default process group, ours of the same ranks, which torch keeps until the default one is destroyed. Both are
 # weak: a group that is kept alive keeps its store, and so the port that the next group may want.
 _GROUPS: weakref.WeakKeyDictionary[Any, Optional[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
@@ -32,7 +32,7 @@ def cpu_group(timeout: timedelta) -> Any:
     """
     default = internals.default_group()
     if default not in _GROUPS:
-        group = _made(timeout) if _connects(default) else None
+        group = _made(timeout) if _connects(default, timeout.total_seconds()) else None
         _GROUPS[default] = None if group is None else weakref.ref(group)
     reference = _GROUPS[default]
     return None if reference is None else reference()
@@ -48,35 +48,38 @@ def _made(timeout: timedelta) -> Any:
         return None
 
 
-def _connects(default: Any) -> bool:
+def _connects(default: Any, patience: float) -> bool:
     """Return whether all ranks can be connected by gloo; every rank gets the same answer.
 
     A group connects for as long as its collectives may wait: where only NCCL knows the way between the machines (gloo
     then takes the address of the host's name, which may be 127.0.1.1), the first epoch would begin a day later. So a
     group that is given up after minutes is made first, unless the default group is connected by gloo already.
+
+    Args:
+        default: the group of all ranks.
+        patience: seconds by which a rank may come here later than another one.
     """
+    from torch import distributed
+
     store = default_store()
     if store is None or internals.has_gloo(default):
         return True
     place, ranks = f"gloo/{count(store, 'gloo')}", list(range(default.size()))
     limit = _CONNECT + _EACH * len(ranks)
+    # Whoever is late (rank 0 prepares the data of all) is not to be taken for one that gloo cannot reach.
+    if not consent.all_come(f"{place}/here", ranks, patience):
+        return False
     begun, probe = time.monotonic(), _made(timedelta(seconds=limit))
     if probe is None:
         consent.refuse(place, ranks)
     elif consent.all_come(place, ranks, limit + _LATER):
-        _destroy(probe)
+        distributed.destroy_process_group(probe)
         return True
     log.warning(
         f"gloo has not connected these ranks (given up after {time.monotonic() - begun:.0f} s): where it is to take"
         " another interface than that of the host's name, GLOO_SOCKET_IFNAME says which"
     )
     return False
-
-
-def _destroy(probe: Any) -> None:
-    from torch import distributed
-
-    distributed.destroy_process_group(probe)
 
 
 class PendingSum:
