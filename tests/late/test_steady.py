@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from typing import Any, List, Tuple
 
@@ -107,6 +108,38 @@ def test_a_gradient_that_was_read_through_a_mode_is_not_counted() -> None:
     with Counts():
         step(model, optimizer, [0, 1])
     assert ours == names
+
+
+REPORTED = "2 parameters of Heads got no gradient in a step (other)"
+
+
+@pytest.mark.parametrize("number", [1, STEPS - 1, STEPS, STEPS + 1, STEPS + 4])
+def test_a_single_step_that_leaves_a_parameter_out_is_reported(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Whether it is one of the first steps, or one of those that are checked at the end of backward alone."""
+    ddpfix.activate(log="info")
+    monkeypatch.setattr(logging.getLogger("ddpfix"), "propagate", True)
+    model = DistributedDataParallel(Heads())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for count in range(1, STEPS + 8):
+        step(model, optimizer, [0] if count == number else [0, 1])
+    assert REPORTED in caplog.text
+
+
+def test_a_second_backward_of_fewer_parameters_leaves_none_out(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    ddpfix.activate(log="info")
+    monkeypatch.setattr(logging.getLogger("ddpfix"), "propagate", True)
+    model = DistributedDataParallel(Heads())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for count in range(1, STEPS + 8):
+        optimizer.zero_grad()
+        one, other = model(torch.ones(1, 2))
+        (one.sum() + other.sum()).backward(retain_graph=True)
+        if count > STEPS + 2:
+            one.sum().backward()
+        optimizer.step()
+    assert "got no gradient" not in caplog.text
 
 
 def test_another_model_brings_the_hooks_back(calls: Calls) -> None:

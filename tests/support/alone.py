@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import IO, Iterator
 
-# One run of pytest has one name, which its workers share.
-_RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+# One run of pytest has one name, which its workers share. A pytest that a test starts is another run: it would wait for
+# a test that waits to be alone, and that one for the test which has started it.
+_RUN = os.environ.pop("PYTEST_XDIST_TESTRUNUID", "")
 
 
 @contextlib.contextmanager

@@ -94,18 +94,14 @@ def _of_unseen() -> str:
     return UNSEEN if all(_WILL(each) for each in _behind(node)) else LEAVES_ALONE  # type: ignore[misc]
 
 
-# A key in the dictionary that each node of a graph has for notes.
-_MARK = "ddpfix"
-
-
-def mark(node: Any, owner: Any) -> None:
-    """Mark a node of a graph as an output of somebody's: a hook would be called in each backward."""
-    node.metadata[_MARK] = owner
+# The key of a mark, the owner of an output, in ``node.metadata``: each node of a graph has this dictionary for notes. A
+# hook would be called in each backward.
+MARK = "ddpfix"
 
 
 def has_mark(node: Any, owner: Any) -> bool:
     """Return whether a node has the mark of this owner."""
-    return node.metadata.get(_MARK) is owner
+    return node.metadata.get(MARK) is owner
 
 
 def behind(roots: Any) -> List[Any]:

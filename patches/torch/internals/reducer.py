@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch.autograd import Variable
 
+from . import modes, tensors
+
+_function_mode = modes.any_function_mode
 _CLASS = getattr(torch.distributed, "Reducer", None)
 # Whether a parameter can be marked while a backward runs (torch 2.1).
 AT_ANY_TIME = hasattr(_CLASS, "_autograd_hook")
@@ -32,6 +35,27 @@ def unfinished(reducer: Any) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def has_reduced(reducer: Any, parameter: Any, before: Tuple[Any, int]) -> Optional[bool]:
+    """Return whether a backward that has ended has written to a gradient; None if the reduction is not finished.
+
+    It is one function, since it is called in each step: what a step has not touched before is in no cache.
+
+    Args:
+        reducer: one that can be asked.
+        parameter: one of the model's, see :func:`.tensors.written`.
+        before: what that function has returned in front of the backward.
+    """
+    try:
+        reducer._check_reducer_finalized()
+    except RuntimeError:
+        return None
+    if _function_mode():
+        gradient, version = tensors.written(parameter)
+        return gradient is not before[0] or version != before[1]
+    gradient = parameter.grad
+    return gradient is not before[0] or (gradient is not None and gradient._version != before[1])
 
 
 def missing(reducer: Any) -> Tuple[List[int], bool]:

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from . import modes
 
 _SET_VERSION: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+_function_mode = modes.any_function_mode
 
 
 # Whether a write can be hidden from autograd.
@@ -28,13 +29,10 @@ def written(parameter: Any) -> Tuple[Any, int]:
     Args:
         parameter: no subclass of torch's own, whose code would be called.
     """
-    if modes.any_function_mode():
+    if _function_mode():
         with modes.Uncounted():
-            return _written(parameter)
-    return _written(parameter)
-
-
-def _written(parameter: Any) -> Tuple[Any, int]:
+            gradient = parameter.grad
+            return gradient, -1 if gradient is None else gradient._version
     gradient = parameter.grad
     return gradient, -1 if gradient is None else gradient._version
 

@@ -21,6 +21,12 @@ def inner(wrapper: Any) -> Any:
     return wrapper.module if found is None else found
 
 
+def trains(wrapper: Any) -> bool:
+    """Return whether a forward of a model under DDP is one of training: what counts is the mode that its layers see."""
+    found = wrapper._modules.get("module")
+    return bool((wrapper.module if found is None else found).training)
+
+
 def parameters_of(wrapper: Any) -> List[Any]:
     """Return the parameters that DDP reduces, in the order of the reducer's own numbers."""
     return list(wrapper._build_params_for_reducer()[0])

@@ -35,7 +35,8 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.store import roll_call
 
 from ..internals import modes, process_groups
-from ..internals.wrapper import BUILD, find_tensors, inner
+from ..internals.wrapper import BUILD, find_tensors
+from ..internals.wrapper import trains as trains
 from .model import MODELS as MODELS
 from .model import Slot as Slot
 from .model import Wrapped as Wrapped
@@ -224,11 +225,6 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
         if stage.hook(model, wrapped, given["state"], given["hook"]):  # type: ignore[arg-type]
             return None
     return wrapped(*args, **kwargs)
-
-
-def trains(wrapper: Any) -> bool:
-    """Return whether a forward of a model under DDP is one of training: what counts is the mode that its layers see."""
-    return bool(inner(wrapper).training)
 
 
 def tensors(output: Any) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.work import Work
 
 from ..internals import process_groups
-from ..internals.wrapper import joins
+from ..internals.wrapper import joins, trains
 from . import ddp
 from .backward import Backwards
 from .optimizer_hooks import Steps
@@ -64,12 +64,15 @@ class Clock:
         wrapper = self._wrapper()
         if wrapper is None:
             return
-        if self._trains and self._waits():
+        clocks = self._clocks
+        count = clocks.backwards.count
+        # As in _waits(): this runs in each step.
+        if self._trains and (self._backwards == count or (self._prepares and self.is_armed and self.is_armed())):
             self._skip()
         self._prepared += self._prepares
-        self._backwards = self._clocks.backwards.count
+        self._backwards = count
         self._prepares = reduces = wrapper.require_backward_grad_sync
-        self._trains = ddp.trains(wrapper)
+        self._trains = trains(wrapper)
         if not self._trains:
             return
         if not reduces:
@@ -78,12 +81,12 @@ class Clock:
             self._before = self.number
         self._reduced = reduces
         self.number += 1
-        self._clocks.last = self
-        if self._clocks.counts and reduces and self._is_of_all:
+        clocks.last = self
+        if clocks.counts and reduces and self._is_of_all:
             if joins(wrapper):
                 log.once(_JOINS.format(type(wrapper.module).__name__))
             else:
-                self._clocks.begin()
+                clocks.begin()
 
     def _begin_local(self) -> None:
         """A training forward under no_sync begins."""

@@ -11,41 +11,21 @@ issue 90171 requests this). docs/unused-parameters.md has the states and the pat
 from __future__ import annotations
 
 import functools
-import sys
-import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional
 
 import torch
 
-from ..buckets.window import WINDOW
 from ..internals import autograd, reducer
-from ..internals.tensors import Prehook
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.optimizer_hooks import Steps
-from . import backward_count, states, unregistered
-from .absent import Absent
+from . import backward_count, states, transitions, unregistered
 from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep
-from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING, Reduction
+from .marks import Marks
+from .output_hooks import Outputs
+from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING
 from .steady import Steady
-from .transitions import (
-    BEFORE,
-    COMPLETE,
-    FOREIGN,
-    FORWARD,
-    GRADIENT,
-    LEFT,
-    LOCAL_FORWARD,
-    MARKED,
-    MISSING,
-    MORE,
-    OPTIMIZER,
-    TRANSITIONS,
-    TWICE,
-    UNPREPARED,
-    USUAL,
-)
 from .within import Within
 
 _AT_END = reducer.at_end_of_backward
@@ -53,10 +33,6 @@ _AT_END = reducer.at_end_of_backward
 _BETWEEN = (ARMED, PENDING, FINALIZED)
 # The first steps notice a backward that does not pass through the outputs of the wrapper (a loss kept in the model).
 _NOTICED_STEPS = 2
-NOT_FINALIZED = (
-    "ddpfix: DDP still waits for gradients after those that are missing were marked as ready, so they are not averaged."
-    " Please report this with the versions of torch and ddpfix; DDPFIX_UNUSED=find does without."
-)
 
 
 class Finalizer:
@@ -70,13 +46,12 @@ class Finalizer:
 
     def __init__(self, model: ddp.Wrapped, steps: Steps, backwards: Optional[Backwards] = None) -> None:
         self._model = model
-        self._wrapper = weakref.ref(model.wrapper, functools.partial(_gone, sys.is_finalizing, self.end))
+        self._wrapper = states.until_destroyed(model.wrapper, self.end)
         self.parameters = model.parameters
         self.state = IDLE
         self.backwards, self._all_backwards = backward_count.Backwards(model, steps), backwards
         self.arrivals = Arrivals(self, self.parameters)
-        # Parameters that are left out of the reduction that runs -> the gradient that they had before it.
-        self.left_out: Dict[int, Any] = {}
+        self._marks = Marks(model, self.arrivals)
         self._queue_end = functools.partial(_AT_END, self._backward_ended)
         # What the backward that runs does with the parameters, according to the engine.
         self._effect = autograd.REACHES
@@ -90,11 +65,9 @@ class Finalizer:
         self.reductions = self._finalized = 0
         # Whether ddpfix finalized the last reduction; gradients after one that DDP finished itself are left alone.
         self._by_us = False
-        # For the nodes behind outputs.
-        self._hook = Prehook(self.output_reached)
+        self._outputs = Outputs(self.output_reached)
         # Whether an optimizer has stepped within the backward that runs: torch then ends this step with its own error.
         self.left_to_torch = False
-        self._absent = Absent(model)
         # Whether a forward of the wrapper runs, and the backwards that the program makes there.
         self.inside = False
         self.within: Optional[Within] = None
@@ -112,20 +85,21 @@ class Finalizer:
 
     def on(self, event: str) -> None:
         """Take the transition of this event, if the state has one (:mod:`.transitions`)."""
-        transition = TRANSITIONS.get((self.state, event))
+        transition = transitions.TRANSITIONS.get((self.state, event))
         if transition is not None:
             action, state = transition
-            self.state = self._before if state is BEFORE else state
+            self.state = self._before if state is transitions.BEFORE else state
             if action:
                 getattr(self, action)()
 
     @property
+    def left_out(self) -> Dict[int, Any]:
+        """The parameters that are left out of the reduction that runs -> the gradient that they had before it."""
+        return self._marks.left_out
+
+    @property
     def _reducer(self) -> Any:
         return self._wrapper().reducer  # type: ignore[union-attr]
-
-    def is_armed(self) -> bool:
-        """Return whether DDP waits for the first gradient of a forward."""
-        return self.state is ARMED
 
     def is_static(self) -> bool:
         return bool(getattr(self._wrapper(), "static_graph", False))
@@ -145,35 +119,27 @@ class Finalizer:
                 self.stop_checking()
             if self.arrivals.on and not self._keeps_arrivals and self.reductions >= _NOTICED_STEPS:
                 self.arrivals.stop()
-            if self._steady is not None and not self.arrivals.on:
-                self._steady.may_mark(self.reductions)
+            if self._steady is not None and not self.arrivals.on and self._steady.may_mark(self.reductions):
+                self._marks.step_begins()
 
     def forward_ended(self, output: Any) -> None:
         """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
         self.inside = False
         is_reduced = self._wrapper().require_backward_grad_sync  # type: ignore[union-attr]
-        self.on(FORWARD if is_reduced else LOCAL_FORWARD)
+        self.on(transitions.FORWARD if is_reduced else transitions.LOCAL_FORWARD)
         if self.state is not ARMED:
             return
         outputs = [each for each in ddp.tensors(output) if each.requires_grad and each.grad_fn is not None]
         if self.reductions < _NOTICED_STEPS and not self.arrivals.on:
-            self._hook_parameters_if_hidden(outputs)
-        for tensor in outputs:
-            self._add_hook(tensor)
+            # A custom function may run a backward of its own within this one.
+            hides = autograd.hides_since(self._begun_at) or autograd.may_hide(outputs)
+            if hides:
+                self.arrivals.resume()
+        self._outputs.hook(outputs, self._first if not self.reductions else None)
 
     def forward_failed(self, error: BaseException) -> None:
         """Called when a forward has raised an error."""
         self.inside = False
-
-    def _hook_parameters_if_hidden(self, outputs: Sequence[Any]) -> None:
-        """Record gradients in the first steps where a custom function may run a backward of its own within this one.
-
-        Args:
-            outputs: of the forward.
-        """
-        hides = autograd.hides_since(self._begun_at) or autograd.may_hide(outputs)
-        if hides:
-            self.arrivals.resume()
 
     def hook_parameters(self) -> None:
         """Record gradients in the first steps, as they are not checked at the end of backwards."""
@@ -190,20 +156,10 @@ class Finalizer:
         if self._steady is not None and self._steady.waits():
             self._steady.backward_missed()
 
-    def _add_hook(self, tensor: Any) -> None:
-        """Put a hook on the node behind an output; on the tensor itself it would be visible (when it is saved, say)."""
-        if not self.reductions:
-            tensor.grad_fn.register_prehook(self._first.output())
-        elif tensor.output_nr == 0:
-            self._hook.put(tensor.grad_fn)
-        else:
-            tensor.grad_fn.register_prehook(self.output_reached)
-
     def arm(self) -> None:
         """Begin a reduction: DDP waits for gradients."""
         self._by_us = False
-        self.left_out = {}
-        self._absent.step_ended()
+        self._marks.step_begins()
         self._first.ended()
         self.armed_at = self._begun_at
         if self.arrivals.on:
@@ -220,16 +176,8 @@ class Finalizer:
         """Called when a gradient comes to a parameter in a backward that the finalizer does not know of."""
         waits = self.state is ARMED or self.state is PENDING or (self.state is FINALIZED and self._by_us)
         # A module may have been wrapped twice; the backward is that of the wrapper which was called.
-        if waits and not any(other.state is RUNNING and self._shares(other) for other in self._others()):
+        if waits and not any(other.state is RUNNING and states.share(self, other) for other in states.others(self)):
             self._backward_begins()
-
-    def _others(self) -> List[Reduction]:
-        return [other for other in states.reductions() if other is not self]
-
-    def _shares(self, other: Reduction) -> bool:
-        """Return whether two models have a parameter in common."""
-        own = {id(parameter) for parameter in self.parameters}
-        return any(id(parameter) in own for parameter in other.parameters)
 
     def _backward_begins(self) -> None:
         self._effect = self.arrivals.view.effect()
@@ -239,7 +187,7 @@ class Finalizer:
                 self._keep_arrival_hooks()
         elif self.state is not FINALIZED or self._effect is not autograd.UNSURE:
             self._before = self.state
-            self.on(GRADIENT)
+            self.on(transitions.GRADIENT)
 
     def arm_again(self) -> None:
         """Reduce the gradients of one more backward of a step, as those of a backward after a forward."""
@@ -260,7 +208,7 @@ class Finalizer:
             self.backwards.used_between = self.backwards.used_between or self._first.used()
             if self.backwards.agree_to(self._first.may_restore()):
                 self._first.restore()
-        self.left_out = {}
+        self._marks.reduction_begins()
         self.arrivals.forget()
         reducer.arm_again(self._reducer)
 
@@ -275,16 +223,12 @@ class Finalizer:
         for the same backward: otherwise the buckets of both would not come in the same order on all ranks.
         """
         if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
-            others = any(other.state is ARMED or other.state is RUNNING for other in self._others())
+            others = any(other.state is ARMED or other.state is RUNNING for other in states.others(self))
             # A mark is work in the stream of the output that comes first. What is behind an output of another stream
             # may complete the bucket, which is then sent before the mark's zeros are in it.
             ordered = len(self._first.streams) < 2
             if others or (self._finalized and self.reductions > 1 and ordered):
-                self._mark(self.arrivals.unreachable(at_once=others))
-
-    def _mark(self, indices: List[int]) -> None:
-        self.left_out.update((index, self.parameters[index].grad) for index in indices)
-        reducer.mark_ready(self._reducer, self.parameters, indices)
+                self._marks.mark(self.arrivals.unreachable(at_once=others))
 
     def _backward_ended(self) -> None:
         if self.state is RUNNING:
@@ -292,22 +236,29 @@ class Finalizer:
 
     def _outcome(self) -> str:
         """Return the event that the end of this backward is."""
-        if self._effect is autograd.UNSURE and not self._any_arrived():
+        if self._effect is autograd.UNSURE and not self._marks.any_arrived():
             # It was for something else, or this rank has used no parameter: an old torch cannot distinguish them.
-            return FOREIGN
+            return transitions.FOREIGN
         if self.inside and self.within is not None:
-            return MISSING if self.within.is_unfinished() else UNPREPARED
+            return transitions.MISSING if self.within.is_unfinished() else transitions.UNPREPARED
         last = self.backwards.ended()
-        if self._complete():
+        if self._marks.is_complete(self._effect):
             usual = self.reductions and self.backwards.usual and not self.left_out
-            return TWICE if self.arrivals.arrived_twice else USUAL if usual else COMPLETE
-        return LEFT if self.left_to_torch else MISSING if last else MORE
+            event = transitions.USUAL if usual else transitions.COMPLETE
+            return transitions.TWICE if self.arrivals.arrived_twice else event
+        return transitions.LEFT if self.left_to_torch else transitions.MISSING if last else transitions.MORE
 
     def finish(self) -> None:
         """End a step like most, which DDP has completed by itself."""
         self._by_us = self.left_to_torch = False
-        self._absent.none()
-        self._count_reduction()
+        self._marks.nothing_left_out()
+        self.count_reduction()
+
+    def catch_up(self) -> None:
+        """Note what this step has had so far, which is not noted while steps repeat each other."""
+        self.backwards.done = int(self.state is FINALIZED)
+        if self.state is FINALIZED:
+            self._marks.nothing_left_out()
 
     def wait(self) -> None:
         """Wait for a further backward of this step."""
@@ -323,23 +274,7 @@ class Finalizer:
         left, self.left_to_torch = self.left_to_torch, False
         if not left:
             self.backwards.ended()
-        self.on(LEFT if left else MISSING)
-
-    def _any_arrived(self) -> bool:
-        """Return whether a gradient has come to a parameter."""
-        return bool(self.arrivals.arrived) if self.arrivals.on else bool(reducer.unfinished(self._reducer))
-
-    def _complete(self) -> bool:
-        """Return whether DDP has finished by itself."""
-        if self.arrivals.on:
-            arrived = len(self.arrivals.arrived) + len(self.left_out)
-            if arrived == len(self.parameters):
-                return not reducer.AT_ANY_TIME or not reducer.unfinished(self._reducer)
-            return False
-        if reducer.unfinished(self._reducer):
-            return False
-        # Nothing was marked as ready; where nothing is hidden, this rank has used no parameter at all.
-        return self._effect is not autograd.UNSEEN
+        self.on(transitions.LEFT if left else transitions.MISSING)
 
     def reduce_again(self) -> None:
         """Reduce gradients that came after DDP's own end in one backward (a module in two reentrant checkpoints)."""
@@ -351,7 +286,7 @@ class Finalizer:
 
     def finalize_pending(self) -> None:
         """Finalize before the gradients are used, although the expected further backward has not come."""
-        self.on(OPTIMIZER)
+        self.on(transitions.OPTIMIZER)
 
     def finalize_afterwards(self) -> None:
         """Finalize outside of a backward."""
@@ -363,28 +298,13 @@ class Finalizer:
         if not self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
             # With bucket views DDP has divided and sent the gradients in place already.
             self._first.keep(self.reductions)
-        if self.arrivals.on:
-            self._mark([n for n in self.arrivals.missing() if n not in self.left_out])
-        elif self._effect is autograd.UNSEEN and not reducer.unfinished(self._reducer):
-            self._mark(list(range(len(self.parameters))))
-        else:
-            self._mark_named()
+        self._marks.mark_missing(self._effect)
         # DDP has queued its end behind this callback.
         reducer.at_end_of_backward(self._marked)
 
-    def _mark_named(self) -> None:
-        """Mark the parameters that torch lists as missing, a hundred at a time."""
-        named, more = reducer.missing(self._reducer)
-        while named and not set(named) <= set(self.left_out):
-            self._mark(named)
-            named, more = reducer.missing(self._reducer) if more else ([], False)
-
     def _marked(self) -> None:
-        # Before torch 2.1 to ask after the first reduction is a collective, which a rank that left nothing out does not
-        # run. There all parameters have arrived or are marked: see _complete.
-        if (reducer.AT_ANY_TIME or self.reductions) and reducer.unfinished(self._reducer):
-            raise RuntimeError(NOT_FINALIZED)
-        self.on(MARKED)
+        self._marks.check_finished(is_first=not self.reductions)
+        self.on(transitions.MARKED)
 
     def finalized(self) -> None:
         """End a reduction that ddpfix has finalized."""
@@ -396,32 +316,20 @@ class Finalizer:
 
     def _end_reduction(self, by_us: bool) -> None:
         self._by_us = by_us
-        restored = self._restored()
-        for index in restored:
-            self.parameters[index].grad = self.left_out[index]
         # Behind a reentrant checkpoint gradients come in a backward of their own, so that nothing is known of them.
-        is_hidden = autograd.HIDING[0] != self.armed_at
-        zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
-        self._absent.reduced(() if is_hidden else self.left_out, zeros)
-        # Keep no reference to gradients that the loop may drop.
-        self.left_out = dict.fromkeys(self.left_out)
+        self._marks.reduced(is_hidden=autograd.HIDING[0] != self.armed_at)
         self.backwards.reduced(self.left_out)
-        self._count_reduction()
+        self.count_reduction()
         if by_us:
             self._first.reduced()
             self._finalized += bool(self.left_out)
             self._keep_arrival_hooks()
 
-    def _count_reduction(self) -> None:
+    def count_reduction(self) -> None:
+        """Count one that has ended, and now and then see whether DDP knows all parameters of the model."""
         self.reductions += 1
         if not self.reductions & (self.reductions - 1):
             unregistered.warn_if_any(self._model)
-
-    def _restored(self) -> List[int]:
-        """Parameters whose gradients are restored: no rank used them, or they were frozen."""
-        window = WINDOW.of(self._model)
-        unused = frozenset() if window is None else window.unused
-        return [n for n in self.left_out if n in unused or not self.parameters[n].requires_grad]
 
     def end(self) -> None:
         """Undo: remove all hooks from the model. A backward that runs already is still finalized."""
@@ -431,9 +339,3 @@ class Finalizer:
         if self.within is not None and self._all_backwards is not None:
             self._all_backwards.check_no_more(self.within)
         self.arrivals.stop(for_good=True)
-
-
-def _gone(is_finalizing: Callable[[], bool], end: Callable[[], None], reference: Any) -> None:
-    """End what the wrapper had; at the end of the interpreter everything else may be destroyed too."""
-    if not is_finalizing():
-        end()

@@ -23,7 +23,7 @@ from ..pipeline.checkpoints import Checkpoints
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.step_count import CLOCK
 from . import flag
-from .states import PLACE, REDUCTION
+from .states import ARMED, PLACE, REDUCTION
 
 if TYPE_CHECKING:
     from .finalizer import Finalizer
@@ -103,12 +103,12 @@ def _finalizer() -> Type[Finalizer]:
 
 
 def _asks(finalizer: Finalizer) -> Callable[[], bool]:
-    """Return what asks whether a finalizer waits for gradients; the clock, which outlives it, does not keep it."""
+    """Return what asks whether a model waits for a first gradient; the clock, which outlives it, does not keep it."""
     reference = weakref.ref(finalizer)
 
     def is_armed() -> bool:
         known = reference()
-        return known is not None and known.is_armed()
+        return known is not None and known.state is ARMED
 
     return is_armed
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
-from typing import Any, Dict, List, Protocol, Sequence
+from typing import Any, Callable, Dict, List, Protocol, Sequence
 
 from ..pipeline.model import Slot
 
@@ -43,8 +45,11 @@ class Reduction(Protocol):
     # Of backwards within forwards, whose reductions are not all counted; None else.
     within: Any
     armed_at: int
-    # Parameters that are left out of the reduction that runs -> the gradient that they had before it.
-    left_out: Dict[int, Any]
+
+    @property
+    def left_out(self) -> Dict[int, Any]:
+        """The parameters that are left out of the reduction that runs -> the gradient that they had before it."""
+        ...
 
     @property
     def parameters(self) -> Sequence[Any]: ...
@@ -88,6 +93,17 @@ def reductions() -> List[Reduction]:
     return [each for each in [reference() for reference in _ALL] if each is not None]
 
 
+def others(reduction: Reduction) -> List[Reduction]:
+    """Return the reductions of all other models."""
+    return [other for other in reductions() if other is not reduction]
+
+
+def share(one: Reduction, other: Reduction) -> bool:
+    """Return whether two models have a parameter in common."""
+    own = {id(parameter) for parameter in one.parameters}
+    return any(id(parameter) in own for parameter in other.parameters)
+
+
 def all_finalized() -> bool:
     """Return whether no reduction is under way: as it is at the optimizer's step of a usual loop."""
     for reference in _ALL:
@@ -95,3 +111,14 @@ def all_finalized() -> bool:
         if each is not None and (each.state is not FINALIZED or each.backwards.may_wait):
             return False
     return True
+
+
+def until_destroyed(wrapper: Any, end: Callable[[], None]) -> weakref.ref[Any]:
+    """Return a reference to a wrapper, with which ends what it had."""
+    return weakref.ref(wrapper, functools.partial(_destroyed, sys.is_finalizing, end))
+
+
+def _destroyed(is_finalizing: Callable[[], bool], end: Callable[[], None], reference: Any) -> None:
+    """End what the wrapper had; at the end of the interpreter everything else may be destroyed too."""
+    if not is_finalizing():
+        end()

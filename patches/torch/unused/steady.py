@@ -12,11 +12,15 @@ from __future__ import annotations
 import weakref
 from typing import Any, Dict, List, Optional, Protocol, Tuple
 
-from torch import nn
+from torch import Tensor, nn
 
-from ..internals import autograd, modes, reducer, tensors
+from ..internals import autograd, modes, reducer
+from ..internals.autograd import HIDING, MARK
+from ..internals.reducer import has_reduced
+from ..internals.tensors import written
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
+from . import unregistered
 from .states import ARMED, FINALIZED, LOCAL, PLACE
 from .transitions import FORWARD, USUAL
 from .within import Within
@@ -54,6 +58,8 @@ class Hooked(Protocol):
     def on(self, event: str) -> None: ...
 
     def backward_ended_unfinished(self, effect: str) -> None: ...
+
+    def catch_up(self) -> None: ...
 
     def hook_parameters(self) -> None: ...
 
@@ -107,24 +113,24 @@ class Steady:
         elif hooked.state is not ARMED:
             hooked.state = LOCAL
             return
-        for tensor in ddp.tensors(output):
+        for tensor in (output,) if type(output) is Tensor else ddp.tensors(output):
             node = tensor.grad_fn
             if node is not None:
-                autograd.mark(node, self._mark)
+                node.metadata[MARK] = self._mark
 
     # Backwards.
 
     def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Called before each outermost backward; returns what :meth:`backward_ended` compares with."""
-        hooked = self._hooked_now()
+        hooked: Any = self._hooked()
         state = hooked.state
+        if self._marks and state is ARMED:
+            return written(self._parameter)
         if not self._marks:
             if hooked.inside:
                 return self._begins_within(hooked, args, kwargs)
             self._noticed += state is not LOCAL
             return _FIRST_STEPS
-        if state is ARMED:
-            return tensors.written(self._parameter)
         if state is FINALIZED:
             self._second(args, kwargs)
             return _FIRST_STEPS
@@ -149,6 +155,23 @@ class Steady:
     def backward_ended(self, before: Before, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """Called after a backward that has raised nothing."""
         hooked: Any = self._hooked()
+        if self._marks and hooked.state is ARMED and hooked.within is None:
+            reduced = has_reduced(self._wrapper().reducer, self._parameter, before)  # type: ignore[union-attr]
+            if reduced:
+                # The transition of (ARMED, USUAL).
+                hooked.state, hooked.left_to_torch, hooked.armed_at = FINALIZED, False, HIDING[0]
+                hooked.reductions = count = hooked.reductions + 1
+                if not count & (count - 1):
+                    unregistered.warn_if_any(self._model)
+            elif reduced is None:
+                self.backward_missed()
+            else:
+                self._nothing_came(hooked, args, kwargs)
+        else:
+            self._unmarked_ended(hooked, before, args, kwargs)
+
+    def _unmarked_ended(self, hooked: Any, before: Before, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """A backward has ended for which DDP was not armed by a forward whose outputs were marked."""
         if hooked.within is not None:
             hooked.within.backward_ended(before, args, kwargs)
             return
@@ -156,16 +179,9 @@ class Steady:
             if hooked.state is FINALIZED and reducer.unfinished(self._wrapper().reducer):  # type: ignore[union-attr]
                 self._prepared_by_hand(hooked)
             return
+        # If DDP waits for nothing, it was for something else.
         if reducer.unfinished(self._wrapper().reducer):  # type: ignore[union-attr]
             self.backward_missed()
-        elif not self._marks:
-            # It was for something else.
-            return
-        elif _same(tensors.written(self._parameter), before):
-            self._nothing_came(hooked, args, kwargs)
-        else:
-            hooked.armed_at = autograd.HIDING[0]
-            hooked.on(USUAL)
 
     def backward_missed(self) -> None:
         """A backward has ended that has left DDP waiting, and has passed no hook."""
@@ -204,7 +220,7 @@ class Steady:
         if self._leaves:
             return
         hooked = self._hooked_now()
-        self._count_backwards(hooked)
+        hooked.catch_up()
         self._leaves = True
 
         def begins() -> None:
@@ -220,24 +236,15 @@ class Steady:
         if self.forget():
             hooked = self._hooked_now()
             if self._marks and not self._leaves:
-                self._count_backwards(hooked)
+                hooked.catch_up()
             hooked.hook_parameters()
             self._model.attach(PLACE, hooked.forward_begins, hooked.forward_ended, hooked.forward_failed)
-
-    @staticmethod
-    def _count_backwards(hooked: Hooked) -> None:
-        """Count those of the step, which are not counted while each step has one."""
-        hooked.backwards.done = int(hooked.state is FINALIZED)
 
     def forget(self) -> bool:
         """Check nothing any more; return whether anything was checked."""
         checked = self._backwards.checks(self)
         self._backwards.check_no_more(self)
         return checked
-
-
-def _same(now: Before, before: Before) -> bool:
-    return now[0] is before[0] and now[1] == before[1]
 
 
 def _behind(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:

@@ -1,0 +1,132 @@
+"""Marks parameters for which DDP waits as ready without gradient, and restores what it has put in their place."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Sequence
+
+from ..buckets.window import WINDOW
+from ..internals import autograd, reducer
+from ..pipeline import ddp
+from .absent import Absent
+from .gradient_hooks import Arrivals
+
+NOT_FINALIZED = (
+    "ddpfix: DDP still waits for gradients after those that are missing were marked as ready, so they are not averaged."
+    " Please report this with the versions of torch and ddpfix; DDPFIX_UNUSED=find does without."
+)
+
+
+class Marks:
+    """The parameters that are left out of the reduction that runs.
+
+    Args:
+        model: its record.
+        arrivals: the gradients that have come, where they are recorded.
+
+    Attributes:
+        left_out: their numbers -> the gradients that they had before it.
+    """
+
+    def __init__(self, model: ddp.Wrapped, arrivals: Arrivals) -> None:
+        self._model, self._arrivals = model, arrivals
+        self._parameters: Sequence[Any] = model.parameters
+        self._absent = Absent(model)
+        self.left_out: Dict[int, Any] = {}
+
+    @property
+    def _reducer(self) -> Any:
+        return self._model.wrapper.reducer
+
+    # A step.
+
+    def step_begins(self) -> None:
+        """Report what the step before has left out, and begin another one."""
+        self.reduction_begins()
+        self._absent.step_ended()
+
+    def reduction_begins(self) -> None:
+        """Forget what was left out: DDP is armed."""
+        self.left_out = {}
+
+    def nothing_left_out(self) -> None:
+        """Record that DDP has completed a reduction by itself, in a step like most."""
+        self._absent.none()
+
+    # A backward.
+
+    def mark(self, indices: Sequence[int]) -> None:
+        """Mark these; called within a backward."""
+        self.left_out.update((index, self._parameters[index].grad) for index in indices)
+        reducer.mark_ready(self._reducer, self._parameters, indices)
+
+    def mark_missing(self, effect: str) -> None:
+        """Mark all parameters that DDP still waits for; called at the end of a backward.
+
+        Args:
+            effect: what it has done with the parameters, see :class:`.autograd.View`.
+        """
+        if self._arrivals.on:
+            self.mark([n for n in self._arrivals.missing() if n not in self.left_out])
+        elif effect is autograd.UNSEEN and not reducer.unfinished(self._reducer):
+            self.mark(range(len(self._parameters)))
+        else:
+            self._mark_named()
+
+    def _mark_named(self) -> None:
+        """Mark the parameters that torch lists as missing, a hundred at a time."""
+        named, more = reducer.missing(self._reducer)
+        while named and not set(named) <= set(self.left_out):
+            self.mark(named)
+            named, more = reducer.missing(self._reducer) if more else ([], False)
+
+    def any_arrived(self) -> bool:
+        """Return whether a gradient has come to a parameter."""
+        return bool(self._arrivals.arrived) if self._arrivals.on else bool(reducer.unfinished(self._reducer))
+
+    def is_complete(self, effect: str) -> bool:
+        """Return whether DDP has finished by itself in a backward with this effect."""
+        if self._arrivals.on:
+            arrived = len(self._arrivals.arrived) + len(self.left_out)
+            if arrived == len(self._parameters):
+                return not reducer.AT_ANY_TIME or not reducer.unfinished(self._reducer)
+            return False
+        if reducer.unfinished(self._reducer):
+            return False
+        # Nothing was marked as ready; where nothing is hidden, this rank has used no parameter at all.
+        return effect is not autograd.UNSEEN
+
+    # The end of a reduction.
+
+    def check_finished(self, is_first: bool) -> None:
+        """Called when DDP's own end has run, after parameters were marked.
+
+        Args:
+            is_first: whether it is the first reduction of the model.
+
+        Raises:
+            RuntimeError: DDP still waits for gradients.
+        """
+        # Before torch 2.1 to ask after the first reduction is a collective, which a rank that left nothing out does not
+        # run. There all parameters have arrived or are marked: see is_complete.
+        if (reducer.AT_ANY_TIME or not is_first) and reducer.unfinished(self._reducer):
+            raise RuntimeError(NOT_FINALIZED)
+
+    def reduced(self, is_hidden: bool) -> None:
+        """Restore the gradients that no rank has replaced, and note what was left out.
+
+        Args:
+            is_hidden: whether gradients may have come in a backward of their own, so that nothing is known of them.
+        """
+        restored = self._restored()
+        for index in restored:
+            self._parameters[index].grad = self.left_out[index]
+        zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
+        self._absent.reduced(() if is_hidden else self.left_out, zeros)
+        # Keep no reference to gradients that the loop may drop.
+        self.left_out = dict.fromkeys(self.left_out)
+
+    def _restored(self) -> Iterable[int]:
+        """Parameters whose gradients are restored: no rank used them, or they were frozen."""
+        window = WINDOW.of(self._model)
+        unused = frozenset() if window is None else window.unused
+        return [n for n in self.left_out if n in unused or not self._parameters[n].requires_grad]
