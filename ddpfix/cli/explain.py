@@ -9,7 +9,7 @@ from ddpfix import _env
 from ddpfix.cli.plan import new_console
 from ddpfix.cli.words import plain
 from ddpfix.matrix import loader, model, settings
-from ddpfix.matrix.near import near
+from ddpfix.matrix.near_names import near
 
 # Letters of a word that is searched for: fewer are in every text.
 _SHORTEST = 3

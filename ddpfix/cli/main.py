@@ -15,7 +15,7 @@ from ddpfix.cli.report import command as report
 from ddpfix.cli.top import command as top
 from ddpfix.matrix import loader
 from ddpfix.matrix.model import MatrixError
-from ddpfix.matrix.near import near
+from ddpfix.matrix.near_names import near
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "top", "report")

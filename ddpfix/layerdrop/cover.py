@@ -18,8 +18,8 @@ from ddpfix.layerdrop import call as calls
 from ddpfix.layerdrop import code_copy, recompute, schedule, training
 from ddpfix.layerdrop.call import Call, StepCall, layer_count, listed
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.covered import NO_TRAITS, OBSERVED, RECORDERS, Covered
 from ddpfix.layerdrop.drawing import check, drawing_classes, drawing_method, drawing_methods, rate_paths
+from ddpfix.layerdrop.shared_method import NO_TRAITS, OBSERVED, RECORDERS, Covered
 from ddpfix.layerdrop.skipping import COVERED, active, is_shared, may_skip, rate_of
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import PatchError, Site

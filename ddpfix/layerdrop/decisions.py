@@ -12,7 +12,7 @@ import functools
 from types import FunctionType
 from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ddpfix.layerdrop import branches, handed, helpers, loops, masks, source, unshared
+from ddpfix.layerdrop import branches, helpers, layer_methods, loops, masks, source, unshared
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Number, Scope, may_draw, outer_of
 from ddpfix.layerdrop.syntax import names_in
@@ -48,8 +48,6 @@ class Found(NamedTuple):
 _NOTHING = Found(Scope(ast.parse("def _(): 0").body[0], {}), ())  # type: ignore[arg-type]
 
 
-# By the function itself: each class is asked several times, and reading a source takes milliseconds.
-@functools.lru_cache(maxsize=512)
 def of(function: FunctionType, owner: Optional[type] = None) -> Found:
     """Return the decisions of a function; none where it draws nothing.
 
@@ -74,9 +72,12 @@ def written_out(function: FunctionType, owner: Optional[type]) -> Found:
     return Found(scope, (), inlined.values, inlined.helpers)
 
 
+# By the function itself: each class is asked several times, and reading a source takes milliseconds. Only functions
+# that draw come here, among the thousands of a process that has imported many models.
+@functools.lru_cache(maxsize=512)
 def _in(function: FunctionType, owner: Optional[type]) -> Found:
     found = written_out(function, owner)
-    given = handed.layers(function, owner) if owner is not None and loops.for_loops(found.scope) == [] else None
+    given = layer_methods.layers(function, owner) if owner is not None and loops.for_loops(found.scope) == [] else None
     drawing = helpers.drawing(found.scope, function, owner)
     return found._replace(decisions=in_scope(found.scope, given, function.__name__ in METHODS, drawing).decisions)
 
@@ -87,7 +88,7 @@ def draws(function: FunctionType, owner: Optional[type]) -> bool:
 
 
 def in_scope(
-    scope: Scope, given: Optional[handed.Given] = None, is_whole: bool = True, drawing: Sequence[ast.Call] = ()
+    scope: Scope, given: Optional[layer_methods.Given] = None, is_whole: bool = True, drawing: Sequence[ast.Call] = ()
 ) -> Found:
     """Return the decisions of a function whose scope is known.
 
@@ -103,7 +104,7 @@ def in_scope(
     return Found(scope, tuple(found or unshared.in_scope(scope, drawing)))
 
 
-def _decision(scope: Scope, node: Any, given: Optional[handed.Given], is_whole: bool) -> Optional[Decision]:
+def _decision(scope: Scope, node: Any, given: Optional[layer_methods.Given], is_whole: bool) -> Optional[Decision]:
     """Return the decision that a comparison with something drawn takes; None if it decides about no layer."""
     kinds = (ast.FunctionDef, ast.Lambda, ast.comprehension)
     around = [each for each in scope.above(node) if isinstance(each, kinds)]
@@ -134,7 +135,7 @@ def _by_itself(scope: Scope, node: ast.Compare) -> Optional[Decision]:
     return None if skip is None else _checked(scope, node, skip, (), frozenset(), bool(outcomes(skip).reached))
 
 
-def _of_given(scope: Scope, node: ast.Compare, given: handed.Given) -> Optional[Decision]:
+def _of_given(scope: Scope, node: ast.Compare, given: layer_methods.Given) -> Optional[Decision]:
     """Return the decision about a layer that the function was handed."""
     calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and given.name in names_in(each)}
     outcomes = loops.outcomes_of(scope, scope.tree.body, node, calls.__contains__)

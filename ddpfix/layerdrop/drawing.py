@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from ddpfix.layerdrop import decisions, numbers, rates, syntax, training
+from ddpfix.layerdrop.attributes import UNREADABLE, held
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.held import UNREADABLE, held
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.patching.site import PatchError
 from ddpfix.user_code import module_of

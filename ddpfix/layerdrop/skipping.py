@@ -6,10 +6,10 @@ import weakref
 from typing import Any, Dict, List, Sequence, Tuple, Union
 
 from ddpfix.layerdrop import decisions, rates, training
+from ddpfix.layerdrop.attributes import UNREADABLE, held
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.covered import Covered
 from ddpfix.layerdrop.drawing import applies, drawing_methods
-from ddpfix.layerdrop.held import UNREADABLE, held
+from ddpfix.layerdrop.shared_method import Covered
 
 COVERED: Dict[type, Covered] = {}
 

@@ -15,7 +15,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ddpfix.matrix import pyproject
 from ddpfix.matrix.known_settings import LONGEST, PREFIX, SETTINGS, Setting, SettingsError, shown
-from ddpfix.matrix.near import near
+from ddpfix.matrix.near_names import near
 
 __all__ = ["PREFIX", "SETTINGS", "SWITCH", "Setting", "Settings", "SettingsError", "read", "switch_name", "wanted"]
 

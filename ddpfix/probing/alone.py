@@ -8,10 +8,11 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 import torch
 
 from ddpfix import devices
+from ddpfix.models import internals
 from ddpfix.probing import graph, phases
 from ddpfix.probing.advice import advise
-from ddpfix.probing.keep import kept
 from ddpfix.probing.module_calls import ModuleCalls
+from ddpfix.probing.restore import kept
 from ddpfix.probing.result import Memory, Result
 from ddpfix.probing.subject import Subject
 from ddpfix.user_code import module_of
@@ -91,7 +92,7 @@ class _Run:
 
     def steps(self, batches: Iterator[Any], wanted: int) -> Result:
         """Observe some steps, and say what they show."""
-        versions = {name: parameter._version for name, parameter in self._subject.parameters}
+        versions = self._versions()
         self._calls.start()
         try:
             for each in batches:
@@ -99,13 +100,17 @@ class _Run:
         finally:
             self._calls.stop()
             self._subject.end()
-        changed = [name for name, parameter in self._subject.parameters if parameter._version != versions[name]]
+        changed = [name for name, version in self._versions().items() if version != versions[name]]
         found = self.result(wanted)
         if changed:
             found.notes.append(
                 f"the forward itself changes {len(changed)} parameters ({changed[0]} ...): they stay changed"
             )
         return found
+
+    def _versions(self) -> Dict[str, int]:
+        """Return how often each parameter was written to."""
+        return {name: internals.version(parameter) for name, parameter in self._subject.parameters}
 
     def step(self, batch: Any) -> None:
         """One forward and backward."""

@@ -12,14 +12,14 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import torch
 
 from ddpfix.layerdrop import cover
-from ddpfix.models import parameter_names, wrap_hooks
+from ddpfix.models import internals, parameter_names, wrap_hooks
 from ddpfix.probing import graph
 from ddpfix.probing.result import Checkpoint, Result, Skipping
 from ddpfix.user_code import line
 
 # DDP takes a parameter as ready also where autograd sends it no gradient. Before torch 2.1 that is how ddpfix finalizes
 # reductions, so that it means nothing there in a model under DDP.
-_UNDEFINED_COUNTS = hasattr(getattr(torch.distributed, "Reducer", None), "_autograd_hook")
+_UNDEFINED_COUNTS = internals.AT_ANY_TIME
 
 
 class Subject:
@@ -269,7 +269,7 @@ def shared(model: Any) -> List[List[str]]:
     names: Dict[int, List[str]] = {}
     seen: Set[Tuple[int, str]] = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, parameter in module._parameters.items():
+        for name, parameter in internals.parameters_in(module).items():
             whole = f"{prefix}.{name}" if prefix else name
             if parameter is not None and (id(parameter), whole) not in seen:
                 seen.add((id(parameter), whole))

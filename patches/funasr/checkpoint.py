@@ -10,10 +10,11 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
+
+from ..torch.internals.tensors import buffers_in, is_norm
 
 
 def layers(site: Site, module: ModuleType, owner: Any) -> None:
@@ -57,9 +58,10 @@ def _averages_spared(layer: Any) -> Iterator[None]:
     """Running averages are updated by the first run; the second one works on copies."""
     kept: List[Tuple[Dict[str, Any], Dict[str, Any]]] = []
     for part in layer.modules():
-        if isinstance(part, _BatchNorm):
-            kept.append((part._buffers, dict(part._buffers)))
-            part._buffers.update({name: None if b is None else b.clone() for name, b in part._buffers.items()})
+        if is_norm(part):
+            buffers = buffers_in(part)
+            kept.append((buffers, dict(buffers)))
+            buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 from ddpfix import log
-from ddpfix.models import wrap_hooks
+from ddpfix.models import internals, wrap_hooks
 from ddpfix.patching import source_hash
 from ddpfix.patching.site import Site
 from ddpfix.user_code import module_of
@@ -184,7 +184,7 @@ def unused(model: Any) -> Iterator[Tuple[Any, Claim, List[Tuple[str, Any]]]]:
 
 def is_verified(site: Site, model: Any, claim: Claim) -> bool:
     """Return whether exactly this code was examined, and no hook reaches into it."""
-    if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
+    if any(internals.has_forward_hooks(part) for part in model.modules()):
         return False
     return all(_is_examined(site, _part(model, name), names) for name, names in claim.examined.items())
 
@@ -208,7 +208,7 @@ def _trainable(model: Any, claim: Claim) -> List[Tuple[str, Any]]:
     inside: Dict[str, Any] = {}
     used: Set[int] = set()
     for prefix, part in model.named_modules(remove_duplicate=False):
-        for name, parameter in part._parameters.items():
+        for name, parameter in internals.parameters_in(part).items():
             whole = f"{prefix}.{name}" if prefix else name
             if parameter is None:
                 continue

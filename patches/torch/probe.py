@@ -31,7 +31,7 @@ from ddpfix.probing.result import Result
 from ddpfix.probing.subject import Subject
 from ddpfix.ranks.failures import last_words, main_thread
 
-from ..common import past
+from ..common import bypass
 from .diagnosis import toolkit_lines
 
 # The number of steps, and the file for the command that has started this program: set by the command line alone.
@@ -99,7 +99,7 @@ class Run:
         atexit.unregister(self._ended)
 
     def _called_past(self, subject: Subject, module: Any, frame: FrameType) -> None:
-        where = past.line(past.program(frame))
+        where = bypass.line(bypass.program(frame))
         self._past[_named(type(subject.model).__name__, subject.modules.get(module, ""), where)] = None
 
     def _finish(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
 
-from .notes import Notes
+from .object_notes import Notes
 
 FLAG = "find_unused_parameters"
 _NOTES: Notes[Optional[bool]] = Notes()

@@ -23,7 +23,7 @@ from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups import timeouts
 
-from .notes import Notes
+from .object_notes import Notes
 
 # Seconds: what torch gives a group of which nothing is said; NCCL gets less since 2.2.
 _LONGEST_DEFAULT = 1800

@@ -6,6 +6,7 @@ where ranks do not agree ahead (:mod:`.uneven`), that is with DDPFIX_UNEVEN=off.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import ModuleType
 from typing import Any, Callable
 
@@ -14,6 +15,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.ranks.groups.internals import backend_of, limit_of
 
 from . import uneven
 
@@ -28,7 +30,7 @@ def _joined(original: Callable[..., Any]) -> Callable[..., Any]:
         first = info_dict["batch_idx"] == 0 or info_dict.get("train_engine", "torch_ddp") == "torch_ddp"
         if first or uneven.RUNNING.get() or hasattr(group_join, "options"):
             return original(group_join, info_dict)
-        timeout = group_join._get_backend(torch.device("cpu")).options._timeout
+        timeout = timedelta(seconds=limit_of(backend_of(group_join, torch.device("cpu"))))
         try:
             distributed.monitored_barrier(group=group_join, timeout=timeout)
         except RuntimeError as error:

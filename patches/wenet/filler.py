@@ -10,9 +10,10 @@ import contextlib
 from typing import Any, Iterable, Optional
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from ddpfix.patching import temporary
+
+from ..torch.internals.tensors import is_norm
 
 
 class Filler:
@@ -44,7 +45,7 @@ class Filler:
                 # Before DDP sees it, and also where a loss is not finite (zero times infinity would not be zero).
                 stack.enter_context(parameter.register_hook(torch.zeros_like))
         for module in self.model.modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
+            if is_norm(module) and module.track_running_stats:
                 # Rank 0's statistics become those of the others: they are not to become those of this one batch.
                 stack.enter_context(temporary.replaced(module, "momentum", 0.0))
 

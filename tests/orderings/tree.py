@@ -282,7 +282,7 @@ class World:
         yield from expect("what is not the original", list(self.observer.changed()), allowed)
         for module, name in (
             ("layerdrop.skipping", "COVERED"),
-            ("layerdrop.covered", "RECORDERS"),
+            ("layerdrop.shared_method", "RECORDERS"),
             ("models.wrap_hooks", "_BEFORE"),
             ("models.wrap_hooks", "_REASONS"),
             ("models.wrap_hooks", "_NOT_REENTRANT"),

@@ -21,7 +21,7 @@ SAID = "tiny_recipe.py:{} calls the module model past DistributedDataParallel"
 BY_HAND = ["--device=cpu", "--distributed_backend=gloo", "--distributed_launch=True", "--local_rank=RANK"]
 QUICK = """
 import sys
-ours = sys.modules.get("ddpfix.patches.common.past")
+ours = sys.modules.get("ddpfix.patches.common.bypass")
 if ours is not None:
     ours._LIMIT = 1.0
 """

@@ -20,7 +20,7 @@ LOGGED = {
     "error": "error, from each rank",
 }
 RAISED, PART = "raised", "a part"
-# Of ddpfix/ranks/store/lowest.py.
+# Of ddpfix/ranks/store/lowest_rank.py.
 LOWEST = "from the lowest rank on which it happened, once"
 # A piece of text with fewer words is no sentence.
 _WORDS = 6

@@ -16,8 +16,8 @@ import torch
 from torch import distributed
 
 from ddpfix.matrix import loader
-from ddpfix.ranks.hang import absent as gone
 from ddpfix.ranks.hang import loaders, places, processes, stacks, verdict, words
+from ddpfix.ranks.hang import silent_ranks as gone
 from ddpfix.ranks.hang.monitor import PERIOD
 from ddpfix.ranks.hang.places import Spot
 from ddpfix.ranks.hang.position import Position, Tracker

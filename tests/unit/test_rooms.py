@@ -126,6 +126,43 @@ def test_private_names_of_torch_stand_in_one_place_a_subject_in_ranks() -> None:
     assert found == INTERNALS_OF_RANKS
 
 
+# The rooms in which private names of torch may stand, and the modules elsewhere that read one subject of torch each.
+INTERNALS = ("ddpfix.patches.torch.internals.", "ddpfix.models.internals", *sorted(INTERNALS_OF_RANKS))
+SUBJECTS = {
+    "ddpfix.models.recomputed": "which backward runs",
+    "ddpfix.patching.dynamo": "what torch.compile leaves alone",
+    "ddpfix.layerdrop.recompute": "storages that are still alive",
+    "ddpfix.patches.common.bypass": "calls of a module past its wrapper",
+    "ddpfix.patches.transformers.outputs": "how outputs are taken apart",
+}
+
+
+# Names with an underscore that are no names of torch's: those of Python, of the toolkits, and of wrapt.
+OTHERS = {
+    "_SubParsersAction",
+    "_actions",
+    "_active_collector",
+    "_args_from_interpreter_flags",
+    "_asdict",
+    "_create_parser",
+    "_ddpfix",
+    "_fields_",
+    "_fsdp_kwargs",
+    "_initializing",
+    "_local",
+    "_mask_hidden_states",
+    "_pids",
+    "_self_parent",
+    "_speechbrain_iterator",
+    "_speechbrain_recovery_skip_to",
+}
+
+
+def test_private_names_of_torch_stand_in_one_place_a_subject_elsewhere() -> None:
+    elsewhere = [name for name in FILES if not name.startswith(INTERNALS)]
+    assert {name for name in elsewhere if set(private_names(FILES[name])) - OTHERS} == set(SUBJECTS)
+
+
 def test_there_is_no_circle_in_the_rooms_of_ddp() -> None:
     """Not between their modules either, types counted."""
     knows = {name: set(imported(name, FILES[name], ast.walk)) for name in FILES if inner(name)}

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from ddpfix.ranks.agreement import hosts
-from ddpfix.ranks.agreement.marks import ANY, ENDED
+from ddpfix.ranks.agreement.presence import ANY, ENDED
 from ddpfix.ranks.groups import timeouts as limits
 from ddpfix.ranks.groups.names import Members as Members
 from ddpfix.ranks.store import keys as stores

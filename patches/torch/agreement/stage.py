@@ -14,7 +14,7 @@ from ddpfix import log
 from ddpfix.layerdrop import cover, schedule, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks.agreement import marks, rendezvous
+from ddpfix.ranks.agreement import presence, rendezvous
 
 from ..internals import process_groups
 from ..pipeline import ddp
@@ -48,10 +48,10 @@ class Mark(Follower):
     place = "agreement"
 
     def up(self) -> None:
-        marks.announce()
+        presence.announce()
 
     def exits(self) -> None:
-        marks.announce_end()
+        presence.announce_end()
 
 
 class Agreement(ddp.Stage):

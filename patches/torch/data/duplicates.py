@@ -27,7 +27,7 @@ from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
 from ..pipeline import ddp, optimizers
-from ..pipeline.at_end import AtEnd
+from ..pipeline.end_of_run import AtEnd
 from ..pipeline.process_group import ProcessGroup
 from . import batch_digest
 from .unsharded import Unsharded

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 import torch
 
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store import lowest_rank
 
 from ..internals import tensors
 from ..internals import wrapper as private
@@ -133,7 +133,7 @@ def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
             f"a {type(self.module).__name__} has forwards before the backward of an earlier one: what DDP's broadcast"
             " writes into its buffers is hidden from autograd where no gradient depends on it"
         )
-        lowest.report("buffers", text)
+        lowest_rank.report("buffers", text)
         return result
 
     return _sync_buffers

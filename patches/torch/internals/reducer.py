@@ -8,12 +8,11 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import torch
 from torch.autograd import Variable
 
+from ddpfix.models.internals import AT_ANY_TIME as AT_ANY_TIME
+
 from . import modes, tensors
 
 _function_mode = modes.any_function_mode
-_CLASS = getattr(torch.distributed, "Reducer", None)
-# Whether a parameter can be marked while a backward runs (torch 2.1).
-AT_ANY_TIME = hasattr(_CLASS, "_autograd_hook")
 # The parameters that a rank still waits for, in torch's error. It lists a hundred at most, followed by dots.
 NO_GRADIENT = re.compile(r"did not receive grad for rank (?P<rank>\d+): (?P<indices>[\d ]+)(?P<more>\.\.\.)?")
 

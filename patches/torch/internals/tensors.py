@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Tuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+
+from ddpfix.models.internals import buffers_in as buffers_in
+from ddpfix.models.internals import parameters_in as parameters_in
+from ddpfix.models.internals import version as version
 
 from . import modes
 
@@ -16,11 +20,6 @@ _function_mode = modes.any_function_mode
 
 # Whether a write can be hidden from autograd.
 CAN_SET_VERSION = _SET_VERSION is not None
-
-
-def version(tensor: Any) -> int:
-    """Return how often a tensor was written to in place."""
-    return int(tensor._version)
 
 
 def written(parameter: Any) -> Tuple[Any, int]:
@@ -67,12 +66,6 @@ def has_hooks(parameter: Any) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def parameters_in(module: Any) -> Dict[str, Any]:
-    """Return a module's own dictionary of its parameters, the frozen and the missing ones too."""
-    found: Dict[str, Any] = module._parameters
-    return found
-
-
 def child(module: Any, name: str) -> Any:
     """Return a module's child, or None; what its ``__getattr__`` does is not run."""
     return module._modules.get(name)
@@ -81,12 +74,6 @@ def child(module: Any, name: str) -> Any:
 def is_norm(module: Any) -> bool:
     """Return whether a module is of torch's normalizations that keep running statistics."""
     return isinstance(module, _NormBase)
-
-
-def buffers_in(module: Any) -> Dict[str, Any]:
-    """Return a module's own dictionary of its buffers."""
-    found: Dict[str, Any] = module._buffers
-    return found
 
 
 def has_step_hooks(optimizer: Any) -> bool:

@@ -12,7 +12,7 @@ import atexit
 from typing import Callable, Protocol, Sequence
 
 from ddpfix import log
-from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store import lowest_rank
 
 
 class Exiting(Protocol):
@@ -44,7 +44,7 @@ class ProcessExit:
         atexit.unregister(self._run)
 
     def _run(self) -> None:
-        lowest.flush()
+        lowest_rank.flush()
         for each in reversed(self._followers()):
             try:
                 each.exits()

@@ -16,7 +16,7 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.patching import attribution
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store import lowest_rank
 
 from .order import GROUP
 from .process_exit import ProcessExit
@@ -89,7 +89,7 @@ class ProcessGroup:
         given = kwargs.get("group", args[0] if args else None)
         followers = self._shared.subscribers[::-1]
         if given is None or given is getattr(distributed.group, "WORLD", None):
-            lowest.flush()
+            lowest_rank.flush()
             for each in followers:
                 _guarded(each, each.leaving)
         result = wrapped(*args, **kwargs)

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from ddpfix.patching.site import Site
 
-from ...common import past
+from ...common import bypass
 from ..internals import process_groups
 from ..pipeline import ddp
 
@@ -39,7 +39,7 @@ class Past(ddp.Stage):
         # Perhaps not all ranks have a copy.
         if call is not None and len(ranks) > 1:
             kind = type(model.wrapper.module).__name__
-            past.route(self._site, model.wrapper, ranks, functools.partial(_told, kind))
+            bypass.route(self._site, model.wrapper, ranks, functools.partial(_told, kind))
 
 
 def _told(kind: str, where: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from ddpfix.patching.site import Site
 
 from ..pipeline import ddp
-from ..pipeline.at_end import AtEnd
+from ..pipeline.end_of_run import AtEnd
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.process_group import ProcessGroup
 from ..pipeline.step_count import Clocks

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 
 from ddpfix import log
-from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store import lowest_rank
 from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
@@ -92,7 +92,7 @@ class Unaveraged(ddp.Stage):
         self._forget(each)
         line = each.line()
         if line:
-            lowest.report(f"unaveraged/{each.number}", line, warns=True)
+            lowest_rank.report(f"unaveraged/{each.number}", line, warns=True)
 
     def at_end(self) -> None:
         """Speak of all models: the run ends."""

@@ -24,7 +24,7 @@ from ddpfix.trace.writer import Writer
 from ..internals import reducer
 from ..pipeline import optimizers
 from . import async_values, header
-from .heard import Heard
+from .logged_lines import Heard
 from .step_row import Epochs, Memory, StepRow, add_step
 from .traced_model import Traced
 

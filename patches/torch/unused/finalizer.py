@@ -20,13 +20,13 @@ from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.optimizer_hooks import Steps
 from . import backward_count, states, transitions, unregistered
+from .backward_in_forward import Within
 from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep
-from .marks import Marks
 from .output_hooks import Outputs
+from .ready_marks import Marks
 from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING
 from .steady import Steady
-from .within import Within
 
 _AT_END = reducer.at_end_of_backward
 # States in which a gradient begins a backward of this model.

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, NamedTuple, Op
 import torch
 from torch import nn
 
-from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store import lowest_rank
 
 from ..internals import autograd
 from ..internals.tensors import child, has_hooks, parameters_in
@@ -124,7 +124,7 @@ class Recomputed:
         others = [use for use in self._uses if use.will_run()]
         if not others or not self._is_reduced():
             return run()
-        lowest.report("repeated_checkpoints", _SAID)
+        lowest_rank.report("repeated_checkpoints", _SAID)
         stand_ins = _stand_ins(self._target.module)
         with _replaced(self._target.module, stand_ins):
             result = run()

@@ -21,9 +21,9 @@ from ..internals.tensors import written
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from . import unregistered
+from .backward_in_forward import Within
 from .states import ARMED, FINALIZED, LOCAL, PLACE
 from .transitions import FORWARD, USUAL
-from .within import Within
 
 # After this number of reductions it is decided, once, whether outputs are only marked.
 STEPS = 3

@@ -25,7 +25,7 @@ MISSING = "end of backward, gradients are missing"
 MORE = "the same, more backwards are to come"
 LEFT = "the same, an optimizer has stepped within"
 # A backward within the wrapper's own forward has ended, and DDP waits for nothing: nobody has prepared it, or it has
-# finished by itself (:mod:`.within`).
+# finished by itself (:mod:`.backward_in_forward`).
 UNPREPARED = "end of backward within the forward, DDP waits for nothing"
 # An optimizer is about to use gradients that wait, and: DDP has finished after parameters were marked.
 OPTIMIZER, MARKED = "an optimizer steps", "DDP has finished after parameters were marked"

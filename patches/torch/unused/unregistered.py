@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ddpfix.models.parameter_names import in_short
-from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store import lowest_rank
 
 from ..pipeline import ddp
 
@@ -44,7 +44,7 @@ def warn_if_any(model: ddp.Wrapped) -> None:
     names = unreduced(model)
     if names:
         text = f"{_described(model, names)}. Where all ranks are to have the same: {_FIX}"
-        lowest.report(f"unregistered/{model.number}", text, warns=True)
+        lowest_rank.report(f"unregistered/{model.number}", text, warns=True)
 
 
 _FIX = "wrap the model after its layers are chosen and unfrozen, or wrap it again"

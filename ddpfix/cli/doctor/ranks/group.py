@@ -12,7 +12,7 @@ from ddpfix.cli.doctor import private
 from ddpfix.cli.doctor.ranks import measure
 from ddpfix.cli.doctor.ranks.place import Place
 from ddpfix.cli.doctor.ranks.rendezvous import Rendezvous
-from ddpfix.ranks.agreement import marks, rendezvous
+from ddpfix.ranks.agreement import presence, rendezvous
 
 MAKING, AGREEING = "making the process group", "ddpfix's agreement"
 # What a rank does, in this order.
@@ -100,7 +100,7 @@ class Group:
 
     def _agree(self, facts: Dict[str, str], patience: float) -> Dict[str, Any]:
         begun = time.perf_counter()
-        marks.announce()
+        presence.announce()
         problem: Optional[str] = None
         try:
             members = rendezvous.Members("doctor", list(range(self._place.size)), self._place.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import FrozenSet, Iterable, Optional
 
 from ddpfix.models.parameter_names import in_short
-from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store import lowest_rank
 
 from ..pipeline import ddp
 
@@ -48,7 +48,7 @@ class Absent:
         count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
         # Under the flag a gradient that was None would have stayed so.
         how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
-        lowest.report(
+        lowest_rank.report(
             f"absent/{self._model.number}",
             f"{count} of {type(self._model.wrapper.module).__name__} got no gradient in a step"
             f" ({in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"

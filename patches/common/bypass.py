@@ -26,6 +26,8 @@ from ddpfix.ranks.groups.names import name_of
 from ddpfix.ranks.store import consent, roll_call
 from ddpfix.ranks.store.keys import default_store
 
+from ..torch.internals.wrapper import find_tensors
+
 # Seconds for which a rank waits at the first call from a place.
 _LIMIT = 30.0
 # Places of one module that are routed; a program that calls it from more of them makes its code as it runs.
@@ -217,6 +219,4 @@ def line(frame: FrameType) -> str:
 def _tensors(output: Any) -> Sequence[Any]:
     if isinstance(output, torch.Tensor):
         return (output,)
-    from torch.nn.parallel.distributed import _find_tensors
-
-    return list(_find_tensors(output))
+    return list(find_tensors(output))

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix.patching.site import Site
 
-from ..common import past
+from ..common import bypass
 from . import brains
 
 
@@ -29,7 +29,7 @@ def _wrapped(site: Site, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> An
     if brains.together(brain):
         for name, wrapper in getattr(brain, "modules", {}).items():
             if isinstance(wrapper, DistributedDataParallel):
-                past.route(site, wrapper, list(range(distributed.get_world_size())), functools.partial(_told, name))
+                bypass.route(site, wrapper, list(range(distributed.get_world_size())), functools.partial(_told, name))
     return result
 
 

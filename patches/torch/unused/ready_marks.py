@@ -7,8 +7,8 @@ from typing import Any, Dict, Iterable, Sequence
 from ..buckets.window import WINDOW
 from ..internals import autograd, reducer
 from ..pipeline import ddp
-from .absent import Absent
 from .gradient_hooks import Arrivals
+from .unused_report import Absent
 
 NOT_FINALIZED = (
     "ddpfix: DDP still waits for gradients after those that are missing were marked as ready, so they are not averaged."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import List, Protocol
 
-from ddpfix.ranks.store import lowest
+from ddpfix.ranks.store import lowest_rank
 
 from .process_group import Follower
 
@@ -35,7 +35,7 @@ class AtEnd(Follower):
         if os.getpid() == self._process:
             for each in self.speakers:
                 each.at_end()
-            lowest.flush()
+            lowest_rank.flush()
 
     def exits(self) -> None:
         self.leaving()

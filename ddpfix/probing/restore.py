@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import torch
 
 from ddpfix import devices
+from ddpfix.models import internals
 
 # Containers whose contents are restored; modules and parameters of a model are not replaced in its forward.
 _CONTAINERS = (list, dict, set, OrderedDict)
@@ -62,7 +63,7 @@ class _Record:
 
     def copy_buffers(self, copies: Dict[int, Any]) -> None:
         """Put copies in the place of the buffers, one for each, so that nobody sees the originals change."""
-        held = self._module._buffers
+        held = internals.buffers_in(self._module)
         for name, buffer in held.items():
             if buffer is not None:
                 if id(buffer) not in copies:
