@@ -43,7 +43,7 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job(tmp_path_factory.mktemp("tested"), "torch", torch.__version__, "plain")
 
 
-@pytest.mark.parametrize("version", ("2.16.0", "1.12.0"))
+@pytest.mark.parametrize("version", ["2.16.0", pytest.param("1.12.0", marks=pytest.mark.sampled(inside=False))])
 def test_a_torch_that_nobody_has_tested_is_said_once_and_left_alone(tmp_path: Path, version: str) -> None:
     found = job(tmp_path, "torch", version, "plain")
     assert REDUCTION in found.output and not found.trained
@@ -53,6 +53,7 @@ def test_a_torch_that_nobody_has_tested_is_said_once_and_left_alone(tmp_path: Pa
     assert cure in line
 
 
+@pytest.mark.sampled(inside=False)
 def test_the_start_of_torchrun_says_nothing(tmp_path: Path) -> None:
     found = job(tmp_path, "torch", "2.16.0", "plain", DDPFIX="1")
     assert len(found.told) == 1
@@ -73,6 +74,7 @@ def test_a_changed_place_stays_as_it_is(tmp_path: Path) -> None:
     assert "torch.unused is not applied" in found.output and "does not look as in 2.15.0" in found.output
 
 
+@pytest.mark.sampled(inside=False)
 def test_another_toolkit_is_said_where_a_model_is_wrapped(tmp_path: Path, tested: Job) -> None:
     pytest.importorskip("transformers")
     found = job(tmp_path, "transformers", "5.99.0", "transformers")
@@ -88,6 +90,7 @@ def test_another_toolkit_is_applied_by_its_looks(tmp_path: Path, tested: Job) ->
     assert "is not applied" not in found.output and "; untested: transformers 5.99.0" in found.output
 
 
+@pytest.mark.sampled(inside=False)
 def test_what_a_toolkit_hands_to_ddp_is_not_called_the_users_setting(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     found = job(tmp_path, "torch", torch.__version__, "lightning")

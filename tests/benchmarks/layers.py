@@ -13,7 +13,8 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from types import FunctionType
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple, cast
 
 import torch
 import transformers
@@ -174,7 +175,7 @@ def _answer_us(quick: bool) -> float:
     encoder, stock = _Encoder(), torch.rand([])
     step = training.Step(training.Replica(encoder, 1), 0)
     call = calls.StepCall(encoder, 1, step, "", 0)
-    comparison = calls.Comparison(decisions.of(_Encoder.forward).shared()[0], 0, "layerdrop", True)
+    comparison = calls.Comparison(decisions.of(cast(FunctionType, _Encoder.forward)).shared()[0], 0, "layerdrop", True)
     token = calls.CURRENT.set(call)
     try:
         one = functools.partial(comparison, stock, encoder.layerdrop, None, encoder.layers[0])

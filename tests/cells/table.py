@@ -23,7 +23,18 @@ TESTS = Path(__file__).resolve().parent.parent
 RELEASES = TESTS / "unit" / "fixtures" / "decisions.json"
 # Toolkits of which each minor release is a cell.
 EACH_MINOR = ("torch",)
-TOOLS = ("pytest", "PyYAML", "wrapt", "packaging", "rich", "tomli", "importlib-metadata", "setuptools", "hypothesis")
+TOOLS = (
+    "pytest",
+    "PyYAML",
+    "wrapt",
+    "packaging",
+    "rich",
+    "psutil",
+    "tomli",
+    "importlib-metadata",
+    "setuptools",
+    "hypothesis",
+)
 # Arguments of pytest, one tuple a run. Of transformers: every family against upstream, recomputation, outputs, what
 # happens where a model is wrapped, and two real ranks; DDP without the flag on an old torch, and FSDP.
 FAMILIES = (

@@ -73,10 +73,9 @@ def test_replicas_that_part_in_a_run_of_five_steps(tmp_path: Path, end: str) -> 
 
 
 @pytest.mark.ranks
+@pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("torch.samples")
-@pytest.mark.parametrize(
-    "end", ["destroyed", pytest.param("returned", marks=pytest.mark.sampled(inside=False, cells=True))]
-)
+@pytest.mark.parametrize("end", ["destroyed", "returned"])
 def test_a_loader_of_six_batches_that_all_ranks_read(tmp_path: Path, end: str) -> None:
     said = lines(tmp_path, "same", end)
     assert len([line for line in said if SAME in line]) == 1, said

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("spawned.py")
 LAUNCHERS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "LOCAL_RANK")
 
 
-@pytest.mark.parametrize("way", ("spawn", "lightning"))
+@pytest.mark.parametrize("way", ["spawn", pytest.param("lightning", marks=pytest.mark.sampled(inside=False))])
 def test_lines_of_ranks_that_no_torchrun_has_started_stand_once(way: str, tmp_path: Path) -> None:
     if way == "lightning":
         pytest.importorskip("lightning")
@@ -56,9 +56,9 @@ _SETTING, _SWITCH = {"DDPFIX": "1", "DDPFIX_UNUSED": "perhaps"}, {"DDPFIX": "per
     [
         # The launcher, and the first of its ranks; not the other rank, and not the children of ranks.
         (ranks.elastic(2), _SETTING, 2),
-        (ranks.elastic(2), _SWITCH, 2),
+        pytest.param(ranks.elastic(2), _SWITCH, 2, marks=pytest.mark.sampled(inside=False)),
         # The program, and one of its children: it may not have imported torch itself. Each reads the switch.
-        ([sys.executable], _SETTING, 2),
+        pytest.param([sys.executable], _SETTING, 2, marks=pytest.mark.sampled(inside=False)),
         ([sys.executable], _SWITCH, 1),
     ],
     ids=["torchrun", "torchrun-switch", "spawn", "spawn-switch"],

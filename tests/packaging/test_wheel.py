@@ -64,6 +64,7 @@ def test_the_metadata(wheel: Path) -> None:
         "wrapt",
         "packaging",
         "pyyaml",
+        "psutil",
         "rich",
         "tomli",
         "importlib-metadata",

@@ -74,6 +74,7 @@ def test_the_lowest_rank_on_which_it_happened_says_it(tmp_path: Path, how: str, 
     assert how != "left_out_here" or lines[1][0].startswith("ddpfix: on rank 1: "), found
 
 
+@LONG
 @pytest.mark.patches("torch.late")
 def test_what_goes_on_for_many_steps_on_one_rank_is_said_once(tmp_path: Path) -> None:
     found = job(tmp_path, "added_here", DDPFIX="1")
@@ -82,7 +83,9 @@ def test_what_goes_on_for_many_steps_on_one_rank_is_said_once(tmp_path: Path) ->
 
 
 @pytest.mark.patches("torch.drift")
-@pytest.mark.parametrize("how, number", [("short_without_average", 1), ("averaged_at_the_end", 0)])
+@pytest.mark.parametrize(
+    "how, number", [("short_without_average", 1), pytest.param("averaged_at_the_end", 0, marks=LONG)]
+)
 def test_a_short_run_that_was_never_averaged_hears_of_it_at_its_end(tmp_path: Path, how: str, number: int) -> None:
     found = job(tmp_path, how, DDPFIX="1")
     assert found.code == 0, found

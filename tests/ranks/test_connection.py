@@ -43,6 +43,7 @@ def test_it_is_another_one(served: Tuple[Any, Any]) -> None:
     assert connection._clone is not None and connection.is_open()
 
 
+@pytest.mark.sampled(inside=False, cells=True)
 def test_torchs_own_client_waits_for_a_server_that_has_ended(served: Tuple[Any, Any]) -> None:
     server, store = served
     server.kill()

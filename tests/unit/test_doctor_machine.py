@@ -21,7 +21,7 @@ from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding
 from ddpfix.cli.doctor.interfaces import Interface
 
 V4, V6 = int(socket.AF_INET), int(socket.AF_INET6)
-LO = [Interface("lo", V4, "127.0.0.1", 0x49), Interface("lo", V6, "::1", 0x49)]
+LO = [Interface("lo", V4, "127.0.0.1"), Interface("lo", V6, "::1")]
 ETH = [Interface("eth0", V4, "10.0.0.5"), Interface("eth0", V6, "fe80::1")]
 DOCKER, BRIDGE = Interface("docker0", V4, "172.17.0.1"), Interface("virbr0", V4, "192.168.122.1")
 IB = [Interface("ib0", V4, "10.1.0.5"), Interface("ibs1", V4, "10.2.0.5")]

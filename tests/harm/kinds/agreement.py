@@ -69,7 +69,7 @@ def own_module_raises_while_it_is_wrapped(rank, size):
     return tries, state(wrapped)
 
 
-@program(sample=True)
+@program()
 def copy_that_one_rank_alone_tries(rank, size):
     """Rank 0 looks at a copy; then all train another with a backward a head."""
     wrapped = DDP(net())
@@ -169,7 +169,7 @@ def fake_backend_with_fully_shard(rank, size):
     return [tuple(each.to_local().shape) for each in model.parameters()]
 
 
-@program(group=False, sample=True)
+@program(group=False)
 def keys_of_a_store_are_counted(rank, size):
     port = int(os.environ["MASTER_PORT"])
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0)

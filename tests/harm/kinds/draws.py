@@ -112,7 +112,7 @@ class Item(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,), sample=True)
+@program(needs=PACKAGE, may=(SKIPS,))
 def draw_as_item(rank, size):
     return trained(Item, rank)
 

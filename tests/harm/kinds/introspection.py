@@ -79,7 +79,7 @@ def full_argument_specs(rank, size):
     return of_all(lambda each: _without_places(inspect.getfullargspec(each)))
 
 
-@program(sample=True)
+@program()
 def type_hints(rank, size):
     return of_all(lambda each: sorted(map(str, typing.get_type_hints(each).items())))
 
@@ -99,7 +99,7 @@ def help_of_the_wrapper(rank, size):
     return pydoc.render_doc(DDP), pydoc.render_doc(DataLoader), pydoc.render_doc(dist.init_process_group)
 
 
-@program(sample=True)
+@program()
 def autospecs(rank, size):
     mocked = mock.create_autospec(DDP)
     wrapped = mocked(net(), find_unused_parameters=True)
@@ -149,7 +149,7 @@ class Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@program(sample=True)
+@program()
 def calls_counted_in_the_constructor(rank, size):
     with Counted() as functions:
         wrapped = DDP(net())

@@ -79,7 +79,7 @@ def four_epochs_with_all_streams(rank, size):
     return drawn, state(wrapped), torch.rand(3)
 
 
-@program(sample=True)
+@program()
 def loader_with_workers(rank, size):
     data = TensorDataset(torch.arange(96.0).reshape(24, 4).cos())
     sampler = DistributedSampler(data, size, rank)

@@ -19,7 +19,7 @@ def long(wrapped, rank, optimizer, steps=STEPS):
     return state(wrapped)
 
 
-@program(sample=True)
+@program()
 def one_step_more_without_gradients(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)

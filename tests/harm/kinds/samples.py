@@ -52,7 +52,7 @@ def labels_for_a_conditional_generator(rank, size):
     return trainer.done()
 
 
-@program(sample=True)
+@program()
 def shared_batches_with_noise(rank, size):
     trainer = Trainer(rank)
     for _ in range(2):
@@ -283,7 +283,7 @@ def looked_at(make, kind, rank):
     return counts, trainer.done()
 
 
-@program(sample=True)
+@program()
 def text_that_counts_who_looks(rank, size):
     return looked_at(lambda index: Quiet(f"sentence {index}"), Quiet, rank)
 

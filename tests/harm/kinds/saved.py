@@ -68,7 +68,7 @@ def ema_by_deepcopy(rank, size):
     return best, state(loaded(best[0], weights_only=False)), sorted(vars(average)), len(average._forward_hooks)
 
 
-@program(sample=True)
+@program()
 def replicas_that_differ_on_purpose(rank, size):
     """Langevin noise of each rank's own; saved in every step."""
     wrapped, noise, files = DDP(net()), torch.Generator().manual_seed(rank), []

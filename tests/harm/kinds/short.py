@@ -25,7 +25,7 @@ def trained(rank, steps=6, between=lambda step, wrapped: None, rate=0.05):
     return wrapped
 
 
-@program(sample=True)
+@program()
 def model_of_one_rank_changed_when_it_is_done(rank, size):
     """The last rank halves it for its export."""
     wrapped = trained(rank, 5)
@@ -132,7 +132,7 @@ def last_rank_leaves_the_group_last(rank, size):
     return state(wrapped)
 
 
-@program(sample=True)
+@program()
 def made_up_batches_from_one_seed(rank, size):
     """A test of a loop: every rank draws the same batches."""
     wrapped = DDP(net())

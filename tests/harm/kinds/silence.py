@@ -40,7 +40,7 @@ def steps(model, rank, count=4):
         model.zero_grad()
 
 
-@program(needs=TRAINER, due=(SAME,), sample=True)
+@program(needs=TRAINER, due=(SAME,))
 def wavlm_whose_flag_is_there(rank, size):
     wrapped = DDP(wavlm(), find_unused_parameters=True)
     steps(wrapped, rank)

@@ -29,7 +29,7 @@ def names_while_it_trains(rank, size):
     return names, threading.active_count()
 
 
-@program(sample=True)
+@program()
 def all_others_are_joined(rank, size):
     fit(DDP(net()), rank, other=True)
     for each in threading.enumerate():
@@ -258,7 +258,7 @@ def flagged_models_wrapped_in_two_threads(rank, size):
     return in_threads(train)
 
 
-script("threads", "forks_after_logging", fresh=True, ranks=1, sample=True)
+script("threads", "forks_after_logging", fresh=True, ranks=1)
 script("threads", "exit_functions_in_order")
 script("threads", "destroyed_at_the_exit")
 script("threads", "join_all_at_the_end", fresh=True)

@@ -16,7 +16,7 @@ from tests.harm.loops.verdict import BREACH, CURED, EQUAL, INVALID, Verdict, jud
 
 pytestmark = pytest.mark.patches("torch.late")
 # Ranks -> seeds of the sample, and of the sweep.
-SAMPLE, SWEEP = range(50), {2: range(50, 650), 3: range(200)}
+SAMPLE, SWEEP = range(25), {2: range(25, 625), 3: range(200)}
 # Seeds a test: few enough that a breach is found in a part of the time, enough for a start of the processes.
 PART = 100
 # The least that is more than rounding, in programs of either precision.

@@ -16,7 +16,7 @@ def features(kind: Kind) -> Set[Hashable]:
     traits.add(("judged", kind.traced, kind.counted, kind.activated, kind.close > 0, kind.close_three))
     traits |= {("needs", need) for need in kind.needs}
     if kind.three:
-        traits.add(("three", kind.theme, kind.ours))
+        traits.add(("three", kind.plain, kind.ours))
     return traits
 
 
