@@ -116,6 +116,11 @@ def slow(batches: Any) -> None:
     batches._next_data = late
 
 
+def _is_of_trace(module: str) -> bool:
+    parts = module.split(".")
+    return parts[0] == "ddpfix" and not {"trace", "tracing"}.isdisjoint(parts)
+
+
 def run(trace: Optional[Path]) -> Dict[str, Any]:
     if trace is None:
         ddpfix.activate(log="warning")
@@ -124,7 +129,7 @@ def run(trace: Optional[Path]) -> Dict[str, Any]:
     found = train(STEPS)
     found["threads"] = [each.name for each in threading.enumerate()]
     found["problems"] = ddpfix.deactivate()
-    found["loaded"] = sorted(name for name in sys.modules if "trace" in name and name.startswith("ddpfix"))
+    found["loaded"] = sorted(name for name in sys.modules if _is_of_trace(name))
     return found
 
 
