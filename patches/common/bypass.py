@@ -140,7 +140,7 @@ class Route:
         finally:
             self._inside = False
         self._waits = waits = [False]
-        for tensor in _tensors(output):
+        for tensor in find_tensors(output):
             if tensor.grad_fn is not None:
                 waits[0] = True
                 # On the node: a hook on the tensor itself is saved with it.
@@ -214,9 +214,3 @@ def line(frame: FrameType) -> str:
     while frame.f_globals.get("__name__", "").startswith("torch.") and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _tensors(output: Any) -> Sequence[Any]:
-    if isinstance(output, torch.Tensor):
-        return (output,)
-    return list(find_tensors(output))

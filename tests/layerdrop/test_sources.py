@@ -112,3 +112,24 @@ def test_what_is_not_certain_is_left_to_each_rank_with_a_reason(before: str, ins
 )
 def test_a_draw_that_decides_about_no_layer_is_not_looked_at(inside: str) -> None:
     assert found("index in self.left_out", inside=inside) == []
+
+
+def test_a_function_that_draws_is_read_once_among_thousands_that_do_not() -> None:
+    """A process that has imported many models has thousands of methods, and each is asked for at each activation."""
+
+    class Encoder:
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:  # type: ignore[attr-defined]
+                if torch.rand([]) < self.layerdrop:  # type: ignore[attr-defined]
+                    continue
+                x = layer(x)
+            return x
+
+    drawing: Any = Encoder.forward
+    first = decisions.of(drawing, Encoder)
+    assert first.decisions
+    for number in range(600):
+        names: Dict[str, Any] = {}
+        exec(f"def forward(self, x): return x + {number}", names)
+        assert not decisions.of(names["forward"], Encoder).decisions
+    assert decisions.of(drawing, Encoder) is first

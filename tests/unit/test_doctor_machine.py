@@ -160,6 +160,17 @@ def test_the_interfaces_of_this_machine() -> None:
     assert any(each.address == "127.0.0.1" and each.is_loopback for each in found)
 
 
+def test_another_address_of_the_loopback_is_the_loopbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hosts have it whose address is announced by a routing protocol."""
+    import psutil
+
+    address = psutil.net_if_addrs()["lo"][0]._replace(family=V4, address="10.0.0.9")
+    state = psutil.net_if_stats()["lo"]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [address], "eth0": [address]})
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"lo": state})
+    assert [(each.name, each.is_loopback) for each in interfaces.here()] == [("lo", True), ("eth0", False)]
+
+
 def test_a_host_of_a_thousand_containers() -> None:
     many = [Interface(f"veth{number}", V6, "fe80::1") for number in range(1000)]
     section, findings = network.look("gloo", {}, [*LO, *many])

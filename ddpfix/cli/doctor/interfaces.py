@@ -17,16 +17,18 @@ class Interface(NamedTuple):
         family: ``socket.AF_INET`` or ``AF_INET6``.
         address: in text.
         is_up: whether the interface is up and running.
+        loops: whether it is the loopback, which may have other addresses as well.
     """
 
     name: str
     family: int
     address: str
     is_up: bool = True
+    loops: bool = False
 
     @property
     def is_loopback(self) -> bool:
-        return ipaddress.ip_address(self.address).is_loopback
+        return self.loops or ipaddress.ip_address(self.address).is_loopback
 
     @property
     def kind(self) -> str:
@@ -52,8 +54,9 @@ def _all() -> Iterator[Interface]:
     every = psutil.net_if_addrs()
     for family in _FAMILIES:
         for name, addresses in every.items():
-            is_up = name not in states or states[name].isup
+            state = states.get(name)
+            is_up, flags = (True, "") if state is None else (state.isup, getattr(state, "flags", ""))
             for each in addresses:
                 if each.family == family:
                     # A link-local address of IPv6 has its zone behind it.
-                    yield Interface(name, family, each.address.partition("%")[0], is_up)
+                    yield Interface(name, family, each.address.partition("%")[0], is_up, "loopback" in flags.split(","))

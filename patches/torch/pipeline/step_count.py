@@ -66,8 +66,7 @@ class Clock:
             return
         clocks = self._clocks
         count = clocks.backwards.count
-        # As in _waits(): this runs in each step.
-        if self._trains and (self._backwards == count or (self._prepares and self.is_armed and self.is_armed())):
+        if self._trains and self._waits():
             self._skip()
         self._prepared += self._prepares
         self._backwards = count

@@ -95,7 +95,7 @@ class Finalizer:
     @property
     def left_out(self) -> Dict[int, Any]:
         """The parameters that are left out of the reduction that runs -> the gradient that they had before it."""
-        return self._marks.left_out
+        return self.arrivals.left_out
 
     @property
     def _reducer(self) -> Any:

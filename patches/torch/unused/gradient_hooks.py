@@ -30,6 +30,9 @@ class Arrivals:
         self._over = False
         # The numbers of the parameters whose gradients have come since DDP was armed.
         self.arrived: Dict[int, None] = {}
+        # Parameters that are left out of the reduction that runs -> the gradient that they had before it. It is here,
+        # and not in :class:`.ready_marks.Marks`, because each gradient asks for it.
+        self.left_out: Dict[int, Any] = {}
         # Whether a gradient has come twice in the same backward.
         self.arrived_twice = False
         # The parameters that the engine will not reach, until they are compared with the arrived ones; how often that
@@ -69,7 +72,7 @@ class Arrivals:
         def record(gradients: Any) -> None:
             if reduction.state is not RUNNING:
                 reduction.parameter_reached()
-            if reduction.state is RUNNING and number not in reduction.left_out:
+            if reduction.state is RUNNING and number not in self.left_out:
                 self.arrived_twice = self.arrived_twice or number in self.arrived
                 self.arrived[number] = None
 

@@ -21,17 +21,18 @@ class Marks:
 
     Args:
         model: its record.
-        arrivals: the gradients that have come, where they are recorded.
-
-    Attributes:
-        left_out: their numbers -> the gradients that they had before it.
+        arrivals: the gradients that have come, where they are recorded; it holds the numbers of these parameters.
     """
 
     def __init__(self, model: ddp.Wrapped, arrivals: Arrivals) -> None:
         self._model, self._arrivals = model, arrivals
         self._parameters: Sequence[Any] = model.parameters
         self._absent = Absent(model)
-        self.left_out: Dict[int, Any] = {}
+
+    @property
+    def left_out(self) -> Dict[int, Any]:
+        """Their numbers -> the gradients that they had before it."""
+        return self._arrivals.left_out
 
     @property
     def _reducer(self) -> Any:
@@ -46,7 +47,7 @@ class Marks:
 
     def reduction_begins(self) -> None:
         """Forget what was left out: DDP is armed."""
-        self.left_out = {}
+        self._arrivals.left_out = {}
 
     def nothing_left_out(self) -> None:
         """Record that DDP has completed a reduction by itself, in a step like most."""
@@ -123,7 +124,7 @@ class Marks:
         zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
         self._absent.reduced(() if is_hidden else self.left_out, zeros)
         # Keep no reference to gradients that the loop may drop.
-        self.left_out = dict.fromkeys(self.left_out)
+        self._arrivals.left_out = dict.fromkeys(self.left_out)
 
     def _restored(self) -> Iterable[int]:
         """Parameters whose gradients are restored: no rank used them, or they were frozen."""

@@ -114,7 +114,7 @@ def all_finalized() -> bool:
 
 
 def until_destroyed(wrapper: Any, end: Callable[[], None]) -> weakref.ref[Any]:
-    """Return a reference to a wrapper, with which ends what it had."""
+    """Return a reference to a wrapper; ``end()`` is called when the wrapper is destroyed."""
     return weakref.ref(wrapper, functools.partial(_destroyed, sys.is_finalizing, end))
 
 
