@@ -127,7 +127,9 @@ def test_a_single_step_that_leaves_a_parameter_out_is_reported(
     assert REPORTED in caplog.text
 
 
-def test_a_second_backward_of_fewer_parameters_leaves_none_out(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_a_second_backward_of_fewer_parameters_leaves_none_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any, calls: Calls
+) -> None:
     ddpfix.activate(log="info")
     monkeypatch.setattr(logging.getLogger("ddpfix"), "propagate", True)
     model = DistributedDataParallel(Heads())
@@ -139,6 +141,8 @@ def test_a_second_backward_of_fewer_parameters_leaves_none_out(monkeypatch: pyte
         if count > STEPS + 2:
             one.sum().backward()
         optimizer.step()
+    # It is noticed, and reduced as well.
+    assert calls.outputs > 2 * STEPS and calls.resumed
     assert "got no gradient" not in caplog.text
 
 
