@@ -90,24 +90,48 @@ def test_the_first_step_that_is_another_one_is_finalized_and_has_hooks_again(cal
     assert calls.outputs == before + 1
 
 
+class Counted(torch.overrides.TorchFunctionMode):
+    """The names of torch's functions that a program calls, as it sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: List[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(getattr(func, "__qualname__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_gradient_that_was_read_through_a_mode_is_not_counted() -> None:
     """A program that counts calls of torch's functions finds none of ours."""
     model, optimizer = trained()
-    names: List[str] = []
-
-    class Counts(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(getattr(func, "__name__", str(func)))
-            return func(*args, **(kwargs or {}))
-
-    with Counts():
+    with Counted() as ours:
         step(model, optimizer, [0, 1])
-    ours = list(names)
-    names.clear()
     ddpfix.deactivate()
-    with Counts():
+    with Counted() as plain:
         step(model, optimizer, [0, 1])
-    assert ours == names
+    assert ours.names == plain.names
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_mode_counts_the_programs_calls_alone_in_each_step(models: int) -> None:
+    """From the first step on, and where another model is trained as well."""
+    original = DistributedDataParallel.forward
+
+    def trained_under_a_mode() -> List[str]:
+        every = [DistributedDataParallel(Heads()) for _ in range(models)]
+        with Counted() as counted:
+            for _ in range(2 * STEPS):
+                for model in every:
+                    model.zero_grad()
+                    one, other = model(torch.ones(1, 2))
+                    (one.sum() + other.sum()).backward()
+            return list(counted.names)
+
+    expected = trained_under_a_mode()
+    ddpfix.activate(log="off")
+    assert DistributedDataParallel.forward is not original
+    assert trained_under_a_mode() == expected
 
 
 REPORTED = "2 parameters of Heads got no gradient in a step (other)"

@@ -90,16 +90,25 @@ class Steady:
 
     def may_mark(self, reductions: int) -> bool:
         """Begin to mark outputs, or decide never to, in front of a forward after this number of reductions by DDP."""
-        if reductions < STEPS:
+        if reductions < STEPS or not self._backwards.checks(self):
             return False
-        plain = [each for each in self._hooked_now().parameters if type(each) is nn.Parameter and each.requires_grad]
-        if self._noticed != reductions or not plain or not self._backwards.checks(self):
+        smallest = self._smallest() if self._noticed == reductions else None
+        if smallest is None:
             self.end()
             return False
-        self._parameter = min(plain, key=lambda each: int(each.numel()))
+        self._parameter = smallest
         self._marks = True
         self._model.attach(PLACE, after=self._forward_ended)
         return True
+
+    def _smallest(self) -> Any:
+        """Return the smallest parameter that is trained and no subclass of torch's own; None where there is none."""
+        # A mode of the program's counts what is read of a parameter.
+        with modes.Uncounted():
+            plain = [
+                each for each in self._hooked_now().parameters if type(each) is nn.Parameter and each.requires_grad
+            ]
+            return min(plain, key=lambda each: int(each.numel()), default=None)
 
     def _hooked_now(self) -> Hooked:
         return self._hooked()  # type: ignore[return-value]
