@@ -31,6 +31,8 @@ _MODULES = {
     "skipped_layers": "layerdrop.training",
     "traffic": "models.traffic",
 }
+# What ddpfix/matrix/gone.py answers: the table is not read for each module that is imported from here.
+_GONE: tuple[str, ...] = ()
 __all__ = [
     "AgreementError",
     "MatrixError",
@@ -46,6 +48,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     module = _MODULES.get(name)
+    if name in _GONE:
+        from ddpfix.matrix.gone import answer
+
+        raise AttributeError(answer(f"ddpfix.{name}"))
     if module is None:
         raise AttributeError(f"module 'ddpfix' has no attribute {name!r}")
     from importlib import import_module

@@ -316,6 +316,8 @@ def switch_on(**arguments: object) -> None:
             # The finder may be running just now (it woke us): it has to stay the same one.
             _engine = engine
             log.set_level(engine.settings["log"])
+            for line in engine.settings.gone:
+                log.warning(line)
             hook = import_hook.install(frozenset({"torch", *engine.matrix.toolkits}))
             hook.wake, hook.wanted = None, engine.wanted
             hook.importing, hook.imported = engine.importing, engine.imported

@@ -8,7 +8,7 @@ from rich.text import Text
 from ddpfix import _env
 from ddpfix.cli.plan import new_console
 from ddpfix.cli.words import plain
-from ddpfix.matrix import loader, model, settings
+from ddpfix.matrix import gone, loader, model, settings
 from ddpfix.matrix.near_names import near
 
 # Letters of a word that is searched for: fewer are in every text.
@@ -18,8 +18,13 @@ _SHORTEST = 3
 def explain(wanted: str) -> int:
     """Print the problem, the evidence, the versions and the setting of one patch.
 
-    A word that is no id gives the patches that speak of it, and what each is for. Returns 2 where none does.
+    A word that is no id gives the patches that speak of it, and what each is for. Returns 2 where none does. What is
+    gone (any key of the table, or a command without ``ddpfix``) is answered with its line.
     """
+    earlier = next((key for key in (wanted, f"ddpfix {wanted}") if key in gone.GONE), None)
+    if earlier is not None:
+        _env.say(gone.answer(earlier))
+        return 0
     whole = loader.load()
     patch = whole.patches.get(wanted)
     if patch is None:

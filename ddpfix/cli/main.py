@@ -10,10 +10,10 @@ from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 from ddpfix import __version__, _env
 from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
-from ddpfix.cli.options import add_settings
+from ddpfix.cli.options import add_gone, add_settings
 from ddpfix.cli.report import command as report
 from ddpfix.cli.top import command as top
-from ddpfix.matrix import loader
+from ddpfix.matrix import gone, loader
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.near_names import near
 from ddpfix.matrix.settings import SETTINGS, SettingsError
@@ -26,6 +26,11 @@ _REQUIRED = {"rich": "rich", "yaml": "PyYAML", "wrapt": "wrapt", "packaging": "p
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command; return the exit code. ``run`` does not return: it becomes the program that it starts."""
     words, command = _split(sys.argv[1:] if arguments is None else arguments)
+    earlier = " ".join(["ddpfix", *words[:1]])
+    if earlier in gone.GONE:
+        # The code is 0: a script that showed something beside its job goes on.
+        _env.say(gone.answer(earlier))
+        return 0
     parser = _parser()
     _complete(parser)
     options = parser.parse_args(words, argparse.Namespace(rest=command))
@@ -73,7 +78,8 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**keywords)
 
     def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
-        self.options.update(name for name in names if name.startswith("--"))
+        if keywords.get("help") != argparse.SUPPRESS:
+            self.options.update(name for name in names if name.startswith("--"))
         return super().add_argument(*names, **keywords)
 
     def error(self, message: str) -> NoReturn:
@@ -106,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     top.add(commands)
     report.add(commands)
     parser.commands = commands.choices
+    for name, command in commands.choices.items():
+        add_gone(command, name)
     return parser
 
 

@@ -1,10 +1,12 @@
-"""The options that several commands have in common: the settings."""
+"""The options that several commands have in common: the settings, and what is gone."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any, List, Sequence
 
+from ddpfix import _env
+from ddpfix.matrix import gone
 from ddpfix.matrix.settings import SETTINGS, Setting
 
 
@@ -16,6 +18,28 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         option: Any = group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
         # For a shell that completes words.
         option.completer = _Words(setting.values)
+
+
+def add_gone(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options that a command had in an earlier release; none is shown."""
+    for option, key in gone.options(command):
+        # Its value, if one follows, is read over.
+        parser.add_argument(option, nargs="?", action=_Gone, key=key, help=argparse.SUPPRESS)
+
+
+class _Gone(argparse.Action):
+    """Answers an option with its line.
+
+    Args:
+        key: of the option in the table of what is gone.
+    """
+
+    def __init__(self, *names: Any, key: str, **keywords: Any) -> None:
+        super().__init__(*names, **keywords)
+        self._key = key
+
+    def __call__(self, parser: object, namespace: object, values: object, option_string: object = None) -> None:
+        _env.say(gone.answer(self._key, str(option_string)))
 
 
 class _Words:

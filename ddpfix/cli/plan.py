@@ -38,6 +38,7 @@ def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
             s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS
         },
         "patches": [{**as_data(each), "problem": whole.patches[each.patch].problem} for each in decisions],
+        "gone": list(values.gone),
         "untested": list(untested.lines(whole, decisions).values()),
     }
 
@@ -69,7 +70,7 @@ def show(chosen: Mapping[str, object], as_json: bool = False, everything: bool =
     console.print(Text(f"ddpfix {__version__}: the plan for this environment (nothing is changed)"))
     console.print(_table(plan["patches"]) if everything else grouped(plan["patches"]))
     changed = [f"{n} = {v['value']} (from {v['from']})" for n, v in plan["settings"].items() if v["from"] != "default"]
-    for text in plan["untested"]:
+    for text in [*plan["gone"], *plan["untested"]]:
         console.print(plain(text))
     console.print(plain("settings: " + ("; ".join(changed) or "all at their defaults")))
     if not everything:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from ddpfix.matrix import pyproject
+from ddpfix.matrix import gone, pyproject
 from ddpfix.matrix.known_settings import LONGEST, PREFIX, SETTINGS, Setting, SettingsError, shown
 from ddpfix.matrix.near_names import near
 
@@ -40,6 +40,7 @@ class Settings:
         values: by the names of the settings.
         switches: by patch.
         sources: where a value or a switch came from, by its name.
+        gone: the lines about names of earlier releases, which the reader shows.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Settings:
         values: Mapping[str, str],
         switches: Optional[Mapping[str, str]] = None,
         sources: Optional[Mapping[str, str]] = None,
+        gone: Sequence[str] = (),
     ) -> None:
         self.values, self.switches, self.sources = values, switches or {}, sources or {}
+        self.gone = gone
 
     def __getitem__(self, name: str) -> str:
         return self.values[name]
@@ -86,7 +89,7 @@ def read(
     reader.environment(environ)
     reader.table({name: value for name, value in arguments.items() if value is not None}, "argument ")
     reader.off_switches(environ)
-    return Settings(reader.values, reader.switches, reader.sources)
+    return Settings(reader.values, reader.switches, reader.sources, reader.gone)
 
 
 class _Reader:
@@ -95,6 +98,7 @@ class _Reader:
         self.values: Dict[str, str] = {setting.name: setting.default for setting in SETTINGS}
         self.switches: Dict[str, str] = {}
         self.sources: Dict[str, str] = {}
+        self.gone: List[str] = []
 
     def set(self, key: str, value: str, source: str) -> None:
         """One value; ``key`` is a setting's name, or a patch id with dots or underscores."""
@@ -106,7 +110,11 @@ class _Reader:
             return
         patch = self.by_variable.get(switch_name(key))
         if patch is None:
-            raise SettingsError(self._unknown(key, source))
+            earlier = gone.of_variable(switch_name(key))
+            if earlier is None:
+                raise SettingsError(self._unknown(key, source))
+            self.gone.append(gone.answer(earlier, source))
+            return
         word = {"true": "1", "false": "0", "on": "1", "off": "0"}.get(value.strip().lower(), value.strip().lower())
         if word not in SWITCH:
             raise SettingsError(f"{shown(source, value)}: accepted are {', '.join(SWITCH)}")

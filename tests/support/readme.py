@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from cogapp import Cog
 
 from ddpfix.matrix import loader, settings
+from ddpfix.matrix.gone import GONE
 from ddpfix.matrix.model import Patch
 from ddpfix.trace import schema
 from tests.support import tested
@@ -108,6 +109,12 @@ def values() -> str:
     for setting in settings.SETTINGS:
         lines.append(f"| `{setting.variable}` | {setting.default} | {setting.accepted} | {setting.meaning} |")
     return "\n".join(lines)
+
+
+def gone() -> str:
+    """One line a name of an earlier release."""
+    lines = ["| gone | what to do instead |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{key}` | {instead} |" for key, instead in GONE.items())])
 
 
 def faults() -> str:

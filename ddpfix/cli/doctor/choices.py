@@ -47,7 +47,8 @@ def look_at_settings(whole: Matrix, values: Settings, errors: List[str]) -> Sect
         "refused": errors,
     }
     cure = "correct or unset it: until then ddpfix is not activated, and python -m ddpfix run refuses to start"
-    return found, [Finding(BLOCKS, "settings", error, cure) for error in errors]
+    earlier = [Finding("warning", "settings", *text.split(": ", 1)) for text in map(private.text, values.gone)]
+    return found, [*(Finding(BLOCKS, "settings", error, cure) for error in errors), *earlier]
 
 
 def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values: Settings) -> Section:

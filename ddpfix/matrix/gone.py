@@ -1,0 +1,40 @@
+"""Names of earlier releases: one that is gone is answered with a line, and changes nothing else.
+
+A key is written as users write it: a variable (``DDPFIX_X``), the id of a patch (``torch.x``), a command
+(``ddpfix x``) or an option of it (``ddpfix x --y``), a name of the package (``ddpfix.x``) or an extra (``ddpfix[x]``).
+The value says what to do instead.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, Optional, Tuple
+
+from ddpfix.matrix.known_settings import PREFIX
+
+SINCE = "1.1.0"
+GONE: Dict[str, str] = {}
+
+
+def answer(key: str, shown: str = "") -> str:
+    """Return the line about a name that is gone.
+
+    Args:
+        key: of :data:`GONE`.
+        shown: the name as it was given, where that differs.
+    """
+    return f"{shown or key} is gone since {SINCE}: {GONE[key]}"
+
+
+def of_variable(variable: str) -> Optional[str]:
+    """Return the key of a variable: that of a setting, or the switch of a patch."""
+    words = (variable, variable[len(PREFIX) :])
+    return next((key for key in GONE if key[:6] != "ddpfix" and key.upper().replace(".", "_") in words), None)
+
+
+def options(command: str) -> Iterator[Tuple[str, str]]:
+    """Yield the options that a command had, with their keys; settings are options of ``run``, ``plan``, ``probe``."""
+    for key in GONE:
+        if key.startswith(f"ddpfix {command} --"):
+            yield key.rpartition(" ")[2], key
+        elif key.startswith(PREFIX) and command in ("run", "plan", "probe"):
+            yield "--" + key[len(PREFIX) :].lower(), key

@@ -1,0 +1,144 @@
+"""A name of an earlier release is answered with one line: since when it is gone, and what to do instead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator
+
+import pytest
+
+import ddpfix
+from ddpfix.cli import main as cli
+from ddpfix.cli.doctor import choices
+from ddpfix.matrix import gone, loader, settings
+from tests.support import readme
+
+# One of each kind, so that the ways to ask are tested whatever is in the table.
+KINDS: Dict[str, str] = {
+    "DDPFIX_EXAMPLE": "leave it out",
+    "torch.example": "see docs/torch.md",
+    "ddpfix example": "python -m ddpfix report",
+    "ddpfix report --example": "python -m ddpfix report --json",
+    "ddpfix.example": "docs/usage.md",
+    "ddpfix[example]": "nothing: it needs no package",
+}
+NAMES = sorted({**gone.GONE, **KINDS})
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for key, instead in KINDS.items():
+        monkeypatch.setitem(gone.GONE, key, instead)
+    monkeypatch.setattr(ddpfix, "_GONE", (*ddpfix._GONE, "example"))
+    yield
+
+
+def _line(key: str, shown: str = "") -> str:
+    return f"{shown or key} is gone since 1.1.0: {gone.GONE[key]}"
+
+
+def _is_setting(key: str) -> bool:
+    return not key.startswith("ddpfix")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_is_short_and_of_nothing_that_is_there(name: str) -> None:
+    assert len(_line(name)) <= 240 and not gone.GONE[name].endswith(".")
+    known = {*loader.load().patches, *(setting.variable for setting in settings.SETTINGS)}
+    assert name not in known
+    assert name.rpartition("ddpfix ")[2] not in cli._COMMANDS
+    assert name.rpartition("ddpfix.")[2] not in ddpfix.__all__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explain_answers_each_name(name: str, capsys: Any) -> None:
+    for word in {name, name.replace("ddpfix ", "")}:
+        assert cli.main(["explain", word]) == 0
+        assert capsys.readouterr() == ("", f"ddpfix: {_line(name)}\n")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if _is_setting(name)])
+@pytest.mark.parametrize("value", ["0", "1", "anything"])
+def test_a_setting_or_switch_changes_nothing(name: str, value: str, tmp_path: Path) -> None:
+    patches = loader.load().patches
+    variable = name if name.startswith("DDPFIX_") else settings.switch_name(name)
+    keyword = variable[len("DDPFIX_") :].lower()
+    (tmp_path / "pyproject.toml").write_text(f'[tool.ddpfix]\n{keyword} = "{value}"\n')
+    plain = settings.read({}, patches, {}, tmp_path / "none")
+    ways = {
+        variable: settings.read({}, patches, {variable: value}, tmp_path / "none"),
+        f"argument {keyword}": settings.read({keyword: value}, patches, {}, tmp_path / "none"),
+        f"pyproject.toml [tool.ddpfix] {keyword}": settings.read({}, patches, {}, tmp_path),
+    }
+    for shown, found in ways.items():
+        assert found.gone == [_line(name, shown)]
+        assert (found.values, found.switches, found.sources) == (plain.values, plain.switches, plain.sources)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ddpfix ")])
+def test_a_command_or_option_is_no_error(name: str, tmp_path: Path, capsys: Any) -> None:
+    _, command, *option = name.split()
+    if not option:
+        assert cli.main([command, str(tmp_path), "--whatever", "1"]) == 0
+        assert capsys.readouterr() == ("", f"ddpfix: {_line(name)}\n")
+        return
+    for words in ([*option, "value"], option):
+        cli._parser().parse_args([command, *([str(tmp_path)] if command == "report" else []), *words])
+        assert capsys.readouterr() == ("", f"ddpfix: {_line(name, option[0])}\n")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("DDPFIX_")])
+@pytest.mark.parametrize("command", ["run", "plan", "probe"])
+def test_the_option_of_a_setting_is_no_error(name: str, command: str, capsys: Any) -> None:
+    option = "--" + name[len("DDPFIX_") :].lower()
+    words, _ = cli._split([command, option, "value"])
+    cli._parser().parse_args(words)
+    assert capsys.readouterr() == ("", f"ddpfix: {_line(name, option)}\n")
+
+
+def test_what_is_gone_is_not_offered(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--exmaple"])
+    assert "--example" not in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["report", "--help"])
+    assert "example" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ddpfix.")])
+def test_a_name_of_the_package(name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(ddpfix, name[len("ddpfix.") :])
+    assert str(caught.value) == _line(name)
+
+
+def test_plan_and_doctor_show_the_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("DDPFIX_EXAMPLE", "1")
+    assert cli.main(["plan"]) == 0
+    assert _line("DDPFIX_EXAMPLE") in capsys.readouterr().out
+    whole = loader.load()
+    values, errors = choices.read(whole)
+    _, (finding,) = choices.look_at_settings(whole, values, errors)
+    assert errors == [] and finding.level == "warning" and finding.cure == KINDS["DDPFIX_EXAMPLE"]
+
+
+def test_a_job_has_the_line_once_and_is_activated() -> None:
+    code = (
+        "from ddpfix.matrix import gone\n"
+        "gone.GONE['DDPFIX_EXAMPLE'] = 'leave it out'\n"
+        "import ddpfix, ddpfix.auto\n"
+        "assert ddpfix.activate().active and ddpfix.activate().active\n"
+    )
+    environ = {**os.environ, "DDPFIX_EXAMPLE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stderr.count("DDPFIX_EXAMPLE is gone since 1.1.0: leave it out") == 1
+    quiet = {**environ, "DDPFIX_LOG": "off"}
+    assert not subprocess.run([sys.executable, "-c", code], env=quiet, capture_output=True, check=True).stderr
+
+
+def test_the_docs_have_the_table() -> None:
+    text = (readme.DOCS / "usage.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` | {gone.GONE[name]} |" in text for name in NAMES if name not in KINDS)
