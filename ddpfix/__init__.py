@@ -31,7 +31,7 @@ _MODULES = {
     "skipped_layers": "layerdrop.training",
     "traffic": "models.traffic",
 }
-# What ddpfix/matrix/gone.py answers: the table is not read for each module that is imported from here.
+# Removed names, which ddpfix/matrix/gone.py answers: its table is not read for each module that is imported from here.
 _GONE: tuple[str, ...] = ()
 __all__ = [
     "AgreementError",

@@ -64,7 +64,6 @@ FILES: Dict[str, str] = {
     "sharded/test_shards": "fast",
     "gpu/test_judge": "fast",
     "trace/test_single": "fast",
-    "trace/test_top": "fast",
     "trace/test_writer": "fast",
 }
 # A folder of tests -> the package that it needs.

@@ -18,8 +18,8 @@ _SHORTEST = 3
 def explain(wanted: str) -> int:
     """Print the problem, the evidence, the versions and the setting of one patch.
 
-    A word that is no id gives the patches that speak of it, and what each is for. Returns 2 where none does. What is
-    gone (any key of the table, or a command without ``ddpfix``) is answered with its line.
+    A word that is no id gives the patches that speak of it, and what each is for. Returns 2 where none does. A
+    removed name (any key of the table, or a command without ``ddpfix``) is answered with its line.
     """
     earlier = next((key for key in (wanted, f"ddpfix {wanted}") if key in gone.GONE), None)
     if earlier is not None:

@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``top``, ``report``."""
+"""The command line: ``run``, ``probe``, ``plan``, ``explain``, ``doctor``, ``demo``, ``report``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
 from ddpfix.cli.options import add_gone, add_settings
 from ddpfix.cli.report import command as report
-from ddpfix.cli.top import command as top
 from ddpfix.matrix import gone, loader
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.near_names import near
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 
-_COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "top", "report")
+_COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "report")
 # What ddpfix requires beside torch, by import name: an installation without dependencies may lack some.
 _REQUIRED = {"rich": "rich", "yaml": "PyYAML", "wrapt": "wrapt", "packaging": "packaging", "psutil": "psutil"}
 
@@ -109,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(action=_explain)
     doctor.add(commands)
     _add_demo(commands)
-    top.add(commands)
     report.add(commands)
     parser.commands = commands.choices
     for name, command in commands.choices.items():

@@ -1,4 +1,4 @@
-"""The options that several commands have in common: the settings, and what is gone."""
+"""The options that several commands have in common: the settings, and removed options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Gone(argparse.Action):
     """Answers an option with its line.
 
     Args:
-        key: of the option in the table of what is gone.
+        key: of the option in the table of removed names.
     """
 
     def __init__(self, *names: Any, key: str, **keywords: Any) -> None:

@@ -1,4 +1,4 @@
-"""Names of earlier releases: one that is gone is answered with a line, and changes nothing else.
+"""Removed names: each is answered with one line, and changes nothing else.
 
 A key is written as users write it: a variable (``DDPFIX_X``), the id of a patch (``torch.x``), a command
 (``ddpfix x``) or an option of it (``ddpfix x --y``), a name of the package (``ddpfix.x``) or an extra (``ddpfix[x]``).
@@ -11,18 +11,20 @@ from typing import Dict, Iterator, Optional, Tuple
 
 from ddpfix.matrix.known_settings import PREFIX
 
-SINCE = "1.1.0"
-GONE: Dict[str, str] = {}
+REMOVED_IN = "1.1.0"
+GONE: Dict[str, str] = {
+    "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
+}
 
 
 def answer(key: str, shown: str = "") -> str:
-    """Return the line about a name that is gone.
+    """Return the line about a removed name.
 
     Args:
         key: of :data:`GONE`.
         shown: the name as it was given, where that differs.
     """
-    return f"{shown or key} is gone since {SINCE}: {GONE[key]}"
+    return f"{shown or key} was removed in {REMOVED_IN}: {GONE[key]}"
 
 
 def of_variable(variable: str) -> Optional[str]:

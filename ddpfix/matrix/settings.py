@@ -40,7 +40,7 @@ class Settings:
         values: by the names of the settings.
         switches: by patch.
         sources: where a value or a switch came from, by its name.
-        gone: the lines about names of earlier releases, which the reader shows.
+        gone: the lines about removed names, which the caller shows.
     """
 
     def __init__(

@@ -56,8 +56,8 @@ def command(content: bytes, folder: Path) -> None:
     from ddpfix.cli.main import main
 
     words = content.decode("utf-8", "surrogateescape").split("\n")
-    if words[0] in ("run", "demo", "doctor", "probe", "top"):
-        # These start programs, or look until they are interrupted.
+    if words[0] in ("run", "demo", "doctor", "probe"):
+        # These start programs.
         return
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), contextlib.suppress(SystemExit):

@@ -40,15 +40,12 @@ def run(*words: str) -> Tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def look(folder: Path) -> Tuple[str, str]:
-    """What ``top`` shows, and the data of the report; both end with a result or with one line."""
-    code, shown, said = run("top", str(folder), "--once")
-    assert code in (0, 2) and (code == 0) == (not said)
-    assert not values.commands(shown) and not values.commands(said) and said.count("\n") <= 1
+def look(folder: Path) -> str:
+    """The data of the report, which ends with a result or with one line."""
     code, data, said = run("report", str(folder), "--json", "-")
     assert code in (0, 2) and (code == 0) == (not said) and said.count("\n") <= 1
     assert not values.commands(data) and not values.commands(said)
-    return shown, data
+    return data
 
 
 def write(folder: Path, rows: List[Any], end: bytes = b"") -> Path:
@@ -133,8 +130,7 @@ def test_names_of_folders_and_ranks(tmp_path: Path) -> None:
             folder = write(tmp_path / name, LINES)
         except OSError:
             continue
-        shown, _ = look(folder)
-        assert "1 of" in shown
+        assert look(folder)
         look(tmp_path / name / "missing")
     folder = write(tmp_path / "ranks", LINES)
     (folder / f"rank-{'9' * 60}.jsonl").write_bytes((folder / "rank-00000.jsonl").read_bytes())
@@ -144,8 +140,7 @@ def test_names_of_folders_and_ranks(tmp_path: Path) -> None:
 def test_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     trick = "[bold]x[/bold] \x1b]0;title\x07 [/] <script>"
     folder = write(tmp_path / "t", [{**LINES[0], "command": trick}, {"kind": "end", "how": trick, "time": 1.0}])
-    shown, _ = look(folder)
-    assert shown.count("[bold]x[/bold] \\x1b]0;title\\x07 [/]") >= 1
+    assert "[bold]x[/bold]" in look(folder)
 
 
 def arrow(folder: Path, batches: List[Any], metadata: Any = None, **options: Any) -> bytes:
@@ -168,8 +163,7 @@ def batch(count: int = 3) -> Any:
 def test_a_stream_that_is_right(tmp_path: Path) -> None:
     arrow(tmp_path / "t", [batch(), batch(5)])
     assert reader.read(tmp_path / "t").runs[0].steps["step"] == [0, 1, 2, 0, 1, 2, 3, 4]
-    shown, _ = look(tmp_path / "t")
-    assert re.search(r"│ 0 +│ +4 │", shown)
+    look(tmp_path / "t")
 
 
 def test_rows_that_take_no_bytes(tmp_path: Path) -> None:
@@ -193,8 +187,7 @@ def test_buffers_that_are_compressed(tmp_path: Path, codec: str) -> None:
     assert len(content) < rows
     with pytest.raises(reader.TraceError, match="its buffers are compressed"):
         reader.read(tmp_path / "t")
-    shown, _ = look(tmp_path / "t")
-    assert re.search(r"│ 0 +│ +- │", shown), "rank 0 has no step"
+    look(tmp_path / "t")
     arrow(tmp_path / "t", [zeros])
     assert reader.read(tmp_path / "t").runs[0].steps["step"] == [0] * rows
 

@@ -128,7 +128,7 @@ def test_without_rich_a_process_is_patched_and_a_command_says_what_to_install(in
     missing = "raise ModuleNotFoundError(\"No module named 'rich'\", name='rich')\n"
     (tmp_path / "rich" / "__init__.py").write_text(missing, encoding="utf-8")
     env = installed.env(PYTHONPATH=str(tmp_path))
-    for words in (["plan"], ["plan", "--json"], ["explain", "torch.unused"], ["doctor"], ["top", str(tmp_path)]):
+    for words in (["plan"], ["plan", "--json"], ["explain", "torch.unused"], ["doctor"]):
         done = support.start([installed.python, "-m", "ddpfix", *words], env, tmp_path)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
         assert "needs rich, which is not installed here: " in done.stderr and "pip install rich" in done.stderr

@@ -112,8 +112,8 @@ def values() -> str:
 
 
 def gone() -> str:
-    """One line a name of an earlier release."""
-    lines = ["| gone | what to do instead |", "|---|---|"]
+    """One line a removed name."""
+    lines = ["| removed | what to do instead |", "|---|---|"]
     return "\n".join([*lines, *(f"| `{key}` | {instead} |" for key, instead in GONE.items())])
 
 

@@ -9,7 +9,6 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ddpfix.cli.top import command, ranks
 from ddpfix.trace import reader, schema
 from tests.support import ranks as processes
 
@@ -143,9 +142,6 @@ def test_a_killed_run_can_be_read(folder: Path, capsys: pytest.CaptureFixture[st
         assert all(math.isfinite(value) for value in run.steps["loss"])
         # It stood still for some seconds after the fourth step.
         assert [(each["step"], each["phase"]) for each in run.stalls][:1] == [(4, "other")]
-    looked = [ranks.look(tail) for tail in command.Folder(folder / "killed").read()]
-    assert [each.state for each in looked] == [ranks.KILLED] * 2
-    assert [each.step for each in looked] == [run.steps["step"][-1] for run in trace.runs.values()]
 
 
 def test_pandas_reads_it_in_a_line(folder: Path) -> None:

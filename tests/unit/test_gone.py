@@ -1,4 +1,4 @@
-"""A name of an earlier release is answered with one line: since when it is gone, and what to do instead."""
+"""A removed name is answered with one line: since when, and what to do instead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _line(key: str, shown: str = "") -> str:
-    return f"{shown or key} is gone since 1.1.0: {gone.GONE[key]}"
+    return f"{shown or key} was removed in 1.1.0: {gone.GONE[key]}"
 
 
 def _is_setting(key: str) -> bool:
@@ -45,7 +45,7 @@ def _is_setting(key: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_entry_is_short_and_of_nothing_that_is_there(name: str) -> None:
+def test_an_entry_is_short_and_names_nothing_that_exists(name: str) -> None:
     assert len(_line(name)) <= 240 and not gone.GONE[name].endswith(".")
     known = {*loader.load().patches, *(setting.variable for setting in settings.SETTINGS)}
     assert name not in known
@@ -99,7 +99,7 @@ def test_the_option_of_a_setting_is_no_error(name: str, command: str, capsys: An
     assert capsys.readouterr() == ("", f"ddpfix: {_line(name, option)}\n")
 
 
-def test_what_is_gone_is_not_offered(capsys: Any) -> None:
+def test_a_removed_option_is_not_offered(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         cli.main(["plan", "--exmaple"])
     assert "--example" not in capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_a_job_has_the_line_once_and_is_activated() -> None:
     )
     environ = {**os.environ, "DDPFIX_EXAMPLE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert done.stderr.count("DDPFIX_EXAMPLE is gone since 1.1.0: leave it out") == 1
+    assert done.stderr.count("DDPFIX_EXAMPLE was removed in 1.1.0: leave it out") == 1
     quiet = {**environ, "DDPFIX_LOG": "off"}
     assert not subprocess.run([sys.executable, "-c", code], env=quiet, capture_output=True, check=True).stderr
 

@@ -1,1 +1,0 @@
-"""``ddpfix top``: a live table of the ranks whose trace is in a folder."""
