@@ -27,6 +27,7 @@ def module(*meshes: Optional[Any]) -> Any:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks; a group is the list of its ranks."""
+    monkeypatch.setattr(process_groups, "is_torchs", lambda group: True)
     monkeypatch.setattr(process_groups, "ranks_of", lambda group: list(range(8)) if group is None else group)
     monkeypatch.setattr(
         process_groups.distributed, "get_world_size", lambda group=None: 8 if group is None else len(group)

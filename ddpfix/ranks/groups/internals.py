@@ -18,12 +18,26 @@ def default_group() -> Any:
     return distributed_c10d._get_default_group()
 
 
+def is_torchs(group: Any) -> bool:
+    """Return whether torch has made a group and has its ranks; a program's own class may stand for ranks that are not.
+
+    Args:
+        group: what the program uses as a process group; None is the default one.
+    """
+    from torch import distributed
+
+    if group is None:
+        group = distributed.group.WORLD
+    known = type(group) is distributed.ProcessGroup and group in table("pg_group_ranks")
+    return known and distributed.get_backend(group) != "fake"
+
+
 def group_store() -> Any:
-    """Return the store of that group, or None where there is none."""
+    """Return the store of the default group, or None where there is none, or no ranks that are known to read it."""
     from torch.distributed import distributed_c10d
 
     try:
-        return distributed_c10d._get_default_store()
+        return distributed_c10d._get_default_store() if is_torchs(None) else None
     except (RuntimeError, ValueError, AttributeError, KeyError):
         return None
 

@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any, List, Optional, Tuple
 
 import torch
-from torch import distributed
 
 from ddpfix import log
 from ddpfix.layerdrop import cover, schedule, training
@@ -83,7 +82,7 @@ class Agreement(ddp.Stage):
             start = None if call is None else self._start(wrapper, seed)
             replica = training.register(wrapper, wrapper.module, seed, start)
             replica.flagged, replica.is_ddp = flagged, True
-            replica.is_alone = distributed.get_world_size(wrapper.process_group) < 2
+            replica.is_alone = len(process_groups.ranks_of(wrapper.process_group)) < 2
             if flagged or cover.may_skip(wrapper.module):
                 replica.tells = start is not None and start.is_first
                 steps = Steps(model, replica)

@@ -7,19 +7,13 @@ from typing import Any, List, Optional
 from torch import distributed
 
 from ddpfix.ranks.agreement.rendezvous import Members
+from ddpfix.ranks.groups.internals import is_torchs as is_torchs
 from ddpfix.ranks.groups.names import name_of
 
 
 def ranks_of(group: Any) -> List[int]:
-    """Return the global ranks of a process group, in its order; None is the default group."""
-    if group is None:
-        return list(range(distributed.get_world_size()))
-    if hasattr(distributed, "get_process_group_ranks"):
-        return list(distributed.get_process_group_ranks(group))
-    from torch.distributed import distributed_c10d
-
-    size = distributed.get_world_size(group)
-    return [distributed_c10d._get_global_rank(group, rank) for rank in range(size)]
+    """Return the global ranks of a process group of torch's, in its order; None is the default group."""
+    return list(distributed.get_process_group_ranks(default() if group is None else group))
 
 
 def members_of(group: Any, ranks: Optional[List[int]] = None) -> Members:
@@ -56,6 +50,8 @@ def of_fsdp1(wrapper: Any) -> Optional[List[int]]:
     """
     if getattr(wrapper, "_fsdp_extension", None) is not None:
         # Tensor parallel layers in it: ranks that are not in its groups run them together.
+        return None
+    if not is_torchs(wrapper.process_group):
         return None
     shards = ranks_of(wrapper.process_group)
     across = getattr(wrapper, "_inter_node_pg", None)

@@ -114,23 +114,33 @@ def _name_those_before(owner: Any) -> None:
 
 
 def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-    try:
-        bound = inspect.signature(wrapped).bind(*args, **kwargs)
-    except TypeError:
-        # The error is torch's, or the arguments are those of another patcher's wrapper.
+    call = _call(wrapped, args, kwargs)
+    if call is None:
         attribution.call(wrapped, *args, **kwargs)
         MODELS[wrapper] = None
         return
-    call = Call(bound)
     call.facts["failure"] = wrap_hooks.run_before_wrap(call.module)
     for stage in stages():
         stage.arguments(call)
     with call.around:
         if call.arguments.get("init_sync", True):
             _meet_within(wrapper, call)
-        attribution.call(wrapped, *bound.args, **bound.kwargs)
+        attribution.call(wrapped, *call.bound.args, **call.bound.kwargs)
     with modes.hidden():
         _record(wrapper, call)
+
+
+def _call(wrapped: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
+    """Return a call of the constructor; None where it is left to torch.
+
+    Its arguments may be those of another patcher's wrapper, or an error; a group of the program's own class may have
+    nobody to agree with.
+    """
+    try:
+        call = Call(inspect.signature(wrapped).bind(*args, **kwargs))
+    except TypeError:
+        return None
+    return call if process_groups.is_torchs(call.group) else None
 
 
 def _meet_within(wrapper: Any, call: Call) -> None:
@@ -155,6 +165,9 @@ def _meet_within(wrapper: Any, call: Call) -> None:
 
 def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
     """Record a new model, made by the constructor or as a copy, and run the stages on it."""
+    if not process_groups.is_torchs(wrapper.process_group):
+        MODELS[wrapper] = None
+        return None
     try:
         model = MODELS[wrapper] = Wrapped(wrapper, "" if call is None else call.number)
     except Exception as error:

@@ -104,7 +104,8 @@ class Slot(Generic[T]):
         return cast("Optional[T]", model.slots.pop(self, None))
 
 
-# None for models that were wrapped before ddpfix was activated: their ranks agreed on nothing, so they stay unchanged.
+# None for models that were wrapped before ddpfix was activated, or over a group that torch has not made: their ranks
+# agreed on nothing, so they stay unchanged.
 MODELS: weakref.WeakKeyDictionary[Any, Optional[Wrapped]] = weakref.WeakKeyDictionary()
 
 

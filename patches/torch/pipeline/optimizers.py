@@ -35,8 +35,11 @@ def device_of(optimizer: Any) -> torch.device:
 
 
 def is_alone(model: ddp.Wrapped) -> bool:
-    """Return whether a model has no other replica, or was destroyed."""
-    return model.wrapper is None or len(process_groups.ranks_of(model.wrapper.process_group)) == 1
+    """Return whether a model has no other replica, or it or its group was destroyed."""
+    wrapper = model.wrapper
+    if wrapper is None or not process_groups.is_torchs(wrapper.process_group):
+        return True
+    return len(process_groups.ranks_of(wrapper.process_group)) == 1
 
 
 def trained(optimizer: Any, known: Sequence[Any] = ()) -> List[ddp.Wrapped]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import Any, Callable, ClassVar, Dict, Optional
+from typing import Any, Callable, ClassVar, Dict, List, Optional
 
 from .model import Wrapped
 
@@ -13,17 +13,21 @@ class Call:
     """A call of DDP's constructor, before it runs.
 
     Attributes:
-        arguments: by name, as they will be passed on; a stage may change them.
+        bound: the arguments, as torch's constructor takes them.
+        arguments: the same by name, as they will be passed on; a stage may change them.
         around: context managers that are open until DDP's constructor has run.
         facts: values that a stage stores for later stages, and for its own ``built``.
         number: the name of this model in messages between the ranks of its group; "" as long as it has none.
     """
 
     def __init__(self, bound: inspect.BoundArguments) -> None:
+        self.bound = bound
         self.arguments: Dict[str, Any] = bound.arguments
         self.around = contextlib.ExitStack()
         self.facts: Dict[str, Any] = {}
         self.number = ""
+        # Those that DDP reduces, once its constructor has collected them.
+        self.parameters: Optional[List[Any]] = None
 
     @property
     def module(self) -> Any:
