@@ -75,29 +75,6 @@ def test_without_plotly_the_extra_is_named(
     assert "pip install 'ddpfix[report]'" in capsys.readouterr().err
 
 
-def test_without_tensorboard_the_extra_is_named(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without(monkeypatch, "torch.utils.tensorboard")
-    assert main(["report", str(folder), "--tensorboard", str(tmp_path / "board")]) == 2
-    assert "pip install 'ddpfix[tensorboard]'" in capsys.readouterr().err
-
-
-@pytest.mark.sampled(inside=False)
-def test_tensorboard_has_the_scalars(folder: Path, tmp_path: Path) -> None:
-    reason = "the extra rest: pip install 'ddpfix[rest]'"
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
-    assert main(["report", str(folder), "--tensorboard", str(tmp_path / "board")]) == 0
-    events = accumulator.EventAccumulator(str(tmp_path / "board" / "trace"))
-    events.Reload()
-    forward = [(event.step, event.value) for event in events.Scalars("seconds/forward")]
-    assert forward == [(step, pytest.approx(0.08)) for step in range(2, 13)]
-    losses = [event.value for event in events.Scalars("train/loss_of_the_rank_with_most")]
-    assert losses == pytest.approx([3.0 / step + 0.01 for step in range(1, 13)])
-    assert [event.value for event in events.Scalars("layers/disagreements")] == [0.0] * 12
-    assert [event.value for event in events.Scalars("memory/peak_gib")] == [17.0] * 12
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -40,9 +40,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report.add_argument(
         "--json", metavar="FILE", help="write the data as JSON (- is the standard output); the page only with -o"
     )
-    report.add_argument(
-        "--tensorboard", metavar="FOLDER", type=Path, help="write scalars for TensorBoard; the page only with -o"
-    )
     report.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
     report.set_defaults(action=show)
 
@@ -64,19 +61,12 @@ def show(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     if len(options.folders) > 2:
         raise ReportError(f"report takes one trace or two, not {len(options.folders)}")
-    is_elsewhere = options.json is not None or options.tensorboard is not None
-    wants_page = options.output is not None or options.open or not is_elsewhere
+    wants_page = options.output is not None or options.open or options.json is None
     # Before minutes of reading, rather than after.
     script = _plotly() if wants_page else ""
-    writer = _tensorboard() if options.tensorboard is not None else None
     runs = load(options.folders)
     if options.json is not None:
         _write_json(options.json, runs)
-    if writer is not None:
-        from ddpfix.cli.report import board
-
-        for data in runs:
-            board.write(options.tensorboard / data["name"].replace("/", "_"), data, writer)
     if wants_page:
         from ddpfix.cli.report import page
 
@@ -138,11 +128,3 @@ def _plotly() -> str:
         raise ReportError(f"the page needs plotly: {_NEEDED} (--json FILE needs nothing)") from None
     script: str = get_plotlyjs()
     return script
-
-
-def _tensorboard() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ReportError("--tensorboard needs tensorboard: pip install 'ddpfix[tensorboard]'") from None
-    return SummaryWriter
