@@ -16,6 +16,7 @@ GONE: Dict[str, str] = {
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
     "ddpfix report --tensorboard": "python -m ddpfix report DIR --json FILE has the same numbers",
     "ddpfix[tensorboard]": "python -m ddpfix report DIR --json FILE needs no package",
+    "ddpfix[trace]": "a trace is JSON lines, and needs no package",
 }
 
 

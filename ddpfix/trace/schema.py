@@ -1,10 +1,10 @@
-"""What a trace consists of: the files of a rank, the kinds of its lines, and the columns of a step."""
+"""What a trace consists of: the file of a rank, the kinds of its lines, and the columns of a step."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 VERSION = 1
 # The kinds of lines in the .jsonl of a rank.
@@ -18,7 +18,7 @@ RUN, MODEL, STEP, EVENT, SETTING, PATCHES, AT, END = (
     "at",
     "end",
 )
-# Bytes of both files of a rank, at most.
+# Bytes of the file of a rank, at most.
 LIMIT = 64 * 2**20
 # Where a rank is, as lines of the kind "at" and the columns of times name it.
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = "data", "forward", "backward", "optimizer", "other"
@@ -73,21 +73,9 @@ def lines_file(folder: Path, rank: int, attempt: Optional[int] = None) -> Path:
     return folder / f"rank-{rank:05d}{'' if attempt is None else f'.{attempt}'}.jsonl"
 
 
-def arrow_file(lines: Path) -> Path:
-    """Return the file with the step rows that belongs to a file with lines."""
-    return lines.with_suffix(".arrow")
-
-
 def rank_of(file: Path) -> Optional[Tuple[int, Optional[int]]]:
     """Return the rank and the number of the earlier process in the name of a file; None if it is no file of a trace."""
     found = _FILE.fullmatch(file.name)
     if found is None:
         return None
     return int(found[1]), None if found[2] is None else int(found[2])
-
-
-def arrow_schema(pyarrow: Any) -> Any:
-    """Return the columns as pyarrow has them, with the version and the units as metadata."""
-    kinds = {"int": pyarrow.int64(), "float": pyarrow.float64(), "ints": pyarrow.list_(pyarrow.int32())}
-    fields = [pyarrow.field(c.name, kinds[c.kind], metadata={"unit": c.unit} if c.unit else None) for c in COLUMNS]
-    return pyarrow.schema(fields, metadata={"ddpfix.trace": str(VERSION)})

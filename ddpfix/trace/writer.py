@@ -1,7 +1,7 @@
-"""Writes the trace of one rank: rows are collected in memory, and a thread puts them into files every second or two.
+"""Writes the trace of one rank: rows are collected in memory, and a thread appends them to a file each second.
 
 The program never waits for a disk. Nothing is synchronised to it either: a process that is killed loses what came in
-the last two seconds. An error of the files ends the trace with one warning, and the training goes on.
+the last two seconds. An error of the file ends the trace with one warning, and the training goes on.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from ddpfix.background import Background
 from ddpfix.trace import schema
 
 Row = Dict[str, Any]
-# Seconds between two looks of the thread, and between two batches of step rows.
-TICK, BATCH = 1.0, 2.0
-# With Arrow, a batch of few rows is mostly its own head: the longer a run, the more seconds come into one.
-_SLOWER = 4
+# Seconds between two writes of the thread.
+TICK = 1.0
 # Rows whose values have not come from the GPU yet wait for so many seconds.
 PATIENCE = 10.0
 # Seconds at one place after which a line says so.
@@ -40,14 +38,13 @@ VARIABLE = "DDPFIX_TRACE"
 
 
 class Writer:
-    """The files of one rank.
+    """The file of one rank.
 
     Args:
-        folder: where they are to be; it is made if it is not there.
+        folder: where it is to be; it is made if it is not there.
         rank: this rank.
         place: gives the step and the place where the program is, and since when (``time.perf_counter``).
-        limit: bytes of all files together.
-        arrow: whether to write step rows with pyarrow, where it is installed.
+        limit: bytes of the file.
     """
 
     def __init__(
@@ -56,23 +53,19 @@ class Writer:
         rank: int,
         place: Callable[[], Tuple[int, str, float]],
         limit: int = schema.LIMIT,
-        arrow: bool = True,
     ) -> None:
         self.folder, self.rank = folder, rank
         self.file = schema.lines_file(folder, rank)
-        self._place, self._limit, self._arrow = place, limit, arrow
+        self._place, self._limit = place, limit
         # The end of the run has to find room.
         self._room = limit - min(_RESERVE, limit // 16)
         # A disk that does not answer for hours must not fill the memory.
         self._rows: Deque[Row] = deque(maxlen=_MOST)
         self._lines: Deque[Row] = deque(maxlen=_MOST)
-        self._files: Dict[Path, int] = {}
+        self._number: Optional[int] = None
         self._written = self._many = 0
         self._every = 1
-        self._last_batch = time.perf_counter()
         self._stalled: Tuple[int, str] = (0, "")
-        self._pyarrow: Any = None
-        self._schema: Any = None
         # Held by whoever writes; a forked child does not write, so that it never waits for it.
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -80,11 +73,11 @@ class Writer:
         self.on = False
 
     def open(self) -> bool:
-        """Make the files and start the thread; False, after one warning, where that is not possible."""
+        """Make the file and start the thread; False, after one warning, where that is not possible."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _put_aside(self.file)
-            self._create(self.file)
+            self._number = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
             # A process that ends at once has left what it is, at least.
             self._write_lines()
         except OSError as error:
@@ -121,7 +114,7 @@ class Writer:
                 self._give_up(error)
 
     def urgent(self) -> None:
-        """Write the lines now: the process may end without a word. Waits for the files at most a moment."""
+        """Write the lines now: the process may end without a word. Waits for the file at most a moment."""
         if self._lock.acquire(timeout=0.5):
             try:
                 if self.on:
@@ -132,7 +125,7 @@ class Writer:
                 self._lock.release()
 
     def close(self, how: Optional[str]) -> None:
-        """Write the rest and the end, and close the files.
+        """Write the rest and the end, and close the file.
 
         Args:
             how: of the ``end`` line.
@@ -145,17 +138,15 @@ class Writer:
         self.flush()
         with self._lock:
             self.on = False
-            self._close_files()
+            self._close_file()
 
     def abandon(self) -> None:
-        """In a forked child: these are the files of the parent."""
+        """In a forked child: this is the file of the parent."""
         self.on = False
         self._lock = threading.Lock()
-        self._close_files()
+        self._close_file()
 
     def _run(self) -> None:
-        if self._arrow:
-            self._pyarrow = _pyarrow()
         while not self._stop.wait(TICK) and self.on:
             self._look()
             self.flush(patient=True)
@@ -178,31 +169,13 @@ class Writer:
                 self._many += len(parts[-1])
                 if self._many > self._limit / 8:
                     parts.pop()
-        self._append(self.file, b"".join(parts))
+        self._append(b"".join(parts))
 
     def _write_rows(self, patient: bool) -> None:
-        if patient and self._interval() > time.perf_counter() - self._last_batch:
-            return
-        rows = self._ready(patient)
-        if not rows:
-            return
-        self._last_batch = time.perf_counter()
-        if self._pyarrow is None:
-            self._append_rows(self.file, b"".join(_encoded({"kind": schema.STEP, **row}) for row in rows))
-        else:
-            content = self._batch(rows)
-            self._append_rows(schema.arrow_file(self.file), content)
-        self._thin()
-
-    def _append_rows(self, file: Path, content: bytes) -> None:
+        content = b"".join(_encoded({"kind": schema.STEP, **row}) for row in self._ready(patient))
         if self._written + len(content) <= self._room:
-            self._append(file, content)
-
-    def _interval(self) -> float:
-        """Seconds between two writes of step rows."""
-        if self._pyarrow is None:
-            return 0.0
-        return self._every * (BATCH - 0.5 * TICK + BATCH * _SLOWER * self._written / self._limit)
+            self._append(content)
+        self._thin()
 
     def _ready(self, patient: bool) -> List[Row]:
         """Return the rows that can be written, without values that are missing."""
@@ -220,33 +193,20 @@ class Writer:
             rows.append({name: row[name] for name in schema.NAMES if _is_value(row.get(name))})
         return rows
 
-    def _batch(self, rows: List[Row]) -> bytes:
-        pyarrow = self._pyarrow
-        if self._schema is None:
-            self._schema = schema.arrow_schema(pyarrow)
-            self._create(schema.arrow_file(self.file))
-            self._append(schema.arrow_file(self.file), self._schema.serialize().to_pybytes())
-        columns = {name: [row.get(name) for row in rows] for name in schema.NAMES}
-        made: bytes = pyarrow.RecordBatch.from_pydict(columns, schema=self._schema).serialize().to_pybytes()
-        return made
-
     def _thin(self) -> None:
-        """Write fewer rows as the files come near their bound: half as many in each half of what is left."""
+        """Write fewer rows as the file comes near its bound: half as many in each half of what is left."""
         while self._room - self._written < self._room / (2 * self._every):
             self._every *= 2
 
-    def _create(self, file: Path) -> None:
-        self._files[file] = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-
-    def _append(self, file: Path, content: bytes) -> None:
+    def _append(self, content: bytes) -> None:
         self._written += len(content)
-        while content:
-            content = content[os.write(self._files[file], content) :]
+        while content and self._number is not None:
+            content = content[os.write(self._number, content) :]
 
     def _give_up(self, error: Exception) -> None:
         self.on = False
         self._stop.set()
-        self._close_files()
+        self._close_file()
         self._rows.clear()
         self._lines.clear()
         why = (error.strerror or str(error)) if isinstance(error, OSError) else repr(error)
@@ -254,15 +214,15 @@ class Writer:
             f"{VARIABLE}={self.folder}: rank {self.rank} leaves no trace from here on ({why}); training goes on"
         )
 
-    def _close_files(self) -> None:
-        for number in self._files.values():
+    def _close_file(self) -> None:
+        number, self._number = self._number, None
+        if number is not None:
             with contextlib.suppress(OSError):
                 os.close(number)
-        self._files.clear()
 
 
 def _put_aside(file: Path) -> None:
-    """Give the files of an earlier process of this rank a number: nothing is overwritten."""
+    """Give the file of an earlier process of this rank a number: nothing is overwritten."""
     number = 1
     if not file.exists():
         return
@@ -271,19 +231,7 @@ def _put_aside(file: Path) -> None:
         if not aside.exists():
             break
         number += 1
-    if schema.arrow_file(file).exists():
-        schema.arrow_file(file).rename(schema.arrow_file(aside))
     file.rename(aside)
-
-
-def _pyarrow() -> Any:
-    """Return the module; None where it is not installed, or does not work."""
-    try:
-        import pyarrow
-    except Exception as error:
-        log.debug(f"step rows of the trace are JSON lines: {error!r}")
-        return None
-    return pyarrow
 
 
 def _is_value(value: Any) -> bool:

@@ -72,18 +72,8 @@ def lines(content: bytes, folder: Path) -> None:
     test_traces.look(folder)
 
 
-def stream(content: bytes, folder: Path) -> None:
-    """The Arrow stream of a trace: read, or a TraceError."""
-    from ddpfix.trace import reader
-
-    (folder / "rank-00000.jsonl").write_bytes(b"")
-    (folder / "rank-00000.arrow").write_bytes(content)
-    with contextlib.suppress(reader.TraceError):
-        reader.read(folder)
-
-
 TARGETS: Dict[str, Look] = {
-    each.__name__: each for each in (matrix, compiled_matrix, settings, variables, command, lines, stream)
+    each.__name__: each for each in (matrix, compiled_matrix, settings, variables, command, lines)
 }
 
 
@@ -91,8 +81,8 @@ def seeds(name: str) -> List[bytes]:
     """Inputs that are right, from which others are made."""
     from tests.unit.test_matrix import GOOD
 
-    if name in ("lines", "stream"):
-        return _trace(name)
+    if name == "lines":
+        return _trace()
     known = {
         "matrix": [GOOD.encode()],
         "compiled_matrix": [_compiled()],
@@ -114,16 +104,12 @@ def _compiled() -> bytes:
     return compiled.dump(whole, b"").encode().partition(b"\n")[2]
 
 
-def _trace(name: str) -> List[bytes]:
+def _trace() -> List[bytes]:
     from tests.support import traces
 
     with tempfile.TemporaryDirectory() as place:
         folder = traces.write(Path(place), 1, 4, own_layers=True)
-        if name == "lines":
-            return [(folder / "rank-00000.jsonl").read_bytes()]
-        from tests.hostile import test_traces
-
-        return [test_traces.arrow(folder, [test_traces.batch(), test_traces.batch(5)])]
+        return [(folder / "rank-00000.jsonl").read_bytes()]
 
 
 def fuzz(name: str, seconds: int) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import re
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-import pyarrow
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpfix.cli.main import main
-from ddpfix.trace import reader, schema
 from tests.hostile import values
 from tests.support import traces
 
@@ -109,11 +105,10 @@ def test_tricks_of_json(tmp_path: Path, content: bytes) -> None:
     look(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["rank-00000.jsonl", "rank-00000.arrow"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "circle"])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, kind: str) -> None:
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
     write(tmp_path / "t", LINES[:1])
-    file = tmp_path / "t" / name
+    file = tmp_path / "t" / "rank-00000.jsonl"
     file.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(file)
@@ -141,124 +136,6 @@ def test_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     trick = "[bold]x[/bold] \x1b]0;title\x07 [/] <script>"
     folder = write(tmp_path / "t", [{**LINES[0], "command": trick}, {"kind": "end", "how": trick, "time": 1.0}])
     assert "[bold]x[/bold]" in look(folder)
-
-
-def arrow(folder: Path, batches: List[Any], metadata: Any = None, **options: Any) -> bytes:
-    """A stream of record batches beside the lines."""
-    write(folder, LINES[:1])
-    sink = io.BytesIO()
-    with pyarrow.ipc.new_stream(sink, batches[0].schema, **options) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    content = sink.getvalue()
-    (folder / "rank-00000.arrow").write_bytes(content)
-    return content
-
-
-def batch(count: int = 3) -> Any:
-    rows = [{**dict.fromkeys(schema.NAMES), "step": n, "time": float(n), "skipped": [1]} for n in range(count)]
-    return pyarrow.RecordBatch.from_pylist(rows, schema=schema.arrow_schema(pyarrow))
-
-
-def test_a_stream_that_is_right(tmp_path: Path) -> None:
-    arrow(tmp_path / "t", [batch(), batch(5)])
-    assert reader.read(tmp_path / "t").runs[0].steps["step"] == [0, 1, 2, 0, 1, 2, 3, 4]
-    look(tmp_path / "t")
-
-
-def test_rows_that_take_no_bytes(tmp_path: Path) -> None:
-    """A column of nulls has as many rows as it says; as a list they would take as much memory as one likes."""
-    nothing = pyarrow.RecordBatch.from_arrays([pyarrow.nulls(2**22)], names=["step"])
-    begun = time.perf_counter()
-    arrow(tmp_path / "t", [nothing])
-    with pytest.raises(reader.TraceError, match="4194304 rows"):
-        reader.read(tmp_path / "t")
-    look(tmp_path / "t")
-    assert time.perf_counter() - begun < 10
-
-
-@pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_buffers_that_are_compressed(tmp_path: Path, codec: str) -> None:
-    """A few kilobytes of them are as many gigabytes as one likes. None that is written here is compressed."""
-    rows = 2**20
-    zeros = pyarrow.RecordBatch.from_arrays([pyarrow.array([0] * rows)], names=["step"])
-    options = pyarrow.ipc.IpcWriteOptions(compression=codec)
-    content = arrow(tmp_path / "t", [zeros], options=options)
-    assert len(content) < rows
-    with pytest.raises(reader.TraceError, match="its buffers are compressed"):
-        reader.read(tmp_path / "t")
-    look(tmp_path / "t")
-    arrow(tmp_path / "t", [zeros])
-    assert reader.read(tmp_path / "t").runs[0].steps["step"] == [0] * rows
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pyarrow.array(["x", "[/]"]),
-        pyarrow.array([2**62, 1], pyarrow.timestamp("s")),
-        pyarrow.array([[[1]], [[2]]]),
-        pyarrow.array([{"a": 1}, None]),
-        pyarrow.array(["a", "a"]).dictionary_encode(),
-        pyarrow.array([b"\xff", b""]),
-        pyarrow.array([[None], []], pyarrow.list_(pyarrow.null())),
-        pyarrow.array([2**64 - 1, 0], pyarrow.uint64()),
-        pyarrow.array([float("nan"), float("inf")]),
-    ],
-    ids=lambda column: str(column.type)[:20],
-)
-def test_columns_of_other_kinds(tmp_path: Path, column: Any) -> None:
-    for name in ("step", "time", "skipped", "loss"):
-        given_ = {"step": pyarrow.array([1, 2]), "time": pyarrow.array([1.0, 2.0]), name: column}
-        arrow(tmp_path / "t", [pyarrow.RecordBatch.from_arrays(list(given_.values()), names=list(given_))])
-        look(tmp_path / "t")
-
-
-def test_a_stream_with_the_same_column_twice(tmp_path: Path) -> None:
-    twice = pyarrow.RecordBatch.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["step", "step"])
-    arrow(tmp_path / "t", [twice])
-    look(tmp_path / "t")
-
-
-def test_a_first_message_of_another_kind(tmp_path: Path) -> None:
-    """pyarrow reads a schema of it all the same, and the process ends by SIGSEGV."""
-    content = bytearray(arrow(tmp_path / "t", [batch()]))
-    for place in range(8, 72):
-        damaged = bytearray(content)
-        damaged[place] ^= 0x1F
-        (tmp_path / "t" / "rank-00000.arrow").write_bytes(bytes(damaged))
-        stream = pyarrow.BufferReader(bytes(damaged))
-        with contextlib.suppress(pyarrow.ArrowException, OSError):
-            if pyarrow.ipc.MessageReader.open_stream(stream).read_next_message().type == "schema":
-                continue
-            with pytest.raises(reader.TraceError):
-                reader.read(tmp_path / "t")
-            look(tmp_path / "t")
-
-
-def _damaged(folder: Path, cut: int, places: List[Tuple[int, int]]) -> None:
-    content = bytearray(arrow(folder, [batch(), batch(5)]))
-    for place, value in places:
-        content[place % len(content)] = value
-    (folder / "rank-00000.arrow").write_bytes(bytes(content[: len(content) - cut % len(content)]))
-    look(folder)
-
-
-CUTS = st.one_of(st.just(0), st.integers(0, 5000))
-PLACES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4)
-
-
-@settings(values.FEW, max_examples=25)
-@given(cut=CUTS, places=PLACES)
-def test_a_stream_that_is_damaged_or_cut(tmp_path_factory: pytest.TempPathFactory, cut: int, places: Any) -> None:
-    _damaged(tmp_path_factory.getbasetemp() / "arrow", cut, places)
-
-
-@pytest.mark.sampled(inside=False)
-@settings(values.MANY, max_examples=1500)
-@given(cut=CUTS, places=PLACES)
-def test_many_streams(tmp_path_factory: pytest.TempPathFactory, cut: int, places: Any) -> None:
-    _damaged(tmp_path_factory.getbasetemp() / "arrow", cut, places)
 
 
 @pytest.mark.sampled(inside=False)

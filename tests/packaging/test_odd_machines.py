@@ -251,7 +251,7 @@ import importlib, os, pkgutil, select, signal, sys
 import argparse, asyncio, multiprocessing, subprocess, tempfile
 import packaging.version, rich.console, rich.live, rich.progress, rich.table, torch, torch._dynamo, wrapt, yaml
 import torch.distributed.fsdp, torch.distributed.run, torch.nn.parallel, torch.utils.checkpoint, torch.utils.data
-for name in ("transformers", "accelerate", "pyarrow", "plotly.graph_objects", "requests", "unearth", "remotezip"):
+for name in ("transformers", "accelerate", "plotly.graph_objects", "requests", "unearth", "remotezip"):
     try:
         importlib.import_module(name)
     except ImportError:

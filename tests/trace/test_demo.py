@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 import pytest
 
 from ddpfix.cli.demo.ranks import SCRIPT
-from ddpfix.trace import reader, schema
+from ddpfix.trace import reader
 from tests.support import ranks
 
 pytest.importorskip("transformers")
@@ -21,13 +21,8 @@ pytestmark = [pytest.mark.patches("torch.trace"), pytest.mark.sampled(inside=Fal
 STEPS = 12
 
 
-def environment(folder: Path, pyarrow: bool, **more: str) -> Dict[str, str]:
-    environ = ranks.environment({"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", **more})
-    if not pyarrow:
-        (folder / "hidden").mkdir(exist_ok=True)
-        (folder / "hidden" / "pyarrow.py").write_text("raise ImportError('not installed')\n")
-        environ["PYTHONPATH"] = os.pathsep.join([str(folder / "hidden"), environ["PYTHONPATH"]])
-    return environ
+def environment(**more: str) -> Dict[str, str]:
+    return ranks.environment({"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", **more})
 
 
 def words(folder: Path, steps: int, model: str = "wavlm", loop: str = "plain") -> List[str]:
@@ -42,24 +37,15 @@ def recorded(folder: Path, rank: int, key: str) -> List[Dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("model", "loop", "pyarrow"),
-    [
-        ("wavlm", "plain", True),
-        ("wavlm", "plain", False),
-        ("bart", "plain", True),
-        ("bart", "accelerate", True),
-        ("wavlm", "trainer", True),
-    ],
+    ("model", "loop"), [("wavlm", "plain"), ("bart", "plain"), ("bart", "accelerate"), ("wavlm", "trainer")]
 )
-def test_what_was_skipped_and_lost_is_what_the_script_records(
-    model: str, loop: str, pyarrow: bool, tmp_path: Path
-) -> None:
+def test_what_was_skipped_and_lost_is_what_the_script_records(model: str, loop: str, tmp_path: Path) -> None:
     if loop != "plain":
         pytest.importorskip("accelerate")
     checksums = {}
     for name, trace in (("with", str(tmp_path / "trace")), ("without", "off")):
         (tmp_path / name).mkdir()
-        environ = environment(tmp_path, pyarrow, DDPFIX="1", DDPFIX_TRACE=trace)
+        environ = environment(DDPFIX="1", DDPFIX_TRACE=trace)
         code, output = ranks.run(words(tmp_path / name, STEPS, model, loop), environ, tmp_path, 200)
         assert code == 0, output
         checksums[name] = [recorded(tmp_path / name, rank, "checksum")[0]["checksum"] for rank in (0, 1)]
@@ -90,7 +76,6 @@ def test_what_was_skipped_and_lost_is_what_the_script_records(
                 continue
             assert not [name for name in own if any(name.startswith(layer + ".") for layer in ran)]
         assert run.end is not None and run.end["how"] == "ended"
-        assert schema.arrow_file(run.file).exists() is (pyarrow and _has_pyarrow())
 
 
 def shown(name: str) -> str:
@@ -100,15 +85,8 @@ def shown(name: str) -> str:
     return part + name.rsplit(".", 1)[-1]
 
 
-def _has_pyarrow() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("pyarrow") is not None
-
-
-@pytest.mark.parametrize("pyarrow", [True, False])
-def test_a_rank_that_is_killed_leaves_all_but_its_last_seconds(pyarrow: bool, tmp_path: Path) -> None:
-    environ = environment(tmp_path, pyarrow, DDPFIX="1", DDPFIX_TRACE=str(tmp_path / "trace"))
+def test_a_rank_that_is_killed_leaves_all_but_its_last_seconds(tmp_path: Path) -> None:
+    environ = environment(DDPFIX="1", DDPFIX_TRACE=str(tmp_path / "trace"))
     child = subprocess.Popen(
         words(tmp_path, 2000), env=environ, cwd=str(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

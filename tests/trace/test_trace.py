@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 
-from ddpfix.trace import reader, schema
+from ddpfix.trace import reader
 from tests.support import ranks as processes
 
 pytestmark = [pytest.mark.patches("torch.trace"), pytest.mark.sampled(inside=False, cells=True)]
@@ -36,14 +36,11 @@ def noted(folder: Path, rank: int, run: str) -> Dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("form", ["rows", "lines"])
-def test_rows_are_what_the_ranks_have_noted(folder: Path, form: str) -> None:
-    trace = reader.read(folder / form)
+def test_rows_are_what_the_ranks_have_noted(folder: Path) -> None:
+    trace = reader.read(folder / "rows")
     assert list(trace.runs) == [0, 1] and trace.earlier == {}
-    arrow = list((folder / form).glob("*.arrow"))
-    assert len(arrow) == (2 if form == "rows" and installed() else 0)
     for rank, run in trace.runs.items():
-        own = noted(folder, rank, form)
+        own = noted(folder, rank, "rows")
         steps, notes = run.steps, own["steps"]
         count = len(notes)
         assert steps["step"] == list(range(1, count + 1))
@@ -60,17 +57,10 @@ def test_rows_are_what_the_ranks_have_noted(folder: Path, form: str) -> None:
         assert run.end is not None and run.end["how"] == "ended"
 
 
-def installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("pyarrow") is not None
-
-
-@pytest.mark.parametrize("form", ["rows", "lines"])
-def test_times_are_where_the_time_went(folder: Path, form: str) -> None:
-    for rank, run in reader.read(folder / form).runs.items():
+def test_times_are_where_the_time_went(folder: Path) -> None:
+    for rank, run in reader.read(folder / "rows").runs.items():
         steps = run.steps
-        notes = noted(folder, rank, form)["steps"]
+        notes = noted(folder, rank, "rows")["steps"]
         for index, note in enumerate(notes[1:], 1):
             # The end of the step is the optimizer's, and the note comes a moment later.
             assert steps["total"][index] == pytest.approx(note["seconds"], abs=0.1)
@@ -81,14 +71,6 @@ def test_times_are_where_the_time_went(folder: Path, form: str) -> None:
         late = steps["wait"][LATE - 1]
         assert late >= 0.6 * PAUSE if rank == 0 else late <= 0.5 * PAUSE
         assert all(later > before for before, later in zip(steps["time"], steps["time"][1:]))
-
-
-def test_both_forms_say_the_same(folder: Path) -> None:
-    times = {"time", "total", "data", "forward", "backward", "wait", "optimizer", "peak"}
-    rows, lines = reader.read(folder / "rows"), reader.read(folder / "lines")
-    for rank in (0, 1):
-        for name in set(schema.NAMES) - times:
-            assert rows.runs[rank].steps[name] == lines.runs[rank].steps[name], name
 
 
 def test_the_head_says_what_ran(folder: Path) -> None:
@@ -110,10 +92,10 @@ def test_the_head_says_what_ran(folder: Path) -> None:
 
 def test_training_is_the_same_to_the_last_bit(folder: Path) -> None:
     for rank in (0, 1):
-        digests = {noted(folder, rank, run)["digest"] for run in ("off", "rows", "lines", "refused")}
+        digests = {noted(folder, rank, run)["digest"] for run in ("off", "rows", "refused")}
         assert len(digests) == 1
-        losses = [[step["loss"] for step in noted(folder, rank, run)["steps"]] for run in ("off", "rows", "lines")]
-        assert losses[0] == losses[1] == losses[2]
+        losses = [[step["loss"] for step in noted(folder, rank, run)["steps"]] for run in ("off", "rows")]
+        assert losses[0] == losses[1]
 
 
 def test_where_it_is_off_nothing_of_it_is_imported_and_undo_is_whole(folder: Path) -> None:
@@ -146,10 +128,7 @@ def test_a_killed_run_can_be_read(folder: Path, capsys: pytest.CaptureFixture[st
 
 def test_pandas_reads_it_in_a_line(folder: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="the extra rest: pip install 'ddpfix[rest]'")
-    pyarrow: Any = pytest.importorskip("pyarrow", reason="the extra trace: pip install 'ddpfix[trace]'")
-    lines = pandas.read_json(folder / "lines" / "rank-00001.jsonl", lines=True)
+    lines = pandas.read_json(folder / "rows" / "rank-00001.jsonl", lines=True)
     table = lines[lines["kind"] == "step"]
-    rows = pyarrow.ipc.open_stream(str(folder / "rows" / "rank-00001.arrow")).read_pandas()
-    losses: List[float] = list(rows["loss"])
+    losses = [sum(note["loss"]) for note in noted(folder, 1, "rows")["steps"]]
     assert list(table["loss"]) == pytest.approx(losses) and len(losses) == 6
-    assert list(rows.columns) == list(schema.NAMES)

@@ -33,12 +33,6 @@ def write(folder: Path, rows: List[Dict[str, Any]], name: str = "rank-00003.json
     return file
 
 
-def batch(pyarrow: Any, rows: List[Dict[str, Any]]) -> Any:
-    return pyarrow.RecordBatch.from_pylist(
-        [{name: row.get(name) for name in schema.NAMES} for row in rows], schema=schema.arrow_schema(pyarrow)
-    )
-
-
 def test_lines_come_back_as_columns(tmp_path: Path) -> None:
     write(tmp_path, [*LINES, *ROWS, {"kind": "end", "time": 9.0, "how": "ended"}])
     trace = reader.read(tmp_path)
@@ -114,51 +108,7 @@ def test_ranks_come_in_order(tmp_path: Path) -> None:
     assert list(reader.read(tmp_path).runs) == [1, 2, 99999, 100000]
 
 
-def arrow(folder: Path, batches: List[List[Dict[str, Any]]]) -> Path:
-    pyarrow = pytest.importorskip("pyarrow", reason="the extra trace: pip install 'ddpfix[trace]'")
-    file = schema.arrow_file(write(folder, [RUN]))
-    parts = [schema.arrow_schema(pyarrow).serialize(), *(batch(pyarrow, rows).serialize() for rows in batches)]
-    file.write_bytes(b"".join(part.to_pybytes() for part in parts))
-    return file
-
-
-def test_batches_come_back_as_the_same_columns(tmp_path: Path) -> None:
-    file = arrow(tmp_path, [[ROWS[0]], [ROWS[1]], []])
-    steps = reader.read(tmp_path).runs[3].steps
-    (tmp_path / "lines").mkdir()
-    write(tmp_path / "lines", [RUN, *ROWS])
-    assert steps == reader.read(tmp_path / "lines").runs[3].steps
-    import pyarrow
-
-    with pyarrow.ipc.open_stream(str(file)) as stream:
-        table = stream.read_all().to_pydict()
-    assert table["step"] == [1, 2] and table["skipped"][0] == [2, 4]
-
-
-def test_an_incomplete_last_batch_is_dropped_wherever_it_ends(tmp_path: Path) -> None:
-    file = arrow(tmp_path, [[ROWS[0]], [ROWS[1]]])
-    whole = file.read_bytes()
-    counts = []
-    for size in range(len(whole) + 1):
-        file.write_bytes(whole[:size])
-        counts.append(len(reader.read(tmp_path).runs[3].steps["step"]))
-    assert sorted(set(counts)) == [0, 1, 2] and counts == sorted(counts) and counts[-2:] == [1, 2]
-
-
-def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
-    file = arrow(tmp_path, [[ROWS[0]], [ROWS[1]]])
-    whole = bytearray(file.read_bytes())
-    import pyarrow
-
-    begin = schema.arrow_schema(pyarrow).serialize().size
-    whole[begin + 8 : begin + 40] = b"\x77" * 32
-    file.write_bytes(bytes(whole))
-    with pytest.raises(TraceError, match=r"rank-00003.arrow, batch 0"):
-        reader.read(tmp_path)
-
-
-def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema.arrow_file(write(tmp_path, [RUN])).write_bytes(b"x")
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(TraceError, match=r"ddpfix\[trace\]"):
+def test_an_arrow_stream_of_an_earlier_release_is_named(tmp_path: Path) -> None:
+    write(tmp_path, [RUN]).with_suffix(".arrow").write_bytes(b"x")
+    with pytest.raises(TraceError, match="rank-00003.arrow: Arrow streams are not read since 1.1.0"):
         reader.read(tmp_path)
