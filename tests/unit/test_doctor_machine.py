@@ -1,19 +1,16 @@
-"""``ddpfix doctor``: launchers, networks, devices and limits, also those of other machines."""
+"""``ddpfix doctor``: networks and limits, also those of other machines."""
 
 from __future__ import annotations
 
 import json
 import socket
-import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Dict, List
 
 import pytest
 
 from ddpfix.cli.doctor import (
-    devices,
     interfaces,
-    launcher,
     limits,
     network,
 )
@@ -30,45 +27,6 @@ IB = [Interface("ib0", V4, "10.1.0.5"), Interface("ibs1", V4, "10.2.0.5")]
 def about(findings: List[Finding], *words: str) -> List[str]:
     """The levels of the findings whose text has all of the words."""
     return [each.level for each in findings if all(word in each.text for word in words)]
-
-
-# Launchers.
-
-
-@pytest.mark.parametrize(
-    ("environ", "name"),
-    [
-        ({"TORCHELASTIC_RUN_ID": "x"}, "torch elastic (torchrun)"),
-        ({"ACCELERATE_MIXED_PRECISION": "no"}, "accelerate"),
-        ({"SLURM_PROCID": "0"}, "SLURM"),
-        ({"OMPI_COMM_WORLD_RANK": "1"}, "Open MPI"),
-        ({"CROSS_RANK": "1"}, "DeepSpeed"),
-    ],
-)
-def test_a_launcher_is_recognised(environ: Dict[str, str], name: str) -> None:
-    assert launcher.look({}, environ)[0]["recognised"] == [name]
-
-
-@pytest.mark.parametrize(
-    ("environ", "words", "level"),
-    [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is not below WORLD_SIZE=2", BLOCKS),
-        ({"LOCAL_RANK": "first"}, "LOCAL_RANK is not a whole number", BLOCKS),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "but not MASTER_ADDR, MASTER_PORT", WARNING),
-        ({"MASTER_ADDR": "no.such.host.invalid"}, "does not resolve", BLOCKS),
-        ({"RANK": "0", "MASTER_ADDR": "192.0.2.99"}, "this is rank 0, and MASTER_ADDR is another host", BLOCKS),
-    ],
-)
-def test_what_a_launcher_may_get_wrong(environ: Dict[str, str], words: str, level: str) -> None:
-    findings = launcher.look({}, environ)[1]
-    assert about(findings, words) == [level]
-    assert not about(findings, "no.such.host") and not about(findings, "192.0.2.99")
-
-
-def test_a_right_launcher_has_no_findings() -> None:
-    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    section, findings = launcher.look({}, {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
-    assert findings == [] and section["master"] == {"resolves": True, "is_this_host": True}
 
 
 # Network.
@@ -109,8 +67,8 @@ def test_what_nccl_would_take(every: List[Interface], environ: Dict[str, str], e
 
 def with_name(monkeypatch: pytest.MonkeyPatch, addresses: List[str], local: List[str]) -> None:
     """The host's name resolves to some addresses, of which some are its own."""
-    monkeypatch.setattr(launcher, "resolve", lambda name: [(V4, (address, 0)) for address in addresses])
-    monkeypatch.setattr(launcher, "is_local", lambda address: address[1][0] in local)
+    monkeypatch.setattr(network, "resolve", lambda name: [(V4, (address, 0)) for address in addresses])
+    monkeypatch.setattr(network, "is_local", lambda address: address[1][0] in local)
 
 
 @pytest.mark.parametrize(
@@ -177,101 +135,7 @@ def test_a_host_of_a_thousand_containers() -> None:
     assert len(section["interfaces"]) == 24 and section["more_interfaces"] == 977
 
 
-# Devices and limits, from files of other machines.
-
-
-def tree(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("files", "cpus", "memory"),
-    [
-        (
-            {
-                "proc/self/cgroup": "0::/pod/own\n",
-                "sys/fs/cgroup/pod/cpu.max": "200000 100000\n",
-                "sys/fs/cgroup/pod/own/cpu.max": "max 100000\n",
-                "sys/fs/cgroup/pod/memory.max": f"{8 << 30}\n",
-                "sys/fs/cgroup/pod/own/memory.max": "max\n",
-            },
-            2.0,
-            8192,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:cpu:/x\n",
-                # In a container the path is that of the machine, and the outermost folder is its own.
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4 << 30}\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            1.5,
-            4096,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/\n1:cpu:/\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-            None,
-        ),
-        ({}, None, None),
-        ({"proc/self/cgroup": "broken\n::\n"}, None, None),
-    ],
-    ids=["v2", "v1", "unlimited", "none", "broken"],
-)
-def test_what_a_container_leaves(
-    files: Dict[str, str], cpus: Optional[float], memory: Optional[int], tmp_path: Path
-) -> None:
-    root = tree(tmp_path, {**files, "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 1048576 kB\nHuge: x\n"})
-    assert devices.cpus(root)["cgroup_limit"] == cpus
-    assert devices.memory(root) == {"total": 16384, "available": 1024, "cgroup_limit": memory}
-
-
-def test_many_ranks_on_few_cpus_and_a_driver_without_gpus(tmp_path: Path) -> None:
-    root = tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/cpu.max": "100000 100000\n",
-            "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Kernel Module  535.104.05  Sat Aug 19\n",
-        },
-    )
-    section, findings = devices.look(None, {"LOCAL_WORLD_SIZE": "8"}, root)
-    assert section["driver"] == "535.104.05"
-    assert about(findings, "8 ranks on this machine share 1 CPUs") == [WARNING]
-    assert about(findings, "has an NVIDIA driver, and torch sees no GPU") == [WARNING]
-    assert devices.look(None, {"CUDA_VISIBLE_DEVICES": ""}, root)[1] == []
-
-
-class FakeGpus:
-    """Stands for torch with two GPUs."""
-
-    class cuda:
-        is_available = staticmethod(lambda: True)
-        device_count = staticmethod(lambda: 2)
-        can_device_access_peer = staticmethod(lambda one, other: False)
-
-        @staticmethod
-        def get_device_properties(number: int) -> Any:
-            from types import SimpleNamespace
-
-            return SimpleNamespace(name="H100", total_memory=80 << 30, major=9, minor=0)
-
-
-def test_gpus(tmp_path: Path) -> None:
-    section, findings = devices.look(FakeGpus, {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"}, tmp_path)
-    assert section["gpus"] == [{"name": "H100", "memory_mib": 81920, "capability": "9.0"}] * 2
-    assert section["peer_access"] == ["-0", "0-"]
-    assert about(findings, "3 ranks on this machine, and 2 GPUs") == [BLOCKS]
-    assert devices.look(FakeGpus, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, tmp_path)[1] == []
+# Limits.
 
 
 def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -288,12 +152,3 @@ def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_open_files(files: int, levels: List[str], tmp_path: Path) -> None:
     section, findings = limits.look(None, tmp_path, (files, 1 << 20))
     assert about(findings, "a process may open") == levels and section["open_files"]["soft"] == files
-
-
-def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def none() -> str:
-        raise FileNotFoundError("no usable temporary directory found")
-
-    monkeypatch.setattr(tempfile, "gettempdir", none)
-    assert about(limits.look(None, tmp_path, (-1, -1))[1], "no temporary files") == [BLOCKS]
-    assert about(limits.look(None, tmp_path, (-1, -1), str(tmp_path / "gone"))[1], "no working directory") == [BLOCKS]

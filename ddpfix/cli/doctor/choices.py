@@ -68,13 +68,6 @@ def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values
     return {"entries": entries}, findings
 
 
-def ours(whole: Matrix) -> Dict[str, str]:
-    """Return the variables of ddpfix, with the ids that they stand for."""
-    found = {setting.variable: setting.name for setting in SETTINGS}
-    found.update({switch_name(patch): patch for patch in whole.patches})
-    return found
-
-
 def _untested(text: str) -> Finding:
     """Return the finding of a release that nobody has tested; its line has the cure behind the semicolon."""
     what, _, cure = text.partition("; ")

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 _ABOUT = (
     "Prints what a maintainer asks for in an issue, problems first. Shows no values of environment variables but those"
-    " of ddpfix and of launchers and libraries that are known to hold no secret. Exit code: 0 if nothing was found that"
-    " stops a training, 1 if something was, 2 for a wrong use."
+    " of ddpfix. Exit code: 0 if nothing was found that stops a training, 1 if something was, 2 for a wrong use."
 )
 
 
@@ -24,7 +23,9 @@ def add(commands: _Commands) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="print everything as JSON")
     doctor.add_argument(
-        "--ranks", action="store_true", help="under a launcher: collectives and the agreement on all ranks, with times"
+        "--ranks",
+        action="store_true",
+        help="under a launcher: an all_reduce on all ranks, and what differs between them",
     )
     doctor.add_argument(
         "--limit", type=_seconds, default=60.0, metavar="SECONDS", help="--ranks: give up after so long [60]"
@@ -52,9 +53,9 @@ def show(options: argparse.Namespace) -> int:
         MatrixError: the compatibility matrix cannot be read.
     """
     if options.ranks:
-        from ddpfix.cli.doctor.ranks import command
+        from ddpfix.cli.doctor import ranks
 
-        return command.show(options.limit, options.backend, options.json)
+        return ranks.show(options.limit, options.backend, options.json)
     from ddpfix.cli.doctor import examination
 
     report = examination.make()

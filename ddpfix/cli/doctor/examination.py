@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Tuple
 
-from ddpfix.cli.doctor import activation, choices, devices, launcher, limits, network, others, private, versions
+from ddpfix.cli.doctor import activation, choices, limits, network, private, versions
 from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section, in_order
 from ddpfix.matrix import loader
 
 #: The form of the data; a key that goes or changes its meaning makes it a new one.
-FORMAT = 1
+FORMAT = 2
 
 
 def make() -> Dict[str, Any]:
@@ -21,7 +21,6 @@ def make() -> Dict[str, Any]:
     whole = loader.load()
     values, errors = choices.read(whole)
     torch, problem = versions.torch_here()
-    ours = choices.ours(whole)
     found: Dict[str, Any] = {}
     findings: List[Finding] = []
 
@@ -34,14 +33,8 @@ def make() -> Dict[str, Any]:
     part("settings", lambda: choices.look_at_settings(whole, values, errors))
     toolkits = found["versions"].get("toolkits", {})
     part("patches", lambda: choices.look_at_patches(whole, toolkits, values))
-    part("others", lambda: others.look(torch))
-    part("launcher", lambda: launcher.look(ours))
-    part("devices", lambda: devices.look(torch))
-    part("backend", lambda: (devices.backend(torch, found["devices"]), []))
-    part("network", lambda: network.look(found["backend"].get("would_take")))
+    part("network", lambda: network.look(versions.backend(torch)))
     part("limits", lambda: limits.look(torch))
-    part("clock", lambda: (limits.clock(), []))
-    part("timeouts_s", lambda: (limits.timeouts(torch, values.seconds()), []))
     ordered = in_order(findings)
     head = {
         "format": FORMAT,

@@ -1,25 +1,18 @@
-"""What a training runs out of: shared memory, open files, disk; and how long it waits for others."""
+"""What loader workers run out of: shared memory and open files."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from ddpfix.cli.doctor import private
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section
+from ddpfix.cli.doctor.finding import WARNING, Finding, Section
 
 MIB = 1 << 20
 # MiB of shared memory with which loader workers come to an end soon; Docker gives 64.
 _LITTLE_SHM = 512
 # Open files with which loader workers come to an end soon: each tensor that they hand over is one.
 _FEW_FILES = 4096
-# MiB of disk with which a checkpoint cannot be written.
-_LITTLE_DISK = 1024
 
 
 class Room(NamedTuple):
@@ -29,16 +22,13 @@ class Room(NamedTuple):
     free: int
 
 
-def look(
-    torch: Optional[Any], shm: Path = Path("/dev/shm"), files: Optional[Tuple[int, int]] = None, folder: str = "."
-) -> Section:
+def look(torch: Optional[Any], shm: Path = Path("/dev/shm"), files: Optional[Tuple[int, int]] = None) -> Section:
     """Return the section.
 
     Args:
         torch: the module, or None where it cannot be imported.
         shm: where shared memory is.
         files: soft and hard limit of open files; this process's by default.
-        folder: the working directory.
     """
     findings: List[Finding] = []
     strategy = torch.multiprocessing.get_sharing_strategy() if torch is not None else None
@@ -47,7 +37,6 @@ def look(
         "shared_memory_mib": _shm(room(shm), findings),
         "open_files": {"soft": soft, "hard": hard},
         "sharing_strategy": strategy,
-        "disk_mib": {name: _disk(name, place, findings) for name, place in places(folder)},
     }
     if soft is not None and 0 <= soft < _FEW_FILES and strategy in (None, "file_descriptor"):
         text = f"a process may open {soft} files: loader workers end with 'Too many open files' or 'received 0 items'"
@@ -89,59 +78,3 @@ def _shm(found: Optional[Room], findings: List[Finding]) -> Optional[Dict[str, i
             Finding(WARNING, "limits", text, "ls -l /dev/shm; files that no process has open can be deleted")
         )
     return found._asdict()
-
-
-def places(folder: str) -> List[Tuple[str, str]]:
-    """Return the working directory and that of temporary files."""
-    try:
-        temporary = tempfile.gettempdir()
-    except OSError:
-        # Python has found no folder in which it may write.
-        temporary = ""
-    return [("working_directory", folder), ("temporary_files", temporary)]
-
-
-def _disk(name: str, place: str, findings: List[Finding]) -> Optional[Dict[str, Any]]:
-    found = room(Path(place)) if place else None
-    words = name.replace("_", " ")
-    if found is None:
-        cure = (
-            "set TMPDIR to a folder that can be written"
-            if name == "temporary_files"
-            else "change to a folder that is there"
-        )
-        findings.append(Finding(BLOCKS, "limits", f"there is no {words} that can be used", cure))
-        return None
-    if found.free < _LITTLE_DISK:
-        text = f"{found.free} MiB are free where {words} are kept: a checkpoint needs more"
-        findings.append(Finding(WARNING, "limits", text.replace("directory are", "directory is"), "make room"))
-    return {**found._asdict(), "writable": os.access(place, os.W_OK)}
-
-
-def clock() -> Dict[str, Any]:
-    """Return the time of this machine, and its time zone."""
-    now = time.time()
-    return {
-        "utc": datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="milliseconds"),
-        "zone": time.strftime("%Z"),
-    }
-
-
-def timeouts(torch: Optional[Any], patience: float) -> Dict[str, Optional[float]]:
-    """Return how long collectives wait for a rank where the program does not say it, in seconds.
-
-    Args:
-        torch: the module, or None where it cannot be imported.
-        patience: how long ddpfix waits for a rank without it.
-    """
-    found: Dict[str, Optional[float]] = {"ddpfix": patience, "gloo": None, "nccl": None}
-    if torch is not None:
-        try:
-            from torch.distributed import distributed_c10d
-
-            default = distributed_c10d.default_pg_timeout.total_seconds()
-            special = getattr(distributed_c10d, "default_pg_nccl_timeout", None)
-            found.update(gloo=default, nccl=default if special is None else special.total_seconds())
-        except Exception as error:
-            found.update(error=private.error(error))  # type: ignore[call-overload]
-    return found

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ddpfix.cli.doctor import interfaces, launcher, private
+from ddpfix.cli.doctor import interfaces, private
 from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section
 from ddpfix.cli.doctor.interfaces import Interface
 
@@ -29,7 +28,6 @@ def look(
     backend: Optional[str],
     environ: Optional[Mapping[str, str]] = None,
     every: Optional[Sequence[Interface]] = None,
-    root: Path = Path("/"),
 ) -> Section:
     """Return the section.
 
@@ -37,19 +35,18 @@ def look(
         backend: the one that would be taken.
         environ: the environment; this process's by default.
         every: the addresses of this machine; looked for by default.
-        root: where ``sys`` is.
     """
     environ = os.environ if environ is None else environ
     findings: List[Finding] = []
     every = _here(findings) if every is None else every
     names = list(dict.fromkeys(each.name for each in every))
     found: Dict[str, Any] = {
+        "backend": backend,
         "interfaces": {name: _shown(name, every) for name in names[:_SHOWN]},
         "more_interfaces": max(0, len(names) - _SHOWN),
-        "host_name_resolves": bool(launcher.resolve(socket.gethostname())),
+        "host_name_resolves": bool(resolve(socket.gethostname())),
         "gloo": gloo(every, environ),
         "nccl": nccl(every, environ),
-        "infiniband": _infiniband(root),
     }
     _judge(found, names, backend, environ, findings)
     return found, findings
@@ -79,7 +76,7 @@ def gloo(every: Sequence[Interface], environ: Mapping[str, str]) -> Dict[str, An
             "why": "GLOO_SOCKET_IFNAME",
             "loopback": all(_is_loopback(n, every) for n in names),
         }
-    usable = [address for address in launcher.resolve(socket.gethostname()) if launcher.is_local(address)]
+    usable = [address for address in resolve(socket.gethostname()) if is_local(address)]
     if usable:
         return {**_of_address(usable[0][1][0], every), "why": "the host's name resolves to its address"}
     lo = [each.name for each in every if each.is_loopback]
@@ -148,18 +145,6 @@ def select(words: str, every: Sequence[Interface], family: Optional[int] = None)
     return list(dict.fromkeys(found))
 
 
-def _infiniband(root: Path) -> Dict[str, str]:
-    """RDMA devices, over which NCCL sends data where it can use them, with the state of their first port."""
-    found = {}
-    for device in sorted((root / "sys/class/infiniband").glob("*")):
-        try:
-            state = (device / "ports/1/state").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            state = "?"
-        found[device.name] = state.partition(":")[2].strip().lower() or state.strip()
-    return found
-
-
 def _judge(
     found: Mapping[str, Any],
     names: Sequence[str],
@@ -173,7 +158,7 @@ def _judge(
         if names and environ.get(variable) and (not takes or (library == "gloo" and set(takes) - set(names))):
             text = f"{variable} names no interface with an address on this machine"
             findings.append(Finding(level, "network", text, f"unset it, or choose from {', '.join(names[:_SHOWN])}"))
-        size, local = launcher.number(environ, "WORLD_SIZE"), launcher.number(environ, "LOCAL_WORLD_SIZE")
+        size, local = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_WORLD_SIZE")
         if found[library]["loopback"] and size and local and size > local:
             text = f"{library} would take the loopback interface, which other machines cannot reach"
             outside = [name for name in names if name != "lo"]
@@ -181,3 +166,28 @@ def _judge(
                 f"set {variable} to the interface between the machines ({', '.join(outside[:_SHOWN]) or 'none here'})"
             )
             findings.append(Finding(level, "network", text, cure))
+
+
+def _number(environ: Mapping[str, str], name: str) -> Optional[int]:
+    """Return a variable that has to be a whole number from 0 on; None if it is not there, or is none."""
+    word = environ.get(name, "").strip()
+    return int(word) if word.isdigit() and word.isascii() else None
+
+
+def resolve(name: str) -> List[Any]:
+    """Return the socket addresses of a host name, in the order of the system; none if it does not resolve."""
+    try:
+        return [(each[0], each[4]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return []
+
+
+def is_local(address: Any) -> bool:
+    """Return whether a socket can be bound to an address of :func:`resolve`."""
+    family, place = address
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((place[0], 0, *place[2:]))
+    except OSError:
+        return False
+    return True

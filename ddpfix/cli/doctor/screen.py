@@ -21,7 +21,7 @@ def whole(report: Mapping[str, Any]) -> Group:
     """Everything."""
     parts: List[Any] = [plain(f"ddpfix {report['versions'].get('ddpfix', '?')}: doctor"), problems(report["findings"])]
     for title, rows in _sections(report):
-        parts += [Text(f"\n{title.replace('_s', ' in seconds')}", style="bold"), facts(rows)]
+        parts += [Text(f"\n{title}", style="bold"), facts(rows)]
     parts += [Text("\npatches", style="bold"), *_patches(report["patches"])]
     return Group(*parts)
 
@@ -55,14 +55,8 @@ def _sections(report: Mapping[str, Any]) -> List[Tuple[str, List[Row]]]:
         ("versions", _versions),
         ("activation", _plain),
         ("settings", _settings),
-        ("others", _others),
-        ("launcher", _launcher),
-        ("devices", _devices),
-        ("backend", _plain),
         ("network", _network),
         ("limits", _limits),
-        ("clock", _plain),
-        ("timeouts_s", _plain),
     )
     # A part that could not be looked at has one key.
     return [(name, _plain(report[name]) if "error" in report[name] else make(report[name])) for name, make in makers]
@@ -98,33 +92,6 @@ def _settings(part: Mapping[str, Any]) -> List[Row]:
     return [*rows, ("all others" if rows else "all", "at their defaults")]
 
 
-def _others(part: Mapping[str, Any]) -> List[Row]:
-    rows = []
-    for each in part["installed"]:
-        notes = [each["version"], *(["starts by itself"] if each["starts_by_itself"] else []), each["meaning"] or ""]
-        rows.append((each["name"], "; ".join(note for note in notes if note)))
-    rows += [(f"starts with {file}", said(names) if names else "code") for file, names in part["start_files"].items()]
-    rows += [(name, file) for name, file in part["customize"].items()]
-    rows += [(each["place"], f"replaced by {each['by']}") for each in part["replaced"]]
-    return rows or [("none", "no other library that changes torch was recognised")]
-
-
-def _launcher(part: Mapping[str, Any]) -> List[Row]:
-    rows = [("recognised", said(part["recognised"])), *part["variables"].items()]
-    return [*rows, ("MASTER_ADDR", said(part["master"]))]
-
-
-def _devices(part: Mapping[str, Any]) -> List[Row]:
-    rows = [(f"GPU {number}", said(gpu)) for number, gpu in enumerate(part["gpus"])] or [("GPUs", "none")]
-    rows += [(f"GPU {number} reaches", line) for number, line in enumerate(part["peer_access"] or [])]
-    return [
-        *rows,
-        ("driver", said(part["driver"])),
-        ("cpu", said(part["cpu"])),
-        ("memory MiB", said(part["memory_mib"])),
-    ]
-
-
 def _network(part: Mapping[str, Any]) -> List[Row]:
     rows = [
         (name, ("" if each["up"] else "down, ") + said(each["addresses"])) for name, each in part["interfaces"].items()
@@ -133,12 +100,11 @@ def _network(part: Mapping[str, Any]) -> List[Row]:
         rows.append(("and more", str(part["more_interfaces"])))
     for library in ("gloo", "nccl"):
         rows.append((f"{library} would take", f"{said(part[library]['would_take'])} ({part[library]['why']})"))
-    return [*rows, ("host name resolves", said(part["host_name_resolves"])), ("infiniband", said(part["infiniband"]))]
+    return [("backend", said(part["backend"])), *rows, ("host name resolves", said(part["host_name_resolves"]))]
 
 
 def _limits(part: Mapping[str, Any]) -> List[Row]:
     rows = [("/dev/shm MiB", said(part["shared_memory_mib"])), ("open files", said(part["open_files"]))]
-    rows += [(f"{name.replace('_', ' ')} MiB", said(each)) for name, each in part["disk_mib"].items()]
     return [*rows, ("sharing strategy", said(part["sharing_strategy"]))]
 
 

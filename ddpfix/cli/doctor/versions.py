@@ -78,6 +78,14 @@ def has(torch: Any, backend: str) -> bool:
     return bool(_of(ask))
 
 
+def backend(torch: Optional[Any]) -> Optional[str]:
+    """Return the backend that trainers take: nccl where there are GPUs, else gloo."""
+    if torch is None:
+        return None
+    takes_nccl = has(torch, "nccl") and bool(_of(torch.cuda.is_available))
+    return "nccl" if takes_nccl else "gloo" if has(torch, "gloo") else None
+
+
 def _of(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
