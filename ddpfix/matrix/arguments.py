@@ -52,7 +52,6 @@ class Arguments(TypedDict, total=False):
     torch_past: Switch
     torch_evaluation: Switch
     torch_probe: Switch
-    torch_samples: Switch
     torch_uneven: Switch
     torch_failures: Switch
     torch_trace: Switch

@@ -13,6 +13,7 @@ from ddpfix.matrix.known_settings import PREFIX
 
 REMOVED_IN = "1.1.0"
 GONE: Dict[str, str] = {
+    "torch.samples": "DataLoader(..., sampler=DistributedSampler(dataset)) gives each rank its own part",
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
     "ddpfix report --tensorboard": "python -m ddpfix report DIR --json FILE has the same numbers",
     "ddpfix[tensorboard]": "python -m ddpfix report DIR --json FILE needs no package",

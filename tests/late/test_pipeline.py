@@ -35,7 +35,6 @@ STAGES = [
     "torch.bucket_view",
     "torch.aligned",
     "torch.drift",
-    "torch.samples",
     "torch.unsent",
     "torch.late",
     "torch.advice",

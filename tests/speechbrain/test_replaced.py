@@ -18,11 +18,11 @@ if sys.argv[1] == "patched first":
     ours.gate.open()
 import speechbrain.dataio.dataloader
 ours.gate.open()
-print(len(ours.places["torch.samples"]), len(ours.places["torch.uneven"]), ours.verify())
+print(len(ours.places["torch.uneven"]), ours.verify())
 """
 
 
-@pytest.mark.patches("torch.samples", "torch.uneven")
+@pytest.mark.patches("torch.uneven")
 def test_no_patch_is_replaced() -> None:
     # As under a launcher: speechbrain looks at the rank when it is imported.
     launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
@@ -31,5 +31,5 @@ def test_no_patch_is_replaced() -> None:
         command = [sys.executable, "-W", "ignore", "-c", CODE, order]
         run = subprocess.run(command, env=environ, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
-        places, more, problems = run.stdout.strip().split(" ", 2)
-        assert int(places) >= 4 and int(more) >= 3 and problems == "[]", f"{order}\n{run.stderr}"
+        places, problems = run.stdout.strip().split(" ", 1)
+        assert int(places) >= 3 and problems == "[]", f"{order}\n{run.stderr}"

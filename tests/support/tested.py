@@ -26,6 +26,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 from packaging.version import Version
 
 from ddpfix.matrix import loader
+from ddpfix.matrix.gone import GONE
 from ddpfix.matrix.model import Matrix
 from ddpfix.matrix.ranges import within
 from ddpfix.matrix.reader import Reader
@@ -64,7 +65,8 @@ def by_version(results: Sequence[Result], whole: Matrix) -> Dict[str, Dict[Versi
     """
     found: Dict[str, Dict[Version, Set[str]]] = {}
     for result in results:
-        for patch in result["patches"]:
+        # A removed patch stays in the results of earlier runs.
+        for patch in (each for each in result["patches"] if each not in GONE):
             if patch not in whole.patches:
                 raise ValueError(f"the result of {result['cell']} names {patch!r}, which the matrix does not have")
             toolkit = whole.patches[patch].toolkit

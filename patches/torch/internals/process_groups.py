@@ -29,15 +29,6 @@ def default() -> Any:
     return distributed.distributed_c10d._get_default_group()
 
 
-def known() -> List[List[int]]:
-    """Return the global ranks of all process groups that this process has made."""
-    from torch.distributed import distributed_c10d
-
-    world = getattr(distributed_c10d, "_world", distributed_c10d)
-    groups = getattr(world, "pg_group_ranks", None) or getattr(world, "_pg_group_ranks", {})
-    return [list(members) for members in groups.values()]
-
-
 def own_rank() -> int:
     """Return the global rank of this process."""
     return int(distributed.get_rank())

@@ -12,7 +12,6 @@ ORDER = (
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "window",  # Records what a forward has skipped; stages that ask for it do so at the end of a backward.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
-    "samples",  # Looks at the inputs of a forward, which no stage changes.
     "evaluation",  # Concerns forwards without gradients only, which no other stage sees.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
     "unaveraged",  # Reads what the stage above has learned of hooks.
@@ -32,7 +31,6 @@ GROUP = (
     "gloo_exit",  # Waits for gloo's threads last, also for those of what the next ones have sent.
     "failures",  # Says how the program has ended, after the one whose reports it may need.
     "hang",  # Looks at no rank that ends.
-    "samples",  # Compares what a short run has shown, as the next one does.
     "unaveraged",  # Says how a run has trained, before it is told how the run has ended.
     "init_file",  # Innermost: it watches torch's own call.
 )
