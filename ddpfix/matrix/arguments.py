@@ -27,7 +27,6 @@ class Arguments(TypedDict, total=False):
     advice: Union[int, float, str]
     drift: Literal["warn", "error", "off"]
     drift_steps: Union[int, float, str]
-    evaluation: Literal["shared", "local"]
     past_wrapper: Literal["auto", "route", "off"]
     trace: Union[str, os.PathLike[str]]
     hang: Union[int, float, str]
@@ -50,7 +49,6 @@ class Arguments(TypedDict, total=False):
     torch_store_file: Switch
     torch_drift: Switch
     torch_past: Switch
-    torch_evaluation: Switch
     torch_probe: Switch
     torch_uneven: Switch
     torch_failures: Switch

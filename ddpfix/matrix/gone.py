@@ -13,6 +13,8 @@ from ddpfix.matrix.known_settings import PREFIX
 
 REMOVED_IN = "1.1.0"
 GONE: Dict[str, str] = {
+    "DDPFIX_EVALUATION": "evaluate model.module, which needs no other rank",
+    "torch.evaluation": "evaluate model.module, which needs no other rank",
     "torch.samples": "DataLoader(..., sampler=DistributedSampler(dataset)) gives each rank its own part",
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
     "ddpfix report --tensorboard": "python -m ddpfix report DIR --json FILE has the same numbers",

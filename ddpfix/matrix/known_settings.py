@@ -186,13 +186,6 @@ SETTINGS: Tuple[Setting, ...] = (
         _is_positive,
     ),
     Setting(
-        "evaluation",
-        "shared",
-        ("shared", "local"),
-        "a forward without gradients of a model in evaluation mode under DDP: shared (with the first rank's buffers,"
-        " which needs all ranks), local (with this rank's own buffers, and without the other ranks)",
-    ),
-    Setting(
         "past_wrapper",
         "auto",
         ("auto", "route", "off"),

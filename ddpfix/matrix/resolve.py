@@ -25,7 +25,6 @@ _TRAINING = (
     "attention",
     "seed",
     "bucket_view",
-    "evaluation",
     "past_wrapper",
 )
 # Patches that change nothing of what is trained, and are no fact either.

@@ -42,7 +42,6 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.patches.speechbrain.line.BEFORE": _REGISTERED,
     "ddpfix.patches.speechbrain.line.KNOWN": _REGISTERED,
     "ddpfix.patches.torch.pipeline.model.MODELS": "the records of all models, by wrapper: the place of their state",
-    "ddpfix.patches.torch.pipeline.ddp.UNSEEN": "bound as it is in the forward of all models, which runs every step",
     "ddpfix.patches.torch.pipeline.ddp._STAGES": "the pipeline; copies of models find it without a site",
     "ddpfix.patches.torch.unused.states._ALL": _BY_MODEL,
     "ddpfix.patches.torch.unused.flag.FLAG_ALTERNATIVES": _REGISTERED,

@@ -53,7 +53,6 @@ def test_defaults() -> None:
         "drift_steps": "200",
         "hang": "300",
         "hang_exit": "off",
-        "evaluation": "shared",
         "past_wrapper": "auto",
         "trace": "off",
         "log": "info",

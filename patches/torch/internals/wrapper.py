@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 from torch import distributed
-
-from ddpfix.patching import temporary
 
 # The method of the constructor that collects the parameters: after all checks, before the first collective.
 BUILD = "_build_params_for_reducer"
@@ -52,13 +50,6 @@ def joins(wrapper: Any) -> bool:
 def sends_buffers(wrapper: Any) -> bool:
     """Return whether DDP broadcasts the buffers of this rank: the others' values are replaced, its own stay."""
     return not joins(wrapper) and int(wrapper.process_group.rank()) == 0
-
-
-def without_join(wrapper: Any) -> ContextManager[Any]:
-    """A context in which a model does not run within ``join()``."""
-    from torch.distributed.algorithms.join import _JoinConfig
-
-    return temporary.replaced(wrapper, "_join_config", _JoinConfig.construct_disabled_join_config())
 
 
 def has_hook(wrapper: Any) -> bool:

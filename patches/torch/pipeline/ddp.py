@@ -17,7 +17,6 @@ from typing import (
     Any,
     Callable,
     Dict,
-    List,
     Optional,
     Sequence,
     Tuple,
@@ -52,9 +51,6 @@ from .stage import Stage as Stage
 
 # Where the stages are, beside this room.
 _PATCHES = __package__.rpartition(".")[0] + "."
-# Called with torch's own forward, the wrapper, and the arguments of each forward that has no gradients enabled.
-Unseen = Callable[[Callable[..., Any], Any, Any, Any], Any]
-UNSEEN: List[Unseen] = []
 # The stages in their order; the three wrappers are there as long as there are stages.
 _STAGES: Shared[Stage] = Shared("torch.ddp", ORDER)
 
@@ -194,7 +190,7 @@ def rebuild_stages(model: Wrapped) -> None:
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     # Functions in C only, so that torch.compile finds no Python frame here.
     models: Any = MODELS
-    find, ref, enabled, unseen = models.data.get, weakref.ref, torch.is_grad_enabled, UNSEEN
+    find, ref, enabled = models.data.get, weakref.ref, torch.is_grad_enabled
     # What stages read of a tensor is no call of the program's, which a subclass of tensors or a mode may count.
     uncounted = modes.Uncounted
 
@@ -202,7 +198,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         model = None
         try:
             if not enabled():
-                return unseen[0](original, self, inputs, kwargs) if unseen else original(self, *inputs, **kwargs)
+                return original(self, *inputs, **kwargs)
             model = find(ref(self)) or _copy(self)
             if model is None:
                 return original(self, *inputs, **kwargs)

@@ -12,7 +12,6 @@ ORDER = (
     "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
     "window",  # Records what a forward has skipped; stages that ask for it do so at the end of a backward.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
-    "evaluation",  # Concerns forwards without gradients only, which no other stage sees.
     "drift",  # Learns of the user's communication hook before the next stage registers it.
     "unaveraged",  # Reads what the stage above has learned of hooks.
     "past",  # Looks at the finished wrapper only, and changes nothing of it.
