@@ -63,8 +63,6 @@ class Arguments(TypedDict, total=False):
     transformers_intent: Switch
     transformers_timeout: Switch
     transformers_checkpointing: Switch
-    transformers_outputs: Switch
-    transformers_renaming: Switch
     transformers_overrides: Switch
     accelerate_intent: Switch
     accelerate_timeout: Switch

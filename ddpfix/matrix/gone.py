@@ -16,6 +16,8 @@ GONE: Dict[str, str] = {
     "DDPFIX_EVALUATION": "evaluate model.module, which needs no other rank",
     "torch.evaluation": "evaluate model.module, which needs no other rank",
     "torch.samples": "DataLoader(..., sampler=DistributedSampler(dataset)) gives each rank its own part",
+    "transformers.outputs": "transformers 4.33 and newer register their outputs with torch",
+    "transformers.renaming": "transformers 4.36.1 and newer rename a checkpoint on one rank",
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
     "ddpfix report --tensorboard": "python -m ddpfix report DIR --json FILE has the same numbers",
     "ddpfix[tensorboard]": "python -m ddpfix report DIR --json FILE needs no package",

@@ -79,7 +79,6 @@ CLAIMED = tuple(
         "test_uneven.py",
     )
 )
-SAVES = ("tests/ranks/test_trainer_saves.py",)
 # Its launcher, its loop, its batches of different numbers, and where it is when it stands still.
 LIGHTNING = (
     "tests/launchers/test_others.py",
@@ -162,8 +161,6 @@ FITS: Dict[str, Tuple[Fit, ...]] = {
     ),
     "transformers": (
         Fit("<4.30", _OLD[1:], torch="2.0.1", python="3.8", tests=(FAMILIES, RANKS)),
-        # With one fault of that release alone.
-        Fit("==4.36.0", ("numpy<2", "accelerate==0.27.2"), tests=(FAMILIES, RANKS, SAVES)),
         _transformers("<4.41", "numpy<2", "accelerate==0.27.2"),
         _transformers("<4.46", "numpy<2", "accelerate==1.2.1"),
         # Encoders ask for FSDP from here on.

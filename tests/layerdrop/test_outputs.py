@@ -15,7 +15,7 @@ from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
-pytestmark = pytest.mark.patches("transformers.recording", "transformers.outputs")
+pytestmark = pytest.mark.patches("transformers.recording")
 
 RELEASE = Version(transformers.__version__)
 LAYERS = 4

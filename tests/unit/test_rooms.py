@@ -121,7 +121,6 @@ SUBJECTS = {
     "ddpfix.patching.dynamo": "what torch.compile leaves alone",
     "ddpfix.layerdrop.recompute": "storages that are still alive",
     "ddpfix.patches.common.bypass": "calls of a module past its wrapper",
-    "ddpfix.patches.transformers.outputs": "how outputs are taken apart",
 }
 
 
