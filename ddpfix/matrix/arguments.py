@@ -70,10 +70,7 @@ class Arguments(TypedDict, total=False):
     funasr_cpu: Switch
     funasr_flag: Switch
     funasr_model_conf: Switch
-    funasr_hub: Switch
-    funasr_freeze: Switch
     funasr_parallel: Switch
-    funasr_init_param: Switch
     funasr_overrides: Switch
     funasr_layerdrop: Switch
     funasr_layerdrop_off: Switch

@@ -1,28 +1,21 @@
-"""``++model_conf.X=`` changes the model's own configuration instead of replacing it; missing weights stop the run.
+"""``++model_conf.X=`` changes the model's own configuration instead of replacing it.
 
 FunASR takes the presence of ``model_conf`` for "this model is fully described" and does not fetch its configuration:
-the model's class is then unknown. An ``init_param`` that does not exist is printed, and training starts from random
-weights.
+the model's class is then unknown.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import os
-import sys
 from types import ModuleType
-from typing import Any, Iterator, List
+from typing import Any
 
 from ddpfix import log
-from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
 from . import entry
-from .config import leaves, merged, plain, section
+from .config import leaves, merged, section
 
 CONF = "model_conf"
-WEIGHTS = "init_param"
 
 
 def conf(site: Site, module: ModuleType, owner: Any) -> None:
@@ -59,48 +52,3 @@ def put_back(run: entry.Run) -> None:
     if held is not None:
         run.kwargs[CONF] = merged(section(run.kwargs, CONF), held)
         log.info(f"model_conf: {', '.join(key for key, _ in leaves(held))} set in the model's own configuration")
-
-
-def weights(site: Site, module: ModuleType, owner: Any) -> None:
-    """Register for the entry's ``main``."""
-    entry.before_main(site, look_for_weights)
-    entry.around_main(site, _several)
-
-
-def look_for_weights(run: entry.Run) -> None:
-    """Raises ValueError for a checkpoint that is not there; a list of one is that one."""
-    users = plain(run.cfg.get(WEIGHTS))
-    value = users if users else plain(run.kwargs.get(WEIGHTS))
-    paths = _listed(value)
-    if not paths or run.kwargs.get("oss_bucket") is not None:
-        return
-    missing = [path for path in paths if not os.path.exists(path)]
-    if missing:
-        raise ValueError(
-            f"init_param: {', '.join(missing)} does not exist, and training would start from random weights. Give the"
-            " path of a checkpoint, or leave init_param out"
-        )
-    run.kwargs[WEIGHTS] = value if len(paths) > 1 else paths[0]
-
-
-def _listed(value: Any) -> List[str]:
-    return [str(path) for path in value] if isinstance(value, (list, tuple)) else [str(value)] if value else []
-
-
-@contextlib.contextmanager
-def _several(run: entry.Run) -> Iterator[None]:
-    """1.0.18 and later load one checkpoint: of several, the others are loaded right after the first."""
-    paths = _listed(plain(run.kwargs.get(WEIGHTS)))
-    builder = sys.modules.get("funasr.auto.auto_model")
-    by_builder = "AutoModel" in inspect.unwrap(run.namespace["main"]).__code__.co_names
-    if len(paths) < 2 or not by_builder or builder is None:
-        yield
-        return
-    load, run.kwargs[WEIGHTS] = vars(builder)["load_pretrained_model"], paths[0]
-
-    def each(*args: Any, **kwargs: Any) -> Any:
-        several = paths if kwargs.get("path") == paths[0] else [kwargs.get("path")]
-        return [load(*args, **{**kwargs, "path": path}) for path in several][-1]
-
-    with temporary.replaced(builder, "load_pretrained_model", each):
-        yield

@@ -25,13 +25,6 @@ DS = "train_ds" in ENTRIES
 DEAD = RELEASE == (1, 1, 9)
 SAMPLER = "BatchSampler" if RELEASE >= (1, 0, 6) else "DynamicBatchLocalShuffleSampler"
 FLAG = "train_conf.find_unused_parameters"
-SPELLINGS = {
-    "plain": "encoder",
-    "comma": "'encoder,decoder'",
-    "blank": "'encoder, decoder'",
-    "list": "[encoder,decoder]",
-    "quoted": "\"'encoder','decoder'\"",
-}
 
 # Ends the run when training would begin, and records the model that DDP got and the user's choice of the flag.
 STOP = """
@@ -104,7 +97,7 @@ def described(folder: Path) -> Path:
     return recipes.write(folder, "Paraformer", (1.0, 1.2, 1.4, 1.6) * 2, **changes)
 
 
-def model_folder(folder: Path, hub: bool = True, **changes: Any) -> Path:
+def model_folder(folder: Path, **changes: Any) -> Path:
     """A model as it lies in a hub's cache: configuration, CMVN, token list, weights."""
     folder.mkdir(parents=True)
     whole = recipes._merged(recipes.config("Paraformer", folder), changes)
@@ -120,8 +113,7 @@ def model_folder(folder: Path, hub: bool = True, **changes: Any) -> Path:
         "tokenizer_conf": {"token_list": "tokens.json"},
         "frontend_conf": {"cmvn_file": "am.mvn"},
     }
-    if hub:
-        (folder / "configuration.json").write_text(json.dumps({"file_path_metas": files}))
+    (folder / "configuration.json").write_text(json.dumps({"file_path_metas": files}))
     return folder
 
 
@@ -143,28 +135,6 @@ def by_model(folder: Path, model: Path) -> Path:
     kept = {key: value for key, value in whole.items() if key.split("_")[0] not in MODEL_KEYS}
     (folder / "config.yaml").write_text(yaml.safe_dump({**kept, "model": str(model)}))
     return folder / "config.yaml"
-
-
-# A model fetched by the release's own function, for each hub, with what a user may set beside it.
-FETCH = """
-import sys
-from omegaconf import OmegaConf
-release = sys.modules.get("funasr.download.download_model_from_hub") or sys.modules["funasr.download.download_from_hub"]
-def fetched(**kwargs):
-    try:
-        config = release.download_model(**OmegaConf.create(kwargs))
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-    config = OmegaConf.to_container(OmegaConf.create(config))
-    files = (("cmvn", "frontend_conf", "cmvn_file"), ("tokens", "tokenizer_conf", "token_list"))
-    return {
-        **{name: (config.get(section) or {}).get(key) for name, section, key in files},
-        "dither": (config.get("frontend_conf") or {}).get("dither"),
-        "weights": config.get("init_param"),
-    }
-recorder.record["fetched"] = {name: fetched(**kwargs) for name, kwargs in CASES.items()}
-raise SystemExit(0)
-"""
 
 
 class Ran:
@@ -205,12 +175,6 @@ def scenarios(folder: Path) -> List[Scenario]:
     for entry in ENTRIES:
         plans += both(f"flag-{entry}", whole, f"++{FLAG}=true", entry=entry, before=TRAIN)
         plans += both(f"fsdp-{entry}", whole, "++train_conf.use_fsdp=true", entry=entry, before=TRAIN)
-        plans += both(f"typo-{entry}", whole, "++freeze_param=encodr", entry=entry)
-    if DS:
-        text = SPELLINGS["quoted"]
-        plans += both("freeze-ds", whole, f"++freeze_param={text}", entry="train_ds", only="patched")
-    for name, text in SPELLINGS.items():
-        plans += both(f"freeze-{name}", whole, f"++freeze_param={text}")
     return [*plans, *of_flag(whole), *of_parallel(whole, folder), *of_model(whole, folder)]
 
 
@@ -246,37 +210,13 @@ def of_parallel(whole: Path, folder: Path) -> List[Scenario]:
 
 def of_model(whole: Path, folder: Path) -> List[Scenario]:
     plain = model_folder(folder / "plain")
-    bare = model_folder(folder / "bare", hub=False)
     named = by_model(folder / "named", plain)
     edited = by_model(folder / "edited", model_folder(folder / "smooth", model_conf={"lsm_weight": 0.7}))
-    halves = [folder / "encoder.pt", folder / "decoder.pt"]
-    torch.save({"encoder.after_norm.weight": torch.full((16,), 0.25)}, halves[0])
-    torch.save({"decoder.after_norm.weight": torch.full((16,), 0.75)}, halves[1])
-    mine = str(folder / "mine.json")
-    cases: Dict[str, Dict[str, Any]] = {
-        "ms": {"model": str(plain), "frontend_conf": {"dither": 0.5}},
-        "tokens": {"model": str(plain), "tokenizer_conf": {"unk_symbol": "<unk>"}},
-        "hf": {"model": str(plain), "hub": "hf", "frontend_conf": {"dither": 0.5}},
-        "bare": {"model": str(bare), "tokenizer_conf": {"token_list": mine}},
-    }
     return [
-        *both("fetch", whole, before=f"CASES = {cases!r}\n{FETCH}"),
-        *both("missing", whole, f"++init_param={folder / 'nowhere.pt'}"),
-        *both("two", whole, f"++init_param=[{halves[0]},{halves[1]}]"),
         *both("model_conf", named, "++model_conf.lsm_weight=0.7"),
         *both("described", whole, "++model_conf.lsm_weight=0.7"),
         *both("edited", edited, only="unpatched"),
-        *both("hub", named, "++hub=hf", "++frontend_conf.dither=0.5"),
     ]
-
-
-def frozen(result: Result) -> List[str]:
-    """The modules of which every parameter is frozen; fails if others are."""
-    assert result.error is None, result.log[-3000:]
-    names = result.ddp[0]["frozen"]
-    modules = sorted({name.split(".")[0] for name in names})
-    assert names == [name for name in result.notes["names"] if name.split(".")[0] in modules]
-    return modules
 
 
 @pytest.mark.patches("funasr.flag")
@@ -327,49 +267,6 @@ class TestFlag:
         assert ran.patched("top").notes["user_choice"] == [True, True]
 
 
-@pytest.mark.patches("funasr.freeze")
-class TestFreeze:
-    @pytest.mark.parametrize("spelling", SPELLINGS)
-    def test_spelling(self, ran: Ran, spelling: str) -> None:
-        outcome = release_freezes(spelling)
-        unpatched = ran.unpatched(f"freeze-{spelling}")
-        if isinstance(outcome, str):
-            assert str(unpatched.error).startswith(outcome), unpatched.error
-        else:
-            assert frozen(unpatched) == outcome
-        assert frozen(ran.patched(f"freeze-{spelling}")) == (
-            ["encoder"] if spelling == "plain" else ["decoder", "encoder"]
-        )
-
-    @pytest.mark.skipif(not DS, reason="this release has no train_ds")
-    def test_train_ds(self, ran: Ran) -> None:
-        assert frozen(ran.patched("freeze-ds")) == ["decoder", "encoder"]
-
-    @pytest.mark.parametrize("entry", ENTRIES)
-    def test_freezing_nothing_stops(self, ran: Ran, entry: str) -> None:
-        unpatched = ran.unpatched(f"typo-{entry}")
-        if DEAD and entry == "train_ds":
-            assert "TypeError" in str(unpatched.error)
-        else:
-            assert "NameError" in str(unpatched.error) if RELEASE < (1, 0, 25) else frozen(unpatched) == []
-        patched = ran.patched(f"typo-{entry}")
-        assert "there is no parameter encodr" in str(patched.error) and "did you mean encoder" in str(patched.error)
-
-
-def release_freezes(spelling: str) -> Any:
-    """What the release does with a spelling: the modules that it freezes, or the start of its error."""
-    if spelling == "list":
-        # A list that comes through the hub is a list, and is read; this one is OmegaConf's.
-        return "TypeError" if RELEASE < (1, 0, 25) else "AssertionError"
-    if spelling == "plain":
-        return "NameError" if RELEASE < (1, 0, 25) else ["encoder"]
-    if spelling == "quoted":
-        return "TypeError" if RELEASE < (1, 0, 26) else ["decoder", "encoder"] if RELEASE < (1, 3, 2) else []
-    if RELEASE < (1, 3, 2):
-        return "NameError"
-    return ["encoder"] if spelling == "blank" else ["decoder", "encoder"]
-
-
 @pytest.mark.patches("funasr.parallel")
 class TestParallel:
     @pytest.mark.parametrize("entry", ENTRIES)
@@ -414,50 +311,6 @@ class TestParallel:
         assert "pip install deepspeed" in str(ran.patched("none").error)
 
 
-@pytest.mark.patches("funasr.hub")
-class TestHub:
-    def test_files_are_kept(self, ran: Ran, folder: Path) -> None:
-        unpatched, patched = ran.unpatched("fetch").notes["fetched"], ran.patched("fetch").notes["fetched"]
-        cmvn, tokens = str(folder / "plain" / "am.mvn"), str(folder / "plain" / "tokens.json")
-        kept = RELEASE >= (1, 1, 8)
-        assert (unpatched["ms"]["cmvn"], unpatched["tokens"]["tokens"]) == ((cmvn, tokens) if kept else (None, None))
-        for case in ("ms", "tokens"):
-            assert (patched[case]["cmvn"], patched[case]["tokens"]) == (cmvn, tokens)
-        assert patched["ms"]["dither"] == 0.5 and patched["tokens"]["dither"] == 0.0
-
-    @pytest.mark.skipif(RELEASE < (1, 0, 28), reason="hub=hf does nothing before 1.0.28: see test_no_hugging_face")
-    def test_hugging_face(self, ran: Ran, folder: Path) -> None:
-        unpatched, patched = ran.unpatched("fetch").notes["fetched"]["hf"], ran.patched("fetch").notes["fetched"]["hf"]
-        assert unpatched["cmvn"] is None and unpatched["dither"] == 0.5
-        assert patched["cmvn"] == str(folder / "plain" / "am.mvn") and patched["dither"] == 0.5
-
-    @pytest.mark.skipif(RELEASE < (1, 0, 7), reason="a folder without configuration.json needs model.pb there")
-    def test_without_configuration_json(self, ran: Ran, folder: Path) -> None:
-        unpatched, patched = (
-            ran.unpatched("fetch").notes["fetched"]["bare"],
-            ran.patched("fetch").notes["fetched"]["bare"],
-        )
-        assert Path(unpatched["weights"]).name == ("model.pb" if RELEASE < (1, 0, 28) else "model.pt")
-        assert unpatched["tokens"] == str(folder / "bare" / "tokens.json")
-        assert patched["weights"] == str(folder / "bare" / "model.pt")
-        assert patched["tokens"] == str(folder / "mine.json")
-
-    def test_no_hugging_face(self, ran: Ran, folder: Path) -> None:
-        assert saved(folder, ran.patched("hub"), "patched-hub")["frontend_conf"]["cmvn_file"].endswith("am.mvn")
-        if (1, 0, 12) <= RELEASE < (1, 0, 28):
-            assert ran.unpatched("hub").error is not None
-        else:
-            assert not saved(folder, ran.unpatched("hub"), "unpatched-hub")["frontend_conf"].get("cmvn_file")
-
-    @pytest.mark.skipif(RELEASE >= (1, 0, 28), reason="this release fetches from Hugging Face")
-    def test_repository_on_hugging_face(self) -> None:
-        from ddpfix.patches.funasr import entry, hub
-
-        run = entry.Run({"download_model": lambda **kwargs: kwargs}, cfg={"model": "someone/something", "hub": "hf"})
-        with pytest.raises(ValueError, match="huggingface-cli download REPOSITORY"):
-            hub._hub(run)
-
-
 def saved(folder: Path, result: Result, name: str) -> Dict[str, Any]:
     """The configuration that the release itself wrote beside its checkpoints."""
     assert result.error is None, result.log[-3000:]
@@ -482,21 +335,6 @@ class TestModel:
         )
         assert {**patched, "output_dir": ""} == {**unpatched, "output_dir": ""}
 
-    @pytest.mark.patches("funasr.init_param")
-    def test_weights_that_are_not_there_stop(self, ran: Ran) -> None:
-        if RELEASE < (1, 0, 10):
-            assert "FileNotFoundError" in str(ran.unpatched("missing").error)
-        else:
-            assert ran.unpatched("missing").error is None and ran.unpatched("missing").ddp
-            assert "nowhere.pt does not exist" in str(ran.patched("missing").error)
-
-    @pytest.mark.patches("funasr.init_param")
-    @pytest.mark.skipif(RELEASE < (1, 0, 10), reason="not affected")
-    def test_list_of_weights(self, ran: Ran) -> None:
-        assert "path should be string" in str(ran.unpatched("two").error)
-        sums = ran.patched("two").notes["sums"]
-        assert (sums["encoder.after_norm.weight"], sums["decoder.after_norm.weight"]) == (4.0, 12.0)
-
 
 @pytest.mark.patches("funasr.overrides")
 class TestTable:
@@ -507,5 +345,5 @@ class TestTable:
         assert "grad_clip=4:" not in log and "use_bf16=false:" not in log
 
     def test_nothing_is_logged_where_all_arrives(self, ran: Ran) -> None:
-        for name in ("no", "described", "model_conf", "two", "freeze-comma"):
+        for name in ("no", "described", "model_conf"):
             assert "did not arrive" not in ran.patched(name).log
