@@ -12,6 +12,7 @@ from ddpfix.layerdrop.attributes import UNREADABLE, held
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.loops import Decision
+from ddpfix.models import internals
 from ddpfix.patching.site import PatchError
 from ddpfix.user_code import module_of
 
@@ -64,11 +65,11 @@ def rate_paths(owner: type, method: str) -> Tuple[Tuple[str, ...], ...]:
 
 def drawing_classes(model: Any) -> Dict[type, Any]:
     """Return the classes in a model that draw for layers, for a list or for themselves, with a module of each."""
-    peers = set(training.peers(model))
+    peers = set(map(id, training.peers(model)))
     classes: Dict[type, Any] = {}
-    for module in model.modules():
+    for _, module in internals.named_modules(model):
         for level in type(module).__mro__:
-            if level not in classes and _draws_here(level, module, module in peers):
+            if level not in classes and _draws_here(level, module, id(module) in peers):
                 classes[level] = module
     return classes
 
@@ -159,7 +160,7 @@ def _unread(level: type) -> str:
 
 
 def _has_parameters(module: Any) -> bool:
-    return next(module.parameters(), None) is not None
+    return bool(internals.named_parameters(module))
 
 
 def found(inner: Any, owner: type) -> decisions.Found:

@@ -8,19 +8,19 @@ still waits for its backward. Where none of the three decides, an error is bette
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop import training
 from ddpfix.models.recomputed import TASK
 
 # Calls that wait for their backward; more than this are forgotten, oldest first (a training loop that never calls
 # backward must not leak).
 _KEPT = 1024
-_PAST: weakref.WeakKeyDictionary[Any, Deque[_Past]] = weakref.WeakKeyDictionary()
+_PAST: ByIdentity[Deque[_Past]] = ByIdentity()
 
 
 def forget() -> None:

@@ -10,6 +10,7 @@ from ddpfix.layerdrop.attributes import UNREADABLE, held
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.drawing import applies, drawing_methods
 from ddpfix.layerdrop.shared_method import Covered
+from ddpfix.models import internals
 
 COVERED: Dict[type, Covered] = {}
 
@@ -70,8 +71,8 @@ _RATES: weakref.WeakKeyDictionary[type, Tuple[_Uncovered, ...]] = weakref.WeakKe
 
 def active(model: Any) -> List[Tuple[str, Any, float]]:
     """(name, module, rate) of every module of ``model`` that skips layers, or is skipped, at a rate above 0."""
-    peers = set(training.peers(model))
-    rated = ((name, module, rate_of(module, module in peers)) for name, module in model.named_modules())
+    peers = set(map(id, training.peers(model)))
+    rated = ((name, module, rate_of(module, id(module) in peers)) for name, module in internals.named_modules(model))
     return [(name, module, rate) for name, module, rate in rated if rate > 0]
 
 
@@ -83,4 +84,4 @@ def is_shared(module: Any) -> bool:
 
 def may_skip(model: Any) -> bool:
     """Return whether a model has modules that draw for their layers, at whatever rate now."""
-    return any(level in COVERED for part in model.modules() for level in type(part).__mro__)
+    return any(level in COVERED for _, part in internals.named_modules(model) for level in type(part).__mro__)

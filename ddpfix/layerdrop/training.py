@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop.schedule import fold, text_key
+from ddpfix.models import internals
 
 
 class Skip(NamedTuple):
@@ -59,8 +61,8 @@ class Replica:
         # Whether this rank tells the others where the decisions begin, in its first forward.
         self.tells = False
         self._module = weakref.ref(module)
-        self._keys: weakref.WeakKeyDictionary[Any, Tuple[str, int]] = weakref.WeakKeyDictionary()
-        self._peers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._keys: ByIdentity[Tuple[str, int]] = ByIdentity()
+        self._peers: ByIdentity[bool] = ByIdentity()
 
     def module(self) -> Any:
         """Return the model inside of the wrapper; None where it was destroyed."""
@@ -104,13 +106,15 @@ class Replica:
     def _name_modules(self) -> None:
         root = self._module()
         for name, module in named_modules(root) if root is not None else ():
-            self._keys.setdefault(module, (name, text_key(name)))
-        self._peers.update(peers(root) if root is not None else ())
+            if module not in self._keys:
+                self._keys[module] = (name, text_key(name))
+        for module in peers(root) if root is not None else ():
+            self._peers[module] = True
 
 
 def named_modules(root: Any) -> Iterator[Tuple[str, Any]]:
     """Yield the modules of a model by their names without wrappers, which come and go (checkpoints, torch.compile)."""
-    for name, module in root.named_modules():
+    for name, module in internals.named_modules(root):
         yield ".".join(part for part in name.split(".") if part not in _WRAPPERS), module
 
 
@@ -156,7 +160,7 @@ class Step:
 
 
 _CURRENT: ContextVar[Optional[Step]] = ContextVar("ddpfix_step", default=None)
-_REPLICAS: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
+_REPLICAS: ByIdentity[Replica] = ByIdentity()
 
 
 def current() -> Optional[Step]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 
@@ -30,3 +30,30 @@ def buffers_in(module: Any) -> Dict[str, Any]:
 def has_forward_hooks(module: Any) -> bool:
     """Return whether something is called before or after a module's forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def named_modules(root: Any) -> Iterator[Tuple[str, Any]]:
+    """Yield a module and those below it by name, in torch's order, without a call of anything of the program's."""
+    waiting, seen = [("", root)], set()
+    while waiting:
+        name, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield name, module
+        below = [(f"{name}.{each}" if name else each, part) for each, part in _own(module, "_modules")]
+        waiting += [pair for pair in reversed(below) if pair[1] is not None]
+
+
+def named_parameters(root: Any) -> Dict[str, Any]:
+    """Return the parameters of a module and of those below it by name, each once, in the same way."""
+    found: Dict[int, Tuple[str, Any]] = {}
+    for name, module in named_modules(root):
+        for each, parameter in _own(module, "_parameters"):
+            if parameter is not None:
+                found.setdefault(id(parameter), (f"{name}.{each}" if name else each, parameter))
+    return dict(found.values())
+
+
+def _own(module: Any, kind: str) -> List[Tuple[str, Any]]:
+    return list(vars(module).get(kind, {}).items())

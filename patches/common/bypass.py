@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ddpfix import log
+from ddpfix.identity import ByIdentity
 from ddpfix.models import recomputed
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.names import name_of
@@ -43,14 +44,14 @@ class Routes:
     """The modules whose calls are routed."""
 
     def __init__(self) -> None:
-        self.by_module: weakref.WeakKeyDictionary[Any, Route] = weakref.WeakKeyDictionary()
+        self.by_module: ByIdentity[Route] = ByIdentity()
 
     def looked_up(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a wrapper of ``__call__`` of a class of modules."""
-        by_module: Any = self.by_module
+        known = self.by_module.found.get
 
         def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-            own = by_module.get(self)
+            own = known(id(self))
             return original(self, *inputs, **kwargs) if own is None else own(*inputs, **kwargs)
 
         return __call__

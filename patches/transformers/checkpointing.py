@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, List
 
 from ddpfix import log
-from ddpfix.models import wrap_hooks
+from ddpfix.models import internals, wrap_hooks
 from ddpfix.patching.site import Site
 
 _FUNCTION = "_gradient_checkpointing_func"
@@ -46,8 +46,8 @@ def _make_non_reentrant(modules: List[Any]) -> None:
 def _reentrant_modules(model: Any) -> List[Any]:
     return [
         module
-        for module in model.modules()
-        if getattr(module, "gradient_checkpointing", False) and is_reentrant(vars(module).get(_FUNCTION))
+        for _, module in internals.named_modules(model)
+        if is_reentrant(vars(module).get(_FUNCTION)) and getattr(module, "gradient_checkpointing", False)
     ]
 
 
@@ -67,7 +67,7 @@ def _flagged(model: Any) -> None:
             "gradient checkpointing is now non-reentrant (use_reentrant=False): the reentrant kind cannot train a model"
             " that skips layers, or whose unused parameters DDP looks for"
         )
-    unknown = [module for module in model.modules() if _of_unknown_kind(module)]
+    unknown = [module for _, module in internals.named_modules(model) if _of_unknown_kind(module)]
     if unknown:
         log.warning(
             f"{type(unknown[0]).__name__} checkpoints by a function of its own: with find_unused_parameters=True it has"

@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
+from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop import cover
-from ddpfix.models import wrap_hooks
+from ddpfix.models import internals, wrap_hooks
 from ddpfix.patching.site import PatchError, Site
 
 
@@ -50,13 +51,13 @@ class _Rates:
     """The models that are alive, and the rates that were set on configs above their modules."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._written: weakref.WeakKeyDictionary[Any, _Written] = weakref.WeakKeyDictionary()
+        self._models: ByIdentity[weakref.ref[Any]] = ByIdentity()
+        self._written: ByIdentity[_Written] = ByIdentity()
 
     def made(self, site: Site, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         """Around the constructor of models."""
         wrapped(*args, **kwargs)
-        self._models.add(instance)
+        self._models[instance] = weakref.ref(instance)
         # From transformers 5 on each class of configs has a method of its own, which keeps the one of its base class.
         kind = type(vars(instance).get("config"))
         level = next(level for level in kind.__mro__ if "__setattr__" in vars(level))
@@ -82,8 +83,9 @@ class _Rates:
 
     def _holders(self, config: Any) -> List[Any]:
         """Return the modules that hold a config, in all models that are alive."""
-        modules = (module for model in list(self._models) for module in model.modules())
-        return [module for module in dict.fromkeys(modules) if vars(module).get("config") is config]
+        models = [model for model in [known() for known in self._models.values()] if model is not None]
+        modules = {id(part): part for model in models for _, part in internals.named_modules(model)}
+        return [module for module in modules.values() if vars(module).get("config") is config]
 
     def _note(self, holder: Any, setting: str, rate: float) -> None:
         """Note a rate that was set on the config of a module, for each one in it that has another source."""
@@ -96,14 +98,14 @@ class _Rates:
                 self._written[module] = _Written(rate, path[0], kept)
             elif path == ("config", setting):
                 if module.config is holder.config:
-                    self._written.pop(module, None)
+                    self._written.pop(module)
                 else:
                     self._written[module] = _Written(rate, "", None)
 
     def apply(self, model: Any) -> None:
         """Set the rates on the modules of a model that is about to be wrapped."""
-        for name, module in model.named_modules():
-            written = self._written.pop(module, None)
+        for name, module in internals.named_modules(model):
+            written = self._written.pop(module)
             if written is None:
                 continue
             owner, attribute = (
@@ -156,7 +158,7 @@ def _covered(module: Any) -> cover.Covered:
 
 def differences(model: Any) -> List[Tuple[str, str, float, float]]:
     """(module name, setting in the config, its value, the rate in force) wherever the two differ."""
-    modules: Dict[str, Any] = dict(model.named_modules())
+    modules: Dict[str, Any] = dict(internals.named_modules(model))
     different: List[Tuple[str, str, float, float]] = []
     for name, module in modules.items():
         covered = [cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED]

@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 
 from ddpfix.layerdrop import schedule, training
+from ddpfix.models import internals
 from ddpfix.patching.site import Site
 from ddpfix.ranks.agreement import rendezvous
 from ddpfix.ranks.store import keys
@@ -56,7 +57,7 @@ class Start:
 
 def steps_taken(model: Any) -> int:
     """Return how many steps the optimizers of a model have taken, by their own count; 0 where they keep none (SGD)."""
-    parameters = [] if model is None else list(model.parameters())
+    parameters = [] if model is None else list(internals.named_parameters(model).values())
     # No class or object of the program is asked anything: a search comes across all of them.
     optimizers = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
     states = [vars(each).get("state") for each in optimizers]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Callable, Optional, Tuple
 
 import torch
 
+from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import recomputed, wrap_hooks
 from ddpfix.patching.dynamo import skip_frames
@@ -21,7 +21,7 @@ class Unasked:
     """Roots whose ranks could not be asked: they are not asked again in each step."""
 
     def __init__(self) -> None:
-        self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.roots: ByIdentity[bool] = ByIdentity()
 
 
 class First:
@@ -101,7 +101,7 @@ def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = Tr
     for stage in ORDER:
         stage(first)
     if first.seed is None:
-        unasked.add(root)
+        unasked[root] = True
         return None
     start = resume.Start(site, model, members.ranks, first.seed, members.name)
     replica = training.register(root, model, first.seed, start)

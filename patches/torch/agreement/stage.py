@@ -16,6 +16,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.agreement import presence, rendezvous
 
 from ..internals import process_groups
+from ..internals.wrapper import inner
 from ..pipeline import ddp
 from ..pipeline.process_group import Follower, ProcessGroup
 from . import resume
@@ -72,25 +73,26 @@ class Agreement(ddp.Stage):
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         wrapper = model.wrapper
+        module = inner(wrapper)
         seed = _seed_of_a_copy(wrapper) if call is None else call.facts.get("seed")
         flagged = bool(wrapper.find_unused_parameters and not getattr(wrapper, "static_graph", False))
         if flagged:
-            wrap_hooks.forbid_reentrant(wrapper.module)
-        if call is not None and not call.number and cover.active(wrapper.module):
+            wrap_hooks.forbid_reentrant(module)
+        if call is not None and not call.number and cover.active(module):
             log.once(NOT_MET)
         if seed is not None:
             start = None if call is None else self._start(wrapper, seed)
-            replica = training.register(wrapper, wrapper.module, seed, start)
+            replica = training.register(wrapper, module, seed, start)
             replica.flagged, replica.is_ddp = flagged, True
             replica.is_alone = len(process_groups.ranks_of(wrapper.process_group)) < 2
-            if flagged or cover.may_skip(wrapper.module):
+            if flagged or cover.may_skip(module):
                 replica.tells = start is not None and start.is_first
                 steps = Steps(model, replica)
                 model.attach(self.place, steps.begin, steps.end, steps.failed)
 
     def _start(self, wrapper: Any, seed: int) -> resume.Start:
         name, ranks, _ = process_groups.members_of(wrapper.process_group)
-        return resume.Start(self._site, wrapper.module, ranks, seed, name)
+        return resume.Start(self._site, inner(wrapper), ranks, seed, name)
 
 
 class Steps:

@@ -14,6 +14,8 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 from torch.nn.modules import module as modules
 
+from ddpfix.models import internals
+
 from ..internals import reducer
 from ..pipeline import ddp
 from ..unused.states import REDUCTION
@@ -271,4 +273,4 @@ def _compiles(wrapper: Any) -> bool:
         if frame.f_globals.get("__name__") == compiled.__name__:
             return True
         frame = frame.f_back
-    return any(type(module).__name__ == "OptimizedModule" for module in wrapper.modules())
+    return any(type(module).__name__ == "OptimizedModule" for _, module in internals.named_modules(wrapper))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 import traceback
-import weakref
 from types import ModuleType
 from typing import Any, Optional, Tuple
 
 from ddpfix import log
+from ddpfix.identity import ByIdentity
 from ddpfix.patching.site import Site
 
 from ..internals.wrapper import RUNS
@@ -44,7 +44,7 @@ class Diagnosis(ddp.Stage):
 
     def __init__(self, site: Site) -> None:
         self._site, self._backwards = site, site.keep(backward.Backwards)
-        self._cases: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
+        self._cases: ByIdentity[Watched] = ByIdentity()
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         before = self._cases.get(model.wrapper)
@@ -63,7 +63,7 @@ class Diagnosis(ddp.Stage):
     def ended(self, model: ddp.Wrapped) -> None:
         wrapper = model.wrapper
         # A model that is no more has taken its case along.
-        case = None if wrapper is None else self._cases.pop(wrapper, None)
+        case = None if wrapper is None else self._cases.pop(wrapper)
         if case is not None:
             case.end()
 

@@ -8,11 +8,11 @@ stage has nothing to do pays nothing for that stage.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
 import sys
-import weakref
 from typing import (
     Any,
     Callable,
@@ -34,7 +34,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.store import roll_call
 
 from ..internals import modes, process_groups
-from ..internals.wrapper import BUILD, find_tensors
+from ..internals.wrapper import BUILD, find_tensors, inner
 from ..internals.wrapper import trains as trains
 from .model import MODELS as MODELS
 from .model import Slot as Slot
@@ -78,8 +78,8 @@ def _wrap(owner: Any, site: Site) -> None:
     site.wrap(owner, "__init__", _built)
     site.wrap_hot(owner, "forward", _forward)
     skip_frames(vars(owner)["forward"])
-    untrace()
     site.wrap(owner, "register_comm_hook", _registered)
+    untrace()
     site.at_undo(MODELS.clear)
 
 
@@ -104,7 +104,7 @@ def _name_those_before(owner: Any) -> None:
     for wrapper in [each for each in found if "module" in vars(each).get("_modules", ())]:
         MODELS[wrapper] = None
         log.warning(
-            f"a {type(wrapper.module).__name__} was wrapped by DistributedDataParallel before ddpfix was activated: it"
+            f"a {type(inner(wrapper)).__name__} was wrapped by DistributedDataParallel before ddpfix was activated: it"
             " is not covered. Activate ddpfix first (import ddpfix.auto as the first line)."
         )
 
@@ -119,11 +119,9 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
     for stage in stages():
         stage.arguments(call)
     with call.around:
-        if call.arguments.get("init_sync", True):
-            _meet_within(wrapper, call)
+        _meet_within(wrapper, call)
         attribution.call(wrapped, *call.bound.args, **call.bound.kwargs)
-    with modes.hidden():
-        _record(wrapper, call)
+    _record(wrapper, call)
 
 
 def _call(wrapped: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
@@ -134,9 +132,9 @@ def _call(wrapped: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Option
     """
     try:
         call = Call(inspect.signature(wrapped).bind(*args, **kwargs))
-    except TypeError:
+        return call if process_groups.is_torchs(call.group) else None
+    except Exception:
         return None
-    return call if process_groups.is_torchs(call.group) else None
 
 
 def _meet_within(wrapper: Any, call: Call) -> None:
@@ -149,11 +147,14 @@ def _meet_within(wrapper: Any, call: Call) -> None:
 
     def met() -> Any:
         vars(wrapper).pop(BUILD, None)
-        call.number = roll_call.name_of_next(process_groups.members_of(call.group).name, "model")
-        with modes.hidden():
-            for stage in stages():
-                stage.together(call)
-        return build()
+        if call.arguments.get("init_sync", True):
+            call.number = roll_call.name_of_next(process_groups.members_of(call.group).name, "model")
+            with modes.hidden():
+                for stage in stages():
+                    stage.together(call)
+        found = build()
+        call.parameters = list(found[0])
+        return found
 
     vars(wrapper)[BUILD] = met
     call.around.callback(vars(wrapper).pop, BUILD, None)
@@ -165,17 +166,19 @@ def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
         MODELS[wrapper] = None
         return None
     try:
-        model = MODELS[wrapper] = Wrapped(wrapper, "" if call is None else call.number)
+        model = MODELS[wrapper] = Wrapped(wrapper, *(() if call is None else (call.number, call.parameters)))
     except Exception as error:
         MODELS[wrapper] = None
-        log.warning(f"a {type(wrapper.module).__name__} under DDP is left as it is: {error!r}")
+        log.warning(f"a {type(inner(wrapper)).__name__} under DDP is left as it is: {error!r}")
         return None
     for stage in stages():
         try:
-            stage.built(model, call)
+            # A subclass of parameters may count what is called.
+            with modes.hidden(), modes.Uncounted():
+                stage.built(model, call)
         except Exception as error:
             model.detach(stage.place)
-            log.warning(f"{stage.place} of a {type(wrapper.module).__name__} under DDP is left to torch: {error!r}")
+            log.warning(f"{stage.place} of a {type(inner(wrapper)).__name__} under DDP is left to torch: {error!r}")
     return model
 
 
@@ -189,8 +192,7 @@ def rebuild_stages(model: Wrapped) -> None:
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     # Functions in C only, so that torch.compile finds no Python frame here.
-    models: Any = MODELS
-    find, ref, enabled = models.data.get, weakref.ref, torch.is_grad_enabled
+    find, enabled = MODELS.found.get, torch.is_grad_enabled
     # What stages read of a tensor is no call of the program's, which a subclass of tensors or a mode may count.
     uncounted = modes.Uncounted
 
@@ -199,7 +201,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if not enabled():
                 return original(self, *inputs, **kwargs)
-            model = find(ref(self)) or _copy(self)
+            model = find(id(self)) or _copy(self)
             if model is None:
                 return original(self, *inputs, **kwargs)
             if model.inputs:
@@ -228,9 +230,11 @@ def _copy(wrapper: Any) -> Optional[Wrapped]:
 
 
 def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    model = MODELS.get(wrapper)
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    for stage in stages() if model is not None else ():
+    model, given = MODELS.get(wrapper), {}
+    # An error of the arguments is torch's.
+    with contextlib.suppress(TypeError):
+        given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    for stage in stages() if model is not None and given else ():
         if stage.hook(model, wrapped, given["state"], given["hook"]):  # type: ignore[arg-type]
             return None
     return wrapped(*args, **kwargs)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, TypeVar, cast
 
+from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop import training
+from ddpfix.models import internals
 from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups
-from ..internals.wrapper import parameters_of
+from ..internals.wrapper import inner, parameters_of
 from .order import ORDER
 
 T = TypeVar("T")
@@ -34,11 +36,11 @@ class Wrapped:
         slots: what features keep of it, see :class:`Slot`.
     """
 
-    def __init__(self, wrapper: Any, number: str = "") -> None:
+    def __init__(self, wrapper: Any, number: str = "", parameters: Optional[List[Any]] = None) -> None:
         self._wrapper = weakref.ref(wrapper)
         # A parameter that is replaced later stays in DDP's list.
-        self.parameters = parameters_of(wrapper)
-        named = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
+        self.parameters = parameters_of(wrapper) if parameters is None else parameters
+        named = {id(parameter): name for name, parameter in internals.named_parameters(inner(wrapper)).items()}
         self.names: List[str] = [named.get(id(parameter), "?") for parameter in self.parameters]
         self.number = number
         self.holds = False
@@ -106,7 +108,7 @@ class Slot(Generic[T]):
 
 # None for models that were wrapped before ddpfix was activated, or over a group that torch has not made: their ranks
 # agreed on nothing, so they stay unchanged.
-MODELS: weakref.WeakKeyDictionary[Any, Optional[Wrapped]] = weakref.WeakKeyDictionary()
+MODELS: ByIdentity[Optional[Wrapped]] = ByIdentity()
 
 
 def of(wrapper: Any) -> Optional[Wrapped]:
@@ -116,7 +118,7 @@ def of(wrapper: Any) -> Optional[Wrapped]:
 
 def known() -> List[Wrapped]:
     """Return the records of all models under DDP."""
-    return [model for model in list(MODELS.values()) if model is not None]
+    return [model for model in MODELS.values() if model is not None]
 
 
 def of_replica(replica: training.Replica) -> Optional[Wrapped]:

@@ -18,6 +18,7 @@ class Call:
         around: context managers that are open until DDP's constructor has run.
         facts: values that a stage stores for later stages, and for its own ``built``.
         number: the name of this model in messages between the ranks of its group; "" as long as it has none.
+        parameters: those that DDP reduces, once its constructor has collected them.
     """
 
     def __init__(self, bound: inspect.BoundArguments) -> None:
@@ -26,7 +27,6 @@ class Call:
         self.around = contextlib.ExitStack()
         self.facts: Dict[str, Any] = {}
         self.number = ""
-        # Those that DDP reduces, once its constructor has collected them.
         self.parameters: Optional[List[Any]] = None
 
     @property

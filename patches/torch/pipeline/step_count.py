@@ -16,7 +16,7 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.work import Work
 
 from ..internals import process_groups
-from ..internals.wrapper import joins, trains
+from ..internals.wrapper import inner, joins, trains
 from . import ddp
 from .backward import Backwards
 from .optimizer_hooks import Steps
@@ -83,7 +83,7 @@ class Clock:
         clocks.last = self
         if clocks.counts and reduces and self._is_of_all:
             if joins(wrapper):
-                log.once(_JOINS.format(type(wrapper.module).__name__))
+                log.once(_JOINS.format(type(inner(wrapper)).__name__))
             else:
                 clocks.begin()
 

@@ -14,6 +14,7 @@ from ddpfix.patching.site import Site
 
 from ...common import bypass
 from ..internals import process_groups
+from ..internals.wrapper import inner
 from ..pipeline import ddp
 
 
@@ -38,7 +39,7 @@ class Past(ddp.Stage):
         ranks = process_groups.ranks_of(model.wrapper.process_group)
         # Perhaps not all ranks have a copy.
         if call is not None and len(ranks) > 1:
-            kind = type(model.wrapper.module).__name__
+            kind = type(inner(model.wrapper)).__name__
             bypass.route(self._site, model.wrapper, ranks, functools.partial(_told, kind))
 
 

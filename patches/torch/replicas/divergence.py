@@ -23,6 +23,7 @@ import weakref
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ddpfix.background import Background
+from ddpfix.identity import ByIdentity
 from ddpfix.ranks.store.keys import default_store
 
 from ..pipeline import ddp, optimizers
@@ -54,7 +55,7 @@ class Drift(ddp.Stage):
         self._optimizer_steps, self._mode, self._every = steps, mode, every
         self._counts: weakref.WeakKeyDictionary[ddp.Wrapped, Counts] = weakref.WeakKeyDictionary()
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
-        self._watched: weakref.WeakKeyDictionary[Any, Tuple[int, List[Comparison]]] = weakref.WeakKeyDictionary()
+        self._watched: ByIdentity[Tuple[int, List[Comparison]]] = ByIdentity()
         self._models = 0
         # Those that have something to do before the next step of their optimizer, which may be no more by then.
         self._due: weakref.WeakSet[Comparison] = weakref.WeakSet()
@@ -125,11 +126,7 @@ class Drift(ddp.Stage):
             Background(lambda: _compare_rest(left)).join(_SHORT)
 
     def _known(self, optimizer: Any) -> Tuple[int, List[Comparison]]:
-        try:
-            return self._watched.get(optimizer, _NOTHING)
-        except TypeError:
-            # An optimizer of a user's own that cannot be a key.
-            return self._models, []
+        return self._watched.get(optimizer) or _NOTHING
 
     def _renewed(self, optimizer: Any, watches: List[Comparison]) -> List[Comparison]:
         if not optimizers.is_torchs(optimizer):

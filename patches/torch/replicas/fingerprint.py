@@ -15,6 +15,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Elements that are summed at once. As int64 they take 32 MB, which glibc gives back to the system at once.
 _PIECE = 1 << 22
 _NUMBERS = (int, float, bool)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Sight(NamedTuple):
@@ -53,8 +54,12 @@ class Sight(NamedTuple):
 
 
 def comparable(parameter: Any) -> bool:
-    """Return whether a parameter and its gradient are plain tensors with values: a shard (DTensor) may differ."""
-    return parameter.grad is not None and _is_plain(parameter.data) and _is_plain(parameter.grad)
+    """Return whether a parameter and its gradient are plain tensors with values: a shard (DTensor) may differ.
+
+    A class of the program's own is not asked for anything: it may count that.
+    """
+    is_own = type(parameter) not in _PLAIN
+    return not is_own and parameter.grad is not None and _is_plain(parameter.data) and _is_plain(parameter.grad)
 
 
 def _is_plain(data: Any) -> bool:

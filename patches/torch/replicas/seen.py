@@ -11,6 +11,7 @@ from typing import Any, Dict, List
 from ddpfix.ranks.store.keys import has, keys, put
 
 from ..internals import process_groups
+from ..internals.wrapper import inner
 from ..pipeline import ddp
 from ..pipeline.step_count import Clock
 from . import fingerprint, text
@@ -39,7 +40,7 @@ class Seen:
 
     def __init__(self, model: ddp.Wrapped, clock: Clock, name: str, searches: bool) -> None:
         self._name, self._model = name, f"drift/{model.number}"
-        self._class, self._clock, self._searches = type(model.wrapper.module).__name__, clock, searches
+        self._class, self._clock, self._searches = type(inner(model.wrapper)).__name__, clock, searches
         self._ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._is_first = process_groups.own_rank() == self._ranks[0]
         self.looks: List[int] = [0]

@@ -20,6 +20,7 @@ from ddpfix.ranks.store import lowest_rank
 from ddpfix.ranks.store.keys import default_store, has, keys, put
 
 from ..internals import process_groups
+from ..internals.wrapper import inner
 from ..pipeline import ddp, optimizers
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.step_count import CLOCK, Clock
@@ -117,7 +118,7 @@ class Local:
         self._model, self._clock = weakref.ref(model), clock
         # Called while the parameters are still there: the model of a program's main() is gone when the process ends.
         self._wrapper = weakref.ref(model.wrapper, self._ended)
-        self.steps, self.number, self._class = 0, model.number, type(model.wrapper.module).__name__
+        self.steps, self.number, self._class = 0, model.number, type(inner(model.wrapper)).__name__
         self._ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._forwards = 0
         # The optimizer that trains it, and some elements after its last step.

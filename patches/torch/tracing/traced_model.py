@@ -8,9 +8,11 @@ from typing import Any, Dict, List, Optional, Protocol, Tuple
 import torch
 
 from ddpfix.layerdrop import cover, training
+from ddpfix.models import internals
 
 from ..buckets import window
 from ..buckets.skip import UNSENT
+from ..internals.wrapper import inner
 from ..pipeline import ddp, optimizers
 from ..unused.states import REDUCTION
 from .layer_calls import LayerCalls
@@ -69,8 +71,8 @@ class Traced:
     def _name_layers(self) -> List[Any]:
         """Number the layers; returns their modules."""
         modules = []
-        module = self._model.wrapper.module
-        names = {id(part): name for name, part in module.named_modules()}
+        module = inner(self._model.wrapper)
+        names = {id(part): name for name, part in internals.named_modules(module)}
         replica = ddp.replica(self._model)
         for name, holder, _ in cover.active(module):
             shown = name if replica is None else replica.key(holder)[0]
@@ -88,7 +90,7 @@ class Traced:
         """Return the values of the ``model`` line."""
         return {
             "number": self.number,
-            "class": type(self._model.wrapper.module).__name__,
+            "class": type(inner(self._model.wrapper)).__name__,
             "layers": self.layers,
             "first_layer": self.first_layer,
             "parameters": self._model.names,

@@ -1,0 +1,277 @@
+"""Objects of the program that may be equal, or have no hash, and whose attributes the program watches."""
+
+import collections
+import copy
+import io
+import pickle
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from tests.harm.made import Net, batches, fit, net, state
+from tests.harm.program import program
+
+
+class Unhashable(DDP):
+    """Python takes the hash of a class that says what is equal."""
+
+    def __eq__(self, other):
+        return self is other
+
+
+@program(sample=True)
+def wrapper_without_a_hash(rank, size):
+    wrapped = Unhashable(net())
+    optimizer = torch.optim.SGD(wrapped.module.parameters(), 0.1)
+    fit(wrapped, rank, optimizer=optimizer, other=True)
+    wrapped.eval()
+    with torch.no_grad():
+        wrapped(torch.ones(1, 4))
+    return state(wrapped.module)
+
+
+class Labelled(DDP):
+    """Its hash is that of a name which it has only later."""
+
+    def __init__(self, module, name):
+        super().__init__(module)
+        self.name = name
+
+    def __eq__(self, other):
+        return isinstance(other, Labelled) and self.name == other.name
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+@program()
+def wrapper_that_completes_its_hash(rank, size):
+    first = Labelled(net(), "student")
+    fit(first, rank, other=True)
+    first.name = "teacher"
+    fit(first, rank, other=True)
+    return state(first)
+
+
+@program(sample=True)
+def wrappers_that_are_equal(rank, size):
+    """Two models of one name, the second of which leaves a part out."""
+    first, second = Labelled(net(), "twin"), Labelled(nn.Sequential(nn.Linear(4, 2)), "twin")
+    again = copy.deepcopy(first)
+    losses = [fit(first, rank, other=True), fit(second, rank), fit(again, rank, other=True)]
+    third = Labelled(net(1), "twin")
+    del first
+    losses.append(fit(third, rank, other=True))
+    return losses, state(second), state(again), state(third)
+
+
+class Sized(Net):
+    """Equal to each model of its size."""
+
+    def __init__(self, wide=8):
+        super().__init__(wide)
+        self.wide = wide
+
+    def __eq__(self, other):
+        return isinstance(other, Sized) and other.wide == self.wide
+
+    def __hash__(self):
+        return hash(self.wide)
+
+
+@program()
+def models_that_are_equal(rank, size):
+    torch.manual_seed(0)
+    students = [DDP(Sized()) for _ in range(3)]
+    for each in students:
+        fit(each, rank, other=True)
+    return [state(each) for each in students]
+
+
+class Same(torch.optim.SGD):
+    """Equal to each optimizer, without a hash."""
+
+    def __eq__(self, other):
+        return isinstance(other, torch.optim.Optimizer)
+
+
+class Counted(torch.optim.SGD):
+    """Equal to each optimizer of its rate."""
+
+    def __eq__(self, other):
+        return self.defaults["lr"] == other.defaults["lr"]
+
+    def __hash__(self):
+        return hash(self.defaults["lr"])
+
+
+@program()
+def optimizers_that_are_equal(rank, size):
+    found = []
+    for kind in (Same, Counted):
+        models = [DDP(net(seed)) for seed in (0, 1)]
+        steps = [kind(each.parameters(), 0.1) for each in models]
+        for _ in range(3):
+            found += [fit(each, rank, optimizer=step, other=True) for each, step in zip(models, steps)]
+    return found
+
+
+class Rows(Dataset):
+    def __eq__(self, other):
+        return isinstance(other, Rows)
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)), torch.zeros(2)
+
+
+class Shards(DistributedSampler):
+    def __eq__(self, other):
+        return True
+
+
+class Loads(DataLoader):
+    def __eq__(self, other):
+        return isinstance(other, Loads)
+
+
+@program()
+def loaders_and_samplers_that_are_equal(rank, size):
+    rows = Rows()
+    loaders = [Loads(rows, 2, sampler=Shards(rows)) for _ in range(2)]
+    wrapped = DDP(net())
+    seen = []
+    for epoch in range(2):
+        for loader in loaders:
+            loader.sampler.set_epoch(epoch)
+            for x, y in loader:
+                (wrapped(x, other=True) - y).pow(2).mean().backward()
+                seen.append(x)
+    return seen, [each.grad for each in wrapped.parameters()]
+
+
+class Watched(DDP):
+    """Counts how its attributes are used."""
+
+    seen = []
+
+    def __setattr__(self, name, value):
+        Watched.seen.append(("set", name))
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name):
+        Watched.seen.append(("delete", name))
+        super().__delattr__(name)
+
+    def __getattr__(self, name):
+        Watched.seen.append(("get", name))
+        return super().__getattr__(name)
+
+
+@program()
+def attributes_of_a_wrapper_that_are_counted(rank, size):
+    wrapped = Watched(net())
+    made = list(Watched.seen)
+    Watched.seen.clear()
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    fit(wrapped, rank, optimizer=optimizer, other=True)
+    with wrapped.no_sync():
+        fit(wrapped, rank, steps=2, optimizer=optimizer, other=True)
+    wrapped.eval()
+    with torch.no_grad():
+        wrapped(torch.ones(1, 4))
+    return made, Watched.seen
+
+
+class Noted(Net):
+    """Counts how its attributes are used, and what it is asked for."""
+
+    seen = []
+
+    def __setattr__(self, name, value):
+        Noted.seen.append(("set", name))
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name):
+        Noted.seen.append(("get", name))
+        return super().__getattr__(name)
+
+    def named_modules(self, *args, **kwargs):
+        Noted.seen.append(("call", "named_modules"))
+        return super().named_modules(*args, **kwargs)
+
+    def named_parameters(self, *args, **kwargs):
+        Noted.seen.append(("call", "named_parameters"))
+        return super().named_parameters(*args, **kwargs)
+
+    def named_children(self):
+        Noted.seen.append(("call", "named_children"))
+        return super().named_children()
+
+    def modules(self):
+        Noted.seen.append(("call", "modules"))
+        return super().modules()
+
+    def parameters(self, recurse=True):
+        Noted.seen.append(("call", "parameters"))
+        return super().parameters(recurse)
+
+    def children(self):
+        Noted.seen.append(("call", "children"))
+        return super().children()
+
+
+@program()
+def attributes_of_a_module_that_are_counted(rank, size):
+    torch.manual_seed(0)
+    module = Noted()
+    Noted.seen.clear()
+    wrapped = DDP(module)
+    made = list(Noted.seen)
+    Noted.seen.clear()
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    fit(wrapped, rank, optimizer=optimizer, other=True)
+    return made, Noted.seen
+
+
+class Heavy(nn.Parameter):
+    """A parameter that notes which functions it meets."""
+
+    seen = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Heavy.seen.append(getattr(func, "__name__", str(func)))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@program(sample=True)
+def parameters_of_a_class_of_their_own(rank, size):
+    module = nn.Linear(4, 2)
+    with torch.no_grad():
+        module.weight = Heavy(torch.ones(2, 4))
+    Heavy.seen.clear()
+    wrapped = DDP(module)
+    made = list(Heavy.seen)
+    Heavy.seen.clear()
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for x, y in batches(rank, 40):
+        optimizer.zero_grad()
+        (wrapped(x) - y).pow(2).mean().backward()
+        optimizer.step()
+    return collections.Counter(made), collections.Counter(Heavy.seen), [each.detach() for each in wrapped.parameters()]
+
+
+@program()
+def wrapper_saved_and_read(rank, size):
+    wrapped = Unhashable(net())
+    fit(wrapped, rank, optimizer=torch.optim.SGD(wrapped.module.parameters(), 0.1), other=True)
+    text = io.BytesIO()
+    torch.save(wrapped.module, text)
+    again = copy.deepcopy(wrapped)
+    fit(again, rank, optimizer=torch.optim.SGD(again.module.parameters(), 0.1), other=True)
+    return sorted(vars(wrapped)), sorted(vars(again)), len(pickle.dumps(wrapped.module)), state(again.module)
