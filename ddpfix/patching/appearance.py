@@ -8,6 +8,8 @@ import inspect
 from types import FunctionType
 from typing import Any, Callable
 
+from ddpfix.patching import attribution
+
 
 def looks_like(original: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
     """Return the closure with the name, the signature and the source of what it calls.
@@ -19,7 +21,7 @@ def looks_like(original: Any, closure: Callable[..., Any]) -> Callable[..., Any]
         original: the function.
         closure: calls it.
     """
-    shown = functools.wraps(original)(closure)
+    shown = attribution.uncounted(functools.wraps(original)(closure))
     if type(original) is FunctionType and not hasattr(original, "__wrapped__"):
         with contextlib.suppress(TypeError, ValueError):
             shown.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]

@@ -1,34 +1,46 @@
-"""Calls whose warnings point to the program's line, as in plain torch.
+"""Functions of ddpfix that warnings do not count: those that stand between the program and torch.
 
-``warnings.warn(stacklevel=2)`` names the line of the caller, which is ddpfix where it has wrapped the function.
-So the function is called from a frame that has the file, the line and the globals of the caller outside of ddpfix.
+``warnings.warn(stacklevel=n)`` names the frame of the n-th caller, and counts none of Python's own import system, which
+it knows by two words in the file's name. So what torch or a model warns of names the line that it names without
+ddpfix, through any number of our wrappers, and costs nothing in a call.
 """
 
 from __future__ import annotations
 
-import sys
-from types import FrameType, FunctionType
-from typing import Any, Callable
+import functools
+from types import CodeType, FrameType, FunctionType
+from typing import Any, TypeVar
 
 from ddpfix.user_code import OWN
 
+T = TypeVar("T")
 
-def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function as the nearest caller outside of ddpfix would."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(OWN):
-        frame = frame.f_back
-    if frame is None:
-        return function(*args, **kwargs)
-    place = {"co_filename": frame.f_code.co_filename, "co_firstlineno": frame.f_lineno, "co_name": frame.f_code.co_name}
-    return FunctionType(_CODE.replace(**place), frame.f_globals)(function, args, kwargs)
+# The two words, as a folder that ddpfix does not have.
+_WORDS = "importlib_bootstrap/"
 
 
-# In one line, so that its only line is the first one.
-_CODE = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+def uncounted(function: T) -> T:
+    """Have warnings count no frame of a function of ddpfix, a method of it or a partial one; return it."""
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = getattr(inner, "__func__", inner)
+    if isinstance(inner, FunctionType):
+        inner.__code__ = _named(inner.__code__)
+    return function
+
+
+def _named(code: CodeType) -> CodeType:
+    home = next((each for each in OWN if code.co_filename.startswith(each)), None)
+    if home is None or _is_named(code):
+        return code
+    return code.replace(co_filename=f"{home}{_WORDS}{code.co_filename[len(home) :]}")
+
+
+def _is_named(code: CodeType) -> bool:
+    return _WORDS in code.co_filename and code.co_filename.startswith(OWN)
 
 
 def is_between(frame: FrameType) -> bool:
-    """Return whether this is the frame of such a call, which bears the caller's file and name."""
-    code = frame.f_code
-    return code.co_varnames == _CODE.co_varnames and code.co_code == _CODE.co_code
+    """Return whether this is the frame of such a function."""
+    return _is_named(frame.f_code)

@@ -30,7 +30,7 @@ def hide(error: BaseException) -> None:
         return
     with contextlib.suppress(Exception):
         links = _links(error.__traceback__)
-        if not links or (_is_file_of_ours(links[-1].tb_frame) and not _is_meant(error)):
+        if not links or (_is_ours(links[-1].tb_frame) and not _is_meant(error, links[-1].tb_frame)):
             return
         kept = [each for each in links if not _is_ours(each.tb_frame)]
         for each, after in zip(kept, [*kept[1:], None]):
@@ -47,15 +47,14 @@ def _links(trace: Optional[TracebackType]) -> List[TracebackType]:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return _is_file_of_ours(frame) or attribution.is_between(frame)
-
-
-def _is_file_of_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(OWN)
 
 
-def _is_meant(error: BaseException) -> bool:
-    """Return whether ddpfix raises this error on purpose, with a text that says it."""
+def _is_meant(error: BaseException, frame: FrameType) -> bool:
+    """Return whether ddpfix raises this error on purpose, with a text that says it, or hands on a call that is one."""
+    if isinstance(error, TypeError) and attribution.is_between(frame):
+        # The arguments are not those of what is called.
+        return True
     return type(error).__module__.partition(".")[0] in _NAMES or str(error).startswith("ddpfix")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 
 import wrapt
 
-from ddpfix.patching import tracebacks
+from ddpfix.patching import attribution, tracebacks
 
 
 class _BoundLayer(wrapt.BoundFunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
@@ -84,4 +84,5 @@ def called_by(wrapper: Callable[..., Any], owner: Optional[type]) -> Callable[..
             tracebacks.hide(error)
             raise
 
-    return called
+    attribution.uncounted(wrapper)
+    return attribution.uncounted(called)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
-import traceback
 import warnings
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List
 
-import pytest
-
+from ddpfix import user_code
 from ddpfix.patching import attribution
 from tests.support import ranks
 
@@ -56,20 +55,22 @@ def warns(value: int, *, stacklevel: int) -> int:
     return value
 
 
-def test_the_result_and_the_line_are_the_callers() -> None:
+def test_a_function_of_ours_is_not_counted() -> None:
+    code = compile(
+        "def between(*args, **how):\n    return called(*args, **how)\n", user_code.OWN[-1] + "stage.py", "exec"
+    )
+    space: Dict[str, Any] = {"called": warns}
+    exec(code, space)
+    between: Any = space["between"]
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        assert attribution.call(warns, 3, stacklevel=2) == 3
-    line = test_the_result_and_the_line_are_the_callers.__code__.co_firstlineno + 3
-    assert [(each.filename, each.lineno) for each in found] == [(__file__, line)]
+        between(3, stacklevel=2)
+        assert attribution.uncounted(functools.partial(between, 3))(stacklevel=2) == 3
+    assert [each.filename for each in found] == [user_code.OWN[-1] + "stage.py", __file__]
+    assert between.__code__.co_filename.startswith(user_code.OWN[-1])
+    assert attribution.uncounted(between).__code__ is between.__code__
 
 
-def fails() -> Any:
-    raise ValueError("no")
-
-
-def test_an_error_comes_through_with_lines_of_the_program_alone() -> None:
-    with pytest.raises(ValueError) as found:
-        attribution.call(fails)
-    files = {frame.filename for frame in traceback.extract_tb(found.value.__traceback__)}
-    assert files == {__file__, attribution.__file__}
+def test_a_function_of_the_programs_own_stays_as_it_is() -> None:
+    code = warns.__code__
+    assert attribution.uncounted(warns).__code__ is code

@@ -14,7 +14,7 @@ import torch
 
 from ddpfix import log
 from ddpfix.models.recomputed import TASK
-from ddpfix.patching import attribution, tracebacks
+from ddpfix.patching import tracebacks
 from ddpfix.patching.site import Site
 
 from ..internals import autograd
@@ -117,9 +117,7 @@ class Backwards:
                 check = checks[0]
                 before = check.backward_begins(args, kwargs)
             try:
-                # The only one of its arguments of which torch warns at the line of the caller.
-                deprecated = "grad_variables" in kwargs
-                result = attribution.call(original, *args, **kwargs) if deprecated else original(*args, **kwargs)
+                result = original(*args, **kwargs)
             except BaseException as error:
                 self._failed(error, args[0] if args else kwargs.get("tensors"))
                 tracebacks.hide(error)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, Optional, Sequence
 
+from ddpfix.patching import attribution, tracebacks
+from ddpfix.patching.appearance import looks_like
 from ddpfix.patching.site import Site
 
 from ..internals import autograd
@@ -25,6 +27,7 @@ class Checkpoints:
         self._shared: Shared[Optional[Run]] = Shared("torch.checkpoints", ("run", "count"))
         self._inherited: Any = None
 
+    @attribution.uncounted
     def own(self, *args: Any) -> Any:
         """Run one as torch does, while the wrapper is on."""
         return self._inherited(*args)
@@ -46,7 +49,7 @@ class Checkpoints:
             owner: the class ``CheckpointFunction``.
             run: see :data:`Run`.
         """
-        self._shared.join(site, "run", run, functools.partial(self._put_on, owner))
+        self._shared.join(site, "run", attribution.uncounted(run), functools.partial(self._put_on, owner))
 
     def _put_on(self, owner: Any, site: Site) -> None:
         inherited, shared = owner.apply, self._shared
@@ -54,13 +57,14 @@ class Checkpoints:
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             autograd.HIDING[0] += 1
-            if cls is not owner or len(args) < 2 or kwargs:
-                # A subclass may have a forward and a backward of its own, which torch's own apply calls.
-                return super(owner, cls).apply(*args, **kwargs)  # type: ignore[misc]
             run = shared.subscribers[0]
-            if run is None:
-                return inherited(*args)
-            function, preserve, *rest = args
-            return run(function, preserve, rest)
+            try:
+                if cls is not owner or len(args) < 2 or kwargs:
+                    # A subclass may have a forward and a backward of its own, which torch's own apply calls.
+                    return super(owner, cls).apply(*args, **kwargs)  # type: ignore[misc]
+                return inherited(*args) if run is None else run(args[0], args[1], args[2:])
+            except BaseException as error:
+                tracebacks.hide(error)
+                raise
 
-        site.replace(owner, "apply", classmethod(functools.wraps(getattr(inherited, "__func__", inherited))(apply)))
+        site.replace(owner, "apply", classmethod(looks_like(getattr(inherited, "__func__", inherited), apply)))

@@ -112,7 +112,7 @@ def _name_those_before(owner: Any) -> None:
 def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
     call = _call(wrapped, args, kwargs)
     if call is None:
-        attribution.call(wrapped, *args, **kwargs)
+        wrapped(*args, **kwargs)
         MODELS[wrapper] = None
         return
     call.facts["failure"] = wrap_hooks.run_before_wrap(call.module)
@@ -120,7 +120,7 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
         stage.arguments(call)
     with call.around:
         _meet_within(wrapper, call)
-        attribution.call(wrapped, *call.bound.args, **call.bound.kwargs)
+        wrapped(*call.bound.args, **call.bound.kwargs)
     _record(wrapper, call)
 
 
@@ -156,7 +156,7 @@ def _meet_within(wrapper: Any, call: Call) -> None:
         call.parameters = list(found[0])
         return found
 
-    vars(wrapper)[BUILD] = met
+    vars(wrapper)[BUILD] = attribution.uncounted(met)
     call.around.callback(vars(wrapper).pop, BUILD, None)
 
 
