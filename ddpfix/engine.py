@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional
 from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings, untested
 from ddpfix.matrix.resolve import Decision
+from ddpfix.modules import globals_of, initializing, is_lazy
 from ddpfix.patching import site
 from ddpfix.patching.gate import Gate
 from ddpfix.patching.layers import is_outdated
 from ddpfix.patching.site import Kept, PatchError, Site
 from ddpfix.state import State
-from ddpfix.waiting import Armed, Waiting, armed, initializing, top
+from ddpfix.waiting import Armed, Waiting, armed, top
 
 if TYPE_CHECKING:
     # Nobody has asked for a report yet.
@@ -119,7 +120,7 @@ class Engine:
                 for part in ready:
                     # If the module was imported a second time by now, the newer one is patched.
                     self._put_in_place(sys.modules.get(part.__name__, part))
-            elif initializing(sys.modules.get(top(name))):
+            elif initializing(top(name)):
                 # The patches import from the toolkit, which works only when its own import has finished.
                 self.deferred.append(module)
                 return
@@ -149,7 +150,7 @@ class Engine:
         released = self.waiting.release()
         with site.one_search():
             for module in self._imported() if released else ():
-                if not initializing(sys.modules.get(top(module.__name__))):
+                if not initializing(top(module.__name__)):
                     self._put_in_place(module, only=released)
                 elif module not in self.deferred:
                     self.deferred.append(module)
@@ -160,17 +161,19 @@ class Engine:
                 self._apply(each, module)
 
     def catch_up(self) -> None:
-        """Patch what had been imported before ddpfix."""
+        """Patch what had been imported before ddpfix, or will have been at its first use."""
+        for name, module in list(sys.modules.items()):
+            if is_lazy(module) and self.wanted(name):
+                import_hook.hook(globals_of(module)["__spec__"], self.importing, self.imported)
         with site.one_search():
             for module in self._imported():
                 self.imported(module)
 
     def _imported(self) -> Iterator[ModuleType]:
         """Yield the modules that something waits for, as far as their code has ended."""
-        for module in list(sys.modules.values()):
-            name = getattr(module, "__name__", None)
-            is_there = isinstance(name, str) and self.wanted(name) and sys.modules.get(name) is module
-            if is_there and not initializing(module):
+        for name, module in list(sys.modules.items()):
+            is_there = globals_of(module).get("__name__") == name and self.wanted(name)
+            if is_there and not initializing(name):
                 yield module
 
     def _apply(self, waiting: Armed, module: ModuleType) -> None:
@@ -214,7 +217,7 @@ class Engine:
         """Messages about patches that are no longer in place: a toolkit may import a module of its own twice."""
         records = [(patch, record) for patch, own in self.sites.items() for record in own.in_force()]
         lost = [(patch, record) for patch, record in records if is_outdated(record.owner) or not record.in_place()]
-        messages = [f"{patch} is not in place any more at {r.owner.__name__}.{r.attribute}" for patch, r in lost]
+        messages = [f"{patch} is not in place any more at {r.home}.{r.attribute}" for patch, r in lost]
         return list(dict.fromkeys(messages))
 
     def undo(self) -> List[str]:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable, Optional, Sequence
 
+# Names of the watched modules that are being executed, one for each time: the import system marks a module that it
+# executes, but not one that the program has its loader execute.
+RUNNING: list[str] = []
+
 
 class Finder:
     """A meta path finder that calls ``importing(module)`` before, ``imported(module)`` after each watched module.
@@ -50,7 +54,7 @@ class Finder:
         finally:
             self._names().discard(name)
         if spec is not None and spec.loader is not None and self.imported is not None:
-            _hook(spec, self.importing, self.imported)
+            hook(spec, self.importing, self.imported)
         return spec
 
     def _names(self) -> set[str]:
@@ -84,7 +88,7 @@ def _spec_of_others(
     return None
 
 
-def _hook(
+def hook(
     spec: ModuleSpec, importing: Optional[Callable[[ModuleType], None]], imported: Callable[[ModuleType], None]
 ) -> None:
     """Have ``importing(module)`` called before the loader executes this module, and ``imported(module)`` after it."""
@@ -103,7 +107,11 @@ def _hook(
             vars(loader).pop(method, None)
         if importing is not None and not isinstance(subject, str):
             importing(subject)
-        result = original(subject)
+        RUNNING.append(spec.name)
+        try:
+            result = original(subject)
+        finally:
+            RUNNING.remove(spec.name)
         imported(subject if result is None else result)
         return result
 

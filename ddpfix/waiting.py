@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from types import ModuleType
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Tuple
 
 from ddpfix.matrix.model import Target
 from ddpfix.matrix.resolve import Decision
@@ -133,8 +132,3 @@ def pattern(module: str) -> re.Pattern[str]:
 def top(name: str) -> str:
     """Return the package of a module."""
     return name.partition(".")[0]
-
-
-def initializing(module: Optional[ModuleType]) -> bool:
-    """Return whether a module is still being imported."""
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

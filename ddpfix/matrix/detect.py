@@ -11,6 +11,7 @@ from typing import Any, Collection, Dict, Iterator, Optional, Sequence
 
 from ddpfix.import_hook import Finder
 from ddpfix.matrix.model import Mark, Matrix
+from ddpfix.modules import globals_of
 
 # In the place of a version, or in front of what is there: a package of that name which is no release of the toolkit.
 UNRECOGNISED = "unrecognised"
@@ -101,7 +102,7 @@ def recognise(toolkit: str, marks: Sequence[Mark]) -> Optional[str]:
 
 def folders(toolkit: str) -> Iterator[Path]:
     """Yield the folders of a package's modules: one, or several where it is a namespace."""
-    spec = getattr(sys.modules.get(toolkit), "__spec__", None) or _spec(toolkit)
+    spec = globals_of(sys.modules.get(toolkit)).get("__spec__") or _spec(toolkit)
     if spec is not None:
         # A single module has no folder; it is found all the same.
         yield from map(Path, spec.submodule_search_locations or (spec.origin or "",))

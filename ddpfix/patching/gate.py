@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Iterable, List, Optional, Set, Tuple
 
 from ddpfix import log
+from ddpfix.modules import assign
 from ddpfix.patching.appearance import looks_like
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, named_copies, relink, take_back_copies
 
@@ -30,7 +31,7 @@ class _Stub:
         self.record = Record(owner, attribute, was, _waiting(self, was, gate), False)
 
     def put(self) -> None:
-        setattr(self.owner, self.attribute, self.record.now)
+        assign(self.owner, self.attribute, self.record.now)
         IN_PLACE.append(self.record)
 
 
@@ -66,7 +67,7 @@ class Gate:
             for stub in new:
                 stub.put()
             for record, module, name in copies:
-                setattr(module, name, record.now)
+                assign(module, name, record.now)
             self._stubs += new
 
     def open(self) -> None:
@@ -130,7 +131,7 @@ def _waiting(stub: _Stub, was: Any, gate: Optional[Gate]) -> Callable[..., Any]:
 def _uncover(stub: _Stub) -> Any:
     """Put the original in its place again; returns what stood there, the stub or what another patcher has put there."""
     top = vars(stub.owner)[stub.attribute]
-    setattr(stub.owner, stub.attribute, stub.record.was)
+    assign(stub.owner, stub.attribute, stub.record.was)
     return top
 
 
@@ -143,7 +144,7 @@ def _cover(stub: _Stub, top: Any, before: Set[int]) -> None:
     if top is not record.now and top is not record.was:
         # A plain wrapper of a method calls what it took from the class, with the instance as an argument.
         taken = getattr(stub.owner, stub.attribute)
-        setattr(stub.owner, stub.attribute, top)
+        assign(stub.owner, stub.attribute, top)
         relink(top, record.now, taken)
     _move_records(stub, before)
     for other in IN_PLACE:

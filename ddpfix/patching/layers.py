@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import wrapt
 
+from ddpfix.modules import assign, contents, globals_of
 from ddpfix.user_code import module_of
 
 LOCK = threading.RLock()
@@ -38,10 +39,15 @@ class Record:
         self.inherited, self.copy = inherited, copy
 
     @property
+    def home(self) -> str:
+        """The owner's name."""
+        return str(globals_of(self.owner).get("__name__") or self.owner.__qualname__)
+
+    @property
     def place(self) -> str:
         """``module:attribute``, as the matrix writes a target."""
         if isinstance(self.owner, ModuleType):
-            return f"{self.owner.__name__}:{self.attribute}"
+            return f"{self.home}:{self.attribute}"
         return f"{module_of(self.owner)}:{self.owner.__qualname__}.{self.attribute}"
 
     def undo(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
@@ -64,11 +70,11 @@ class Record:
 
     def in_place(self) -> bool:
         """Return whether our layer is where it was put, alone or below the layers of others."""
-        current = vars(self.owner).get(self.attribute, MISSING)
+        current = contents(self.owner).get(self.attribute, MISSING)
         return _is_layer(current, self.now) or any(_is_layer(layer, self.now) for layer in _layers(current))
 
     def _take_away(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
-        current = vars(self.owner).get(self.attribute, MISSING)
+        current = contents(self.owner).get(self.attribute, MISSING)
         if _is_layer(current, self.now):
             self._restore()
             return None
@@ -77,14 +83,13 @@ class Record:
         if current is not MISSING and relink(current, self.now, self.was):
             taken.append((current, self.now))
             return None
-        where = getattr(self.owner, "__qualname__", getattr(self.owner, "__name__", self.owner))
-        return f"{where}.{self.attribute} no longer holds our patch: somebody replaced it, and it stays as it is"
+        return f"{self.home}.{self.attribute} no longer holds our patch: somebody replaced it, and it stays as it is"
 
     def _restore(self) -> None:
         if self.inherited:
             delattr(self.owner, self.attribute)
         else:
-            setattr(self.owner, self.attribute, self.was)
+            assign(self.owner, self.attribute, self.was)
 
 
 # The records of all patches, oldest first: two patches may have changed the same attribute.
@@ -94,7 +99,7 @@ IN_PLACE: List[Record] = []
 def is_outdated(owner: Any) -> bool:
     """Return whether a module or class has been replaced by another of its name since it was patched."""
     if isinstance(owner, ModuleType):
-        return sys.modules.get(owner.__name__, owner) is not owner
+        return sys.modules.get(globals_of(owner)["__name__"], owner) is not owner
     found: Any = sys.modules.get(module_of(owner))
     for part in owner.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -174,7 +179,7 @@ def take_back_copies(undone: List[Record]) -> None:
     """Modules that took our function by ``from x import f`` while it was in place get the original."""
     functions = {id(record.now): record for record in undone if isinstance(record.owner, ModuleType)}
     for old, module, name in stale_copies([(record.now, record.owner) for record in functions.values()]):
-        setattr(module, name, functions[id(old)].was)
+        assign(module, name, functions[id(old)].was)
 
 
 def stale_copies(
@@ -193,10 +198,9 @@ def stale_copies(
     copies: Dict[Any, Tuple[Any, ModuleType, str]] = {}
     homes = {id(old): (old, home) for old, home in originals}
     for module in _since(fresh) if homes else ():
-        names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
-        # The values of a lazy module are looked at in its dictionary only: an attribute look-up could import something.
+        names = globals_of(module)
         # Nearly no module has a copy, and this is the fastest way to know.
-        if homes.keys().isdisjoint(map(id, list(names.values()))) or not isinstance(module, ModuleType):
+        if homes.keys().isdisjoint(map(id, list(names.values()))):
             continue
         for name, value in list(names.items()):
             old, home = homes.get(id(value), (None, module))
@@ -223,7 +227,7 @@ def named_copies(records: Sequence[Record]) -> List[Tuple[Record, ModuleType, st
     changed = {id(record.was): record for record in records}
     for name, module in list(sys.modules.items()) if records else ():
         top = name.partition(".")[0]
-        names: Dict[str, Any] = getattr(module, "__dict__", None) or {}
+        names = globals_of(module)
         if top in packages:
             held = [(record.attribute, names.get(record.attribute)) for record in records]
         elif top in _STANDARD or changed.keys().isdisjoint(map(id, list(names.values()))):
@@ -232,8 +236,7 @@ def named_copies(records: Sequence[Record]) -> List[Tuple[Record, ModuleType, st
             held = list(names.items())
         for attribute, value in held:
             record = changed.get(id(value))
-            is_copy = record is not None and record.was is value and module is not record.owner
-            if record is not None and is_copy and isinstance(module, ModuleType):
+            if record is not None and record.was is value and module is not record.owner:
                 found.append((record, module, attribute))
     return found
 

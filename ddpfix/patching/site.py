@@ -13,6 +13,7 @@ import inspect
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
+from ddpfix.modules import assign, contents
 from ddpfix.patching.appearance import looks_like
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, is_proxy, stale_copies, take_back_copies
 from ddpfix.patching.registry import Registry as Registry
@@ -126,12 +127,12 @@ class Site:
     def replace(self, owner: Any, attribute: str, now: Any) -> None:
         """Set ``owner.attribute``; ``now`` may be a descriptor."""
         with LOCK:
-            inherited = attribute not in vars(owner)
+            inherited = attribute not in contents(owner)
             was = self._raw(owner, attribute)
             if was is now:
                 # Another name of it was replaced before, and the search for copies has reached this one.
                 return
-            setattr(owner, attribute, now)
+            assign(owner, attribute, now)
             self._record(owner, attribute, was, now, inherited)
             if isinstance(owner, ModuleType):
                 self._rebind(owner, was, now)
@@ -221,9 +222,9 @@ class Site:
         return found
 
     def _held(self, owner: Any, attribute: str) -> Any:
-        for level in getattr(owner, "__mro__", (owner,)):
-            if attribute in vars(level):
-                return vars(level)[attribute]
+        for level in owner.__mro__ if isinstance(owner, type) else (owner,):
+            if attribute in contents(level):
+                return contents(level)[attribute]
         raise PatchError(f"{owner!r} has no attribute {attribute}")
 
     def _rebind(self, home: ModuleType, was: Any, now: Any) -> None:
@@ -263,7 +264,7 @@ def _rebind_all(fresh: Optional[str] = None) -> None:
         # In the order of the changes: what one patch has put there may have been replaced by the next one.
         for site, _, was, now in replaced:
             if held is was:
-                setattr(module, name, now)
+                assign(module, name, now)
                 site._record(module, name, was, now, False, True)
                 held = now
 

@@ -14,6 +14,7 @@ from types import MethodType, ModuleType
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from ddpfix import log
+from ddpfix.modules import globals_of
 from ddpfix.patching.site import Site
 
 from . import options, overrides_yaml, parser, unknown, words, yaml_options
@@ -54,10 +55,7 @@ def _install(site: Site, owner: Any, name: str) -> None:
 def _bind_anew(site: Site, original: MethodType, now: Any) -> None:
     """Each ``getattr`` makes another bound method, so that copies are found by what they are bound to."""
     for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        if not isinstance(module, ModuleType) or not isinstance(names, dict):
-            continue
-        for name, value in list(names.items()):
+        for name, value in list(globals_of(module).items()):
             if type(value) is MethodType and value == original:
                 site.replace(module, name, now)
 

@@ -1,0 +1,144 @@
+"""Modules that are not there yet, refuse, or count what is asked of them: ddpfix has no business with them."""
+
+import contextlib
+import importlib.util
+import sys
+import types
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.harm.made import fit, net, state
+from tests.harm.program import program, script
+
+COPIES = "from torch.distributed import all_reduce, destroy_process_group, init_process_group"
+
+
+def lazy(name):
+    spec = importlib.util.find_spec(name)
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def trained(rank):
+    dist.init_process_group("gloo")
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    dist.destroy_process_group()
+    return state(wrapped)
+
+
+@program(group=False, sample=True)
+def lazy_module_of_ones_own(rank, size):
+    module = lazy("wave")
+    return trained(rank), type(module).__name__, module.__name__, type(module).__name__
+
+
+@program(group=False)
+def lazy_module_that_cannot_be_imported(rank, size):
+    spec = importlib.util.find_spec("chunk" if sys.version_info < (3, 13) else "wave")
+    loader = type("Broken", (), {"exec_module": lambda self, module: 1 / 0, "create_module": lambda self, spec: None})()
+    spec.loader = importlib.util.LazyLoader(loader)
+    sys.modules["not_here"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return trained(rank)
+
+
+@program(group=False, sample=True)
+def module_that_refuses(rank, size):
+    class Constants(types.ModuleType):
+        def __setattr__(self, name, value):
+            raise AttributeError(f"{name} is a constant")
+
+    module = Constants("constants")
+    exec(COPIES, vars(module))
+    sys.modules["constants"] = module
+    same = [module.init_process_group is dist.init_process_group]
+    return trained(rank), [*same, module.init_process_group is dist.init_process_group]
+
+
+@program(group=False)
+def module_that_counts(rank, size):
+    asked = []
+
+    class Counting(types.ModuleType):
+        def __getattribute__(self, name):
+            asked.append(name)
+            return super().__getattribute__(name)
+
+        def __setattr__(self, name, value):
+            asked.append(name)
+            super().__setattr__(name, value)
+
+    module = Counting("counting")
+    exec(COPIES, vars(module))
+    sys.modules["counting"] = module
+    asked.clear()
+    return trained(rank), asked
+
+
+@program(group=False)
+def functions_by_demand(rank, size):
+    """PEP 562: the module makes what is asked for."""
+    asked, module = [], types.ModuleType("on_demand")
+    module.__getattr__ = lambda name: asked.append(name)
+    exec(COPIES, vars(module))
+    sys.modules["on_demand"] = module
+    return trained(rank), asked
+
+
+@program(group=False)
+def stand_in_that_raises(rank, size):
+    """An object in the place of a module, as of a configuration that has not been read."""
+    asked = []
+
+    class Settings:
+        @property
+        def __class__(self):
+            asked.append("class")
+            return types.ModuleType
+
+        def __getattr__(self, name):
+            asked.append(name)
+            raise RuntimeError("not configured")
+
+    sys.modules.update(settings=Settings(), nothing=None)
+    found = trained(rank), asked
+    del sys.modules["settings"]
+    return found
+
+
+@program(group=False)
+def module_that_is_executed_by_hand(rank, size):
+    """A second copy of a module of torch, as a plug-in loader makes it."""
+    spec = importlib.util.find_spec("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    dist.init_process_group("gloo")
+    wrapped = DDP(net())
+    wrapped.register_comm_hook(None, module.allreduce_hook)
+    fit(wrapped, rank, other=True)
+    return state(wrapped)
+
+
+@program(group=False)
+def modules_come_and_go(rank, size):
+    """Names that are imported and dropped while the group is up."""
+    dist.init_process_group("gloo")
+    for name in ("wave", "sndhdr_not_here"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+        sys.modules.pop(name, None)
+    wrapped = DDP(net())
+    fit(wrapped, rank, other=True)
+    box = torch.ones(1)
+    dist.all_reduce(box)
+    return state(wrapped), box
+
+
+for each in ("torch_by_lazy_loader", "torch_by_module_from_spec", "torch_asked_before_it_is_there"):
+    script("odd_modules", each, fresh=True, sample=each == "torch_by_lazy_loader")
