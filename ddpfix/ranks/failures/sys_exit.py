@@ -1,22 +1,21 @@
 """``sys.exit(1)`` is a failure that leaves no traceback, so that each call is described here.
 
-A SystemExit may be caught. That it has ended the program is proved when it is freed, which a mark of ours in its
-traceback sees: CPython drops a SystemExit that nobody has caught when no Python frame of the main thread is left,
-before the functions of atexit run; and no frame that it has passed has run another instruction, so that it is not the
-context of a later exception.
+A SystemExit may be caught. That it has ended the program is proved when it is freed, which a mark of ours in it sees:
+CPython drops a SystemExit that nobody has caught when no Python frame of the main thread is left, before the functions
+of atexit run; and no frame that it has passed has run another instruction, so that it is not the context of a later
+exception.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import sys
 import threading
 import traceback
-from types import FrameType
-from typing import Any, Callable, List, NamedTuple, Optional
+from types import BuiltinFunctionType, FrameType
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from ddpfix.ranks.failures.last_words import follows, words
 from ddpfix.user_code import OWN, is_users
@@ -41,7 +40,7 @@ class Exit(NamedTuple):
 
 
 _PROVED: List[Exit] = []
-_UNDO: List[Callable[[], None]] = []
+_IN_PLACE: List[_Described] = []
 
 
 def last() -> Optional[Exit]:
@@ -49,17 +48,23 @@ def last() -> Optional[Exit]:
     return _PROVED[0] if _PROVED else None
 
 
-class _Mark:
-    """Lives as long as the traceback of one SystemExit.
+class _Mark(Dict[str, Any]):
+    """The empty attributes of one SystemExit, which live as long as it does.
 
     Args:
         exit: the call that has raised it.
+        caller: the frame of that call.
     """
 
-    def __init__(self, exit: Exit) -> None:
+    __slots__ = ("_exit", "_thread", "_stack")
+
+    def __init__(self, exit: Exit, caller: FrameType) -> None:
         self._exit, self._thread = exit, threading.get_ident()
         # The frames from the caller of sys.exit on, with the instruction of each.
-        self._stack = [(frame, frame.f_lasti) for frame, _ in traceback.walk_stack(sys._getframe(3))]
+        self._stack = [(frame, frame.f_lasti) for frame, _ in traceback.walk_stack(caller)]
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
     def __del__(self) -> None:
         try:
@@ -77,49 +82,74 @@ def _ends_a_worker(frame: FrameType) -> bool:
     return frame.f_code.co_name == "_bootstrap" and frame.f_globals.get("__name__") == "multiprocessing.process"
 
 
+class _Described:
+    """Is called in place of ``sys.exit``, and is the built-in function to whoever looks at it; no class binds it.
+
+    Args:
+        original: the function.
+    """
+
+    __slots__ = ("__weakref__", "_original")
+
+    def __init__(self, original: Any) -> None:
+        object.__setattr__(self, "_original", original)
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(_original(self), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return _original(self)(*args, **kwargs)
+        except BaseException as error:
+            if type(error) is SystemExit and self in _IN_PLACE:
+                _mark(error, sys._getframe(1))
+            # From Python 3.11 on a bare ``raise`` does not add the line of this frame again.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
+
+    def __repr__(self) -> str:
+        return repr(_original(self))
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is _original(self)
+
+    def __hash__(self) -> int:
+        return hash(_original(self))
+
+
+def _original(stand_in: _Described) -> Any:
+    return object.__getattribute__(stand_in, "_original")
+
+
 def watch() -> None:
-    """Describe the calls from now on; once."""
-    if _UNDO:
-        return
-    original = sys.exit
-
-    @functools.wraps(original)
-    def leave(*args: Any, **kwargs: Any) -> Any:
-        mark = _mark(args[0] if args else None)  # noqa: F841
-        return original(*args, **kwargs)
-
-    # Names of this module mean nothing to whoever asks sys.exit for its types.
-    leave.__annotations__ = {}
-
-    def undo() -> None:
-        if sys.exit is leave:
-            sys.exit = original
-
-    sys.exit = leave
-    _UNDO.append(undo)
+    """Describe the calls from now on; once. A function of the program's own is left alone."""
+    if not _IN_PLACE and type(sys.exit) is BuiltinFunctionType:
+        _IN_PLACE.append(_Described(sys.exit))
+        sys.exit = _IN_PLACE[0]
 
 
 def forget() -> None:
     """Take it back, unless somebody has put his own over it."""
-    while _UNDO:
-        _UNDO.pop()()
+    while _IN_PLACE:
+        ours = _IN_PLACE.pop()
+        if sys.exit is ours:
+            sys.exit = _original(ours)
     _PROVED.clear()
 
 
-def _mark(code: Any) -> Optional[_Mark]:
-    """Return a mark for an exit with an error from the main thread; any other one ends a thread, or is no failure."""
-    is_well = code is None or (isinstance(code, int) and not code)
-    if is_well or threading.get_ident() != threading.main_thread().ident:
-        return None
-    with contextlib.suppress(Exception):
-        return _Mark(_described(code))
-    return None
+def _mark(error: SystemExit, caller: FrameType) -> None:
+    """Mark an exit with an error from the main thread; any other one ends a thread, or is no failure."""
+    is_well = error.code is None or (isinstance(error.code, int) and not error.code)
+    # One that the program made itself may have attributes.
+    if not (is_well or vars(error)) and threading.get_ident() == threading.main_thread().ident:
+        with contextlib.suppress(Exception):
+            error.__dict__ = _Mark(_described(error.code, error.__context__), caller)
 
 
-def _described(code: Any) -> Exit:
-    error = sys.exc_info()[1]
+def _described(code: Any, error: Optional[BaseException]) -> Exit:
     if error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
-        return Exit(code, "", words(error), traceback.format_exc(), follows(error))
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return Exit(code, "", words(error), trace, follows(error))
     frames = [each for each in traceback.extract_stack() if not each.filename.startswith(OWN)]
     own = [each for each in frames if is_users(each.filename)] or frames
     place = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
