@@ -8,6 +8,7 @@ there, and is looked at. A step that DDP finishes pays for the question only.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -150,6 +151,9 @@ class Evidence:
         if not self._armed or self._model.wrapper is None:
             return
         self.backwards += 1
+        if self._model.thread != threading.get_ident():
+            # DDP's reducer may be busy in its own thread: to ask it would keep that one from going on.
+            return
         if self._node_hooks and self.first:
             self.stop()
         if self._asks:

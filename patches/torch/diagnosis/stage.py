@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 from types import ModuleType
 from typing import Any, Optional, Tuple
@@ -130,7 +131,7 @@ class Watched:
 
     def backward_failed(self, error: BaseException, roots: Any) -> None:
         """A backward has failed, perhaps that of another model."""
-        if _is_torchs(error) and self.model.wrapper is not None:
+        if _is_torchs(error) and self.model.wrapper is not None and self.model.thread == threading.get_ident():
             self._complete(error, roots)
 
     def _complete(self, error: BaseException, roots: Any) -> None:

@@ -13,6 +13,7 @@ import functools
 import gc
 import inspect
 import sys
+import threading
 from typing import (
     Any,
     Callable,
@@ -53,6 +54,8 @@ from .stage import Stage as Stage
 _PATCHES = __package__.rpartition(".")[0] + "."
 # The stages in their order; the three wrappers are there as long as there are stages.
 _STAGES: Shared[Stage] = Shared("torch.ddp", ORDER)
+# Models are recorded one after the other: stages put wrappers on with the first one, and know which others there are.
+_RECORDING = threading.RLock()
 
 
 def stages() -> Tuple[Stage, ...]:
@@ -165,6 +168,11 @@ def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
     if not process_groups.is_torchs(wrapper.process_group):
         MODELS[wrapper] = None
         return None
+    with _RECORDING:
+        return _run_stages(wrapper, call)
+
+
+def _run_stages(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
     try:
         model = MODELS[wrapper] = Wrapped(wrapper, *(() if call is None else (call.number, call.parameters)))
     except Exception as error:
@@ -193,6 +201,7 @@ def rebuild_stages(model: Wrapped) -> None:
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     # Functions in C only, so that torch.compile finds no Python frame here.
     find, enabled = MODELS.found.get, torch.is_grad_enabled
+    thread = threading.get_ident
     # What stages read of a tensor is no call of the program's, which a subclass of tensors or a mode may count.
     uncounted = modes.Uncounted
 
@@ -204,6 +213,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             model = find(id(self)) or _copy(self)
             if model is None:
                 return original(self, *inputs, **kwargs)
+            model.thread = thread()
             if model.inputs:
                 with uncounted():
                     for look in model.inputs:

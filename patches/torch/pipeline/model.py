@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, TypeVar, cast
 
@@ -33,6 +34,7 @@ class Wrapped:
         averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
         number: the name of this model in messages between the ranks of its group; "" for a copy, which some ranks may
             have alone, until all ranks need one (:meth:`name_together`).
+        thread: the one that trains it: that of its last forward with gradients enabled.
         slots: what features keep of it, see :class:`Slot`.
     """
 
@@ -48,6 +50,7 @@ class Wrapped:
         # Whether DDP's reducer knows the sizes of buckets for when it makes them anew.
         self.sized = False
         self.averages = True
+        self.thread = threading.get_ident()
         self.slots: Dict[Slot[Any], Any] = {}
         # Called with the positional and the keyword arguments of each forward that has gradients enabled.
         self.inputs: Tuple[Inputs, ...] = ()
