@@ -8,11 +8,11 @@ list it.
 from __future__ import annotations
 
 import _thread
-import os
 import threading
 from typing import Callable, Set
 
 from ddpfix import log
+from ddpfix.system import System
 
 # The system's numbers of those that run.
 NATIVE: Set[int] = set()
@@ -26,12 +26,12 @@ class Background:
     """
 
     def __init__(self, run: Callable[[], object]) -> None:
-        self._pid, self._number, self._ended = os.getpid(), 0, threading.Event()
+        self._pid, self._number, self._ended = System.pid(), 0, threading.Event()
         _thread.start_new_thread(self._run, (run,))
 
     def is_alive(self) -> bool:
         """Return whether it runs; it does not in a forked child."""
-        return os.getpid() == self._pid and not self._ended.is_set()
+        return System.pid() == self._pid and not self._ended.is_set()
 
     def join(self, seconds: float) -> None:
         """Wait for its end, unless it is the thread that asks.

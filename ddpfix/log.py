@@ -7,10 +7,11 @@ import logging
 import os
 import sys
 import threading
-import time
 import weakref
 from functools import lru_cache
 from typing import Callable, Dict, List, Set, Tuple
+
+from ddpfix.system import System
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -88,18 +89,19 @@ def is_debug() -> bool:
 
 def _write(level: int, message: str) -> None:
     logger = _logger()
-    if threading.get_ident() not in UNLISTED:
+    if threading.get_ident() not in UNLISTED and logging.getLogRecordFactory() is not logging.LogRecord:
         logger.log(level, message)
     elif logger.isEnabledFor(level):
         logger.handle(_record(level, message))
 
 
 def _record(level: int, message: str) -> logging.LogRecord:
-    """Make a record without asking threading for the thread."""
+    """Make a record without asking for the thread, the process or the time, of which a program may count the calls."""
     record = copy.copy(_RECORD)
     record.levelno, record.levelname, record.msg = level, logging.getLevelName(level), message
-    record.thread, record.threadName = threading.get_ident(), "ddpfix"
-    passed, record.created = time.time() - record.created, time.time()
+    record.thread, record.process = threading.get_ident(), System.pid()
+    record.threadName = "ddpfix" if record.thread in UNLISTED else threading.current_thread().name
+    passed, record.created = System.time() - record.created, System.time()
     record.msecs, record.relativeCreated = record.created % 1 * 1000, record.relativeCreated + passed * 1000
     return record
 

@@ -19,7 +19,8 @@ _INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "
 
 def is_users(file: str) -> bool:
     """Return whether a file is neither Python's own nor an installed package's."""
-    path = os.path.abspath(file)
+    # Not made absolute: the folder in which the process works may be gone. Libraries are imported by absolute paths.
+    path = os.path.normpath(file)
     library = file.startswith("<") or path.startswith((*_LIBRARIES, *OWN))
     return not library and not is_installed(path)
 

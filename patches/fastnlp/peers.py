@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Type
@@ -13,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Type
 from ddpfix.background import Background
 from ddpfix.ranks.failures import first_failure
 from ddpfix.ranks.failures.last_words import follows
+from ddpfix.system import System, Wait
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
 _PATIENCE = 5.0
@@ -44,18 +44,18 @@ def first_cause(rank: int, pids: List[int]) -> str:
 
 
 def _waited_for(pids: List[int]) -> str:
-    end = time.monotonic() + _PATIENCE
+    wait, patience = Wait(), _PATIENCE
     ended = ""
-    while time.monotonic() < end:
+    while wait.seconds() < patience:
         cause = _answered(first_failure.cause, None)
         if cause:
             # It may be about to end this rank; if it cannot, this one goes on by itself.
-            time.sleep(1)
+            System.pause(1)
             return str(cause)
         ended = ended or next(filter(None, map(_how_ended, pids)), "")
-        if ended and end - time.monotonic() > 1:
-            end = time.monotonic() + 1
-        time.sleep(0.1)
+        if ended:
+            patience = min(patience, wait.seconds() + 1)
+        wait.pause(0.1)
     return ended
 
 

@@ -6,7 +6,6 @@ What ranks exchange about the next batch: how many have one, and how many have f
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.ranks.failures import first_failure
 from ddpfix.ranks.uneven import gather_rows, lookahead
+from ddpfix.system import System
 
 from .filler import Filler
 
@@ -139,10 +139,10 @@ class _Epoch(lookahead.Epoch):
 
     def left(self) -> Tuple[int, bool]:
         """Return how many batches are left out here, and whether there may be more of them."""
-        number, end = int(self.batch is not lookahead.NOTHING), time.monotonic() + _COUNTING
+        number, begun = int(self.batch is not lookahead.NOTHING), System.monotonic()
         # What goes wrong in batches that nobody trains on does not end the job.
         with contextlib.suppress(Exception):
-            while number and time.monotonic() < end:
+            while number and System.monotonic() - begun < _COUNTING:
                 if self._fetch() is lookahead.NOTHING:
                     return number, False
                 number += 1

@@ -17,6 +17,7 @@ from torch import distributed
 
 import ddpfix
 from ddpfix import background, log
+from ddpfix.system import System
 from tests.support import ranks
 
 pytestmark = pytest.mark.patches("torch.leaving")
@@ -108,14 +109,15 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         self.now += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(gloo_exit, "time", clock)
+    monkeypatch.setattr(System, "monotonic", clock.monotonic)
+    monkeypatch.setattr(System, "pause", clock.pause)
     return clock
 
 

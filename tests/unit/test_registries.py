@@ -50,7 +50,7 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.patching.site._SEARCHES": "empty outside of a search for copies",
     "ddpfix.ranks.store.lowest_rank._PENDING": "lines that wait some seconds for a lower rank: each takes itself out",
     "ddpfix.ranks.failures.sys_exit._PROVED": "what has ended the program, which is one",
-    "ddpfix.ranks.failures.sys_exit._UNDO": "what stands in sys.exit, which is one",
+    "ddpfix.ranks.failures.sys_exit._IN_PLACE": "what stands in sys.exit, which is one",
     "ddpfix.ranks.failures.first_failure._TOLD_ELSEWHERE": _BY_RUN,
     "ddpfix.models.wrap_hooks._BEFORE": _REGISTERED,
     "ddpfix.models.wrap_hooks._BEFORE_WAITING": _REGISTERED,
@@ -71,6 +71,7 @@ OF_PROCESS: Dict[str, str] = {
     "ddpfix.patches.transformers.overrides._PATHS": "where a class reads its rate: a cache of its source, by class",
     "ddpfix.ranks.uneven.async_sum._GROUPS": "groups live as long as the default one, and cannot be destroyed alone",
     "ddpfix.ranks.store.keys._SESSIONS": "counts of keys in the group's store, which keeps them for its own length",
+    "ddpfix.import_hook.RUNNING": "modules that are executed: each takes itself out at its end",
     "ddpfix.models.traffic.COUNTED": "the public traffic() asks by wrapper, also when training is over",
     "ddpfix.trace.forks._WATCHED": "whether Python's hook at forks is set, which cannot be taken back",
 }

@@ -8,13 +8,12 @@ store when it connects the ranks. Nothing here is read as long as the ranks agre
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import socket
 from typing import Any, Dict, List, Optional, Sequence
 
 from ddpfix.ranks.store.keys import has
+from ddpfix.system import System
 
 # Ranks of one host have numbers close to each other: how far from a rank its neighbours are looked for.
 _NEAR = 16
@@ -35,7 +34,7 @@ def place(rank: int) -> Dict[str, Any]:
         local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         if "TORCHELASTIC_RUN_ID" in os.environ and 0 <= local < size:
             first, last = rank - local, rank - local + size - 1
-    return {"host": socket.gethostname(), "ranks": [first, last]}
+    return {"host": System.host(), "ranks": [first, last]}
 
 
 def sentence(store: Any, records: Any, ranks: Sequence[int]) -> str:
@@ -66,7 +65,7 @@ def _said(records: Any, rank: int) -> Optional[str]:
     for other in sorted(range(max(0, rank - _NEAR), rank + _NEAR), key=lambda other: abs(other - rank)):
         if not has(records, str(other)):
             continue
-        found = json.loads(records.get(str(other))).get("place")
+        found = System.loads(records.get(str(other))).get("place")
         if found is not None and found["ranks"][0] <= rank <= found["ranks"][1]:
             return str(found["host"])
     return None

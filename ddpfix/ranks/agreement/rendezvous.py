@@ -9,7 +9,6 @@ so the work of a rank does not grow with the world size.
 from __future__ import annotations
 
 import contextlib
-import json
 import weakref
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
@@ -31,6 +30,7 @@ from ddpfix.ranks.store.keys import (
     remember,
     remembered,
 )
+from ddpfix.system import System
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0005, 0.5)
@@ -149,11 +149,11 @@ class Word:
             raise AgreementError("the process group in which this model was wrapped has been destroyed")
         mine = keys(store, self._name)
         if self._speaks(store, mine):
-            put(mine, "told", json.dumps(list(numbers)))
+            put(mine, "told", System.json(list(numbers)))
         elif not self._told(store, mine, _patience()):
             # Somebody has begun to speak, which takes no time.
             raise AgreementError("a rank ended while it said where the decisions of LayerDrop begin")
-        return [int(number) for number in json.loads(mine.get("told"))]
+        return [int(number) for number in System.loads(mine.get("told"))]
 
     def _speaks(self, store: Any, mine: Any) -> bool:
         """Return whether this rank's numbers count: the first rank's, or of the one that comes first without it."""
@@ -208,7 +208,7 @@ class _Rendezvous:
 
     def _held(self, seed: int) -> int:
         record = {"facts": self.facts, "seed": seed, "place": hosts.place(self.rank)}
-        put(self.keys, str(self.rank), json.dumps(record))
+        put(self.keys, str(self.rank), System.json(record))
         first = self._wait(self.ranks[0])
         difference = self._difference(first["facts"])
         if difference:
@@ -241,7 +241,7 @@ class _Rendezvous:
     def _wait(self, rank: int) -> Dict[str, Any]:
         if not self._poll(str(rank), lambda: self._missing([rank]), lambda: [rank]):
             raise AgreementError(self.end_message or self._absent([rank]))
-        return dict(json.loads(self.keys.get(str(rank))))
+        return dict(System.loads(self.keys.get(str(rank))))
 
     def _verdict(self) -> str:
         # Only the group's first rank looks at every rank, when the time is up; the others wait for its verdict.

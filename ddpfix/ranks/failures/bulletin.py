@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
+from functools import lru_cache
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from ddpfix.ranks.failures import first_failure, killed
 from ddpfix.ranks.store.connection import Connection
 from ddpfix.ranks.store.keys import has, put
+from ddpfix.system import System
 
 # Ends that are kept: whoever comes later has mostly failed because of these.
 _KEPT = 4
@@ -86,14 +86,14 @@ class Bulletin:
         put(store, f"life/{self._rank}", "null")
         number = int(store.add("ends", 1))
         if number <= _KEPT:
-            put(store, f"end/{number}", json.dumps(end))
+            put(store, f"end/{number}", System.json(end))
 
     def ends(self) -> List[End]:
         """Return the ranks that have ended first, this one left out; one look as long as there is none."""
         store = self._store()
         for number in range(min(_KEPT, int(store.add("ends", 0)))):
             if self._ends[number] is None and has(store, f"end/{number + 1}"):
-                rank, text, step, work = json.loads(store.get(f"end/{number + 1}"))
+                rank, text, step, work = System.loads(store.get(f"end/{number + 1}"))
                 self._ends[number] = End(rank, text, step, tuple(work))
         return [end for end in self._ends if end is not None and end.rank != self._rank]
 
@@ -108,7 +108,7 @@ class Bulletin:
     def beat(self, step: Optional[int]) -> None:
         """Give a sign of life."""
         self._beats += 1
-        life = json.dumps(Life(socket.gethostname(), space(), os.getpid(), step, self._beats))
+        life = System.json(Life(System.host(), space(), System.pid(), step, self._beats))
         if self._beats == 1:
             put(self._store(), f"life/{self._rank}", life)
         else:
@@ -119,13 +119,14 @@ class Bulletin:
         store = self._store()
         if not has(store, f"life/{rank}"):
             return None
-        found = json.loads(store.get(f"life/{rank}"))
+        found = System.loads(store.get(f"life/{rank}"))
         return None if found is None else Life(*found)
 
 
+@lru_cache(maxsize=None)
 def space() -> str:
     """Return the space of this process's number: a machine since its start, and a container on it."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+    with contextlib.suppress(OSError), System.open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""
 

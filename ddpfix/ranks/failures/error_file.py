@@ -6,13 +6,12 @@ A program with ``@record`` writes it; for any other, torchrun's summary says ``e
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import time
 from typing import Iterator
 
 from ddpfix import log
 from ddpfix.patching import tracebacks
+from ddpfix.system import System
 
 
 def write(error: BaseException) -> bool:
@@ -46,7 +45,7 @@ def next_second() -> None:
 
     Of failures in the same second it takes the lowest rank's.
     """
-    time.sleep(1.05 - time.time() % 1)
+    System.pause(1.05 - System.time() % 1)
 
 
 @contextlib.contextmanager
@@ -86,13 +85,13 @@ def write_text(message: str, trace: str) -> bool:
     """
     if not is_wanted():
         return False
-    about = {"py_callstack": trace, "timestamp": str(int(time.time()))}
+    about = {"py_callstack": trace, "timestamp": str(int(System.time()))}
     path = os.environ["TORCHELASTIC_ERROR_FILE"]
     # As a whole or not at all: the agent may end this process in the midst of it.
-    part = f"{path}.{os.getpid()}"
+    part = f"{path}.{System.pid()}"
     try:
-        with open(part, "w", encoding="utf-8") as file:
-            json.dump({"message": {"message": message, "extraInfo": about}}, file)
+        with System.open(part, "w", encoding="utf-8") as file:
+            file.write(System.json({"message": {"message": message, "extraInfo": about}}))
         os.replace(part, path)
     except OSError as problem:
         log.debug(f"torch elastic is not told of {message}: {problem!r}")

@@ -10,6 +10,8 @@ import contextlib
 import signal
 from typing import List, Optional
 
+from ddpfix.system import System
+
 # The place of exit_code among the fields that follow the name of the program.
 _EXIT_CODE = 49
 # The letters of a process that has exited, and that its parent has not seen to.
@@ -71,5 +73,5 @@ def stat_fields(pid: int, path: str = "stat") -> List[str]:
     Raises:
         OSError: there is no such process, or the system has no such files.
     """
-    with open(f"/proc/{pid}/{path}", encoding="utf-8", errors="replace") as file:
+    with System.open(f"/proc/{pid}/{path}", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from ddpfix import log
@@ -21,6 +20,7 @@ from ddpfix.ranks.failures.bulletin import Bulletin, End, Life, is_gone
 from ddpfix.ranks.groups import work
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.store.connection import Connection, StoreLostError
+from ddpfix.system import System, Wait
 
 # Seconds between two looks at the store, and how many looks a second the store has to answer at most.
 PERIOD, LOOKS = 2.0, 200
@@ -209,11 +209,11 @@ class Sentinel:
 
     def _linger(self) -> None:
         """Stay until the others know the cause, as far as they have not ended: torch elastic ends them at once."""
-        last = time.monotonic() + LINGER
-        while time.monotonic() < last:
+        wait = Wait()
+        while wait.seconds() < LINGER:
             if self._bulletin.acknowledged() + self._bulletin.number_of_ends() >= self._size:
                 return
-            time.sleep(0.05)
+            wait.pause(0.05)
 
     def _found(self) -> str:
         """Return why another rank has exited; empty where that cannot be known."""
@@ -227,12 +227,12 @@ class Sentinel:
 
     def _left_behind(self) -> str:
         """Return a failure that a rank has left in the store, else an exited process, else a rank that was done."""
-        last = time.monotonic() + SEARCH
-        while time.monotonic() < last:
+        wait = Wait()
+        while wait.seconds() < SEARCH:
             found = self._bulletin.cause() or self._gone()
             if found:
                 return found
-            time.sleep(0.05)
+            wait.pause(0.05)
         return next(map(self._in_words, self._bulletin.ends()), "")
 
     def _gone(self) -> str:
@@ -254,7 +254,7 @@ class Sentinel:
     def _silent(self) -> str:
         """Return the rank that gives no sign of life, on whatever machine."""
         before = self._lives(_MANY)
-        time.sleep(2 * self._period + 1)
+        System.pause(2 * self._period + 1)
         for rank, life in self._lives(_MANY).items():
             if before.get(rank) == life:
                 return (

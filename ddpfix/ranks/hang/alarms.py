@@ -5,7 +5,6 @@ A job in which collectives begin writes nothing there, and reads one number now 
 
 from __future__ import annotations
 
-import json
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from ddpfix.ranks.groups.work import Work
@@ -13,6 +12,7 @@ from ddpfix.ranks.hang.position import Position
 from ddpfix.ranks.hang.processes import Who
 from ddpfix.ranks.store.connection import Connection
 from ddpfix.ranks.store.keys import absent, be_lowest, has, put, read
+from ddpfix.system import System
 
 
 class Finding(NamedTuple):
@@ -44,7 +44,7 @@ class Alarms:
 
     def enter(self, who: Who) -> None:
         """Tell which process this rank is."""
-        put(self._store(), f"who/{self._rank}", json.dumps(who))
+        put(self._store(), f"who/{self._rank}", System.json(who))
 
     def who(self, rank: int) -> Optional[Who]:
         """Return the process of a rank; None for one without this watch."""
@@ -59,7 +59,7 @@ class Alarms:
             step: the training forwards that it has begun.
             work: what it has done (:class:`ddpfix.ranks.groups.work.Work`).
         """
-        put(self._store(), f"left/{self._rank}", json.dumps([how, step, work]))
+        put(self._store(), f"left/{self._rank}", System.json([how, step, work]))
 
     def left(self, rank: int) -> Optional[Tuple[str, Optional[int], Work]]:
         """Return how a rank has left, after which step, and what it had done; None if it has not."""
@@ -107,7 +107,7 @@ class Alarms:
 
     def tell(self, alarm: int, told: Finding) -> None:
         """What was found."""
-        put(self._store(), f"told/{alarm}", json.dumps(told))
+        put(self._store(), f"told/{alarm}", System.json(told))
 
     def told(self, alarm: int) -> Optional[Finding]:
         """Return the finding; None as long as no rank has published it."""
@@ -120,4 +120,4 @@ class Alarms:
 
     def _get(self, key: str) -> Any:
         store = self._store()
-        return json.loads(store.get(key)) if has(store, key) else None
+        return System.loads(store.get(key)) if has(store, key) else None

@@ -13,7 +13,6 @@ import gc
 import io
 import os
 import threading
-import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ddpfix import log
@@ -26,6 +25,7 @@ from ddpfix.ranks.hang.alarms import Alarms, Finding
 from ddpfix.ranks.hang.position import Position, Tracker
 from ddpfix.ranks.hang.processes import Who
 from ddpfix.ranks.store.connection import Connection
+from ddpfix.system import System
 
 # Seconds between two looks at this rank, and how many looks a second the store has to answer at most.
 PERIOD, LOOKS = 2.0, 200
@@ -66,7 +66,7 @@ class Alarm:
     """
 
     def __init__(self, number: int, since: float) -> None:
-        self.number, self.at, self.since = number, time.monotonic(), since
+        self.number, self.at, self.since = number, System.monotonic(), since
         self.told: Optional[Finding] = None
         # Whether this rank has said it, and when each rank has learned of it.
         self.is_ours = False
@@ -107,7 +107,7 @@ class Monitor:
         self._keeper: Optional[Who] = None
         self._number = 0
         self._alarm: Optional[Alarm] = None
-        self._asked = self._raised = time.monotonic()
+        self._asked = self._raised = System.monotonic()
         self._is_lost = False
         # The limit in force, as it was found last.
         self._least = given.hang
@@ -179,8 +179,8 @@ class Monitor:
         often = self._talks() if since >= limit / 2 else max(limit / 4, self._talks())
         if self._alarm is not None and self._alarm.told is None:
             often = min(self._talks(), 0.5 + self._size / LOOKS)
-        if not self._is_lost and time.monotonic() - self._asked >= often:
-            self._asked = time.monotonic()
+        if not self._is_lost and System.monotonic() - self._asked >= often:
+            self._asked = System.monotonic()
             self._talk(limit)
         self._end_if_due()
 
@@ -195,7 +195,7 @@ class Monitor:
             elif self._alarm is not None and self._alarm.told is None:
                 self._follow(self._alarm, limit)
             elif self._suspects(limit):
-                self._raised = time.monotonic()
+                self._raised = System.monotonic()
                 self._alarms.raise_alarm(self._number)
         except Exception as error:
             # Without the store nobody is left to compare with.
@@ -205,7 +205,7 @@ class Monitor:
     def _suspects(self, limit: float) -> bool:
         """Return whether this rank has waited for others for too long, and this has not been said yet."""
         said = self._alarm is not None and bool(self._alarm.told and self._alarm.told.text)
-        if said or self._tracker.still() < limit or time.monotonic() - self._raised < limit / 2:
+        if said or self._tracker.still() < limit or System.monotonic() - self._raised < limit / 2:
             return False
         return self._tracker.may_wait()
 
@@ -222,7 +222,7 @@ class Monitor:
                 return
             alarm.told, alarm.is_ours = self._found(alarm.number, limit), True
             self._alarms.tell(alarm.number, alarm.told)
-        alarm.told_at = time.monotonic()
+        alarm.told_at = System.monotonic()
         if alarm.told.text:
             is_written = stacks.write(alarm.told.folder, self._rank, alarm.told.text)
             if alarm.is_ours:
@@ -230,7 +230,7 @@ class Monitor:
 
     def _judges(self, alarm: Alarm, limit: float) -> bool:
         """Return whether this rank is to judge, and every rank that can has told where it is."""
-        waited = time.monotonic() - alarm.at
+        waited = System.monotonic() - alarm.at
         if self._alarms.signed(alarm.number) < self._size:
             if waited < 2 * self._talks() + min(1.0, limit / 4):
                 return False
@@ -280,7 +280,7 @@ class Monitor:
     def _goes_on(self, alarm: Alarm) -> None:
         """A collective has begun since the alarm."""
         if alarm.is_ours and alarm.told is not None and alarm.told.text:
-            waited = alarm.since + time.monotonic() - alarm.at
+            waited = alarm.since + System.monotonic() - alarm.at
             log.on_every_rank(f"the ranks that waited go on after {waited:.0f} s")
         self._alarm = None
 
@@ -302,7 +302,7 @@ class Monitor:
         alarm, after = self._alarm, self._given.exit
         if alarm is None or after is None or alarm.told is None or not (alarm.told.text and alarm.told.may_end):
             return
-        if time.monotonic() - alarm.told_at >= after:
+        if System.monotonic() - alarm.told_at >= after:
             _end_process(f"ranks wait: {alarm.told.text}")
 
 

@@ -7,10 +7,8 @@ since the last look is the stack of the main thread read.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
-import time
 from types import CodeType, FrameType
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -18,6 +16,7 @@ from ddpfix import devices
 from ddpfix.ranks.groups import calls, collectives
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import loaders, loops, places, processes, progress
+from ddpfix.system import System
 from ddpfix.user_code import OWN
 
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
@@ -85,12 +84,12 @@ class Position(NamedTuple):
 
     def dump(self) -> str:
         """As text, for the store."""
-        return json.dumps(self)
+        return System.json(self)
 
     @classmethod
     def load(cls, text: str) -> Position:
         """From :meth:`dump`."""
-        return cls(*json.loads(text))._with_work()
+        return cls(*System.loads(text))._with_work()
 
     def _with_work(self) -> Position:
         return self._replace(work=Work(*self.work), loops=loops.loaded(self.loops))
@@ -127,7 +126,7 @@ class Tracker:
         self._progressed()
 
     def _progressed(self) -> None:
-        self._at, self._step_then = time.monotonic(), self._step()
+        self._at, self._step_then = System.monotonic(), self._step()
         self._step_now, self._stepped_at = self._step_then, self._at
         self._keys: Tuple[_Key, ...] = ()
         self._still_since = self._at
@@ -135,7 +134,7 @@ class Tracker:
         self._common: Optional[int] = None
         self._moved = False
         self._seen: Dict[str, places.Place] = {}
-        self._computed = time.process_time()
+        self._computed = System.process_time()
 
     def look(self) -> float:
         """Look once; returns the seconds since the last collective began (where none are counted, the last step)."""
@@ -145,10 +144,10 @@ class Tracker:
             self._progressed()
             return 0.0
         if self._step() != self._step_now:
-            self._step_now, self._stepped_at = self._step(), time.monotonic()
+            self._step_now, self._stepped_at = self._step(), System.monotonic()
         if not self.is_over():
             self._sample()
-        return time.monotonic() - self._at
+        return System.monotonic() - self._at
 
     def is_over(self) -> bool:
         """Return whether the program has come to its end."""
@@ -156,7 +155,7 @@ class Tracker:
 
     def still(self) -> float:
         """Seconds for which the main thread has stood where it is, or has been over."""
-        return time.monotonic() - self._still_since
+        return System.monotonic() - self._still_since
 
     def may_wait(self) -> bool:
         """Return whether this rank may be waiting for others where it stands; cheaper than :meth:`position`."""
@@ -172,14 +171,14 @@ class Tracker:
             self._common = len(keys)
         else:
             self._common, self._moved = min(self._common, same), True
-        self._keys, self._still_since = keys, time.monotonic()
+        self._keys, self._still_since = keys, System.monotonic()
         place = self._place(frames)
         self._seen.pop(place.phase, None)
         self._seen[place.phase] = place
 
     def position(self) -> Position:
         """Return the position of this rank now."""
-        now = time.monotonic()
+        now = System.monotonic()
         head = (self._rank, self._step(), self._counts)
         if self.is_over():
             done = self._work().ended()
@@ -203,7 +202,7 @@ class Tracker:
             moving=moving,
             still=self.still(),
             since=now - self._at,
-            idle=time.process_time() - self._computed < 0.25 * taken,
+            idle=System.process_time() - self._computed < 0.25 * taken,
             steps=steps,
             batch=None if loading is None else loading.batches,
             # A loader that reads ahead comes to the next epoch earlier than the program.

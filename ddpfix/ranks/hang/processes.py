@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import time
 from typing import List, NamedTuple
 
 from ddpfix.ranks.failures import killed
 from ddpfix.ranks.failures.bulletin import space
+from ddpfix.system import System
 
 GONE, STOPPED, TRACED, DISK = "Z", "T", "t", "D"
 _WORDS = {
@@ -36,7 +35,7 @@ class Who(NamedTuple):
 
 def here() -> Who:
     """This process."""
-    return Who(socket.gethostname(), space(), os.getpid())
+    return Who(System.host(), space(), System.pid())
 
 
 def state(pid: int, path: str = "stat") -> str:
@@ -63,7 +62,7 @@ def lasting(pid: int, path: str = "stat") -> str:
         found = state(pid, path)
         if found != DISK:
             return found
-        time.sleep(0.05)
+        System.pause(0.05)
     return state(pid, path)
 
 
@@ -84,10 +83,10 @@ def own_trouble(thread: int) -> str:
         thread: the system's number of the main thread.
     """
     told: List[str] = []
-    if lasting(os.getpid(), f"task/{thread}/stat") == DISK:
+    if lasting(System.pid(), f"task/{thread}/stat") == DISK:
         told.append(f"it {in_words(DISK)}")
     with contextlib.suppress(OSError):
-        with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+        with System.open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
             children = file.read().split()
         for child in children:
             found = state(int(child))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import socket
 import tempfile
 import time
 
 from ddpfix import log
+from ddpfix.system import System
 
 
 def folder(chosen: str) -> str:
@@ -20,7 +20,7 @@ def folder(chosen: str) -> str:
     """
     if chosen:
         return chosen
-    return os.path.join(tempfile.gettempdir(), f"ddpfix-hang-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    return os.path.join(tempfile.gettempdir(), f"ddpfix-hang-{time.strftime('%Y%m%d-%H%M%S')}-{System.pid()}")
 
 
 def write(where: str, rank: int, text: str) -> bool:
@@ -33,9 +33,9 @@ def write(where: str, rank: int, text: str) -> bool:
     """
     try:
         os.makedirs(where, exist_ok=True)
-        with open(os.path.join(where, f"hang-rank-{rank}.txt"), "a", encoding="utf-8") as file:
+        with System.open(os.path.join(where, f"hang-rank-{rank}.txt"), "a", encoding="utf-8") as file:
             when = time.strftime("%Y-%m-%d %H:%M:%S")
-            file.write(f"{when} rank {rank}, process {os.getpid()} on {socket.gethostname()}: {text}\n")
+            file.write(f"{when} rank {rank}, process {System.pid()} on {System.host()}: {text}\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
             with contextlib.suppress(OSError):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from ddpfix.background import Background
 from ddpfix.ranks.store.keys import default_store, has, keys, look_until, put
+from ddpfix.system import System
 
 # Seconds to wait for the other ranks, and for a store that does not answer.
 LIMIT = 2.0
@@ -87,7 +87,7 @@ def _compare(own: Any, rank: int, ranks: Sequence[int], text: str, limit: float)
     if own.add(f"same/{digest}", 1) == 1:
         number = own.add("different", 1)
         if number <= _KEPT:
-            put(own, f"finding/{number}", json.dumps([rank, text]))
+            put(own, f"finding/{number}", System.json([rank, text]))
     put(own, f"rank/{rank}", "here")
     own.add("all", 1)
     pauses = (_PAUSE[0], _PAUSE[1] + _BUSY * len(ranks))
@@ -109,6 +109,6 @@ def _let_read(own: Any, answered: int) -> None:
 def _read(own: Any, number: int) -> Optional[Finding]:
     if not has(own, f"finding/{number}"):
         return None
-    rank, text = json.loads(own.get(f"finding/{number}"))
+    rank, text = System.loads(own.get(f"finding/{number}"))
     digest = hashlib.sha1(text.encode()).hexdigest()
     return Finding(rank, text, own.add(f"same/{digest}", 0))

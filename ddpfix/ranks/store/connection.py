@@ -11,12 +11,12 @@ import os
 import select
 import socket
 import stat
-import time
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpfix.background import Background
 from ddpfix.ranks.store.keys import keys
+from ddpfix.system import System
 
 # Seconds in which a server takes or refuses a connection; and in which torch's client has made one to a busy server.
 _SLOW, _BUSY = 2.0, 10.0
@@ -60,10 +60,11 @@ class Connection:
             with contextlib.suppress(Exception):
                 copies.append(store.clone())
 
-        made, last = Background(copy), time.monotonic() + _BUSY
-        made.join(_LOOK)
-        while made.is_alive() and time.monotonic() < last and not _has_ended(store):
+        made = Background(copy)
+        for _ in range(int(_BUSY / _LOOK)):
             made.join(_LOOK)
+            if not made.is_alive() or _has_ended(store):
+                break
         self._is_lost = made.is_alive()
         self._clone = copies[0] if copies else None
 
@@ -121,9 +122,12 @@ def _has_ended(store: Any) -> bool:
 def _sockets() -> Dict[int, int]:
     """Return the descriptors of this process's sockets, by the number that the system gives each socket once."""
     found: Dict[int, int] = {}
-    for name in os.listdir("/proc/self/fd") if _CLOSED and os.path.isdir("/proc/self/fd") else ():
+    names: List[str] = []
+    with contextlib.suppress(OSError):
+        names = System.listdir("/proc/self/fd") if _CLOSED else names
+    for name in names:
         with contextlib.suppress(OSError):
-            about = os.fstat(int(name))
+            about = System.fstat(int(name))
             if stat.S_ISSOCK(about.st_mode):
                 found[about.st_ino] = int(name)
     return found
@@ -139,7 +143,7 @@ def _peer(descriptor: int) -> Optional[int]:
 def _is_closed(number: int, descriptor: int) -> bool:
     """Return whether the other end has closed a socket; False where the descriptor is another one's by now."""
     with contextlib.suppress(OSError):
-        if os.fstat(descriptor).st_ino == number:
+        if System.fstat(descriptor).st_ino == number:
             poll = select.poll()
             poll.register(descriptor, _CLOSED)
             return bool(poll.poll(0))

@@ -8,13 +8,13 @@ one has failed; no signal is handled in it, and it does not notice ranks that ha
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.ranks.groups.internals import group_store as group_store
 from ddpfix.ranks.groups.internals import is_programs as is_programs
+from ddpfix.system import Wait
 
 # Keys in one message, where many are looked at.
 _TOGETHER = 64
@@ -228,14 +228,14 @@ def look_until(
         late: seconds after which the line is logged.
         line: a message for the user, logged once.
     """
-    begun, pause = time.monotonic(), pauses[0]
+    wait, pause = Wait(), pauses[0]
     while not found():
-        waited = time.monotonic() - begun
+        waited = wait.seconds()
         if give_up(waited):
             return found()
         if waited > late:
             late = float("inf")
             log.info(line)
-        time.sleep(pause)
+        wait.pause(pause)
         pause = min(pause * 1.5, pauses[1])
     return True

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import weakref
 from typing import Any, List
 
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.store.keys import be_lowest, default_store, keys
+from ddpfix.system import System
 
 # Seconds for which a lower rank may still come.
 _WAIT = 3.0
@@ -76,7 +76,7 @@ class _Report:
             is_lowest = self._lowest() == self._rank > 0
             if is_lowest:
                 for pause in _LOOKS if self._ends.wait(_WAIT) else (0.0,):
-                    time.sleep(pause)
+                    System.pause(pause)
                     is_lowest = is_lowest and self._lowest() == self._rank
         with contextlib.suppress(ValueError):
             _PENDING.remove(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from datetime import timedelta
 from typing import Any, List, Optional, Sequence
@@ -12,6 +11,7 @@ from ddpfix.ranks.failures import first_failure
 from ddpfix.ranks.groups import internals
 from ddpfix.ranks.store import consent
 from ddpfix.ranks.store.keys import count, default_store
+from ddpfix.system import System
 
 # Seconds in which the hosts of the ranks connect by gloo, or do not, and what each rank adds: each connects with each.
 _CONNECT, _EACH = 180.0, 0.2
@@ -69,14 +69,14 @@ def _connects(default: Any, patience: float) -> bool:
     # Whoever is late (rank 0 prepares the data of all) is not to be taken for one that gloo cannot reach.
     if not consent.all_come(f"{place}/here", ranks, patience):
         return False
-    begun, probe = time.monotonic(), _made(timedelta(seconds=limit))
+    begun, probe = System.monotonic(), _made(timedelta(seconds=limit))
     if probe is None:
         consent.refuse(place, ranks)
     elif consent.all_come(place, ranks, limit + _LATER):
         distributed.destroy_process_group(probe)
         return True
     log.warning(
-        f"gloo has not connected these ranks (given up after {time.monotonic() - begun:.0f} s): where it is to take"
+        f"gloo has not connected these ranks (given up after {System.monotonic() - begun:.0f} s): where it is to take"
         " another interface than that of the host's name, GLOO_SOCKET_IFNAME says which"
     )
     return False

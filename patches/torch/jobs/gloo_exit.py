@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from types import ModuleType
 from typing import Any, List, NamedTuple
 
@@ -22,6 +21,7 @@ from torch.torch_version import TorchVersion, __version__
 
 from ddpfix.background import NATIVE
 from ddpfix.patching.site import Site
+from ddpfix.system import System, Wait
 
 from ..pipeline.process_group import Follower, ProcessGroup
 
@@ -64,10 +64,10 @@ def settle() -> None:
     It takes 10 ms, until threads that go on running have had 1 s of the processor (10 s of the clock at most), and
     nothing where no thread is left. A collective that waits for another rank is not waited for.
     """
-    begun, had = time.monotonic(), _had()
+    wait, had = Wait(), _had()
     while _any_left():
-        time.sleep(_PAUSE)
-        waited = time.monotonic() - begun
+        wait.pause(_PAUSE)
+        waited = wait.seconds()
         if waited > _SHORT and ("R" not in _states() or _had() - had > _LIMIT or waited > _LONGEST):
             return
 
@@ -112,13 +112,13 @@ def _others() -> List[int]:
     """Return the threads of this process that are neither Python's nor ours."""
     # In a forked child CPython still tells the number of the parent's main thread.
     known = {thread.native_id for thread in threading.enumerate()} | NATIVE | {threading.get_native_id()}
-    listed = os.listdir(_THREADS) if os.path.isdir(_THREADS) else []
+    listed = System.listdir(_THREADS) if os.path.isdir(_THREADS) else []
     return [int(each) for each in listed if int(each) not in known]
 
 
 def _look(thread: int) -> _Thread:
     try:
-        with open(f"{_THREADS}/{thread}/stat", encoding="utf-8", errors="replace") as file:
+        with System.open(f"{_THREADS}/{thread}/stat", encoding="utf-8", errors="replace") as file:
             name, _, rest = file.read().partition("(")[2].rpartition(")")
     except OSError:
         # It has ended since.

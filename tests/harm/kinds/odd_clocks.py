@@ -1,0 +1,116 @@
+"""Clocks that stand still or jump, calls of the system that are counted, and a folder that is gone."""
+
+import builtins
+import contextlib
+import os
+import socket
+import time
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.harm.made import fit, net, state
+from tests.harm.program import program, script
+
+CLOCKS = ("monotonic", "perf_counter", "process_time", "time", "monotonic_ns", "perf_counter_ns", "time_ns")
+
+
+def trained(rank, steps=5):
+    wrapped = DDP(net())
+    with wrapped.no_sync():
+        wrapped(torch.ones(1, 4), other=True).sum().backward()
+    fit(wrapped, rank, other=True, steps=steps)
+    return state(wrapped)
+
+
+@contextlib.contextmanager
+def clocks(reading):
+    with contextlib.ExitStack() as opened:
+        for name in CLOCKS:
+            opened.enter_context(mock.patch.object(time, name, reading))
+        yield
+
+
+@program(group=False)
+def clocks_stand_still_for_a_while(rank, size):
+    with clocks(lambda: 100):
+        dist.init_process_group("gloo")
+        found = trained(rank, steps=30)
+        dist.barrier()
+        dist.destroy_process_group()
+    return found
+
+
+@program(group=False)
+def clocks_jump(rank, size):
+    """A simulated day passes between two looks, and then time goes backwards."""
+    now = [0]
+
+    def later(step=86400):
+        now[0] += step if now[0] < 10**7 else -(10**9)
+        return now[0]
+
+    with clocks(later):
+        dist.init_process_group("gloo")
+        found = trained(rank)
+        dist.destroy_process_group()
+    return found
+
+
+@program(group=False, sample=True)
+def calls_that_are_counted(rank, size):
+    """The tests of a trainer count what it asks of the system, and what it is given is nonsense."""
+    counted = ((socket, "gethostname"), (builtins, "open"), (os, "listdir"), (time, "strftime"))
+    with contextlib.ExitStack() as opened:
+        mocks = [opened.enter_context(mock.patch.object(*each)) for each in counted]
+        dist.init_process_group("gloo")
+        found = trained(rank)
+        dist.barrier()
+        dist.destroy_process_group()
+        counts = [each.call_count for each in mocks]
+    return found, counts
+
+
+@program()
+def sleep_that_is_forbidden(rank, size):
+    """As in the tests of asynchronous code: whoever blocks, fails."""
+
+    def never(seconds):
+        raise RuntimeError("nobody sleeps here")
+
+    with mock.patch("time.sleep", never):
+        found = trained(rank)
+        dist.barrier()
+        dist.destroy_process_group()
+    return found
+
+
+@program()
+def time_that_runs_out(rank, size):
+    """A mock with as many readings as the program takes."""
+    wrapped = DDP(net())
+    with mock.patch("time.time", side_effect=[10.0, 12.5]):
+        begun = time.time()
+        fit(wrapped, rank, other=True)
+        taken = time.time() - begun
+    return taken, state(wrapped)
+
+
+@program(sample=True)
+def folder_that_is_gone(rank, size):
+    os.mkdir(f"gone{rank}")
+    os.chdir(f"gone{rank}")
+    os.rmdir(os.getcwd())
+    wrapped = DDP(net())
+    here = {"wrapped": wrapped, "ones": torch.ones(1, 4)}
+    # A name of code that stands in the folder, and one of none.
+    for name in ("cell.py", "<string>"):
+        exec(compile("with wrapped.no_sync(): wrapped(ones, other=True).sum().backward()", name, "exec"), here)
+    fit(wrapped, rank, other=True)
+    return state(wrapped)
+
+
+for each in ("clock_stands_still", "clock_stands_still_from_the_start", "folder_is_gone_from_the_start"):
+    script("odd_clocks", each, fresh=each.endswith("start"), sample=each == "clock_stands_still")
