@@ -16,11 +16,10 @@ class ByPatch(cover.Covered):
     Args:
         method: its name.
         rate: ``rate(module)`` gives the largest rate of a module.
-        zeros: whether it has them in any case.
     """
 
-    def __init__(self, method: str, rate: Callable[[Any], float], zeros: bool) -> None:
-        self.method, self.rate, self.zeros = method, rate, zeros
+    def __init__(self, method: str, rate: Callable[[Any], float]) -> None:
+        self.method, self.rate = method, rate
         self.helpers, self.path, self.never, self.examined = (), (), False, True
         self.others, self.refused = [], []
 
@@ -28,7 +27,7 @@ class ByPatch(cover.Covered):
         return True
 
 
-def record(site: Site, owner: type, method: str, rate: Callable[[Any], float], zeros: bool) -> None:
+def record(site: Site, owner: type, method: str, rate: Callable[[Any], float]) -> None:
     """Record that a patch leaves out layers in a method of a class, so that DDP and all reports know of it.
 
     Args:
@@ -36,9 +35,8 @@ def record(site: Site, owner: type, method: str, rate: Callable[[Any], float], z
         owner: the class.
         method: the name of the method.
         rate: see :class:`ByPatch`.
-        zeros: see there.
     """
-    cover.remember(site, owner, [ByPatch(method, rate, zeros)])
+    cover.remember(site, owner, [ByPatch(method, rate)])
 
 
 def needs_flag(module: Any, decided: bool) -> bool:
@@ -49,5 +47,4 @@ def needs_flag(module: Any, decided: bool) -> bool:
         decided: whether the program has decided that DDP looks for no unused parameters.
     """
     covered = (cover.COVERED.get(level) for level in type(module).__mro__)
-    by_patches = [each for each in covered if isinstance(each, ByPatch)]
-    return not by_patches or not (decided or by_patches[0].zeros)
+    return not decided or not any(isinstance(each, ByPatch) for each in covered)

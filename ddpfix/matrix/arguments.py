@@ -14,7 +14,6 @@ class Arguments(TypedDict, total=False):
 
     unused: Literal["auto", "find", "late", "static", "off"]
     layerdrop: Literal["sync", "off", "stock"]
-    nemo_layerdrop: Literal["none", "zeros"]
     overrides: Literal["apply", "off"]
     untested: Literal["leave", "apply"]
     uneven: Literal["auto", "pad", "join", "stop", "off"]

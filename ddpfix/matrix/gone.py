@@ -13,6 +13,7 @@ from ddpfix.matrix.known_settings import PREFIX
 
 REMOVED_IN = "1.1.0"
 GONE: Dict[str, str] = {
+    "DDPFIX_NEMO_LAYERDROP": "DDPFIX_NEMO_DEPTH=0 leaves NeMo as shipped, with gradients of zeros for a dropped layer",
     "DDPFIX_EVALUATION": "evaluate model.module, which needs no other rank",
     "torch.evaluation": "evaluate model.module, which needs no other rank",
     "torch.samples": "DataLoader(..., sampler=DistributedSampler(dataset)) gives each rank its own part",

@@ -96,13 +96,6 @@ SETTINGS: Tuple[Setting, ...] = (
         "LayerDrop: sync (every rank skips the same layers), off (no layer is ever skipped), stock (as shipped)",
     ),
     Setting(
-        "nemo_layerdrop",
-        "none",
-        ("none", "zeros"),
-        "the gradients of a layer of NeMo's that is skipped: none (as of a parameter that is not used), zeros (as NeMo"
-        " has them, so that weight decay and momentum act on them)",
-    ),
-    Setting(
         "overrides",
         "apply",
         ("apply", "off"),

@@ -32,10 +32,9 @@ def skip(site: Site, module: ModuleType, owner: Any) -> None:
         PatchError: what it does with a dropped layer has changed.
     """
     _check(site, owner)
-    zeros = site.settings is not None and site.settings["nemo_layerdrop"] == "zeros"
-    site.wrap_hot(owner, _METHOD, functools.partial(_forward, zeros))
+    site.wrap_hot(owner, _METHOD, _forward)
     skip_frames(vars(owner)[_METHOD])
-    by_patch.record(site, owner, _METHOD, _rate, zeros)
+    by_patch.record(site, owner, _METHOD, _rate)
 
 
 def off(site: Site, module: ModuleType, owner: Any) -> None:
@@ -70,7 +69,7 @@ def _rate(encoder: Any) -> float:
     return max((float(rate) for rate in getattr(encoder, _RATES, ())), default=0.0)
 
 
-def _forward(zeros: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.training or not _rate(self) or _has_caches(kwargs):
@@ -82,8 +81,8 @@ def _forward(zeros: bool, original: Callable[..., Any]) -> Callable[..., Any]:
         call = cover.shared_call(self, args, kwargs, _METHOD)
         if call is None or call.base is None:
             return original(self, *args, **kwargs)
-        zero = zeros or not call.is_flagged()
-        layers = [_Turn(layer, rate, bool(rate) and call.drops(layer, rate), zero) for layer, rate in _pairs(self)]
+        zeros = not call.is_flagged()
+        layers = [_Turn(layer, rate, bool(rate) and call.drops(layer, rate), zeros) for layer, rate in _pairs(self)]
         try:
             return _shadowed(original, self, layers, args, kwargs)
         finally:

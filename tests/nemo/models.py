@@ -55,16 +55,15 @@ def linear() -> Built:
 MODELS: Dict[str, Callable[[], Built]] = {"uniform": conformer, "linear": linear}
 
 
-def as_shipped(built: Built, ran: Sequence[Sequence[int]], ranks: int, optimizer: str) -> List[List[float]]:
+def as_shipped(built: Built, ran: Sequence[Sequence[int]], ranks: int) -> List[List[float]]:
     """The parameters after each step of NeMo's own code in one process, whose draws drop the layers that did not run.
 
     Args:
         built: the model.
         ran: the layers that ran, by step.
         ranks: how many batches each step has.
-        optimizer: see :func:`made`.
     """
-    steps, found = made(optimizer, built.model), []
+    steps, found = made(built.model), []
     for step, kept in enumerate(ran):
         steps.zero_grad()
         for rank in range(ranks):
@@ -105,7 +104,7 @@ def fitted(built: Built, rank: int) -> Dict[str, Any]:
             ran.clear()
 
         def configure_optimizers(self) -> Any:
-            return made("sgd", self)
+            return made(self)
 
     options: Dict[str, Any] = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_epochs": 1, "logger": False}
     options.update(plugins=[TorchElasticEnvironment()], enable_checkpointing=False, enable_progress_bar=False)

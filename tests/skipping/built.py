@@ -55,11 +55,11 @@ def weights(model: nn.Module) -> List[float]:
     return [float(each.detach().double().sum()) for each in model.parameters()]
 
 
-def trained(built: Built, wrapped: Any, rank: int, optimizer: str = "sgd") -> Dict[str, Any]:
+def trained(built: Built, wrapped: Any, rank: int) -> Dict[str, Any]:
     """Train a wrapped model; returns the layers that ran, and the parameters, after each step."""
     ran = watched(built.layers)
     seed(100 + rank)
-    steps, found = made(optimizer, wrapped), {"ran": [], "steps": []}  # type: ignore[var-annotated]
+    steps, found = made(wrapped), {"ran": [], "steps": []}  # type: ignore[var-annotated]
     for step in range(STEPS):
         ran.clear()
         steps.zero_grad()
@@ -70,9 +70,7 @@ def trained(built: Built, wrapped: Any, rank: int, optimizer: str = "sgd") -> Di
     return found
 
 
-def made(optimizer: str, model: nn.Module) -> Any:
-    if optimizer == "decay":
-        return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=0.1)
+def made(model: nn.Module) -> Any:
     return torch.optim.SGD(model.parameters(), 0.05)
 
 
@@ -88,7 +86,7 @@ def by_hand(built: Built, ran: Sequence[Sequence[int]], ranks: int) -> List[List
         ranks: how many batches each step has.
     """
     built.rest()
-    optimizer, found = made("sgd", built.model), []
+    optimizer, found = made(built.model), []
     for step, kept in enumerate(ran):
         optimizer.zero_grad()
         with only(built.layers, kept), no_draw_skips():

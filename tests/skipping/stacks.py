@@ -28,7 +28,6 @@ class Scenario(scenario.Scenario):
         settings: arguments of ``ddpfix.activate``; None is plain torch.
         flag: whether DDP is given ``find_unused_parameters=True``.
         more: further arguments of DDP.
-        optimizer: "sgd", or "decay": with momentum and weight decay.
         wrapper: "ddp", "fsdp", or "own": the module has a function ``fitted`` that wraps and trains.
     """
 
@@ -37,7 +36,6 @@ class Scenario(scenario.Scenario):
     settings: Optional[Dict[str, str]] = None
     flag: bool = False
     more: Dict[str, Any] = field(default_factory=dict)
-    optimizer: str = "sgd"
     wrapper: str = "ddp"
     timeout: float = 90
     size: int = 2
@@ -91,7 +89,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     if scenario["wrapper"] == "own":
         scenario["found"].update(models.fitted(made, rank))
         return
-    scenario["found"].update(built.trained(made, wrapped(made.model, scenario), rank, scenario["optimizer"]))
+    scenario["found"].update(built.trained(made, wrapped(made.model, scenario), rank))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ def test_defaults() -> None:
         "unused": "auto",
         "untested": "leave",
         "layerdrop": "sync",
-        "nemo_layerdrop": "none",
         "overrides": "apply",
         "uneven": "auto",
         "memory": "on",
@@ -180,7 +179,7 @@ def test_words_are_read_as_written_by_people() -> None:
     [
         ({"DDPFIX_UNUSED": "sometimes"}, ["DDPFIX_UNUSED='sometimes'", "accepted are auto, find, late, static, off"]),
         ({"DDPFIX_UNSUED": "find"}, ["DDPFIX_UNSUED is not a setting of ddpfix", "did you mean DDPFIX_UNUSED, "]),
-        ({"DDPFIX_LAYER_DROP": "off"}, ["DDPFIX_LAYER_DROP", "did you mean DDPFIX_LAYERDROP, "]),
+        ({"DDPFIX_LAYER_DROP": "off"}, ["DDPFIX_LAYER_DROP", "did you mean DDPFIX_LAYERDROP?"]),
         ({"DDPFIX_TRANSFORMER_LAYERDROP": "0"}, ["did you mean DDPFIX_TRANSFORMERS_LAYERDROP, "]),
         ({"DDPFIX_TORCH_UNUSED": "maybe"}, ["DDPFIX_TORCH_UNUSED='maybe'", "accepted are 0, 1, force"]),
         ({"DDPFIX_XYZZY": "1"}, ["DDPFIX_XYZZY is not a setting", "plan --help", "plan --all."]),
