@@ -13,8 +13,8 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop import training
+from ddpfix.models.identity import ByIdentity
 from ddpfix.models.recomputed import TASK
 
 # Calls that wait for their backward; more than this are forgotten, oldest first (a training loop that never calls

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop.schedule import fold, text_key
 from ddpfix.models import internals
+from ddpfix.models.identity import ByIdentity
 
 
 class Skip(NamedTuple):

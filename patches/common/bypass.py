@@ -20,8 +20,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ddpfix import log
-from ddpfix.identity import ByIdentity
 from ddpfix.models import recomputed
+from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.names import name_of
 from ddpfix.ranks.store import consent, roll_call

@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop import cover
 from ddpfix.models import internals, wrap_hooks
+from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import PatchError, Site
 
 

@@ -13,6 +13,7 @@ _MAKERS = {
     "Counter",
     "Kept",
     "OrderedDict",
+    "ByIdentity",
     "Registry",
     "Shared",
     "WeakKeyDictionary",

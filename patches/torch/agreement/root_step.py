@@ -6,9 +6,9 @@ from typing import Any, Callable, Optional, Tuple
 
 import torch
 
-from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import recomputed, wrap_hooks
+from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
 from ddpfix.ranks.agreement.rendezvous import Members

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.identity import ByIdentity
+from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
 
 from ..internals.wrapper import RUNS

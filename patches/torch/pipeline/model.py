@@ -6,9 +6,9 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, TypeVar, cast
 
-from ddpfix.identity import ByIdentity
 from ddpfix.layerdrop import training
 from ddpfix.models import internals
+from ddpfix.models.identity import ByIdentity
 from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups

@@ -23,7 +23,7 @@ import weakref
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ddpfix.background import Background
-from ddpfix.identity import ByIdentity
+from ddpfix.models.identity import ByIdentity
 from ddpfix.ranks.store.keys import default_store
 
 from ..pipeline import ddp, optimizers
