@@ -83,7 +83,7 @@ def _ends_a_worker(frame: FrameType) -> bool:
 
 
 class _Described:
-    """Is called in place of ``sys.exit``, and is the built-in function to whoever looks at it; no class binds it.
+    """Stands in for ``sys.exit``, and looks like the built-in function; no class binds it.
 
     Args:
         original: the function.
