@@ -27,7 +27,7 @@ from ddpfix.ranks.groups.names import name_of
 from ddpfix.ranks.store import consent, roll_call
 from ddpfix.ranks.store.keys import default_store
 
-from ..torch.internals.wrapper import find_tensors
+from ..torch.internals.tensors import tensors_in
 
 # Seconds for which a rank waits at the first call from a place.
 _LIMIT = 30.0
@@ -141,7 +141,7 @@ class Route:
         finally:
             self._inside = False
         self._waits = waits = [False]
-        for tensor in find_tensors(output):
+        for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 waits[0] = True
                 # On the node: a hook on the tensor itself is saved with it.

@@ -11,6 +11,7 @@ import pytest
 from ddpfix.trace import reader
 from tests.accelerator import built, stand_in
 from tests.accelerator.models import MODELS
+from tests.accelerator.rank import STEPS, USUAL
 from tests.support import ranks
 
 pytestmark = [
@@ -74,8 +75,15 @@ def test_it_is_the_model_of_the_host(runs: Dict[str, Run], where: str, kind: str
 @pytest.mark.parametrize("where", ["auto", "late"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_no_step_reads_a_value_for_ddpfix(runs: Dict[str, Run], where: str, kind: str) -> None:
+    """But a model that leaves something out, once a step: torch waits as often for its bitmap under the flag."""
     for found in runs[where].found:
-        assert found[kind]["reads"] == []
+        assert _beside_the_bitmap(found[kind]["reads"]) == []
+
+
+def _beside_the_bitmap(reads: List[Any]) -> List[Any]:
+    bitmap = [each for each in reads if each[1].startswith("ddpfix.patches.torch.unused.used_map:")]
+    assert sum(each[2] for each in bitmap) <= STEPS - USUAL
+    return [each for each in reads if each not in bitmap]
 
 
 @pytest.mark.parametrize("where", ["host", "auto", "late"])
@@ -105,7 +113,7 @@ def test_a_trace_has_the_numbers_of_the_device(tmp_path: Path, library: Path) ->
         # Events stand on a stream of the model's device, and of the current one only captures are asked for.
         assert {call[0] for call in calls if call[2] is None} <= {*_OF_EVENTS, "is_current_stream_capturing"}
         assert {call[2] for call in calls} == {None, 1}
-        assert found["branches"]["reads"] == []
+        assert _beside_the_bitmap(found["branches"]["reads"]) == []
 
 
 _OF_EVENTS = ("Event.record", "Event.query", "Event.elapsed_time")

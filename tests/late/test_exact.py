@@ -57,8 +57,8 @@ def test_gradients_are_the_mean_of_the_ranks(outcomes: Dict[str, Ranks], name: s
     records = well(outcomes[f"late-{name}"])
     assert [record["flag"] for record in records] == [False, False]
     assert [record["steps"] for record in records] == [6, 6]
-    # Frozen parameters keep none; all others have one, be it of zeros.
-    assert {record["none"] for record in records} == {12 if name == "Freezing" else 0}
+    # None has no gradient that has one in the reference; a gradient of zeros would move it by momentum.
+    assert {record["none"] for record in records} == {0}
 
 
 @pytest.mark.parametrize("name", THREE)
@@ -75,22 +75,19 @@ def test_nothing_is_said_where_nothing_is_unused(outcomes: Dict[str, Ranks]) -> 
 def test_by_default_a_model_that_would_fail_trains_and_one_line_says_so(outcomes: Dict[str, Ranks]) -> None:
     assert [record["flag"] for record in well(outcomes["auto-Plain"])] == [False, False]
     first, second = (log for log, _ in outcomes["auto-Plain"])
-    assert first.count("parameters of Stack got no gradient in a step (blocks.") == 1
-    assert "after each backward, with zeros, which momentum and weight decay act on (DDPFIX_UNUSED=find" in first
-    assert "DDPFIX_UNUSED=find sets the flag instead" in first and "got no gradient" not in second
+    assert first.count("parameters of Stack (blocks.") == 1 and "got no gradient" not in second
+    assert "ddpfix trains on without them, as find_unused_parameters=True does" in first and "weight decay" not in first
 
 
 def test_the_flag_is_set_where_it_is_asked_for(outcomes: Dict[str, Ranks]) -> None:
-    records = [record for _, record in outcomes["find-Plain"]]
-    # A parameter that no rank used has no gradient there, so momentum moves it less than in the reference.
-    assert [(record["error"], record["flag"]) for record in records if record] == [(None, True)] * 2
+    assert [record["flag"] for record in well(outcomes["find-Plain"])] == [True, True]
 
 
 @pytest.mark.parametrize("name", [*STEADY, "Branch"])
 def test_the_same_parameters_in_each_step(outcomes: Dict[str, Ranks], name: str) -> None:
     for record in well(outcomes[f"static-{name}"]):
-        # What no rank ever uses has no gradient, as under the flag.
-        assert record["static"] and not record["flag"] and record["none"] == (6 * 2 if name == "Branch" else 6 * 4)
+        # What no rank ever uses has no gradient, as in the reference.
+        assert record["static"] and not record["flag"] and record["none"] == 0
 
 
 def test_torch_cannot_take_a_graph_for_static_that_begins_with_no_sync(outcomes: Dict[str, Ranks]) -> None:

@@ -110,7 +110,8 @@ def test_the_window_of_a_model_outlives_the_patch_before_torch_2_4(monkeypatch: 
     monkeypatch.setattr(window.cover, "may_skip", lambda module: True)
     monkeypatch.setattr(window.ddp, "replica", lambda model: SimpleNamespace(last=None))
     ddpfix.activate(log="off", unused="off")
-    model = cast(Any, ddp.of(DistributedDataParallel(nn.Linear(2, 2))))
+    wrapper = DistributedDataParallel(nn.Linear(2, 2))
+    model = cast(Any, ddp.of(wrapper))
     followed = window.window_of(model, "finalize")
     assert followed is not None and window.window_of(model, "bucket_skip") is followed
     # What is taken out with the patch that holds decisions for a window.

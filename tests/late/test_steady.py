@@ -85,7 +85,7 @@ def test_the_first_step_that_is_another_one_is_finalized_and_has_hooks_again(cal
     before = calls.outputs
     step(model, optimizer, [0])
     assert calls.outputs == before and calls.resumed
-    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in model.module.other.parameters())
+    assert all(p.grad is None for p in model.module.other.parameters())
     step(model, optimizer, [0])
     assert calls.outputs == before + 1
 
@@ -134,7 +134,7 @@ def test_a_mode_counts_the_programs_calls_alone_in_each_step(models: int) -> Non
     assert trained_under_a_mode() == expected
 
 
-REPORTED = "2 parameters of Heads got no gradient in a step (other)"
+REPORTED = "2 parameters of Heads (other) got no gradient in a step"
 
 
 @pytest.mark.parametrize("number", [1, STEPS - 1, STEPS, STEPS + 1, STEPS + 4])

@@ -83,18 +83,20 @@ def scales() -> bool:
 
 
 def average(reference: Any, size: int) -> None:
-    """The mean over ranks of local gradients; a rank without one adds nothing."""
+    """The mean over ranks of local gradients; a rank without one adds nothing, and nothing is added to no gradient."""
     for parameter in reference.parameters():
+        used = torch.tensor(float(parameter.grad is not None))
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / size
         distributed.all_reduce(gradient)
-        parameter.grad = gradient if parameter.requires_grad else None
+        distributed.all_reduce(used)
+        parameter.grad = gradient if parameter.requires_grad and used else None
 
 
 def compare(model: Any, reference: Any, record: Dict[str, Any]) -> None:
     """Called after the optimizer's step of the model, which is when everything is closed."""
     for one, other in zip(model.parameters(), reference.parameters()):
         if one.grad is None:
-            record["none"] += 1
+            record["none"] += other.grad is not None
             continue
         assert one.requires_grad, "a frozen parameter has got a gradient"
         zero = torch.zeros_like(one) if other.grad is None else other.grad

@@ -45,7 +45,7 @@ def test_lightning(tmp_path: Path) -> None:
     done = trained(tmp_path, program, "1")
     assert done.returncode == 0, done.stderr
     start, unused = lines(done.stderr)
-    assert "fixes ready for torch" in start and "2 parameters of Net got no gradient in a step (aux)" in unused
+    assert "fixes ready for torch" in start and "2 parameters of Net (aux) got no gradient in a step" in unused
 
 
 def test_accelerate(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_accelerate(tmp_path: Path) -> None:
     done = trained(tmp_path, program, "1", *launcher)
     assert done.returncode == 0 and "trained on 2" in done.stdout, done.stderr
     start, unused = lines(done.stderr)
-    assert "accelerate" in start and "2 parameters of Net got no gradient in a step (aux)" in unused
+    assert "accelerate" in start and "2 parameters of Net (aux) got no gradient in a step" in unused
 
 
 def test_the_trainer(tmp_path: Path) -> None:

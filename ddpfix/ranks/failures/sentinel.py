@@ -19,6 +19,7 @@ from ddpfix.ranks.failures import error_file, first_failure, killed, last_words,
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life, is_gone
 from ddpfix.ranks.groups import work
 from ddpfix.ranks.groups.work import Work
+from ddpfix.ranks.store import notices
 from ddpfix.ranks.store.connection import Connection, StoreLostError
 from ddpfix.system import System, Wait
 
@@ -69,10 +70,11 @@ class Sentinel:
         step: Callable[[], Optional[int]],
         done: Callable[[], Work] = Work,
     ) -> None:
-        self._connection = Connection(store, "failed", size <= _CONNECTIONS)
+        self._connection = Connection(store, notices.PART, size <= _CONNECTIONS)
         self._bulletin = Bulletin(self._connection, rank)
         self._rank, self._size, self._step, self._work = rank, size, step, done
         self._period = max(PERIOD, size / LOOKS)
+        self._notices = notices.Reader(self._period)
         self._main = main_thread.MainThread()
         self._leaving, self._how = threading.Event(), "ended"
         self._cause: Optional[str] = None
@@ -105,6 +107,7 @@ class Sentinel:
     def _run(self) -> None:
         with contextlib.suppress(Exception):
             self._watch()
+        self._notices.end()
         # Whoever kept the store may have ended by now.
         with contextlib.suppress(Exception):
             if self._how == "left":
@@ -123,6 +126,7 @@ class Sentinel:
                 if not is_lost:
                     self._bulletin.beat(self._step())
                     self._look()
+                    self._notices.look(self._connection.store())
             except Exception as error:
                 log.debug(f"the store does not answer: {error!r}")
                 is_lost = True

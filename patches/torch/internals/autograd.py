@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 import torch
 
 from ddpfix.models.recomputed import TASK
+
+from . import modes
 
 _WILL = getattr(torch._C, "_will_engine_execute_node", None)
 # The node whose hooks run now.
@@ -50,10 +52,15 @@ class View:
     def __init__(self, parameters: Sequence[Any], nodes: Sequence[Any]) -> None:
         self._parameters = parameters
         # Gradients come from the last parameter to the first, so this order finds a reached one soon.
-        self._backwards = tuple(reversed(nodes))
-        self._nodes = nodes
+        self._backwards: Tuple[Any, ...] = tuple(reversed(nodes))
+        self._nodes: Sequence[Any] = nodes
         # A node that was reached the last time is likely to be reached again.
-        self._last = self._backwards[0]
+        self._last: Any = self._backwards[0]
+
+    def release(self) -> None:
+        """Drop the nodes, which keep their parameters."""
+        self._nodes = self._backwards = ()
+        self._last = None
 
     def effect(self) -> str:
         """REACHES, LEAVES_ALONE, UNSEEN or UNSURE; to be called within a backward.
@@ -111,7 +118,10 @@ def behind(roots: Any) -> List[Any]:
         roots: a tensor or a ``GradientEdge``, or several of them.
     """
     one = isinstance(roots, torch.Tensor) or hasattr(roots, "node")
-    firsts = [getattr(each, "node", None) or each.grad_fn for each in ((roots,) if one else roots)]
+    # A subclass of tensors is not asked, and what is no tensor has no node.
+    with modes.Uncounted():
+        each_root = (roots,) if one else roots
+        firsts = [getattr(each, "node", None) or getattr(each, "grad_fn", None) for each in each_root]
     found: Dict[Any, None] = {}
     for first in firsts:
         if first is not None and first not in found:

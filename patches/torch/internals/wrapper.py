@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+import sys
+from typing import Any, Dict, List
 
 from torch import distributed
+from torch.nn.parallel import distributed as module_of_ddp
 
 # The method of the constructor that collects the parameters: after all checks, before the first collective.
 BUILD = "_build_params_for_reducer"
 
 # The function of the wrapper in which the forward of the wrapped module runs.
 RUNS = "_run_ddp_forward"
+
+
+def in_forward() -> bool:
+    """Return whether this thread is within the forward of a model under DDP."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == RUNS and frame.f_code.co_filename == module_of_ddp.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def inner(wrapper: Any) -> Any:
@@ -76,10 +88,3 @@ def delays(wrapper: Any) -> bool:
     return bool(
         getattr(wrapper, "_delay_all_reduce_params", None) or getattr(wrapper, "_delay_all_reduce_all_params", False)
     )
-
-
-def find_tensors(output: Any) -> Sequence[Any]:
-    """Return the tensors in a forward's output, as DDP finds them."""
-    from torch.nn.parallel.distributed import _find_tensors
-
-    return list(_find_tensors(output))

@@ -30,6 +30,19 @@ class Observer(Protocol):
     def backward_failed(self, error: BaseException, roots: Any) -> None: ...
 
 
+class Unsettled(Protocol):
+    """A model whose ranks are still to exchange what its last reduction has left out."""
+
+    unsettled: bool
+    # The thread that trains it.
+    thread: int
+
+    @property
+    def order(self) -> str: ...
+
+    def settle(self) -> None: ...
+
+
 class Check(Protocol):
     """What is called around each backward, and may end it with an error."""
 
@@ -39,8 +52,21 @@ class Check(Protocol):
 
 
 Observers = List["weakref.ref[Observer]"]
+# What a backward may be called for that can be read twice.
+_ROOTS = (torch.Tensor, tuple, list)
 # The threads in which an outermost backward runs, where the engine does not tell.
 _RUNS: Set[int] = set()
+
+
+def _once(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    """Return the arguments of a backward with a tuple of its roots: torch makes one, and an iterator yields once."""
+    roots = args[0] if args else kwargs.get("tensors")
+    try:
+        found = tuple(roots)  # type: ignore[arg-type]
+    except TypeError:
+        # torch's own error is the right one.
+        return args, kwargs
+    return ((found, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": found})
 
 
 class Backwards:
@@ -52,6 +78,9 @@ class Backwards:
         self.looking: Observers = []
         # One at most: where there are several models, none is checked here.
         self._checks: List[Check] = []
+        # Models whose ranks exchange something when the outermost backward has ended: all reductions of a backward
+        # have ended by then, so that ranks exchange in one order.
+        self._unsettled: List[Unsettled] = []
         # How many outermost ones have begun in this process.
         self.count = 0
         self._shared: Shared[None] = Shared("torch.backward", BACKWARD)
@@ -74,7 +103,7 @@ class Backwards:
         site.at_undo(self._forget_all)
 
     def _forget_all(self) -> None:
-        for cases in (self.known, self.looking, self._checks):
+        for cases in (self.known, self.looking, self._checks, self._unsettled):
             cases.clear()
 
     def look_at(self, case: Observer, looks: bool) -> None:
@@ -92,6 +121,18 @@ class Backwards:
         for cases in (self.known, self.looking):
             cases[:] = [each for each in cases if each() is not case]
 
+    def settle_after(self, model: Unsettled) -> None:
+        """Settle this model when the outermost backward has ended that runs now."""
+        self._unsettled.append(model)
+
+    def _settle(self) -> None:
+        here = threading.get_ident()
+        due = [each for each in self._unsettled if each.thread == here]
+        for each in sorted(due, key=lambda each: each.order):
+            self._unsettled.remove(each)
+            if each.unsettled:
+                each.settle()
+
     def check(self, check: Check) -> None:
         """Call this around each backward."""
         self._checks[:] = [check]
@@ -106,13 +147,15 @@ class Backwards:
             self._checks.clear()
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        checks, looking, task = self._checks, self.looking, TASK
+        checks, looking, task, unsettled = self._checks, self.looking, TASK, self._unsettled
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if task() >= 0:
                 return original(*args, **kwargs)
             self.count += 1
             check = before = None
+            if not isinstance(args[0] if args else kwargs.get("tensors"), _ROOTS):
+                args, kwargs = _once(args, kwargs)
             if checks:
                 check = checks[0]
                 before = check.backward_begins(args, kwargs)
@@ -124,6 +167,8 @@ class Backwards:
                 raise
             if before is not None:
                 check.backward_ended(before, args, kwargs)  # type: ignore[union-attr]
+            if unsettled:
+                self._settle()
             if looking:
                 self._ended(args[0] if args else kwargs.get("tensors"))
             return result
@@ -139,6 +184,8 @@ class Backwards:
                 return original(*args, **kwargs)
             here = thread()
             self.count += 1
+            if not isinstance(args[0] if args else kwargs.get("tensors"), _ROOTS):
+                args, kwargs = _once(args, kwargs)
             runs.add(here)
             try:
                 result = original(*args, **kwargs)
@@ -148,6 +195,8 @@ class Backwards:
                 raise
             finally:
                 runs.discard(here)
+            if self._unsettled:
+                self._settle()
             if looking:
                 self._ended(args[0] if args else kwargs.get("tensors"))
             return result

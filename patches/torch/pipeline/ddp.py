@@ -35,7 +35,8 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.store import roll_call
 
 from ..internals import modes, process_groups
-from ..internals.wrapper import BUILD, find_tensors, inner
+from ..internals.tensors import tensors_in
+from ..internals.wrapper import BUILD, inner
 from ..internals.wrapper import trains as trains
 from .model import MODELS as MODELS
 from .model import Slot as Slot
@@ -251,7 +252,7 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
 
 
 def tensors(output: Any) -> Sequence[Any]:
-    """Return the tensors in a forward's output, as DDP finds them."""
+    """Return the tensors in a forward's output, see :func:`.tensors_in`."""
     if type(output) is torch.Tensor:
         return (output,)
-    return find_tensors(output)
+    return tensors_in(output)

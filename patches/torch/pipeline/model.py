@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, TypeVar, cast
@@ -32,6 +33,7 @@ class Wrapped:
         holds: whether all micro-batches of an accumulation window skip the same layers.
         flag_is_ours: whether find_unused_parameters=True was set by ddpfix and by nobody else.
         averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.
+        exchanges: whether the ranks have agreed to exchange which parameters they have used.
         number: the name of this model in messages between the ranks of its group; "" for a copy, which some ranks may
             have alone, until all ranks need one (:meth:`name_together`).
         thread: the one that trains it: that of its last forward with gradients enabled.
@@ -39,9 +41,11 @@ class Wrapped:
     """
 
     def __init__(self, wrapper: Any, number: str = "", parameters: Optional[List[Any]] = None) -> None:
-        self._wrapper = weakref.ref(wrapper)
         # A parameter that is replaced later stays in DDP's list.
         self.parameters = parameters_of(wrapper) if parameters is None else parameters
+        self.slots: Dict[Slot[Any], Any] = {}
+        # A model's memory is free when its wrapper goes, without the collector: cycles of features keep no parameter.
+        self._wrapper = weakref.ref(wrapper, functools.partial(_release, self.parameters, self.slots))
         named = {id(parameter): name for name, parameter in internals.named_parameters(inner(wrapper)).items()}
         self.names: List[str] = [named.get(id(parameter), "?") for parameter in self.parameters]
         self.number = number
@@ -51,7 +55,7 @@ class Wrapped:
         self.sized = False
         self.averages = True
         self.thread = threading.get_ident()
-        self.slots: Dict[Slot[Any], Any] = {}
+        self.exchanges = False
         # Called with the positional and the keyword arguments of each forward that has gradients enabled.
         self.inputs: Tuple[Inputs, ...] = ()
         self.before: Tuple[Before, ...] = ()
@@ -90,6 +94,11 @@ class Wrapped:
         self.before = tuple(before for before, _, _ in attached if before is not None)
         self.after = tuple(after for _, after, _ in reversed(attached) if after is not None)
         self.failed = tuple(failed for _, _, failed in reversed(attached) if failed is not None)
+
+
+def _release(parameters: List[Any], slots: Dict[Slot[Any], Any], gone: Any) -> None:
+    parameters.clear()
+    slots.clear()
 
 
 class Slot(Generic[T]):

@@ -180,6 +180,9 @@ def _complete_before(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, An
     """Average the gradients that an optimizer is about to use; return its arguments with another closure."""
     held = [reduction for reduction in reductions() if _holds(optimizer, reduction)]
     for reduction in held:
+        if reduction.unsettled and not in_backward():
+            # The backward was one of an engine that was called by hand.
+            reduction.settle()
         if reduction.state is RUNNING or (reduction.state is ARMED and in_backward()):
             # An optimizer within the backward uses gradients before anything can average them, as in plain torch.
             reduction.left_to_torch = True

@@ -11,6 +11,7 @@ issue 90171 requests this). docs/unused-parameters.md has the states and the pat
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any, Dict, Optional
 
 import torch
@@ -27,6 +28,7 @@ from .output_hooks import Outputs
 from .ready_marks import Marks
 from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING
 from .steady import Steady
+from .used_map import UsedMap
 
 _AT_END = reducer.at_end_of_backward
 # States in which a gradient begins a backward of this model.
@@ -46,12 +48,15 @@ class Finalizer:
 
     def __init__(self, model: ddp.Wrapped, steps: Steps, backwards: Optional[Backwards] = None) -> None:
         self._model = model
-        self._wrapper = states.until_destroyed(model.wrapper, self.end)
+        self._wrapper = states.until_destroyed(model.wrapper, self.destroyed)
         self.parameters = model.parameters
         self.state = IDLE
         self.backwards, self._all_backwards = backward_count.Backwards(model, steps), backwards
         self.arrivals = Arrivals(self, self.parameters)
-        self._marks = Marks(model, self.arrivals)
+        self.used = UsedMap(model)
+        self._marks = Marks(model, self.arrivals, self._leaves_out)
+        # Whether ranks are still to exchange what the last reduction has left out, and the thread that trains.
+        self.unsettled, self.thread = False, threading.get_ident()
         self._queue_end = functools.partial(_AT_END, self._backward_ended)
         # What the backward that runs does with the parameters, according to the engine.
         self._effect = autograd.REACHES
@@ -98,6 +103,11 @@ class Finalizer:
         return self.arrivals.left_out
 
     @property
+    def order(self) -> str:
+        """The name of the model, the same on all ranks."""
+        return self._model.number
+
+    @property
     def _reducer(self) -> Any:
         return self._wrapper().reducer  # type: ignore[union-attr]
 
@@ -109,6 +119,9 @@ class Finalizer:
     def forward_begins(self) -> None:
         """Called before a forward with gradients enabled."""
         self.inside = True
+        self.thread = threading.get_ident()
+        if self.unsettled:
+            self.settle()
         self._begun_at = autograd.HIDING[0]
         backwards = self.backwards
         if backwards.done and self.state is not PENDING and self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
@@ -160,6 +173,7 @@ class Finalizer:
         """Begin a reduction: DDP waits for gradients."""
         self._by_us = False
         self._marks.step_begins()
+        self.used.step_begins()
         self._first.ended()
         self.armed_at = self._begun_at
         if self.arrivals.on:
@@ -208,6 +222,7 @@ class Finalizer:
             self.backwards.used_between = self.backwards.used_between or self._first.used()
             if self.backwards.agree_to(self._first.may_restore()):
                 self._first.restore()
+                self.arrivals.all_local()
         self._marks.reduction_begins()
         self.arrivals.forget()
         reducer.arm_again(self._reducer)
@@ -251,7 +266,6 @@ class Finalizer:
     def finish(self) -> None:
         """End a step like most, which DDP has completed by itself."""
         self._by_us = self.left_to_torch = False
-        self._marks.nothing_left_out()
         self.count_reduction()
 
     def catch_up(self) -> None:
@@ -302,6 +316,9 @@ class Finalizer:
         # DDP has queued its end behind this callback.
         reducer.at_end_of_backward(self._marked)
 
+    def _leaves_out(self) -> None:
+        self.used.ask(self.reductions + 1)
+
     def _marked(self) -> None:
         self._marks.check_finished(is_first=not self.reductions)
         self.on(transitions.MARKED)
@@ -321,7 +338,6 @@ class Finalizer:
         self.backwards.reduced(self.left_out)
         self.count_reduction()
         if by_us:
-            self._first.reduced()
             self._finalized += bool(self.left_out)
             self._keep_arrival_hooks()
 
@@ -330,10 +346,50 @@ class Finalizer:
         self.reductions += 1
         if not self.reductions & (self.reductions - 1):
             unregistered.warn_if_any(self._model)
+        if self.left_out or self.reductions >= self.used.next:
+            self.unsettled = True
+            if self._all_backwards is None:
+                self.settle()
+            else:
+                self._all_backwards.settle_after(self)
+        else:
+            self._marks.nothing_left_out()
+            self.arrivals.reduced()
+
+    def settle(self) -> None:
+        """Exchange with the other ranks what the last reduction has left out, and restore what no rank has used."""
+        self.unsettled = False
+        unused = self._marks.unused()
+        self._marks.settle(self.used.exchange(self.reductions, unused, self.parameters, self._marks.leaves_out()))
+        if self._by_us:
+            self._first.reduced()
+        if self.used.is_on and not self._is_checked():
+            # A rank has to notice each reduction after which the others exchange.
+            self._keep_arrival_hooks()
+
+    def _is_checked(self) -> bool:
+        """Return whether DDP is asked at the end of each backward, so that the model needs no hooks."""
+        return self._steady is not None and self._steady.checks()
+
+    def joined(self) -> None:
+        """Take part in a reduction of the others, after this rank has run out of batches under ``join()``."""
+        self.reductions += 1
+        if self.reductions >= self.used.next:
+            self.used.exchange(self.reductions, range(len(self.parameters)), self.parameters, False)
+
+    def destroyed(self) -> None:
+        """Drop nodes, each of which keeps its parameter, and gradients: the wrapper is gone."""
+        self.end()
+        self.state = IDLE
+        self._first.ended()
+        self.arrivals.release()
+        if self._steady is not None:
+            self._steady.release()
 
     def end(self) -> None:
         """Undo: remove all hooks from the model. A backward that runs already is still finalized."""
         states.discard(self)
+        self.used.end()
         if self._steady is not None:
             self._steady.forget()
         if self.within is not None and self._all_backwards is not None:

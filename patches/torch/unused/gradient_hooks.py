@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ..internals import autograd
 from .states import RUNNING, Reduction
@@ -23,7 +23,7 @@ class Arrivals:
     """
 
     def __init__(self, reduction: Reduction, parameters: Sequence[Any]) -> None:
-        self._reduction = reduction
+        self._reduction, self._parameters = reduction, parameters
         self._nodes = autograd.accumulators(parameters)
         self.view = autograd.View(parameters, self._nodes)
         self._hooks: List[Any] = []
@@ -33,6 +33,8 @@ class Arrivals:
         # Parameters that are left out of the reduction that runs -> the gradient that they had before it. It is here,
         # and not in :class:`.ready_marks.Marks`, because each gradient asks for it.
         self.left_out: Dict[int, Any] = {}
+        # Those whose gradients have come in backwards that are not reduced, under no_sync; None where nobody knows.
+        self.local: Optional[Dict[int, None]] = None
         # Whether a gradient has come twice in the same backward.
         self.arrived_twice = False
         # The parameters that the engine will not reach, until they are compared with the arrived ones; how often that
@@ -55,12 +57,26 @@ class Arrivals:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.arrived = {}
+        self.arrived, self.local = {}, None
+
+    def release(self) -> None:
+        """Drop what keeps parameters and gradients; nothing is recorded any more."""
+        self._nodes, self.left_out = [], {}
+        self.view.release()
+
+    def reduced(self) -> None:
+        """Record from here on what comes in backwards that are not reduced."""
+        self.local = {} if self._hooks else None
 
     def forget(self) -> None:
         """Forget the recorded gradients: DDP is armed, and what has come so far is reduced."""
         self._compare()
         self.arrived, self.arrived_twice = {}, False
+
+    def all_local(self) -> None:
+        """Record that this rank has its own gradients again, which have to be averaged."""
+        if self.local is not None:
+            self.local = {n: None for n, p in enumerate(self._parameters) if p.grad is not None}
 
     def missing(self) -> List[int]:
         """Return the numbers of the parameters whose gradients have not come."""
@@ -72,7 +88,10 @@ class Arrivals:
         def record(gradients: Any) -> None:
             if reduction.state is not RUNNING:
                 reduction.parameter_reached()
-            if reduction.state is RUNNING and number not in self.left_out:
+            if reduction.state is not RUNNING:
+                if self.local is not None:
+                    self.local[number] = None
+            elif number not in self.left_out:
                 self.arrived_twice = self.arrived_twice or number in self.arrived
                 self.arrived[number] = None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Sequence
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Optional, Sequence
+
+import torch
 
 from ..buckets.window import WINDOW
-from ..internals import autograd, reducer
+from ..internals import autograd, modes, reducer
 from ..pipeline import ddp
 from .gradient_hooks import Arrivals
 from .unused_report import Absent
@@ -22,16 +24,19 @@ class Marks:
     Args:
         model: its record.
         arrivals: the gradients that have come, where they are recorded; it holds the numbers of these parameters.
+        ask: called before something is left out that other ranks may have used.
     """
 
-    def __init__(self, model: ddp.Wrapped, arrivals: Arrivals) -> None:
-        self._model, self._arrivals = model, arrivals
+    def __init__(self, model: ddp.Wrapped, arrivals: Arrivals, ask: Callable[[], None]) -> None:
+        self._model, self._arrivals, self._ask = model, arrivals, ask
         self._parameters: Sequence[Any] = model.parameters
         self._absent = Absent(model)
+        # Whether nothing is known of what the last reduction has left out.
+        self._is_hidden = False
 
     @property
     def left_out(self) -> Dict[int, Any]:
-        """Their numbers -> the gradients that they had before it."""
+        """Their numbers -> the gradients that they had before it, see :func:`_kept`."""
         return self._arrivals.left_out
 
     @property
@@ -57,7 +62,11 @@ class Marks:
 
     def mark(self, indices: Sequence[int]) -> None:
         """Mark these; called within a backward."""
-        self.left_out.update((index, self._parameters[index].grad) for index in indices)
+        if not self._known().issuperset(indices):
+            self._ask()
+        views = self._model.wrapper.gradient_as_bucket_view
+        with torch.no_grad(), modes.hidden():
+            self.left_out.update((index, _kept(self._parameters[index].grad, views)) for index in indices)
         reducer.mark_ready(self._reducer, self._parameters, indices)
 
     def mark_missing(self, effect: str) -> None:
@@ -113,21 +122,62 @@ class Marks:
             raise RuntimeError(NOT_FINALIZED)
 
     def reduced(self, is_hidden: bool) -> None:
-        """Restore the gradients that no rank has replaced, and note what was left out.
+        """Record that a reduction has ended.
 
         Args:
             is_hidden: whether gradients may have come in a backward of their own, so that nothing is known of them.
         """
-        restored = self._restored()
-        for index in restored:
-            self._parameters[index].grad = self.left_out[index]
-        zeros = any(grad is None for n, grad in self.left_out.items() if n not in restored)
-        self._absent.reduced(() if is_hidden else self.left_out, zeros)
+        self._is_hidden = is_hidden
+
+    def leaves_out(self) -> bool:
+        """Return whether something got no gradient in any backward of the step so far."""
+        return self._absent.includes(self.left_out)
+
+    def _known(self) -> FrozenSet[int]:
+        """Return those that all ranks have left out, as each of them knows: they skip the same layers (LayerDrop)."""
+        window = WINDOW.of(self._model)
+        return frozenset() if window is None else window.unused
+
+    def unused(self) -> List[int]:
+        """Return those that this rank has not used since the reduction before: not under ``no_sync`` either."""
+        used = self._arrivals.local
+        if used is None:
+            return [number for number, kept in self.left_out.items() if kept is None]
+        return [number for number in self.left_out if number not in used]
+
+    def settle(self, unused: Optional[AbstractSet[int]]) -> None:
+        """Restore the gradients that no rank has replaced, and note what was left out.
+
+        Args:
+            unused: the numbers of the parameters that no rank has used; None where nobody knows.
+        """
+        zeros, restored = False, self._known().union(unused or ())
+        for number, kept in self.left_out.items():
+            parameter = self._parameters[number]
+            if number in restored or not parameter.requires_grad:
+                _restore(parameter, kept)
+            else:
+                zeros = zeros or (unused is None and kept is None)
+        self._absent.reduced(() if self._is_hidden else self.left_out, zeros)
         # Keep no reference to gradients that the loop may drop.
         self._arrivals.left_out = dict.fromkeys(self.left_out)
+        self._arrivals.reduced()
 
-    def _restored(self) -> Iterable[int]:
-        """Parameters whose gradients are restored: no rank used them, or they were frozen."""
-        window = WINDOW.of(self._model)
-        unused = frozenset() if window is None else window.unused
-        return [n for n in self.left_out if n in unused or not self._parameters[n].requires_grad]
+
+def _kept(gradient: Any, views: bool) -> Any:
+    """Return what restores a gradient that DDP averages in place: itself and a copy, or None.
+
+    Args:
+        gradient: of a parameter that is left out.
+        views: whether it is a view of a bucket, which DDP averages with the flag, too.
+    """
+    return None if gradient is None else (gradient, None if views else gradient.clone())
+
+
+def _restore(parameter: Any, kept: Any) -> None:
+    if kept is None:
+        parameter.grad = None
+    elif kept[1] is not None:
+        with torch.no_grad(), modes.hidden():
+            kept[0].copy_(kept[1])
+        parameter.grad = kept[0]

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Type
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import can_ask
 
 from ..buckets.window import leave, window_of
+from ..internals import process_groups
 from ..internals import wrapper as private
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
@@ -36,6 +38,16 @@ def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
     # Not with the last model: torch may be calling its hooks when that one is collected.
     site.at_undo(lambda: steps.leave(PLACE))
     ddp.put(site, owner, Finalize(site, everywhere=site.settings["unused"] == "late"))
+    site.wrap(owner, "_match_all_reduce_for_bwd_pass", _joined)
+
+
+def _joined(wrapped: Any, wrapper: Any, args: Any, kwargs: Any) -> Any:
+    """Exchange, too, where a rank without batches takes part in the reductions of the others (``join()``)."""
+    result, model = wrapped(*args, **kwargs), ddp.of(wrapper)
+    reduction = None if model is None else REDUCTION.of(model)
+    if reduction is not None:
+        reduction.joined()
+    return result
 
 
 def checkpoints(site: Site, module: ModuleType, owner: Any) -> None:
@@ -59,8 +71,21 @@ class Finalize(ddp.Stage):
     def arguments(self, call: ddp.Call) -> None:
         call.facts["refused"] = flag.user_choice(call.arguments) is False
 
+    def together(self, call: ddp.Call) -> None:
+        # Ranks that have not agreed on what ddpfix does are asked nothing more.
+        if call.facts.get("seed") is not None:
+            flagged = call.arguments.get(flag.FLAG) and not call.facts.get("flag is ours")
+            refused = call.facts["refused"] and not self._everywhere
+            willing = not flagged and not refused and _possible(call.arguments)
+            roll = roll_call.RollCall(
+                f"used/{call.number}", process_groups.ranks_of(call.group), roll_call.limit_of(call.group)
+            )
+            call.facts["exchanges"] = roll.same(str(willing)) and willing
+
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         wrapper = model.wrapper
+        if call is not None:
+            model.exchanges = call.facts.get("exchanges", False)
         refused = call is not None and call.facts["refused"] and not self._everywhere
         if refused or wrapper.find_unused_parameters:
             return

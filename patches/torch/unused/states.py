@@ -45,6 +45,8 @@ class Reduction(Protocol):
     # Of backwards within forwards, whose reductions are not all counted; None else.
     within: Any
     armed_at: int
+    # Whether ranks are still to exchange what the last reduction has left out.
+    unsettled: bool
 
     @property
     def left_out(self) -> Dict[int, Any]:
@@ -62,6 +64,10 @@ class Reduction(Protocol):
     def parameter_reached(self) -> None: ...
 
     def finalize_pending(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def joined(self) -> None: ...
 
     def backward_missed(self) -> None: ...
 
@@ -108,7 +114,7 @@ def all_finalized() -> bool:
     """Return whether no reduction is under way: as it is at the optimizer's step of a usual loop."""
     for reference in _ALL:
         each = reference()
-        if each is not None and (each.state is not FINALIZED or each.backwards.may_wait):
+        if each is not None and (each.state is not FINALIZED or each.backwards.may_wait or each.unsettled):
             return False
     return True
 

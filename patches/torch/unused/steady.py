@@ -18,6 +18,7 @@ from ..internals import autograd, modes, reducer
 from ..internals.autograd import HIDING, MARK
 from ..internals.reducer import has_reduced
 from ..internals.tensors import written
+from ..internals.wrapper import in_forward
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from . import unregistered
@@ -45,6 +46,9 @@ class Hooked(Protocol):
     def parameters(self) -> Any: ...
 
     @property
+    def used(self) -> Any: ...
+
+    @property
     def backwards(self) -> Any: ...
 
     def output_reached(self, gradients: Any) -> None: ...
@@ -62,6 +66,8 @@ class Hooked(Protocol):
     def catch_up(self) -> None: ...
 
     def hook_parameters(self) -> None: ...
+
+    def settle(self) -> None: ...
 
 
 class Steady:
@@ -90,25 +96,25 @@ class Steady:
 
     def may_mark(self, reductions: int) -> bool:
         """Begin to mark outputs, or decide never to, in front of a forward after this number of reductions by DDP."""
-        if reductions < STEPS or not self._backwards.checks(self):
+        if reductions < STEPS or not self.checks():
             return False
-        smallest = self._smallest() if self._noticed == reductions else None
-        if smallest is None:
+        if self._noticed != reductions or self._smallest() is None:
             self.end()
             return False
-        self._parameter = smallest
         self._marks = True
         self._model.attach(PLACE, after=self._forward_ended)
         return True
 
     def _smallest(self) -> Any:
         """Return the smallest parameter that is trained and no subclass of torch's own; None where there is none."""
-        # A mode of the program's counts what is read of a parameter.
-        with modes.Uncounted():
-            plain = [
-                each for each in self._hooked_now().parameters if type(each) is nn.Parameter and each.requires_grad
-            ]
-            return min(plain, key=lambda each: int(each.numel()), default=None)
+        if self._parameter is None:
+            # A mode of the program's counts what is read of a parameter.
+            with modes.Uncounted():
+                plain = [
+                    each for each in self._hooked_now().parameters if type(each) is nn.Parameter and each.requires_grad
+                ]
+                self._parameter = min(plain, key=lambda each: int(each.numel()), default=None)
+        return self._parameter
 
     def _hooked_now(self) -> Hooked:
         return self._hooked()  # type: ignore[return-value]
@@ -139,7 +145,7 @@ class Steady:
             if hooked.inside:
                 return self._begins_within(hooked, args, kwargs)
             self._noticed += state is not LOCAL
-            return _FIRST_STEPS
+            return written(self._parameter) if state is ARMED and self._smallest() is not None else _FIRST_STEPS
         if state is FINALIZED:
             self._second(args, kwargs)
             return _FIRST_STEPS
@@ -151,6 +157,8 @@ class Steady:
         return self._follow_within(hooked).backward_begins(args, kwargs)
 
     def _follow_within(self, hooked: Hooked) -> Within:
+        # Not each of these reductions is noticed, so that ranks would count them differently.
+        hooked.used.end()
         hooked.within = Within(hooked, self._model.wrapper)
         self._backwards.check(hooked.within)
         return hooked.within
@@ -172,6 +180,8 @@ class Steady:
                 hooked.reductions = count = hooked.reductions + 1
                 if not count & (count - 1):
                     unregistered.warn_if_any(self._model)
+                if count >= hooked.used.next:
+                    hooked.settle()
             elif reduced is None:
                 self.backward_missed()
             else:
@@ -188,9 +198,11 @@ class Steady:
             if hooked.state is FINALIZED and reducer.unfinished(self._wrapper().reducer):  # type: ignore[union-attr]
                 self._prepared_by_hand(hooked)
             return
-        # If DDP waits for nothing, it was for something else.
         if reducer.unfinished(self._wrapper().reducer):  # type: ignore[union-attr]
             self.backward_missed()
+        elif before is not _FIRST_STEPS and has_reduced(self._wrapper().reducer, self._parameter, before):  # type: ignore[union-attr]
+            # It has passed no output (a loss that is kept in the model). Else it was for something else.
+            hooked.on(USUAL)
 
     def backward_missed(self) -> None:
         """A backward has ended that has left DDP waiting, and has passed no hook."""
@@ -213,6 +225,9 @@ class Steady:
     def _second(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """A backward begins after the reduction: perhaps a further one of this model's outputs."""
         self._leave()
+        if in_forward():
+            # The program may prepare DDP by hand; ranks would count such reductions differently.
+            self._hooked_now().used.end()
         for node in _behind(args, kwargs):
             if autograd.has_mark(node, self._mark):
                 node.register_prehook(self._hooked_now().output_reached)
@@ -249,9 +264,17 @@ class Steady:
             hooked.hook_parameters()
             self._model.attach(PLACE, hooked.forward_begins, hooked.forward_ended, hooked.forward_failed)
 
+    def checks(self) -> bool:
+        """Return whether backwards are still checked."""
+        return self._backwards.checks(self)
+
+    def release(self) -> None:
+        """Drop the parameter that is read: the wrapper is gone."""
+        self._parameter = None
+
     def forget(self) -> bool:
         """Check nothing any more; return whether anything was checked."""
-        checked = self._backwards.checks(self)
+        checked = self.checks()
         self._backwards.check_no_more(self)
         return checked
 

@@ -26,12 +26,17 @@ class Absent:
         """Record that a reduction has left nothing out."""
         self._numbers = frozenset()
 
+    def includes(self, numbers: Iterable[int]) -> bool:
+        """Return whether some of these were left out by the earlier backwards of the step, too."""
+        return any(self._numbers is None or number in self._numbers for number in numbers)
+
     def reduced(self, numbers: Iterable[int], zeros: bool) -> None:
         """Record what a reduction has left out.
 
         Args:
             numbers: of the parameters.
-            zeros: whether some of them had no gradient before, and have zeros now.
+            zeros: whether some of them had no gradient before, and have zeros now, since ranks could not exchange
+                which of them no rank has used.
         """
         self._numbers = frozenset(n for n in numbers if self._numbers is None or n in self._numbers)
         self._zeros = zeros
@@ -46,12 +51,14 @@ class Absent:
     def _report(self, numbers: Iterable[int]) -> None:
         names = [self._model.names[number] for number in numbers]
         count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
-        # Under the flag a gradient that was None would have stayed so.
-        how = ", with zeros, which momentum and weight decay act on" if self._zeros else ""
+        cure = (
+            "ddpfix gives them a zero gradient, so weight decay and momentum still update them. Set"
+            " DDPFIX_UNUSED=find to leave them untouched"
+            if self._zeros
+            else "ddpfix trains on without them, as find_unused_parameters=True does"
+        )
         lowest_rank.report(
             f"absent/{self._model.number}",
-            f"{count} of {type(self._model.wrapper.module).__name__} got no gradient in a step"
-            f" ({in_short(names)}), which plain torch ends with 'Expected to have finished reduction'. Here"
-            f" DDP's reduction is finalized after each backward{how} (DDPFIX_UNUSED=find sets the flag instead, off"
-            " does neither)",
+            f"{count} of {type(self._model.wrapper.module).__name__} ({in_short(names)}) got no gradient in a step."
+            f" Plain DDP would raise an error in the next one; {cure}.",
         )

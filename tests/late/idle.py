@@ -1,0 +1,209 @@
+"""Models of which some parameters are used by some ranks only, by none, or not yet, with every kind of optimizer.
+
+Each function fills ``record`` with the parameters, the gradients and the optimizer's state after each step, in bits.
+``flag_NAME`` is the same program with ``find_unused_parameters=True``, for plain torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+Record = Dict[str, Any]
+STEPS = 12
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB as people write it by hand: moments, a bias correction by each parameter's own steps, a trust ratio."""
+
+    def __init__(self, params: Any, lr: float = 0.01, decay: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+                state["step"] += 1
+                state["m"].mul_(0.9).add_(p.grad, alpha=0.1)
+                state["v"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+                n = state["step"]
+                update = state["m"] / (1 - 0.9**n) / ((state["v"] / (1 - 0.99**n)).sqrt() + 1e-6)
+                update += group["decay"] * p
+                ratio = float(p.norm() / update.norm()) if float(p.norm()) and float(update.norm()) else 1.0
+                p.add_(update, alpha=-group["lr"] * ratio)
+
+
+OPTIMIZERS: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+    "foreach": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, fused=True),
+    "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.05, weight_decay=0.01),
+    "lamb": Lamb,
+}
+
+
+class Net(nn.Module):
+    """A trunk and parts of which a step may leave out each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+        self.trunk = nn.Linear(6, 6)
+        self.aux = nn.Linear(6, 2)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, aux: bool = False, frozen: bool = False, experts: Any = ()) -> Any:
+        with torch.no_grad() if frozen else contextlib.nullcontext():
+            hidden = self.encoder(x)
+        hidden = torch.tanh(self.trunk(hidden))
+        for number in experts:
+            hidden = hidden + self.experts[number](hidden)
+        out = self.head(hidden)
+        return (out, self.aux(hidden)) if aux else out
+
+
+def batch(step: int, part: int = 0) -> torch.Tensor:
+    seed = 1000 * part + 10 * step + distributed.get_rank()
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    parts = output if isinstance(output, tuple) else (output,)
+    return sum(part.square().mean() for part in parts)  # type: ignore[return-value]
+
+
+# What a step's forward gets, by the number of the step (from 0), the rank and the world size.
+Way = Callable[[int, int, int], Dict[str, Any]]
+WAYS: Dict[str, Way] = {
+    "never": lambda step, rank, size: {},
+    "frozen_at_first": lambda step, rank, size: {"frozen": step < 6, "aux": True, "experts": range(4)},
+    "every_third": lambda step, rank, size: {"aux": step % 3 == 0, "experts": range(4)},
+    "but_every_third": lambda step, rank, size: {"aux": step % 3 != 2, "experts": range(4)},
+    "late": lambda step, rank, size: {"aux": step < 7, "experts": range(4)},
+    "one_rank": lambda step, rank, size: {"aux": rank == 0, "experts": range(4)},
+    "one_rank_later": lambda step, rank, size: {"aux": rank == size - 1 or step < 5, "experts": range(4)},
+    "experts": lambda step, rank, size: {"aux": True, "experts": [(step + rank) % 3]},
+}
+
+
+def way(name: str, optimizer: str = "adamw", **how: Any) -> Callable[..., None]:
+    return functools.partial(train, WAYS[name], OPTIMIZERS[optimizer], **how)
+
+
+def train(
+    way: Way,
+    optimizer_of: Callable[[Any], torch.optim.Optimizer],
+    record: Record,
+    ddp: Dict[str, Any],
+    accumulate: int = 1,
+    to_none: bool = True,
+    scaled: bool = False,
+    clipped: bool = False,
+    averaged: bool = False,
+    losses: int = 1,
+    reset: int = 1,
+    joins: bool = False,
+) -> None:
+    """Train.
+
+    Args:
+        accumulate: micro-batches of a step; all but the last are under ``no_sync``.
+        to_none: of ``zero_grad``.
+        scaled: whether a GradScaler is used.
+        clipped: whether gradients are clipped.
+        averaged: whether an average of the parameters is kept.
+        losses: how many backwards a step has, each after a forward of its own.
+        reset: gradients are reset each so many steps only.
+        joins: whether ranks have different numbers of steps, under ``join()``.
+    """
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    model = DistributedDataParallel(Net(), **ddp)
+    optimizer = optimizer_of(model.parameters())
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    average = copy.deepcopy(model.module)
+    with model.join() if joins else contextlib.nullcontext():
+        for step in range(STEPS - (3 * rank if joins else 0)):
+            if step % reset == 0:
+                optimizer.zero_grad(set_to_none=to_none)
+            for part in range(accumulate):
+                with model.no_sync() if part < accumulate - 1 else contextlib.nullcontext():
+                    arguments = way(step + part, rank, size)
+                    scaler.scale(loss_of(model(batch(step, part), **arguments))).backward()
+            if clipped:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+            scaler.step(optimizer)
+            scaler.update()
+            if averaged:
+                with torch.no_grad():
+                    for mean, p in zip(average.parameters(), model.module.parameters()):
+                        mean.lerp_(p, 0.1)
+            record.setdefault("steps", []).append(_bits(model, gradients, optimizer, average))
+            # Whether the part that may idle has a gradient, for tests that look at it.
+            record.setdefault("idle", []).append([each is None for each in gradients])
+
+
+def _bits(model: Any, gradients: List[Optional[torch.Tensor]], optimizer: Any, average: Any) -> List[str]:
+    """Return a digest of the parameters, one of the gradients, and one of the optimizer's state and the average."""
+    state = [optimizer.state.get(p, {}) for p in model.parameters()]
+    values = [[(name, each) for name, each in sorted(one.items())] for one in state]
+    return [
+        _digest(list(model.parameters())),
+        _digest(gradients),
+        _digest([values, list(average.parameters())]),
+    ]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha1("".join(_texts(value)).encode()).hexdigest()[:12]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, torch.Tensor):
+        yield str(value.detach().reshape(-1).double().tolist())
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)
+    else:
+        yield str(value)
+
+
+PROGRAMS: Dict[str, Callable[..., None]] = {
+    **{f"{name}_{optimizer}": way(name, optimizer) for name in WAYS for optimizer in ("adamw", "momentum")},
+    **{f"every_third_{optimizer}": way("every_third", optimizer) for optimizer in OPTIMIZERS},
+    "accumulated": way("every_third", accumulate=3),
+    "accumulated_zeros": way("experts", "momentum", accumulate=2, to_none=False),
+    "zeros": way("frozen_at_first", to_none=False),
+    "scaled": way("every_third", scaled=True),
+    "clipped": way("experts", clipped=True, scaled=True),
+    "average": way("late", averaged=True),
+    "summed": way("every_third", "momentum", reset=4),
+    # Not "every_third": under join() a rank without batches hands on what others have used in the step before, so that
+    # with the flag a parameter counts as used once it was.
+    "joined": way("one_rank", joins=True),
+    "joined_never": way("never", joins=True),
+    "joined_late": way("late", joins=True),
+}
+
+
+# By name, for plans: without the flag, and with it.
+globals().update({name: functools.partial(each, ddp={}) for name, each in PROGRAMS.items()})
+globals().update(
+    {f"flag_{name}": functools.partial(each, ddp={"find_unused_parameters": True}) for name, each in PROGRAMS.items()}
+)

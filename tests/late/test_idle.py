@@ -1,0 +1,66 @@
+"""What no rank has used is not touched: ``auto`` and ``late`` train the bits of ``find_unused_parameters=True``."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.late import launch
+from tests.late.idle import PROGRAMS
+from tests.late.launch import Scenario
+from tests.late.test_exact import Ranks
+from tests.late.test_scenarios import ends
+
+# One of each kind, for a plain pytest.
+SAMPLE = ("never_adamw", "frozen_at_first_adamw", "every_third_adamw", "late_momentum", "one_rank_adamw", "accumulated")
+# Trained by three and by four ranks, too, where a mean of gradients may be rounded in another way.
+MORE = ("never_adamw", "frozen_at_first_adamw", "experts_momentum", "one_rank_adamw", "late_adamw")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Dict[str, Ranks]:
+    items: Any = request.session.items
+    here = [each.callspec.params for each in items if each.path == request.path and hasattr(each, "callspec")]
+    plans = []
+    for name, size in sorted({(each["name"], each.get("size", 2)) for each in here}):
+        plans += [
+            Scenario(f"flag-{name}-{size}", function=f"idle:flag_{name}", size=size),
+            Scenario(f"auto-{name}-{size}", function=f"idle:{name}", size=size, settings={}),
+            Scenario(f"late-{name}-{size}", function=f"idle:flag_{name}", size=size, settings={"unused": "late"}),
+        ]
+    return launch.train(plans, tmp_path_factory.mktemp("idle"))
+
+
+def steps(ranks: Ranks) -> List[Any]:
+    assert ends(ranks) == [""] * len(ranks), ranks
+    return [record["steps"] for _, record in ranks if record is not None]
+
+
+@pytest.mark.patches("torch.late")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.sampled(inside=name in SAMPLE, cells=True)) for name in PROGRAMS]
+)
+def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str) -> None:
+    expected = steps(outcomes[f"flag-{name}-2"])
+    for mode in ("auto", "late"):
+        found = steps(outcomes[f"{mode}-{name}-2"])
+        assert found == expected, outcomes[f"{mode}-{name}-2"][0][0]
+
+
+@pytest.mark.patches("torch.late")
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("size", [3])
+def test_so_do_three_ranks(outcomes: Dict[str, Ranks], name: str, size: int) -> None:
+    expected = steps(outcomes[f"flag-{name}-{size}"])
+    for mode in ("auto", "late"):
+        found = steps(outcomes[f"{mode}-{name}-{size}"])
+        assert found == expected, outcomes[f"{mode}-{name}-{size}"][0][0]
+
+
+@pytest.mark.parametrize("name", ["never_adamw"])
+def test_a_line_says_so_and_nothing_of_decay(outcomes: Dict[str, Ranks], name: str) -> None:
+    log, _ = outcomes[f"auto-{name}-2"][0]
+    assert log.count("10 parameters of Net (aux, experts.0,") == 1, log
+    assert "as find_unused_parameters=True does" in log and "weight decay" not in log
