@@ -14,7 +14,7 @@ from ddpfix.probing.result import Result
 from ddpfix.ranks.groups.work import LEAVE_NO_SYNC
 
 FLAG = "find_unused_parameters=True"
-_LATE = "DDPFIX=1 trains it without the flag: reductions are finalized after each backward"
+_LATE = "DDPFIX=1 trains it without the flag, with the same result"
 
 
 def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
@@ -57,7 +57,8 @@ def _needs_flag(found: Result, reasons: List[str], names: Sequence[str]) -> None
     rest = [name for name in found.always if name not in found.outside and not name.startswith(above)]
     if rest:
         found.advice.append(
-            f"{parameter_names.in_short(rest, names)} can be frozen (requires_grad_(False)): no step of these used them"
+            f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if no step is to train them: none of"
+            " these did"
         )
 
 
@@ -69,7 +70,7 @@ def _same_in_each_step(found: Result, names: Sequence[str]) -> None:
             f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if no step is to train them; DDP"
             " then waits for nothing"
         )
-        found.advice.append(f"or {FLAG}, or static_graph=True: the same parameters go unused in each step")
+        found.advice.append(f"or {FLAG}, where later steps use them")
         found.advice.append(f"or {_LATE}")
 
 

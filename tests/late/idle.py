@@ -16,6 +16,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.late.training import scales
+
 Record = Dict[str, Any]
 STEPS = 12
 
@@ -87,6 +89,20 @@ def loss_of(output: Any) -> torch.Tensor:
     return sum(part.square().mean() for part in parts)  # type: ignore[return-value]
 
 
+class Unscaled:
+    """Stands for a scaler, where there is none: torch before 2.3 has none for CPUs."""
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+    def unscale_(self, optimizer: Any) -> None: ...
+
+    def step(self, optimizer: Any) -> None:
+        optimizer.step()
+
+    def update(self) -> None: ...
+
+
 # What a step's forward gets, by the number of the step (from 0), the rank and the world size.
 Way = Callable[[int, int, int], Dict[str, Any]]
 WAYS: Dict[str, Way] = {
@@ -134,7 +150,7 @@ def train(
     rank, size = distributed.get_rank(), distributed.get_world_size()
     model = DistributedDataParallel(Net(), **ddp)
     optimizer = optimizer_of(model.parameters())
-    scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled and scales() else Unscaled()
     average = copy.deepcopy(model.module)
     with model.join() if joins else contextlib.nullcontext():
         for step in range(STEPS - (3 * rank if joins else 0)):

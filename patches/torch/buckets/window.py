@@ -13,6 +13,7 @@ from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
 from ddpfix.layerdrop import cover, training
 from ddpfix.patching.site import Site
 
+from ..internals.wrapper import inner
 from ..pipeline import ddp
 
 _NOTHING: FrozenSet[int] = frozenset()
@@ -109,7 +110,7 @@ def window_of(model: ddp.Wrapped, user: str) -> Optional[Window]:
         user: the place of the stage that needs it, until :func:`leave`.
     """
     window = WINDOW.of(model)
-    if window is None and ddp.replica(model) is not None and cover.may_skip(model.wrapper.module):
+    if window is None and ddp.replica(model) is not None and cover.may_skip(inner(model.wrapper)):
         window = WINDOW.put(model, Window(model))
         model.attach(_PLACE, after=window.forward_ended)
     if window is not None:

@@ -312,9 +312,13 @@ class Finalizer:
         if not self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
             # With bucket views DDP has divided and sent the gradients in place already.
             self._first.keep(self.reductions)
-        self._marks.mark_missing(self._effect)
+        self._marks.mark_missing(self._effect, self._is_hidden())
         # DDP has queued its end behind this callback.
         reducer.at_end_of_backward(self._marked)
+
+    def _is_hidden(self) -> bool:
+        """Return whether nothing is known of gradients: behind a reentrant checkpoint they come in its own backward."""
+        return autograd.hides_since(self.armed_at)
 
     def _leaves_out(self) -> None:
         self.used.ask(self.reductions + 1)
@@ -333,8 +337,7 @@ class Finalizer:
 
     def _end_reduction(self, by_us: bool) -> None:
         self._by_us = by_us
-        # Behind a reentrant checkpoint gradients come in a backward of their own, so that nothing is known of them.
-        self._marks.reduced(is_hidden=autograd.HIDING[0] != self.armed_at)
+        self._marks.reduced(self._is_hidden())
         self.backwards.reduced(self.left_out)
         self.count_reduction()
         if by_us:
@@ -378,7 +381,7 @@ class Finalizer:
             self.used.exchange(self.reductions, range(len(self.parameters)), self.parameters, False)
 
     def destroyed(self) -> None:
-        """Drop nodes, each of which keeps its parameter, and gradients: the wrapper is gone."""
+        """Forget nodes, each of which keeps its parameter, and gradients: the wrapper was destroyed."""
         self.end()
         self.state = IDLE
         self._first.ended()

@@ -31,8 +31,9 @@ class Marks:
         self._model, self._arrivals, self._ask = model, arrivals, ask
         self._parameters: Sequence[Any] = model.parameters
         self._absent = Absent(model)
-        # Whether nothing is known of what the last reduction has left out.
-        self._is_hidden = False
+        # Whether nothing is known of what the last reduction has left out, and whether DDP has completed it by itself in
+        # backwards of reentrant checkpoints: then marks do nothing, and nothing was left out.
+        self._is_hidden = self._is_unseen = False
 
     @property
     def left_out(self) -> Dict[int, Any]:
@@ -52,7 +53,7 @@ class Marks:
 
     def reduction_begins(self) -> None:
         """Forget what was left out: DDP is armed."""
-        self._arrivals.left_out = {}
+        self._arrivals.left_out, self._is_unseen = {}, False
 
     def nothing_left_out(self) -> None:
         """Record that DDP has completed a reduction by itself, in a step like most."""
@@ -62,22 +63,24 @@ class Marks:
 
     def mark(self, indices: Sequence[int]) -> None:
         """Mark these; called within a backward."""
-        if not self._known().issuperset(indices):
+        if not self._is_unseen and not self._known().issuperset(indices):
             self._ask()
         views = self._model.wrapper.gradient_as_bucket_view
         with torch.no_grad(), modes.hidden():
             self.left_out.update((index, _kept(self._parameters[index].grad, views)) for index in indices)
         reducer.mark_ready(self._reducer, self._parameters, indices)
 
-    def mark_missing(self, effect: str) -> None:
+    def mark_missing(self, effect: str, is_hidden: bool) -> None:
         """Mark all parameters that DDP still waits for; called at the end of a backward.
 
         Args:
             effect: what it has done with the parameters, see :class:`.autograd.View`.
+            is_hidden: whether gradients may have come in a backward of their own.
         """
         if self._arrivals.on:
             self.mark([n for n in self._arrivals.missing() if n not in self.left_out])
         elif effect is autograd.UNSEEN and not reducer.unfinished(self._reducer):
+            self._is_unseen = is_hidden
             self.mark(range(len(self._parameters)))
         else:
             self._mark_named()
@@ -131,7 +134,7 @@ class Marks:
 
     def leaves_out(self) -> bool:
         """Return whether something got no gradient in any backward of the step so far."""
-        return self._absent.includes(self.left_out)
+        return not self._is_unseen and self._absent.includes(self.left_out)
 
     def _known(self) -> FrozenSet[int]:
         """Return those that all ranks have left out, as each of them knows: they skip the same layers (LayerDrop)."""
@@ -140,6 +143,8 @@ class Marks:
 
     def unused(self) -> List[int]:
         """Return those that this rank has not used since the reduction before: not under ``no_sync`` either."""
+        if self._is_unseen:
+            return []
         used = self._arrivals.local
         if used is None:
             return [number for number, kept in self.left_out.items() if kept is None]

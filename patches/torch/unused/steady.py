@@ -269,7 +269,7 @@ class Steady:
         return self._backwards.checks(self)
 
     def release(self) -> None:
-        """Drop the parameter that is read: the wrapper is gone."""
+        """Forget the parameter that is read: the wrapper was destroyed."""
         self._parameter = None
 
     def forget(self) -> bool:

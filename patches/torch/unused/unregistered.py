@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
+from ddpfix.models import internals
 from ddpfix.models.parameter_names import in_short
 from ddpfix.ranks.store import lowest_rank
 
+from ..internals.wrapper import inner
 from ..pipeline import ddp
 
 
@@ -19,7 +21,7 @@ def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
     wrapper = model.wrapper
     known = {id(parameter) for parameter in model.parameters}
     ignored = getattr(wrapper, "parameters_to_ignore", ())
-    named = wrapper.module.named_parameters()
+    named = internals.named_parameters(inner(wrapper)).items()
     return {name: parameter for name, parameter in named if id(parameter) not in known and name not in ignored}
 
 
@@ -51,7 +53,7 @@ _FIX = "wrap the model after its layers are chosen and unfrozen, or wrap it agai
 
 
 def _described(model: ddp.Wrapped, names: List[str]) -> str:
-    here = {id(parameter) for parameter in model.wrapper.module.parameters()}
+    here = {id(parameter) for parameter in internals.named_parameters(inner(model.wrapper)).values()}
     replaced = [name for name, parameter in zip(model.names, model.parameters) if id(parameter) not in here]
     count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
     text = (
