@@ -57,8 +57,8 @@ def _needs_flag(found: Result, reasons: List[str], names: Sequence[str]) -> None
     rest = [name for name in found.always if name not in found.outside and not name.startswith(above)]
     if rest:
         found.advice.append(
-            f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if no step is to train them: none of"
-            " these did"
+            f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if no step is to train them:"
+            " none of these did"
         )
 
 

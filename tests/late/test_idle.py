@@ -18,6 +18,10 @@ SAMPLE = ("never_adamw", "frozen_at_first_adamw", "every_third_adamw", "late_mom
 MORE = ("never_adamw", "frozen_at_first_adamw", "experts_momentum", "one_rank_adamw", "late_adamw")
 
 
+# Nobody reads what a rank asks, where the thread that tells of failures is off.
+UNASKED = Scenario("unasked", function="idle:late_adamw", settings={"torch_failures": "0"})
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Dict[str, Ranks]:
     items: Any = request.session.items
@@ -29,7 +33,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
             Scenario(f"auto-{name}-{size}", function=f"idle:{name}", size=size, settings={}),
             Scenario(f"late-{name}-{size}", function=f"idle:flag_{name}", size=size, settings={"unused": "late"}),
         ]
-    return launch.train(plans, tmp_path_factory.mktemp("idle"))
+    return launch.train([*plans, UNASKED], tmp_path_factory.mktemp("idle"))
 
 
 def steps(ranks: Ranks) -> List[Any]:
@@ -57,6 +61,15 @@ def test_so_do_three_ranks(outcomes: Dict[str, Ranks], name: str, size: int) -> 
     for mode in ("auto", "late"):
         found = steps(outcomes[f"{mode}-{name}-{size}"])
         assert found == expected, outcomes[f"{mode}-{name}-{size}"][0][0]
+
+
+@pytest.mark.patches("torch.late")
+def test_where_ranks_cannot_be_asked_zeros_are_what_the_line_says(outcomes: Dict[str, Ranks]) -> None:
+    one, other = steps(outcomes["unasked"])
+    assert one == other
+    log, _ = outcomes["unasked"][0]
+    assert "gives them a zero gradient, so weight decay and momentum still update them" in log
+    assert "Set DDPFIX_UNUSED=find to leave them untouched" in log
 
 
 @pytest.mark.parametrize("name", ["never_adamw"])

@@ -31,8 +31,8 @@ class Marks:
         self._model, self._arrivals, self._ask = model, arrivals, ask
         self._parameters: Sequence[Any] = model.parameters
         self._absent = Absent(model)
-        # Whether nothing is known of what the last reduction has left out, and whether DDP has completed it by itself in
-        # backwards of reentrant checkpoints: then marks do nothing, and nothing was left out.
+        # Whether nothing is known of what the last reduction has left out, and whether DDP has completed it by itself
+        # in backwards of reentrant checkpoints: then marks do nothing, and nothing was left out.
         self._is_hidden = self._is_unseen = False
 
     @property
