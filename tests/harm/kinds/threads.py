@@ -1,5 +1,6 @@
 """Threads, descriptors and files: what a program counts, joins and waits for is its own."""
 
+import contextlib
 import gc
 import os
 import queue
@@ -13,6 +14,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -256,6 +258,133 @@ def flagged_models_wrapped_in_two_threads(rank, size):
         return state(wrapped)
 
     return in_threads(train)
+
+
+def own_groups(size):
+    """Return a group for each of two threads, of the same ranks."""
+    return [dist.new_group(list(range(size))) for _ in range(2)]
+
+
+@program(sample=True)
+def heads_wrapped_at_the_same_time(rank, size):
+    """Both threads wrap at once, and call backward for one head after the other; one has a flag that says no."""
+    groups, models = own_groups(size), [two(seed) for seed in range(2)]
+
+    def train(index):
+        flag = {"find_unused_parameters": False} if index else {}
+        wrapped = DDP(models[index], process_group=groups[index], **flag)
+        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+        for x, _ in batches(rank + 10 * index, 10):
+            optimizer.zero_grad()
+            for each in wrapped(x):
+                each.pow(2).mean().backward()
+            optimizer.step()
+        return state(wrapped)
+
+    return in_threads(train)
+
+
+@program()
+def wrapped_while_another_trains(rank, size):
+    """The second model comes in the middle of a step of the first one, in another step on each rank."""
+    groups, models = own_groups(size), [certain(0), two(1)]
+
+    def train(index):
+        time.sleep(0.3 * index * (rank + 1))
+        wrapped = DDP(models[index], process_group=groups[index])
+        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+        for x, _ in batches(rank + 10 * index, 200 - 180 * index):
+            optimizer.zero_grad()
+            outputs = wrapped(x) if index else [wrapped(x, other=True)]
+            sum(each.pow(2).mean() for each in outputs).backward()
+            optimizer.step()
+        return state(wrapped)
+
+    return in_threads(train)
+
+
+@program()
+def accumulation_in_two_threads(rank, size):
+    """Micro-batches under no_sync, with the flag that says no, where DDP alone decides."""
+    groups, models = own_groups(size), [certain(seed) for seed in range(2)]
+
+    def train(index):
+        wrapped = DDP(models[index], process_group=groups[index], find_unused_parameters=False)
+        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+        for step, (x, _) in enumerate(batches(rank + 10 * index, 12)):
+            with contextlib.nullcontext() if step % 3 == 2 else wrapped.no_sync():
+                wrapped(x, other=True).pow(2).mean().backward()
+            if step % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return state(wrapped)
+
+    return in_threads(train)
+
+
+@program()
+def pairs_in_two_threads(rank, size):
+    """Each thread trains a generator against a critic; one thread is much slower."""
+    groups = own_groups(size)
+    models = [(certain(seed), nn.Linear(2, 1)) for seed in range(2)]
+
+    def train(index):
+        maker, critic = (DDP(each, process_group=groups[index]) for each in models[index])
+        steps = [torch.optim.SGD(each.parameters(), 0.05) for each in (maker, critic)]
+        for x, y in batches(rank + 10 * index, 8):
+            time.sleep(0.1 * index)
+            steps[1].zero_grad()
+            (critic(maker(x, other=True).detach()) - critic(y)).mean().backward()
+            steps[1].step()
+            steps[0].zero_grad()
+            critic(maker(x, other=True)).mean().backward()
+            steps[0].step()
+        return state(maker), state(critic)
+
+    return in_threads(train)
+
+
+@program()
+def another_model_in_the_background(rank, size):
+    """A thread trains a model that is under no DDP, and calls backward in the middle of the other one's."""
+    stop, side = threading.Event(), nn.Linear(4, 4)
+    wrapped = DDP(certain(0))
+
+    def train():
+        while not stop.is_set():
+            side(torch.ones(1, 4)).sum().backward()
+            time.sleep(0.001)
+
+    worker = threading.Thread(target=train)
+    worker.start()
+    fit(wrapped, rank, steps=60, other=True)
+    stop.set()
+    worker.join()
+    return state(wrapped)
+
+
+@program()
+def forward_here_and_backward_there(rank, size):
+    """One thread makes forwards, another one their backwards."""
+    wrapped, losses = DDP(certain(0)), queue.Queue()
+    optimizer, ended = torch.optim.SGD(wrapped.parameters(), 0.1), threading.Event()
+
+    def train():
+        while (loss := losses.get()) is not None:
+            loss.backward()
+            ended.set()
+
+    worker = threading.Thread(target=train)
+    worker.start()
+    for x, _ in batches(rank, 10):
+        ended.clear()
+        losses.put(wrapped(x, other=True).pow(2).mean())
+        ended.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+    losses.put(None)
+    worker.join()
+    return state(wrapped)
 
 
 script("threads", "forks_after_logging", fresh=True, ranks=1)
