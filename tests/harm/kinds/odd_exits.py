@@ -9,6 +9,7 @@ import traceback
 import types
 from unittest import mock
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.harm.made import fit, net, state
@@ -50,6 +51,8 @@ def exit_of_a_class(rank, size):
 
 @program(sample=True)
 def traceback_of_a_caught_exit(rank, size):
+    dist.barrier()
+
     def leave(code):
         sys.exit(code)
 
@@ -65,6 +68,7 @@ def traceback_of_a_caught_exit(rank, size):
 
 @program()
 def exit_that_is_looked_at(rank, size):
+    dist.barrier()
     found = sys.exit
     shown = [
         repr(found),
@@ -83,6 +87,7 @@ def exit_that_is_looked_at(rank, size):
 @program()
 def exit_that_is_copied(rank, size):
     """A handler that goes to a worker."""
+    dist.barrier()
     texts = [pickle.dumps(sys.exit, protocol) for protocol in range(5)]
     same = [pickle.loads(each) is sys.exit for each in texts]
     return texts, same, copy.copy(sys.exit) is sys.exit, copy.deepcopy({"end": sys.exit})["end"] is sys.exit
@@ -91,6 +96,7 @@ def exit_that_is_copied(rank, size):
 @program()
 def exit_that_is_sent(rank, size):
     """A test runner sends what ended a test to its parent, and keeps it with notes of its own."""
+    dist.barrier()
     error = caught(sys.exit, 4)
     other, third = pickle.loads(pickle.dumps(error)), copy.deepcopy(error)
     error.test = "test_options"
@@ -99,6 +105,7 @@ def exit_that_is_sent(rank, size):
 
 @program()
 def exit_with_an_error_that_is_there(rank, size):
+    dist.barrier()
     error = SystemExit(5)
     error.reason = "budget"
     found = caught(sys.exit, error)

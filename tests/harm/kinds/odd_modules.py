@@ -28,6 +28,7 @@ def trained(rank):
     dist.init_process_group("gloo")
     wrapped = DDP(net())
     fit(wrapped, rank, other=True)
+    dist.barrier()
     dist.destroy_process_group()
     return state(wrapped)
 
