@@ -21,23 +21,37 @@ class Line:
         arg_parser: the release's parser; it ends the run where something is not accepted.
         options: the run options by name, those that only we know included.
         tree: the yaml's top level with its tags, or None.
-        items: the command line, in its order.
+        path: of the yaml.
+        items: the command line without it, in its order.
         user_values: what was typed for each run option, as a truth value for flags and as text for others.
         values: the run options as they will be returned.
         typed: names of the run options that were typed.
         of_yaml: names of the run options whose value is the yaml's.
-        overrides: the yaml text of the overrides.
     """
 
     arg_parser: argparse.ArgumentParser
     options: Dict[str, Option]
     tree: Optional[Mapping[str, Any]]
+    path: str
     items: List[Item]
     user_values: Dict[str, Any] = field(default_factory=dict)
     values: Dict[str, Any] = field(default_factory=dict)
     typed: Set[str] = field(default_factory=set)
     of_yaml: Set[str] = field(default_factory=set)
-    overrides: str = ""
+
+    def argv(self) -> List[str]:
+        """Return the line as every release's parser takes it: the yaml in front, a flag only where it is true."""
+        flags = [option for option in self.options.values() if option.real and option.kind == "flag"]
+        given = [each for each in flags if self.user_values.get(each.name)]
+        bare = [f"--{each.name}" if each.bare else f"--{each.name}=True" for each in given]
+        return [self.path, *(word for item in self.items for word in [*item.argv(), *self._override(item)]), *bare]
+
+    def _override(self, item: Item) -> List[str]:
+        """Return an option that the release does not have as an override where the yaml has the key, as shipped."""
+        option = item.option
+        if option is None or option.real or option.name not in (self.tree or ()):
+            return []
+        return [f"--{option.name}={self.user_values[option.name]}"]
 
     def has(self, name: str) -> bool:
         """Return whether the release's own parser has the option."""

@@ -34,24 +34,8 @@ class Options(Dict[str, Any]):
         for name, value in dict(*others, **more).items():
             self[name] = value
 
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        if name not in self:
-            self[name] = default
-        return self[name]
-
-    def __ior__(self, other: Any) -> Any:
-        self.update(other)
-        return self
-
     def copy(self) -> Options:
         return made(self, self.typed, self.of_yaml)
-
-    def __or__(self, other: Any) -> Any:
-        if not isinstance(other, Mapping):
-            return NotImplemented
-        both = self.copy()
-        both.update(other)
-        return both
 
     def __reduce__(self) -> Any:
         return made, (dict(self), self.typed, self.of_yaml)

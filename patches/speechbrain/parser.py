@@ -12,8 +12,6 @@ from ddpfix.patching.site import PatchError
 
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 ACCEPTED = "true and false (also yes, no, on, off, 1, 0)"
-# They take any number of words, but the release passes on a single value where torch.compile wants no list.
-_SINGLE = frozenset(("compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"))
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def _option(name: str, action: argparse.Action) -> Option:
     if action.type is bool:
         # bool("False") is True, so that the release takes any word for True (0.5.4; compile_using_* from 0.5.16 on).
         return Option(name, "flag", bare=False)
-    return Option(name, "one" if name in _SINGLE or action.nargs is None else "many")
+    return Option(name, "one" if action.nargs is None else "many")
 
 
 def truth(word: Any) -> Optional[bool]:

@@ -53,7 +53,7 @@ def _give_to_yaml(line: Line, name: str) -> None:
     line.user_values.pop(name, None)
     for item in line.items:
         if item.option is not None and item.option.name == name:
-            item.name, item.option = name, None
+            item.option = None
 
 
 def _accepted(line: Line, name: str, value: str) -> None:

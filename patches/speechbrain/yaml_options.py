@@ -8,86 +8,39 @@ the yaml says has to be in them. Nothing of the yaml is carried out for that: a 
 from __future__ import annotations
 
 import inspect
-import re
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Dict, Iterable, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 
-from . import overrides_yaml
 from .line import Line, after
 from .options import Options, made, typed
 from .parser import truth
 
 _PLAIN = (bool, int, float, str)
-_NAMED = re.compile(r"<([^<>]*)>")
 
 
 def read(path: str) -> Optional[Mapping[str, Any]]:
     """Return the top level of a yaml with its tags, or None: the release says itself what is wrong with it."""
     try:
         with open(path, encoding="utf-8") as file:
-            tree = overrides_yaml.loaded(file.read())
+            tree = import_module("ruamel.yaml").YAML().load(file)
     except Exception as error:
         log.debug(f"{path} is not read before SpeechBrain does so: {error!r}")
         return None
     return tree if isinstance(tree, Mapping) else None
 
 
-def values(tree: Mapping[str, Any], names: Iterable[str], overrides: str) -> Dict[str, Any]:
-    """Return the values of top-level keys in hparams; a key that only a tag's execution would tell is left out.
-
-    Args:
-        tree: the yaml's top level.
-        names: the keys that are wanted.
-        overrides: those of the command line, as yaml text.
-    """
-    core = import_module("hyperpyyaml.core")
-    wanted = [name for name in names if name in tree]
-    if not wanted:
-        return {}
-    try:
-        tree = dict(tree)
-        if overrides:
-            core.recursive_update(tree, overrides_yaml.loaded(overrides))
-        needed: Dict[str, Any] = {}
-        known = [name for name in wanted if _gather(name, tree, needed, ())]
-        # What is left holds plain values and references among them, so that loading it carries out nothing.
-        loaded = core.load_hyperpyyaml(overrides_yaml.dumped(needed)) if known else {}
-    except Exception as error:
-        log.debug(f"run options in the yaml are not read before SpeechBrain does so: {error!r}")
-        return {}
-    return {name: loaded[name] for name in known if loaded.get(name) is not None}
-
-
-def _gather(name: str, tree: Mapping[str, Any], needed: Dict[str, Any], trail: Any) -> bool:
-    """Note a key and all that it refers to; whether all of these are plain values."""
-    if name in needed:
-        return True
-    if name not in tree or name in trail:
-        return False
-    node = tree[name]
-    if not _is_plain(node) and not (
-        str(_tag(node)) in ("!ref", "!copy")
-        and isinstance(node.value, str)
-        and all(_gather(other, tree, needed, (*trail, name)) for other in _NAMED.findall(node.value))
-    ):
-        return False
-    needed[name] = node
-    return True
-
-
-def _tag(node: Any) -> Any:
+def _plain(node: Any) -> Any:
+    """Return a value of the yaml as Python has it; None for one that only hparams can tell: a tag, a mapping."""
     tag = getattr(node, "tag", None)
-    return getattr(tag, "value", tag)
-
-
-def _is_plain(node: Any) -> bool:
+    if getattr(tag, "value", tag) is not None:
+        return None
     if isinstance(node, list):
-        return _tag(node) is None and all(_is_plain(part) for part in node)
-    return node is None or (isinstance(node, _PLAIN) and _tag(node) is None)
+        return [_plain(part) for part in node]
+    return next((kind(node) for kind in _PLAIN if isinstance(node, kind)), None)
 
 
 def fits(value: Any, flag: bool) -> bool:
@@ -114,9 +67,9 @@ def settle(line: Line) -> None:
         return
     ours = {"find_unused_parameters"}
     names = [name for name in line.options if (line.has(name) or name in ours) and name not in line.typed]
-    for name, value in values(line.tree, names, line.overrides).items():
+    for name, value in ((name, _plain(line.in_yaml(name))) for name in names):
         flag = line.options[name].kind == "flag"
-        if name != "local_rank" and fits(value, flag):
+        if name != "local_rank" and value is not None and fits(value, flag):
             line.values[name] = truth(value) if flag and isinstance(value, str) else value
             line.of_yaml.add(name)
 
