@@ -13,6 +13,7 @@ import hashlib
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
+from packaging.version import Version
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,6 +21,7 @@ from tests.late.training import scales
 
 Record = Dict[str, Any]
 STEPS = 12
+RELEASE = Version(torch.__version__)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -50,7 +52,8 @@ class Lamb(torch.optim.Optimizer):
 OPTIMIZERS: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
     "foreach": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, foreach=True),
-    "fused": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, fused=True),
+    # None of torch's is fused on a CPU before 2.4.
+    "fused": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, fused=RELEASE >= Version("2.4") or None),
     "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.05, weight_decay=0.01),
     "lamb": Lamb,
@@ -171,8 +174,8 @@ def train(
                     for mean, p in zip(average.parameters(), model.module.parameters()):
                         mean.lerp_(p, 0.1)
             record.setdefault("steps", []).append(_bits(model, gradients, optimizer, average))
-            # Whether the part that may idle has a gradient, for tests that look at it.
             record.setdefault("idle", []).append([each is None for each in gradients])
+            record.setdefault("sums", []).append([float(p.detach().double().sum()) for p in model.parameters()])
 
 
 def _bits(model: Any, gradients: List[Optional[torch.Tensor]], optimizer: Any, average: Any) -> List[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 import pytest
+from packaging.version import Version
 
 from tests.late import launch
-from tests.late.idle import PROGRAMS
+from tests.late.idle import PROGRAMS, RELEASE
 from tests.late.launch import Scenario
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
@@ -36,9 +37,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     return launch.train([*plans, UNASKED], tmp_path_factory.mktemp("idle"))
 
 
-def steps(ranks: Ranks) -> List[Any]:
+def steps(ranks: Ranks, what: str = "steps") -> List[Any]:
     assert ends(ranks) == [""] * len(ranks), ranks
-    return [record["steps"] for _, record in ranks if record is not None]
+    return [record[what] for _, record in ranks if record is not None]
 
 
 @pytest.mark.patches("torch.late")
@@ -46,6 +47,8 @@ def steps(ranks: Ranks) -> List[Any]:
     "name", [pytest.param(name, marks=pytest.mark.sampled(inside=name in SAMPLE, cells=True)) for name in PROGRAMS]
 )
 def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str) -> None:
+    if name.startswith("accumulated") and RELEASE < Version("2.4"):
+        pytest.skip("with the flag ranks drift apart under no_sync there (pytorch issue 69031)")
     expected = steps(outcomes[f"flag-{name}-2"])
     for mode in ("auto", "late"):
         found = steps(outcomes[f"{mode}-{name}-2"])
@@ -57,10 +60,15 @@ def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str) -> No
 @pytest.mark.parametrize("name", MORE)
 @pytest.mark.parametrize("size", [3])
 def test_so_do_three_ranks(outcomes: Dict[str, Ranks], name: str, size: int) -> None:
-    expected = steps(outcomes[f"flag-{name}-{size}"])
+    """To rounding: with the flag DDP keeps its first buckets, and a sum of three depends on the place in a bucket."""
+    flagged = outcomes[f"flag-{name}-{size}"]
     for mode in ("auto", "late"):
-        found = steps(outcomes[f"{mode}-{name}-{size}"])
-        assert found == expected, outcomes[f"{mode}-{name}-{size}"][0][0]
+        found = outcomes[f"{mode}-{name}-{size}"]
+        one, *others = steps(found)
+        assert all(other == one for other in others), found[0][0]
+        assert steps(found, "idle") == steps(flagged, "idle")
+        pairs = zip(steps(found, "sums")[0], steps(flagged, "sums")[0])
+        assert all(ours == pytest.approx(theirs, abs=1e-5) for ours, theirs in pairs)
 
 
 @pytest.mark.patches("torch.late")

@@ -65,7 +65,7 @@ OF_PROCESS: Dict[str, str] = {
     "ddpfix.layerdrop.skipping._RATES": "where a class reads its rate: a cache of its source, by class",
     "ddpfix.log.UNLISTED": "threads of ours that run: each takes itself out at its end",
     "ddpfix.background.NATIVE": "threads of ours that run: each takes itself out at its end",
-    "ddpfix.patches.torch.pipeline.backward._RUNS": "threads in which a backward runs; empty outside of one",
+    "ddpfix.patches.torch.pipeline.backward.RUNS": "threads in which a backward runs; empty outside of one",
     "ddpfix.patches.torch.buckets.cost._KNOWN": "what a group's collectives cost, which all ranks measure once",
     "ddpfix.patches.torch.internals.autograd.HIDING": "only ever compared with itself earlier in one backward",
     "ddpfix.patches.transformers.overrides._PATHS": "where a class reads its rate: a cache of its source, by class",

@@ -34,8 +34,11 @@ class Unsettled(Protocol):
     """A model whose ranks are still to exchange what its last reduction has left out."""
 
     unsettled: bool
-    # The thread that trains it.
-    thread: int
+
+    @property
+    def thread(self) -> int:
+        """The thread that trains it."""
+        ...
 
     @property
     def order(self) -> str: ...
@@ -54,8 +57,8 @@ class Check(Protocol):
 Observers = List["weakref.ref[Observer]"]
 # What a backward may be called for that can be read twice.
 _ROOTS = (torch.Tensor, tuple, list)
-# The threads in which an outermost backward runs, where the engine does not tell.
-_RUNS: Set[int] = set()
+# The threads in which an outermost backward runs.
+RUNS: Set[int] = set()
 
 
 def _once(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
@@ -148,36 +151,42 @@ class Backwards:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         checks, looking, task, unsettled = self._checks, self.looking, TASK, self._unsettled
+        runs, thread = RUNS, threading.get_ident
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if task() >= 0:
                 return original(*args, **kwargs)
+            here = thread()
             self.count += 1
-            check = before = None
-            if not isinstance(args[0] if args else kwargs.get("tensors"), _ROOTS):
-                args, kwargs = _once(args, kwargs)
-            if checks:
-                check = checks[0]
-                before = check.backward_begins(args, kwargs)
+            runs.add(here)
             try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                self._failed(error, args[0] if args else kwargs.get("tensors"))
-                tracebacks.hide(error)
-                raise
-            if before is not None:
-                check.backward_ended(before, args, kwargs)  # type: ignore[union-attr]
-            if unsettled:
-                self._settle()
-            if looking:
-                self._ended(args[0] if args else kwargs.get("tensors"))
-            return result
+                check = before = None
+                if not isinstance(args[0] if args else kwargs.get("tensors"), _ROOTS):
+                    args, kwargs = _once(args, kwargs)
+                if checks:
+                    check = checks[0]
+                    before = check.backward_begins(args, kwargs)
+                try:
+                    result = original(*args, **kwargs)
+                except BaseException as error:
+                    self._failed(error, args[0] if args else kwargs.get("tensors"))
+                    tracebacks.hide(error)
+                    raise
+                if before is not None:
+                    check.backward_ended(before, args, kwargs)  # type: ignore[union-attr]
+                if unsettled:
+                    self._settle()
+                if looking:
+                    self._ended(args[0] if args else kwargs.get("tensors"))
+                return result
+            finally:
+                runs.discard(here)
 
         return backward
 
     def _around_of_old(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Before torch 2.1 all threads count as one: the engine's own call backward in a checkpoint."""
-        looking, runs, thread = self.looking, _RUNS, threading.get_ident
+        looking, runs, thread = self.looking, RUNS, threading.get_ident
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if runs:

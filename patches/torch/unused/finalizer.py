@@ -55,8 +55,8 @@ class Finalizer:
         self.arrivals = Arrivals(self, self.parameters)
         self.used = UsedMap(model)
         self._marks = Marks(model, self.arrivals, self._leaves_out)
-        # Whether ranks are still to exchange what the last reduction has left out, and the thread that trains.
-        self.unsettled, self.thread = False, threading.get_ident()
+        # Whether ranks are still to exchange what the last reduction has left out.
+        self.unsettled = False
         self._queue_end = functools.partial(_AT_END, self._backward_ended)
         # What the backward that runs does with the parameters, according to the engine.
         self._effect = autograd.REACHES
@@ -98,6 +98,11 @@ class Finalizer:
                 getattr(self, action)()
 
     @property
+    def thread(self) -> int:
+        """The thread that trains the model."""
+        return self._model.thread
+
+    @property
     def left_out(self) -> Dict[int, Any]:
         """The parameters that are left out of the reduction that runs -> the gradient that they had before it."""
         return self.arrivals.left_out
@@ -119,7 +124,6 @@ class Finalizer:
     def forward_begins(self) -> None:
         """Called before a forward with gradients enabled."""
         self.inside = True
-        self.thread = threading.get_ident()
         if self.unsettled:
             self.settle()
         self._begun_at = autograd.HIDING[0]
@@ -161,8 +165,12 @@ class Finalizer:
 
     def stop_checking(self) -> None:
         """Have hooks on outputs and parameters from now on."""
-        if self._steady is not None:
+        if self._steady is None:
+            return
+        if self.thread == threading.get_ident():
             self._steady.end()
+        else:
+            self._steady.end_later()
 
     def backward_missed(self) -> None:
         """Finalize if DDP waits although a backward has ended, one of an engine that was called by hand."""
@@ -238,7 +246,10 @@ class Finalizer:
         for the same backward: otherwise the buckets of both would not come in the same order on all ranks.
         """
         if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
-            others = any(other.state is ARMED or other.state is RUNNING for other in states.others(self))
+            others = any(
+                other.thread == self.thread and (other.state is ARMED or other.state is RUNNING)
+                for other in states.others(self)
+            )
             # A mark is work in the stream of the output that comes first. What is behind an output of another stream
             # may complete the bucket, which is then sent before the mark's zeros are in it.
             ordered = len(self._first.streams) < 2

@@ -49,6 +49,11 @@ class Reduction(Protocol):
     unsettled: bool
 
     @property
+    def thread(self) -> int:
+        """The thread that trains the model."""
+        ...
+
+    @property
     def left_out(self) -> Dict[int, Any]:
         """The parameters that are left out of the reduction that runs -> the gradient that they had before it."""
         ...

@@ -9,6 +9,7 @@ that is another one is still finalized or averaged; from the next forward on the
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Dict, List, Optional, Protocol, Tuple
 
@@ -20,7 +21,7 @@ from ..internals.reducer import has_reduced
 from ..internals.tensors import written
 from ..internals.wrapper import in_forward
 from ..pipeline import ddp
-from ..pipeline.backward import Backwards
+from ..pipeline.backward import RUNS, Backwards
 from . import unregistered
 from .backward_in_forward import Within
 from .states import ARMED, FINALIZED, LOCAL, PLACE
@@ -138,6 +139,8 @@ class Steady:
     def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Called before each outermost backward; returns what :meth:`backward_ended` compares with."""
         hooked: Any = self._hooked()
+        if self._is_of_another_thread():
+            return None
         state = hooked.state
         if self._marks and state is ARMED:
             return written(self._parameter)
@@ -150,6 +153,10 @@ class Steady:
             self._second(args, kwargs)
             return _FIRST_STEPS
         return None
+
+    def _is_of_another_thread(self) -> bool:
+        """Return whether a backward may be another model's, while this one's runs: DDP waits in the middle of it."""
+        return len(RUNS) > 1 and self._model.thread != threading.get_ident()
 
     def _begins_within(self, hooked: Hooked, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Leave backwards within the wrapper's forward to :class:`Within` from now on."""
@@ -171,6 +178,8 @@ class Steady:
 
     def backward_ended(self, before: Before, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """Called after a backward that has raised nothing."""
+        if self._is_of_another_thread():
+            return
         hooked: Any = self._hooked()
         if self._marks and hooked.state is ARMED and hooked.within is None:
             reduced = has_reduced(self._wrapper().reducer, self._parameter, before)  # type: ignore[union-attr]
@@ -271,6 +280,19 @@ class Steady:
     def release(self) -> None:
         """Forget the parameter that is read: the wrapper was destroyed."""
         self._parameter = None
+
+    def end_later(self) -> None:
+        """End before the next forward, in the thread that trains the model: half of a backward is not to be noticed."""
+        hooked = self._hooked_now()
+        if self._leaves or not self._backwards.checks(self):
+            return
+
+        def begins() -> None:
+            self.end()
+            hooked.forward_begins()
+
+        failed = None if self._marks else hooked.forward_failed
+        self._model.attach(PLACE, begins, self._forward_ended if self._marks else hooked.forward_ended, failed)
 
     def forget(self) -> bool:
         """Check nothing any more; return whether anything was checked."""
