@@ -22,6 +22,7 @@ class System:
 
     monotonic = staticmethod(time.monotonic)
     process_time = staticmethod(time.process_time)
+    perf_counter = staticmethod(time.perf_counter)
     time = staticmethod(time.time)
     pid = staticmethod(os.getpid)
     host = staticmethod(socket.gethostname)

@@ -53,7 +53,7 @@ OPTIMIZERS: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
     "foreach": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, foreach=True),
     # None of torch's is fused on a CPU before 2.4.
-    "fused": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, fused=RELEASE >= Version("2.4") or None),
+    "fused": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, fused=Version("2.4") <= RELEASE or None),
     "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.05, weight_decay=0.01),
     "lamb": Lamb,

@@ -223,7 +223,7 @@ def test_only_plain_tensors_with_a_gradient_are_compared() -> None:
 def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking and publishing take ten milliseconds, steps five: one in 2,000 steps is a thousandth of the time."""
     now = [0.0]
-    monkeypatch.setattr(interval.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(interval.System, "perf_counter", lambda: now[0])
     looks = interval.Pace(200)
 
     def look(done: int) -> int:

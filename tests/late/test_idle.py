@@ -47,7 +47,7 @@ def steps(ranks: Ranks, what: str = "steps") -> List[Any]:
     "name", [pytest.param(name, marks=pytest.mark.sampled(inside=name in SAMPLE, cells=True)) for name in PROGRAMS]
 )
 def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str) -> None:
-    if name.startswith("accumulated") and RELEASE < Version("2.4"):
+    if name.startswith("accumulated") and Version("2.4") > RELEASE:
         pytest.skip("with the flag ranks drift apart under no_sync there (pytorch issue 69031)")
     expected = steps(outcomes[f"flag-{name}-2"])
     for mode in ("auto", "late"):

@@ -9,10 +9,10 @@ decided that nobody acts.
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddpfix.ranks.store.keys import default_store, delete, has, keys, look_until, passing_store, pauses, put
+from ddpfix.system import System
 
 # Seconds between two looks at the store.
 _PAUSE = (0.01, 0.1)
@@ -41,7 +41,7 @@ class Reader:
         """Read what is new in this part of the store."""
         while self._read < part.add("notices", 0) and has(part, f"notice/{self._read + 1}"):
             self._read += 1
-            topic, place = json.loads(part.get(f"notice/{self._read}"))
+            topic, place = System.loads(part.get(f"notice/{self._read}"))
             listener = self.listeners.get(topic)
             if listener is not None:
                 listener(place)
@@ -99,7 +99,7 @@ def ask(topic: str, place: int, ranks: Sequence[int], limit: float) -> bool:
         return False
     part = keys(store, PART)
     number = part.add("notices", 1)
-    put(part, f"notice/{number}", json.dumps([topic, place]))
+    put(part, f"notice/{number}", System.json([topic, place]))
     last, size = min(limit, max(10.0, 3 * _READERS[0].period)), len(ranks)
     all_read = look_until(
         lambda: part.add(f"notice/{number}/read", 0) >= size, lambda waited: waited > last, pauses(*_PAUSE, size)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import List, Sequence
 
 from ddpfix.ranks.store import comparison
+from ddpfix.system import System
 
 from ..internals import process_groups
 from ..pipeline import ddp
@@ -25,7 +25,7 @@ class Others:
     """
 
     def __init__(self, case: Case, numbers: Sequence[int]) -> None:
-        self._model, self._own = case.model, json.dumps(sorted(numbers))
+        self._model, self._own = case.model, System.json(sorted(numbers))
         self.here = f"rank {process_groups.own_rank()}"
         case.number += 1
         ranks = process_groups.ranks_of(case.model.wrapper.process_group)
@@ -57,7 +57,7 @@ class Others:
         texts = []
         for each in found.findings:
             if each.text != self._own:
-                names = names_of(self._model, json.loads(each.text))
+                names = names_of(self._model, System.loads(each.text))
                 modules = parameter_groups.modules(parameter_groups.collapsed(names, self._model.names))
                 more = f" and {each.ranks - 1} more" if each.ranks > 1 else ""
                 texts.append(f"rank {each.rank}{more}: {modules}")

@@ -45,6 +45,7 @@ from .model import known as known
 from .model import of as of
 from .model import of_replica as of_replica
 from .model import replica as replica
+from .model import until_destroyed as until_destroyed
 from .order import ORDER as ORDER
 from .order import REDUCER as REDUCER
 from .shared import Shared

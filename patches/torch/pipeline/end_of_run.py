@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import List, Protocol
 
 from ddpfix.ranks.store import lowest_rank
+from ddpfix.system import System
 
 from .process_group import Follower
 
@@ -25,14 +25,14 @@ class AtEnd(Follower):
 
     def __init__(self) -> None:
         self.speakers: List[Ending] = []
-        self._process = os.getpid()
+        self._process = System.pid()
 
     def up(self) -> None:
-        self._process = os.getpid()
+        self._process = System.pid()
 
     def leaving(self) -> None:
         # A forked child is no rank, and has the connection of its parent.
-        if os.getpid() == self._process:
+        if System.pid() == self._process:
             for each in self.speakers:
                 each.at_end()
             lowest_rank.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, TypeVar, cast
@@ -141,3 +142,14 @@ def of_replica(replica: training.Replica) -> Optional[Wrapped]:
 def replica(model: Wrapped) -> Optional[training.Replica]:
     """Return the agreed seed and the steps of a model; None if its ranks have not agreed."""
     return training.replica_of(model.wrapper)
+
+
+def until_destroyed(wrapper: Any, end: Callable[[], None]) -> weakref.ref[Any]:
+    """Return a reference to a wrapper; ``end()`` is called when the wrapper is destroyed."""
+    return weakref.ref(wrapper, functools.partial(_destroyed, sys.is_finalizing, end))
+
+
+def _destroyed(is_finalizing: Callable[[], bool], end: Callable[[], None], reference: Any) -> None:
+    """End what the wrapper had; at the end of the interpreter everything else may be destroyed too."""
+    if not is_finalizing():
+        end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import Any, Optional, Tuple
 
@@ -10,6 +9,7 @@ import torch
 
 from ddpfix import log
 from ddpfix.ranks.store.keys import default_store, has
+from ddpfix.system import System
 
 from ..pipeline import ddp, optimizers
 from ..pipeline.step_count import Clock
@@ -198,6 +198,6 @@ class Comparison:
     def _tell(self, line: str) -> None:
         if self._mode == "error":
             # A rank that ends at once closes connections on which others are still in the collective before this.
-            time.sleep(_LINGER)
+            System.pause(_LINGER)
             raise DriftError(f"ddpfix: {line}")
         self._counts.tell(line)

@@ -18,13 +18,13 @@ so what it does is the same for two ranks and for thousands.
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ddpfix.background import Background
 from ddpfix.models.identity import ByIdentity
 from ddpfix.ranks.store.keys import default_store
+from ddpfix.system import System
 
 from ..pipeline import ddp, optimizers
 from ..pipeline.optimizer_hooks import Steps
@@ -146,7 +146,7 @@ class Drift(ddp.Stage):
 
 def _compare_rest(left: List[Tuple[Counts, Seen]]) -> None:
     for pause in _PAUSES:
-        time.sleep(pause)
+        System.pause(pause)
         store = default_store()
         for counts, seen in left if store is not None else ():
             line = seen.compare(seen.own(store), seen.models(store), seen.looks[-1]) or seen.told(seen.models(store))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+
+from ddpfix.system import System
 
 # How many elements of a parameter are kept, to say by how much two ranks differ.
 _SAMPLES = 4
@@ -46,11 +47,11 @@ class Sight(NamedTuple):
         return _short([self.forwards, self.names, self.sums])
 
     def to_text(self) -> str:
-        return json.dumps(self)
+        return System.json(self)
 
     @classmethod
     def from_text(cls, text: str) -> Sight:
-        return cls(*json.loads(text))
+        return cls(*System.loads(text))
 
 
 def comparable(parameter: Any) -> bool:
@@ -67,7 +68,7 @@ def _is_plain(data: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(System.json(value).encode(), digest_size=16).hexdigest()
 
 
 class Look:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from typing import Iterator, Tuple
+
+from ddpfix.system import System
 
 # The share of a run's time that looking may take: where a look takes longer, fewer steps are looked at.
 _SHARE = 0.001
@@ -22,16 +23,16 @@ class Pace:
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._begun: Tuple[int, float] = (0, time.perf_counter())
+        self._begun: Tuple[int, float] = (0, System.perf_counter())
         # Seconds that were spent since then, without those of the block that is open, and when that began.
         self._spent, self._since = 0.0, 0.0
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Count the time in here as spent: to look, to publish, and to compare."""
-        self._since = time.perf_counter()
+        self._since = System.perf_counter()
         yield
-        self._spent += time.perf_counter() - self._since
+        self._spent += System.perf_counter() - self._since
 
     def steps(self, done: int) -> int:
         """After how many steps to look again; called within :meth:`timed`.
@@ -39,7 +40,7 @@ class Pace:
         Args:
             done: how many steps there were so far.
         """
-        (before, begun), now = self._begun, time.perf_counter()
+        (before, begun), now = self._begun, System.perf_counter()
         spent = self._spent + now - self._since
         self._begun, self._since, self._spent = (done, now), now, 0.0
         step = (now - begun - spent) / max(1, done - before)

@@ -117,7 +117,7 @@ class Local:
     def __init__(self, model: ddp.Wrapped, clock: Clock) -> None:
         self._model, self._clock = weakref.ref(model), clock
         # Called while the parameters are still there: the model of a program's main() is gone when the process ends.
-        self._wrapper = weakref.ref(model.wrapper, self._ended)
+        self._wrapper = ddp.until_destroyed(model.wrapper, self._ended)
         self.steps, self.number, self._class = 0, model.number, type(inner(model.wrapper)).__name__
         self._ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._forwards = 0
@@ -148,7 +148,7 @@ class Local:
         self._see_whether_moved()
         return self._compare()
 
-    def _ended(self, reference: Any) -> None:
+    def _ended(self) -> None:
         with contextlib.suppress(Exception):
             if self.steps and not optimizers.is_hidden():
                 self._see_whether_moved()

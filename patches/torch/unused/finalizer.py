@@ -48,7 +48,7 @@ class Finalizer:
 
     def __init__(self, model: ddp.Wrapped, steps: Steps, backwards: Optional[Backwards] = None) -> None:
         self._model = model
-        self._wrapper = states.until_destroyed(model.wrapper, self.destroyed)
+        self._wrapper = ddp.until_destroyed(model.wrapper, self.destroyed)
         self.parameters = model.parameters
         self.state = IDLE
         self.backwards, self._all_backwards = backward_count.Backwards(model, steps), backwards

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import weakref
-from typing import Any, Callable, Dict, List, Protocol, Sequence
+from typing import Any, Dict, List, Protocol, Sequence
 
 from ..pipeline.model import Slot
 
@@ -122,14 +120,3 @@ def all_finalized() -> bool:
         if each is not None and (each.state is not FINALIZED or each.backwards.may_wait or each.unsettled):
             return False
     return True
-
-
-def until_destroyed(wrapper: Any, end: Callable[[], None]) -> weakref.ref[Any]:
-    """Return a reference to a wrapper; ``end()`` is called when the wrapper is destroyed."""
-    return weakref.ref(wrapper, functools.partial(_destroyed, sys.is_finalizing, end))
-
-
-def _destroyed(is_finalizing: Callable[[], bool], end: Callable[[], None], reference: Any) -> None:
-    """End what the wrapper had; at the end of the interpreter everything else may be destroyed too."""
-    if not is_finalizing():
-        end()
