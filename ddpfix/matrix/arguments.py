@@ -23,7 +23,6 @@ class Arguments(TypedDict, total=False):
     seed: Union[int, float, str]
     timeout: Union[int, float, str]
     bucket_view: Literal["0", "1", 0, 1]
-    advice: Union[int, float, str]
     drift: Literal["warn", "error", "off"]
     drift_steps: Union[int, float, str]
     past_wrapper: Literal["auto", "route", "off"]
@@ -37,7 +36,6 @@ class Arguments(TypedDict, total=False):
     torch_late: Switch
     torch_reentrant: Switch
     torch_bucket_view: Switch
-    torch_advice: Switch
     torch_unsent: Switch
     torch_aligned: Switch
     torch_layerdrop: Switch

@@ -16,6 +16,8 @@ GONE: Dict[str, str] = {
     "DDPFIX_NEMO_LAYERDROP": "DDPFIX_NEMO_DEPTH=0 leaves NeMo as shipped, with gradients of zeros for a dropped layer",
     "DDPFIX_EVALUATION": "evaluate model.module, which needs no other rank",
     "torch.evaluation": "evaluate model.module, which needs no other rank",
+    "DDPFIX_ADVICE": "torch warns by itself where find_unused_parameters=True finds nothing",
+    "torch.advice": "torch warns by itself where find_unused_parameters=True finds nothing",
     "torch.samples": "DataLoader(..., sampler=DistributedSampler(dataset)) gives each rank its own part",
     "funasr.hub": "set ++frontend_conf.cmvn_file= and ++tokenizer_conf.token_list= beside other keys of these sections",
     "funasr.freeze": "use the spelling of freeze_param that your release of FunASR reads",

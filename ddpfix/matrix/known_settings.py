@@ -156,14 +156,6 @@ SETTINGS: Tuple[Setting, ...] = (
         "1: gradients are views into DDP's buckets (gradient_as_bucket_view=True), which saves a copy of them",
     ),
     Setting(
-        "advice",
-        "50",
-        ("off",),
-        "after how many steps ddpfix says that find_unused_parameters was of no use, if it was of none, or off",
-        "an integer",
-        _is_positive,
-    ),
-    Setting(
         "drift",
         "warn",
         ("warn", "error", "off"),

@@ -127,7 +127,7 @@ def measured(plan: Dict[str, Any]) -> Dict[str, Any]:
     engine.deactivate()
     group = slowed.group(plan["bandwidth"]) if "bandwidth" in plan else None
     arms = {mode: Arm(mode, plan, group) for mode in plan["modes"] if MODES[mode][0] in STOCK}
-    engine.activate(log="off", advice="off", **plan.get("switches", {}))
+    engine.activate(log="off", **plan.get("switches", {}))
     arms.update((mode, Arm(mode, plan, group)) for mode in plan["modes"] if MODES[mode][0] not in STOCK)
     torch.manual_seed(dist.get_rank())
     for arm in arms.values():

@@ -98,7 +98,7 @@ def measured(plan: Dict[str, Any]) -> Dict[str, Any]:
     engine.deactivate()
     group = slowed.group(plan["bandwidth"]) if plan["bandwidth"] else None
     arms = {"torch + flag": Arm(plan, group, find_unused_parameters=True)}
-    engine.activate(log="off", advice="off", **plan["settings"])
+    engine.activate(log="off", **plan["settings"])
     arms["ddpfix"] = Arm(plan, group)
     if plan.get("at_end"):
         arms["at the end"] = Arm(plan, group)

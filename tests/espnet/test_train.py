@@ -56,12 +56,6 @@ def test_false_that_was_typed_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.patches("espnet.unused")
-def test_true_that_is_never_needed_is_said(tmp_path: Path) -> None:
-    code, output = trained(tmp_path, task.command(tmp_path, "layer_drop_rate=0.0", *TRUE), {"DDPFIX_ADVICE": "3"})
-    assert code == 0 and len(said(output, "find_unused_parameters")) == 1, output
-
-
-@pytest.mark.patches("espnet.unused")
 @pytest.mark.parametrize(
     ("value", "words", "config", "chosen"),
     [

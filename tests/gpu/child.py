@@ -25,7 +25,7 @@ def main(options: Dict[str, Any]) -> int:
         import ddpfix
 
         settings: Dict[str, Any] = {"log": "info", "hang": str(_HANG)} if options["kind"] == LATE else {"log": "off"}
-        ddpfix.activate(advice="off", **settings)
+        ddpfix.activate(**settings)
     if not options["cuda"]:
         torch.set_num_threads(1)
     try:

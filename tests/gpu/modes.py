@@ -61,7 +61,7 @@ def _switched_on(mode: Mode, settings: Dict[str, Any]) -> Iterator[None]:
     import ddpfix
 
     with _environment(mode.environ):
-        ddpfix.activate(log="off", advice="off", **(mode.settings or {}), **settings)
+        ddpfix.activate(log="off", **(mode.settings or {}), **settings)
     try:
         yield
     finally:

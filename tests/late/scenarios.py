@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import pickle
 from importlib import import_module
 from typing import Any, Callable, Dict
 
@@ -271,21 +270,6 @@ def uneven(record: Record) -> None:
             loss(model, number).backward()
             optimizer.step()
     record["weights"] = weights(model)
-
-
-def advised(record: Record) -> None:
-    """The flag on a model that uses all of its parameters, on one that never uses the same, and where it is needed."""
-    for skips in ([], [2, 3], None):
-        model = DistributedDataParallel(Plain().model(), find_unused_parameters=True)
-        model.module.never.requires_grad_(False)
-        if skips == []:
-            del model.module.never
-            model = DistributedDataParallel(model.module, find_unused_parameters=True)
-        for number in range(14):
-            chosen = Plain().skips(0, number) if skips is None else skips
-            model(Plain().batch(0, number), chosen).mean().backward()
-            # In any step a model can be saved, and what is saved holds nothing of ddpfix.
-            record[str(skips)] = record.get(str(skips), 0) + pickle.dumps(model.module).count(b"ddpfix")
 
 
 def cannot_finalize(record: Record) -> None:

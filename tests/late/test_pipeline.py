@@ -37,7 +37,6 @@ STAGES = [
     "torch.drift",
     "torch.unsent",
     "torch.late",
-    "torch.advice",
     "torch.diagnosis",
     "torch.failures",
     "torch.trace",

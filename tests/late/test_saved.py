@@ -12,12 +12,12 @@ from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
 pytestmark = [
-    pytest.mark.patches("torch.advice", "torch.drift", "torch.past", "torch.trace", "torch.late"),
+    pytest.mark.patches("torch.drift", "torch.past", "torch.trace", "torch.late"),
     pytest.mark.sampled(inside=False, cells=True),
 ]
 LOOPS = ("plain", "whole", "noise", "flag")
 SETTINGS: Dict[str, Dict[str, str]] = {
-    "default": {"advice": "3", "drift_steps": "2"},
+    "default": {"drift_steps": "2"},
     "error": {"drift": "error", "drift_steps": "2"},
     "route": {"past_wrapper": "route"},
     "late": {"unused": "late"},

@@ -11,7 +11,7 @@ from tests.late import launch
 from tests.late.launch import Scenario
 from tests.late.test_exact import FAILURE, Ranks
 
-pytestmark = pytest.mark.patches("torch.late", "torch.advice")
+pytestmark = pytest.mark.patches("torch.late")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 FAILS_IN_PLAIN_TORCH = (
     "two_backwards_of_two",
@@ -44,8 +44,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans += [Scenario(name, function=name, settings={}) for name in OURS]
     plans += [Scenario("plain-optimizer_within", function="optimizer_within", timeout=8)]
     plans += [Scenario("optimizer_within", function="optimizer_within", settings={}, timeout=8)]
-    plans += [Scenario("advised", function="advised", settings={"advice": "12"})]
-    plans += [Scenario("unadvised", function="advised", settings={"advice": "off"})]
     settings = {"unused": "late"}
     plans += [Scenario("forced", function="explicit_false", settings=settings)]
     plans += [Scenario(f"{name}_at_once", function=name, settings=settings) for name in ("loss_reduced", "hidden_loss")]
@@ -148,12 +146,3 @@ def test_static_graphs_are_left_alone(outcomes: Dict[str, Ranks]) -> None:
 
 def test_a_second_backward_adds_its_mean(outcomes: Dict[str, Ranks]) -> None:
     assert of(outcomes["second_backward"], "twice") == [True, True]
-
-
-def test_what_the_flag_cost_is_logged_once_if_it_was_of_no_use(outcomes: Dict[str, Ranks]) -> None:
-    first, second = (log for log, _ in outcomes["advised"])
-    assert first.count("find_unused_parameters=True has found no unused parameter in 12 steps on this rank") == 1
-    assert first.count("were unused in each of 12 steps on this rank") == 1
-    assert "walks through the graph" not in second and "walks through the graph" not in outcomes["unadvised"][0][0]
-    # Nothing is on the models in any step.
-    assert of(outcomes["advised"], "[]") == of(outcomes["advised"], "None") == [0, 0]

@@ -47,7 +47,6 @@ def test_defaults() -> None:
         "seed": "auto",
         "timeout": "60",
         "bucket_view": "0",
-        "advice": "50",
         "drift": "warn",
         "drift_steps": "200",
         "hang": "300",

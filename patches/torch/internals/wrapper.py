@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, List
+from typing import Any, List
 
 from torch import distributed
 from torch.nn.parallel import distributed as module_of_ddp
@@ -47,11 +47,6 @@ def rebuild(wrapper: Any) -> None:
     parameters, sparse = wrapper._build_params_for_reducer()
     names = wrapper._build_debug_param_to_name_mapping(parameters)
     wrapper._ddp_init_helper(parameters, sparse, names, False)
-
-
-def record(wrapper: Any) -> Dict[str, Any]:
-    """Return DDP's own record of the steps, and whether the same parameters were unused in all: ``static``."""
-    return {**wrapper._get_ddp_logging_data(), "static": bool(wrapper.reducer._ddp_graph_static())}
 
 
 def joins(wrapper: Any) -> bool:

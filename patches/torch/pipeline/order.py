@@ -19,11 +19,10 @@ ORDER = (
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
     "second_backward",  # Notes where a step begins, in models that the stages above have the flag set for.
     "buffers",  # Notes which forwards wait for a backward, which no stage above changes.
-    "advice",  # Counts the steps of models that have the flag, which the stage of that name decides.
     "diagnosis",  # Innermost: it completes the error that DDP raises.
 )
 # The stages that read DDP's flag or reducer when a model is built.
-REDUCER = ("finalize", "advice", "diagnosis")
+REDUCER = ("finalize", "diagnosis")
 # Who follows the process group, the first one told first that it is up, and last that it ends.
 GROUP = (
     "agreement",  # The other ranks of a model wait for a rank that has left its mark.
