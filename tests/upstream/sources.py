@@ -58,6 +58,31 @@ SOURCES: Dict[str, Source] = {
         {"5.8.0.dev0": "5.9.0"},
         "src/transformers",
     ),
+    # What is not in its wheel (:mod:`.accelerate_suite` has the scripts that are).
+    "accelerate": Source(
+        "accelerate",
+        "src/accelerate/__init__.py",
+        ("tests", "pyproject.toml"),
+        ("tests/test_cpu.py", "tests/test_grad_sync.py", "tests/test_metrics.py", "tests/test_kwargs_handlers.py"),
+        "the tag vVERSION, or the commit of main at which the branch of that release begins (VERSION.dev0)",
+    ),
+    "pytorch-lightning": Source(
+        "pytorch-lightning",
+        "src/version.info",
+        ("tests/tests_pytorch", "pyproject.toml"),
+        ("tests/tests_pytorch/strategies/test_ddp*.py", "tests/tests_pytorch/trainer/test_ddp_sigterm_handling.py"),
+        "the tag VERSION, or the commit 908dc9e49 of main",
+        # The version of main was not raised since: branches have the releases.
+        {"2.6.2": "2.6.6"},
+    ),
+    # DDP over process groups in Python, which torch has not made; :mod:`.torch_suite` has what is in the wheel.
+    "torch": Source(
+        "torch",
+        "version.txt",
+        ("test/distributed/test_c10d_pypg.py", "test/distributed/test_c10d_common.py"),
+        ("test/distributed/test_c10d_pypg.py",),
+        "the tag vVERSION",
+    ),
 }
 
 _REPOSITORY = "it tests the repository around the package: documents, pages, releases, examples, servers"
@@ -129,6 +154,9 @@ LEFT_OUT: Dict[str, Dict[str, str]] = {
         "test_hugging_face_tokenizer": "it downloads a tokenizer",
         "test_paraformer_tokenizer": "its list of words (4 MiB) is in no checkout from which large files are left out",
     },
+    "accelerate": {},
+    "pytorch-lightning": {},
+    "torch": {},
     "transformers": {
         "test_trainer_seq2seq": _DOWNLOADS,
         "test_trainer_tpu": "it needs a TPU",
