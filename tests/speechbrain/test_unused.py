@@ -21,7 +21,7 @@ HAS_PRECISION = Version("1.0.0") <= release
 # Where the Brain knows no flag, what holds for every toolkit is enough.
 SWITCHED_OFF = {"speechbrain.unused" if HAS_FLAG else "torch.unused": "0", "torch.late": "0"}
 LATE = {"unused": "late", "layerdrop": "stock"}
-FINALIZED = "DDP's reduction is finalized after each backward"
+FINALIZED = "ddpfix trains on without them, as find_unused_parameters=True does"
 Results = Dict[str, List[Result]]
 REWRITTEN = """import torch
 
