@@ -14,6 +14,7 @@ from torch import distributed
 from ddpfix.ranks.agreement import presence, rendezvous
 from ddpfix.ranks.failures.bulletin import Bulletin
 from ddpfix.ranks.failures.sentinel import Sentinel
+from ddpfix.ranks.groups import internals
 from ddpfix.ranks.store.connection import Connection
 from tests.support.ports import free_port
 from tests.support.ranks import environment
@@ -96,6 +97,7 @@ def _of_torch(store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None
     """Make a store that of a default group, as if torch had made it."""
     monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(distributed.distributed_c10d, "_default_pg_init_method", "env://")
+    monkeypatch.setattr(internals, "is_torchs", lambda group: True)
 
 
 SERVER = """
