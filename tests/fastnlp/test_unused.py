@@ -16,7 +16,7 @@ drivers = pytest.mark.skipif(not releases.has_drivers(), reason="no drivers befo
 Results = Dict[str, List[Result]]
 STAYS = "find_unused_parameters=False is your own setting and stays"
 LATE = {"unused": "late"}
-FINALIZED = "DDP's reduction is finalized after each backward"
+FINALIZED = "ddpfix trains on without them, as find_unused_parameters=True does"
 
 
 def ddp(**keywords: Any) -> Dict[str, Any]:
