@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import _thread
 import threading
-from typing import Callable, Set
+from typing import Callable
 
 from ddpfix import log
 from ddpfix.system import System
-
-# The system's numbers of those that run.
-NATIVE: Set[int] = set()
 
 
 class Background:
@@ -44,14 +41,11 @@ class Background:
 
     def _run(self, run: Callable[[], object]) -> None:
         self._number = number = threading.get_ident()
-        native = threading.get_native_id()
         log.UNLISTED.add(number)
-        NATIVE.add(native)
         try:
             run()
         except Exception as error:
             log.debug(f"a thread of ddpfix has ended: {error!r}")
         finally:
-            NATIVE.discard(native)
             log.UNLISTED.discard(number)
             self._ended.set()

@@ -42,7 +42,6 @@ class Arguments(TypedDict, total=False):
     torch_layerdrop_off: Switch
     torch_accumulation: Switch
     torch_buffers: Switch
-    torch_leaving: Switch
     torch_store_file: Switch
     torch_drift: Switch
     torch_past: Switch

@@ -18,6 +18,7 @@ GONE: Dict[str, str] = {
     "torch.evaluation": "evaluate model.module, which needs no other rank",
     "DDPFIX_ADVICE": "torch warns by itself where find_unused_parameters=True finds nothing",
     "torch.advice": "torch warns by itself where find_unused_parameters=True finds nothing",
+    "torch.leaving": "drop the wrapped model, then call destroy_process_group(); Python 3.14 needs neither",
     "torch.samples": "DataLoader(..., sampler=DistributedSampler(dataset)) gives each rank its own part",
     "funasr.hub": "set ++frontend_conf.cmvn_file= and ++tokenizer_conf.token_list= beside other keys of these sections",
     "funasr.freeze": "use the spelling of freeze_param that your release of FunASR reads",

@@ -29,7 +29,7 @@ _TRAINING = (
 )
 # Patches that change nothing of what is trained, and are no fact either.
 _OBSERVING = frozenset(
-    f"torch.{name}" for name in ("diagnosis", "drift", "failures", "hang", "leaving", "probe", "store_file")
+    f"torch.{name}" for name in ("diagnosis", "drift", "failures", "hang", "probe", "store_file")
 ) | {"torch.trace", "fastnlp.cause", "fastnlp.logs", "wenet.failures"}
 
 

@@ -317,11 +317,11 @@ def stops_early(job: Job) -> None:
 def undone(job: Job) -> None:
     """The threads end with ddpfix, and torch is as it was. The program sees none of them."""
     import ddpfix
-    from ddpfix import background
+    from ddpfix import log
 
-    assert background.NATIVE and [thread for thread in threading.enumerate() if "ddpfix" in str(thread)] == []
+    assert log.UNLISTED and [thread for thread in threading.enumerate() if "ddpfix" in str(thread)] == []
     ddpfix.deactivate()
-    assert not background.NATIVE
+    assert not log.UNLISTED
     assert distributed.init_process_group.__module__.startswith("torch.")
     assert not hasattr(distributed.init_process_group, "_self_wrapper")
 

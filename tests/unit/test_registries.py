@@ -64,7 +64,6 @@ OF_PROCESS: Dict[str, str] = {
     "ddpfix._env._reported": "a wrong value of DDPFIX is told once a process, before there is an activation",
     "ddpfix.layerdrop.skipping._RATES": "where a class reads its rate: a cache of its source, by class",
     "ddpfix.log.UNLISTED": "threads of ours that run: each takes itself out at its end",
-    "ddpfix.background.NATIVE": "threads of ours that run: each takes itself out at its end",
     "ddpfix.patches.torch.pipeline.backward.RUNS": "threads in which a backward runs; empty outside of one",
     "ddpfix.patches.torch.buckets.cost._KNOWN": "what a group's collectives cost, which all ranks measure once",
     "ddpfix.patches.torch.internals.autograd.HIDING": "only ever compared with itself earlier in one backward",

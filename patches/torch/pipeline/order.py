@@ -26,7 +26,6 @@ REDUCER = ("finalize", "diagnosis")
 # Who follows the process group, the first one told first that it is up, and last that it ends.
 GROUP = (
     "agreement",  # The other ranks of a model wait for a rank that has left its mark.
-    "gloo_exit",  # Waits for gloo's threads last, also for those of what the next ones have sent.
     "failures",  # Says how the program has ended, after the one whose reports it may need.
     "hang",  # Looks at no rank that ends.
     "unaveraged",  # Says how a run has trained, before it is told how the run has ended.

@@ -1,9 +1,9 @@
 """What happens when a process ends whose process group is still up: one handler of atexit, and the order.
 
 Followers of the process group are called in the opposite order of :data:`.order.GROUP`: the watch for hangs ends, then
-the rank says how its program has ended, then gloo's threads are waited for, then the ranks that may be waiting for this
-one at a model learn that it ends with an error. After all of them multiprocessing's own handler, which was registered
-earlier, closes a trace where one is written; processes that multiprocessing has started run no other.
+the rank says how its program has ended, then the ranks that may be waiting for this one at a model learn that it ends
+with an error. After all of them multiprocessing's own handler, which was registered earlier, closes a trace where one
+is written; processes that multiprocessing has started run no other.
 """
 
 from __future__ import annotations

@@ -37,9 +37,6 @@ class Follower:
     def leaving(self) -> None:
         """Called before this rank leaves the group of all ranks."""
 
-    def destroyed(self) -> None:
-        """Called after ``destroy_process_group`` where no group is left."""
-
     def exits(self) -> None:
         """Called where the program ends with its group up."""
 
@@ -93,8 +90,6 @@ class ProcessGroup:
                 _guarded(each, each.leaving)
         result = wrapped(*args, **kwargs)
         if not distributed.is_initialized():
-            for each in followers:
-                _guarded(each, each.destroyed)
             self._exit.forget()
         return result
 
