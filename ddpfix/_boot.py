@@ -11,10 +11,6 @@ import sys
 
 from ddpfix import _env
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterable
-
 
 def start() -> None:
     """Arm the finder if the environment asks for it. Isolated interpreters (-I, -E) are left alone."""
@@ -42,32 +38,13 @@ def wake() -> None:
 def watched() -> frozenset[str]:
     """Return the import names of the toolkits in the matrix: the engine is loaded when the first of them is imported.
 
-    Parsing the matrix costs more than a whole interpreter start, so only its block ``toolkits:`` is looked at, line by
-    line. ``torch`` is always among them: a file that cannot be read is reported by the engine, which reads it properly.
+    The second line of the compiled matrix names them. ``torch`` is always among them: a file that cannot be read is
+    reported by the engine, which reads it as a whole.
     """
-    here = os.path.dirname(os.path.abspath(__file__))
-    names = {"torch"}
-    for folder in (here, os.path.dirname(here)):
-        try:
-            with open(os.path.join(folder, "compat_matrix.yaml"), encoding="utf-8") as file:
-                names.update(_toolkits(file))
-        except (OSError, ValueError):
-            continue
-        break
-    return frozenset(names)
-
-
-def _toolkits(lines: Iterable[str]) -> list[str]:
-    names, inside, depth = [], False, 0
-    for line in lines:
-        if line[:1] not in " #\n":
-            if inside:
-                break
-            inside = line.startswith("toolkits:")
-        elif inside and ":" in line and not line.lstrip().startswith("#"):
-            # What is indented more than the first entry describes a toolkit.
-            indent = len(line) - len(line.lstrip())
-            depth = depth or indent
-            if indent == depth:
-                names.append(line.partition(":")[0].strip())
-    return names
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "compat_matrix.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            file.readline()
+            return frozenset(("torch", *file.readline().split()))
+    except (OSError, ValueError):
+        return frozenset(("torch",))

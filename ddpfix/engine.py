@@ -39,7 +39,7 @@ class Engine:
     """The state of one activation."""
 
     def __init__(self, arguments: Mapping[str, object]) -> None:
-        self.matrix = loader.load(thorough=False)
+        self.matrix = loader.load()
         # What patches keep in common for as long as this activation lasts.
         self.kept = Kept()
         self.settings = settings.read(arguments, self.matrix.patches)

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
-from tests.support import alone, off_main_thread, pool
+from tests.support import alone, compiled, off_main_thread, pool
 
 HERE = Path(__file__).parent
 # Hundreds of processes import the same modules: where this is set, each of them would compile all of ddpfix anew.
@@ -120,6 +120,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_configure(config: Any) -> None:
+    compiled.where_edited()
     if config.getoption("--threads"):
         os.environ[off_main_thread.VARIABLE] = "1"
     # pytest-xdist would begin with the files that have the most tests, which are not those that take longest.

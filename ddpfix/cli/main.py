@@ -19,7 +19,7 @@ from ddpfix.matrix.settings import SETTINGS, SettingsError
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "report")
 # What ddpfix requires beside torch, by import name: an installation without dependencies may lack some.
-_REQUIRED = {"rich": "rich", "yaml": "PyYAML", "wrapt": "wrapt", "packaging": "packaging", "psutil": "psutil"}
+_REQUIRED = {"rich": "rich", "wrapt": "wrapt", "packaging": "packaging", "psutil": "psutil"}
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

@@ -1,16 +1,14 @@
-"""The matrix as JSON, which is in the wheel beside the YAML: a process that trains reads it in a tenth of the time.
+"""Reads the compiled matrix: JSON that :mod:`ddpfix.matrix.compiling` has made of ``compat_matrix.yaml``.
 
-It holds what was read from the YAML when the wheel was built, and the YAML's digest: where that does not fit, because
-somebody has edited the file, the YAML is read. The first line is the digest of the rest: rows are read long after it
-was decided which of the two files counts, too late to find that one is damaged. They become objects when they are first
-read, because most of them are about toolkits that are not installed.
+The first line is the digest of the rest: rows are read long after the file was accepted, too late to find that it is
+damaged. The second line names the toolkits, for a process that uses none of them. Rows become objects when they are
+first read, because most of them are about toolkits that are not installed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ddpfix.matrix.model import Gate, Mark, Matrix, Patch, Row, Target
@@ -19,51 +17,13 @@ from ddpfix.matrix.ranges import Range, parsed
 NAME = "compat_matrix.json"
 
 
-def dump(matrix: Matrix, yaml: bytes) -> str:
-    """Return the matrix as JSON.
-
-    Args:
-        matrix: read from ``yaml``, thoroughly.
-        yaml: the text of the file.
-    """
-    whole = {
-        "digest": _digest(yaml),
-        "toolkits": dict(matrix.toolkits),
-        "version_files": dict(matrix.version_files),
-        "order": list(matrix.order),
-        "gate": {"places": [target._asdict() for target in matrix.gate.places], "passed": matrix.gate.passed},
-        "marks": {toolkit: [mark._asdict() for mark in marks] for toolkit, marks in matrix.marks.items()},
-        "patches": [
-            {
-                **patch._asdict(),
-                "instead": dict(patch.instead),
-                "examined": dict(patch.examined),
-                "rows": [_plain(row) for row in matrix.rows_of(patch.id)],
-            }
-            for patch in matrix.patches.values()
-        ],
-    }
-    text = json.dumps(whole, separators=(",", ":"))
-    return f"{_digest(text.encode())}\n{text}"
-
-
-def load(path: Path, yaml: Path) -> Optional[Matrix]:
-    """Return the matrix, or None where the file is not there or was not made from this YAML."""
+def of(content: bytes) -> Optional[Tuple[Matrix, str]]:
+    """Return the matrix and the digest of the YAML that it was made from; None where the file is damaged."""
     try:
-        return of(path.read_bytes(), yaml.read_bytes())
-    except OSError:
-        return None
-
-
-def of(compiled: bytes, yaml: bytes) -> Optional[Matrix]:
-    """Return the matrix from the contents of both files; None where the first was not made from the second."""
-    try:
-        own, _, text = compiled.partition(b"\n")
-        if own.decode("ascii") != _digest(text):
+        own, _, text = content.partition(b"\n")
+        if own.decode("ascii") != digest(text):
             return None
-        whole = json.loads(text)
-        if whole["digest"] != _digest(yaml):
-            return None
+        whole = json.loads(text.partition(b"\n")[2])
         rows = Rows({patch["id"]: patch.pop("rows") for patch in whole["patches"]})
         patches = [Patch(**{**_tuples(patch), "examined": _tuples(patch["examined"])}) for patch in whole["patches"]]
         marks = {toolkit: tuple(Mark(**_tuples(mark)) for mark in plain) for toolkit, plain in whole["marks"].items()}
@@ -71,16 +31,22 @@ def of(compiled: bytes, yaml: bytes) -> Optional[Matrix]:
         places = tuple(Target(**_tuples(target)) for target in whole["gate"]["places"])
         gate = Gate(places, whole["gate"]["passed"])
         by_id = {patch.id: patch for patch in patches}
-        return Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order, gate)
+        matrix = Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order, gate)
+        return matrix, whole["digest"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def digest(content: bytes) -> str:
+    """Return what stands for the contents of a file."""
+    return hashlib.sha256(content).hexdigest()
 
 
 class Rows(Sequence[Row]):
     """Rows that are made of plain data when they are first read.
 
     Args:
-        plain: the rows of each patch, as :func:`dump` has written them.
+        plain: the rows of each patch, as they were compiled.
     """
 
     def __init__(self, plain: Dict[str, List[Dict[str, Any]]]) -> None:
@@ -101,21 +67,6 @@ class Rows(Sequence[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return (row for patch in self._plain for row in self.of(patch))
-
-
-def _digest(yaml: bytes) -> str:
-    return hashlib.sha256(yaml).hexdigest()
-
-
-def _plain(row: Row) -> Dict[str, Any]:
-    return {
-        "versions": list(row.versions),
-        "status": row.status,
-        "targets": [target._asdict() for target in row.targets],
-        "tested": [str(version) for version in row.tested],
-        "why": row.why,
-        "line": row.line,
-    }
 
 
 def _made(patch: str, plain: Dict[str, Any]) -> Row:

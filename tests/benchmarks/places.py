@@ -7,10 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Dict
 
-from ddpfix.matrix import compiled, loader
 from tests.activation.support import ROOT, Place, new_place, succeed
 
-BORROWED = ("torch", "transformers", "wrapt", "yaml", "packaging", "rich")
+BORROWED = ("torch", "transformers", "wrapt", "packaging", "rich")
 
 
 def bare(folder: Path) -> Place:
@@ -28,12 +27,9 @@ def ours(folder: Path) -> Place:
     """No wheel is built, since that needs the build backend; nothing else may lie here, since its cost would count."""
     place = new_place(folder)
     package = place.packages / "ddpfix"
-    shutil.copytree(ROOT / "ddpfix", package, ignore=shutil.ignore_patterns("__pycache__", "patches.py", "*.pth"))
+    left_out = shutil.ignore_patterns("__pycache__", "patches.py", "*.pth", "compiling")
+    shutil.copytree(ROOT / "ddpfix", package, ignore=left_out)
     shutil.copytree(ROOT / "patches", package / "patches", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "compat_matrix.yaml", package)
-    yaml = package / "compat_matrix.yaml"
-    compact = compiled.dump(loader.load(yaml), yaml.read_bytes())
-    (package / compiled.NAME).write_text(compact, encoding="utf-8")
     shutil.copy(ROOT / "ddpfix" / "ddpfix.pth", place.packages)
     # Installers compile what they install, and the first start would do it otherwise.
     succeed([place.python, "-m", "compileall", "-q", package])

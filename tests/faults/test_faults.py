@@ -154,6 +154,9 @@ class Bench:
 
     def write(self) -> None:
         (self.folder / "compat_matrix.yaml").write_text(HEAD + self.entries + TESTED)
+        compiled = "from pathlib import Path; from ddpfix.matrix.compiling.write import write; write(Path())"
+        done = self.python(compiled)
+        assert done.returncode == 0, done.stderr
 
     def run(self, more: str = "", **environ: str) -> Result:
         self.write()
@@ -308,22 +311,22 @@ def test_a_toolkit_that_fails_by_itself_fails_as_without_us(folder: Path) -> Non
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("damage", ["schema: 1", "schema: [", "", None])
+@pytest.mark.parametrize("damage", ["cursed", "", None])
 def test_a_broken_matrix_does_not_break_the_import(folder: Path, damage: Optional[str]) -> None:
     bench = Bench(folder).patch("one")
     bench.write()
-    file = folder / "compat_matrix.yaml"
+    file = folder / "ddpfix" / "compat_matrix.json"
     if damage is None:
         file.unlink()
     else:
-        file.write_text(file.read_text().replace("schema: 2", damage))
+        file.write_text(file.read_text().replace("cured", damage))
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text("")
     code = "from ddpfix import _boot; _boot.start(); import torch, kit; print(kit.one(1))"
     done = bench.python(code, DDPFIX="1")
     assert (done.returncode, done.stdout) == (0, "['one', 1]\n")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("ddpfix: not activated, ") and re.search(r"compat_matrix.yaml:\d+: ", line)
+    assert line.startswith("ddpfix: not activated, ") and re.search(r"compat_matrix.json:\d+: ", line)
 
 
 TWICE = """\

@@ -32,7 +32,7 @@ def compiled_matrix(content: bytes, folder: Path) -> None:
     from ddpfix.matrix import compiled
 
     # The digest in front is that of what follows, as if somebody had made the file on purpose.
-    compiled.of(compiled._digest(content).encode() + b"\n" + content, b"")
+    compiled.of(compiled.digest(content).encode() + b"\n" + content)
 
 
 def settings(content: bytes, folder: Path) -> None:
@@ -94,14 +94,14 @@ def seeds(name: str) -> List[bytes]:
 
 
 def _compiled() -> bytes:
-    from ddpfix.matrix import compiled
+    from ddpfix.matrix.compiling import write
     from tests.hostile import test_matrix
     from tests.unit.test_matrix import GOOD
 
     with tempfile.TemporaryDirectory() as place:
         whole = test_matrix.read(Path(place), GOOD.encode())
     assert whole is not None
-    return compiled.dump(whole, b"").encode().partition(b"\n")[2]
+    return write.dump(whole, b"").encode().partition(b"\n")[2]
 
 
 def _trace() -> List[bytes]:
@@ -124,7 +124,7 @@ def fuzz(name: str, seconds: int) -> None:
     with atheris.instrument_imports(include=["ddpfix"]):
         import ddpfix.cli.main
         import ddpfix.matrix.compiled
-        import ddpfix.matrix.loader
+        import ddpfix.matrix.compiling.reader
         import ddpfix.trace.reader  # noqa: F401
     with tempfile.TemporaryDirectory() as place:
         folder, corpus = Path(place) / "x", Path(place) / _SEEDS

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -15,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpfix import engine
-from ddpfix.matrix import compiled, loader, places
+from ddpfix.matrix import compiled, places
+from ddpfix.matrix.compiling.reader import Reader
 from ddpfix.matrix.model import Matrix, MatrixError
 from tests.hostile import values
+from tests.support.compiled import ROOT
 from tests.unit.test_matrix import GOOD
 
 PLAIN = yaml.safe_load(GOOD)
@@ -28,7 +28,7 @@ def read(folder: Path, content: bytes) -> Optional[Matrix]:
     file = folder / "matrix.yaml"
     file.write_bytes(content)
     try:
-        return loader._from_yaml.__wrapped__(str(file), 0.0, True)
+        return Reader(file).matrix()
     except MatrixError as error:
         assert str(error).startswith(f"{file}:")
         return None
@@ -45,51 +45,6 @@ def check(matrix: Optional[Matrix]) -> None:
             path = places.patches().joinpath(*file.split(".")).with_suffix(".py").resolve()
             assert places.patches().resolve() in path.parents, code
             assert f"\ndef {function}(" in path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a: &a [x, x]\nb: &b [*a, *a, *a, *a]\nc: &c [*b, *b, *b, *b]\nd: [*c, *c, *c, *c, *c]\n" * 3,
-        "[" * 200_000,
-        "{a: " * 100_000,
-        "- " * 100_000,
-        "? " * 50_000,
-        "!!python/object/apply:os.system ['touch x']\n",
-        "&a [*a]\n",
-        "schema: 2\n---\nschema: 2\n",
-        "%YAML 9.9\n---\na",
-        "%TAG ! tag:evil,2000:\n--- !x y\n",
-        '"\\ud800": 1\n',
-        "\ufeffschema: 2\n",
-        "a" * 2_000_000,
-        "<<: {schema: 2}\n",
-        "schema: 2\nschema: 2\n",
-        GOOD.replace("torch.unused.flag:decide", '"torch.unused.flag:decide\\n"').replace("schema: 2", 'schema: "2"'),
-        GOOD.replace('"2.16"', f'"{"9" * 100_000}"'),
-        GOOD.replace('"2.16"', "!!float 2.16"),
-        GOOD.replace("a problem", '"\\0\\e[31m"'),
-    ],
-    ids=lambda text: ascii(text[:24]),
-)
-def test_tricks_of_yaml(tmp_path: Path, text: str) -> None:
-    begun = time.perf_counter()
-    check(read(tmp_path, text.encode("utf-8", "surrogatepass")))
-    assert time.perf_counter() - begun < 10
-    assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "link in a circle", "nothing"])
-def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "matrix.yaml"
-    if kind == "folder":
-        file.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(file)
-    elif kind != "nothing":
-        file.symlink_to("/dev/zero" if kind == "device" else file)
-    with pytest.raises(MatrixError, match="matrix.yaml"):
-        loader.load(file)
 
 
 def changed(change: Any, place: List[int]) -> bytes:
@@ -135,28 +90,25 @@ def test_many_more(tmp_path_factory: pytest.TempPathFactory, change: Any, place:
     check(read(folder, GOOD.encode()[: len(junk) * 20] + junk))
 
 
-YAML = loader.default_path()
-WHOLE = compiled.dump(loader.load(YAML), YAML.read_bytes())
-COMPILED: Dict[str, Any] = json.loads(WHOLE.partition("\n")[2])
+WHOLE = (ROOT / "ddpfix" / compiled.NAME).read_text(encoding="utf-8")
+DIGEST, NAMES, TEXT = WHOLE.split("\n")
+COMPILED: Dict[str, Any] = json.loads(TEXT)
 
 
 @settings(values.FEW, max_examples=20)
 @given(change=CHANGES, place=st.lists(st.integers(0, 30), max_size=7))
-def test_a_compiled_matrix_that_is_damaged(
-    tmp_path_factory: pytest.TempPathFactory, change: Any, place: List[int]
-) -> None:
-    """It was made from this very YAML, and damaged since: its rows are read long after it was chosen."""
-    file = tmp_path_factory.getbasetemp() / compiled.NAME
+def test_a_compiled_matrix_that_is_damaged(change: Any, place: List[int]) -> None:
+    """Its rows are read long after it was accepted."""
     text = json.dumps(values.with_one_changed(COMPILED, change, place), separators=(",", ":"))
-    file.write_text(WHOLE.partition("\n")[0] + "\n" + text, encoding="utf-8")
-    assert (compiled.load(file, YAML) is not None) == (text == WHOLE.partition("\n")[2])
+    found = compiled.of(f"{DIGEST}\n{NAMES}\n{text}".encode("utf-8", "surrogatepass"))
+    assert (found is not None) == (text == TEXT)
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 200_000, b"\xff\xfe", b"nan", b'{"digest": 1e999}', b"null", b"[]"])
-def test_a_compiled_matrix_that_is_none(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / compiled.NAME
-    file.write_bytes(content)
-    assert compiled.load(file, YAML) is None
+def test_a_compiled_matrix_that_is_none(content: bytes) -> None:
+    assert compiled.of(content) is None
+    content = b"torch\n" + content
+    assert compiled.of(compiled.digest(content).encode() + b"\n" + content) is None
 
 
 @values.FEW

@@ -162,7 +162,7 @@ def archive(folder: Path, wheel: Path, requirements: Path, main: str) -> Path:
     """A zipapp with ddpfix and what it needs; compiled modules cannot be imported from one."""
     support.unpack(wheel, Place(make_site(folder / "app")))
     app = folder / "app" / "lib" / "python3" / "site-packages"
-    for name in ("wrapt", "packaging", "yaml"):
+    for name in ("wrapt", "packaging"):
         shutil.copytree(requirements / name, app / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (app / "__main__.py").write_text(main, encoding="utf-8")
     zipapp.create_archive(app, folder / "app.pyz")
@@ -273,7 +273,7 @@ sys.platform = sys.argv[1]
 import ddpfix
 found = 0
 for each in pkgutil.walk_packages(ddpfix.__path__, "ddpfix."):
-    if each.name.rpartition(".")[2] not in ("__main__", "sitecustomize", "build_hook", "train"):
+    if each.name.rpartition(".")[2] not in ("__main__", "sitecustomize", "train"):
         importlib.import_module(each.name)
         found += 1
 before = ddpfix.activate().active

@@ -32,23 +32,23 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
     sources = [path for path in (ROOT / "patches").rglob("*.py") if "__pycache__" not in path.parts]
     assert {f"ddpfix/patches/{path.relative_to(ROOT / 'patches').as_posix()}" for path in sources} <= set(found)
     wanted = {
-        "compat_matrix.yaml",
         "compat_matrix.json",
         "py.typed",
         "_boot.py",
         "_env.py",
-        "matrix/reader.py",
+        "matrix/loader.py",
         "_site/sitecustomize.py",
     }
     assert {"ddpfix.pth", *(f"ddpfix/{name}" for name in wanted)} <= set(found)
-    assert not {"ddpfix/patches.py", "ddpfix/ddpfix.pth", "compat_matrix.yaml"} & set(found)
+    assert not {"ddpfix/patches.py", "ddpfix/ddpfix.pth"} & set(found)
+    assert not [name for name in found if "compiling" in name or name.endswith(".yaml")]
     assert {name.partition("/")[0] for name in found} == {"ddpfix", "ddpfix.pth", f"ddpfix-{__version__}.dist-info"}
     assert not [name for name in found if "__pycache__" in name or name.endswith(".pyc")]
 
 
 def test_the_wheel_holds_the_files_of_the_tree(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        for name, source in (("ddpfix.pth", "ddpfix/ddpfix.pth"), ("ddpfix/compat_matrix.yaml", "compat_matrix.yaml")):
+        for name, source in (("ddpfix.pth", "ddpfix/ddpfix.pth"), ("ddpfix/compat_matrix.json",) * 2):
             assert archive.read(name) == (ROOT / source).read_bytes()
         # A .pth file is read line by line, and a second line would be a folder for the path.
         assert archive.read("ddpfix.pth").count(b"\n") == 1
@@ -63,7 +63,6 @@ def test_the_metadata(wheel: Path) -> None:
         "torch",
         "wrapt",
         "packaging",
-        "pyyaml",
         "psutil",
         "rich",
         "tomli",

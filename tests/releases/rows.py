@@ -6,8 +6,8 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from packaging.version import Version
 
+from ddpfix.matrix.compiling.rows import CURED
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
-from ddpfix.matrix.read_rows import CURED
 
 TESTED, INSIDE, OUTSIDE = "tested", "inside", "outside"
 

@@ -29,7 +29,7 @@ class Arguments(TypedDict, total=False):
 def text() -> str:
     """The whole file."""
     settings = [f"    {each.name}: {_kind(each)}\n" for each in SETTINGS]
-    switches = [f"    {patch.replace('.', '_')}: Switch\n" for patch in loader.load(thorough=True).patches]
+    switches = [f"    {patch.replace('.', '_')}: Switch\n" for patch in loader.load().patches]
     return _HEAD + "".join([*settings, *switches])
 
 

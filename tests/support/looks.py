@@ -51,7 +51,7 @@ def newest(matrix: Matrix, installed: Dict[str, Version]) -> Iterator[Row]:
 
 
 def main() -> None:
-    matrix = loader.load(thorough=True)
+    matrix = loader.load()
     found = detect.installed_versions(matrix)
     installed = {name: Version(text) for name, text in found.items() if text and not text.startswith("(")}
     known = json.loads(Path(looks.FILE).read_text()) if Path(looks.FILE).exists() else {}

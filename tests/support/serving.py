@@ -66,7 +66,7 @@ def preload() -> None:
     from ddpfix import engine  # noqa: F401
     from ddpfix.matrix import loader
 
-    patches = loader.load(thorough=False).patches.values()
+    patches = loader.load().patches.values()
     of_all = [each.code for each in patches if each.toolkit == "torch" and each.default and each.setting != "trace"]
     for code in of_all:
         import_module("ddpfix.patches." + code.partition(":")[0])

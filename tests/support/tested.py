@@ -25,13 +25,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from packaging.version import Version
 
-from ddpfix.matrix import loader
+from ddpfix.matrix.compiling.reader import Reader
 from ddpfix.matrix.gone import GONE
 from ddpfix.matrix.model import Matrix
 from ddpfix.matrix.ranges import within
-from ddpfix.matrix.reader import Reader
+from tests.support import compiled
+from tests.support.compiled import ROOT, YAML
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "results"
 HEADING = "tested: # written by python -m tests.support.tested, from tests/results"
 COUNTS = ("passed", "failed", "skipped", "seconds")
@@ -128,7 +128,9 @@ def written(text: str, made: str) -> str:
 
 def here(toolkit: str, folder: Path = RESULTS) -> int:
     """Run a toolkit's tests in this environment and note the result; returns pytest's exit code."""
-    whole = Reader(loader.default_path()).untested()
+    # What is new in it has no result yet.
+    compiled.anew(is_complete=False)
+    whole = Reader(YAML).untested()
     begun = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/{toolkit.lower()}"]
     done = subprocess.run(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -177,14 +179,14 @@ def main() -> int:
 
 
 def _write(results: Sequence[Result], check: bool) -> int:
-    path = loader.default_path()
-    text = path.read_text(encoding="utf-8")
-    made = written(text, block(results, Reader(path).untested()))
+    text = YAML.read_text(encoding="utf-8")
+    made = written(text, block(results, Reader(YAML).untested()))
     if check and made != text:
-        sys.stderr.write(f"{path.name}: not what tests/results says; run python -m tests.support.tested\n")
+        sys.stderr.write(f"{YAML.name}: not what tests/results says; run python -m tests.support.tested\n")
         return 1
     if made != text:
-        path.write_text(made, encoding="utf-8")
+        YAML.write_text(made, encoding="utf-8")
+        compiled.anew()
     return 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support import ledger
 
 # python -m tests.support.ledger prints what they are.
-PRODUCT, TESTS = 40_817, 80_004
+PRODUCT, TESTS = 40_763, 79_968
 
 
 @pytest.mark.parametrize(("folders", "most"), [(ledger.PRODUCT, PRODUCT), (("tests",), TESTS)])

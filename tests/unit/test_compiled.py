@@ -1,54 +1,48 @@
-"""The compiled matrix says what the YAML says, and is not read where it was made from another one."""
+"""The compiled matrix says what the YAML says, and one that does not fit is refused with what to do."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import pytest
 
 from ddpfix.matrix import compiled, loader, places
+from ddpfix.matrix.compiling import write
+from ddpfix.matrix.compiling.reader import Reader
 from ddpfix.matrix.model import Matrix
+from tests.support.compiled import ROOT, YAML
+
+FILE = ROOT / "ddpfix" / compiled.NAME
 
 
-@pytest.fixture
-def both(tmp_path: Path) -> Any:
-    """(matrix from the YAML, path of the compiled one, path of the YAML)."""
-    yaml = tmp_path / "compat_matrix.yaml"
-    yaml.write_bytes(loader.default_path().read_bytes())
-    whole = loader.load(yaml)
-    path = tmp_path / compiled.NAME
-    path.write_text(compiled.dump(whole, yaml.read_bytes()), encoding="utf-8")
-    return whole, path, yaml
+def sealed(content: bytes) -> bytes:
+    """These contents, as if they had been compiled."""
+    content = b"torch\n" + content
+    return compiled.digest(content).encode() + b"\n" + content
 
 
-@pytest.mark.parametrize("content", [b"{}", b"[]", b"3", b'{"digest": 1}', b"[" * 100_000])
-def test_content_of_another_kind_is_left(content: bytes) -> None:
-    sealed = hashlib.sha256(content).hexdigest().encode() + b"\n" + content
-    assert compiled.of(sealed, b"") is None
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"3", b"null", b'{"digest": 1}', b"[" * 100_000])
+def test_content_of_another_kind_is_refused(content: bytes) -> None:
+    assert compiled.of(sealed(content)) is None and compiled.of(content) is None
 
 
 @pytest.mark.parametrize("name", ["version_files", "toolkits", "patches", "order", "gate", "marks"])
-def test_a_part_that_is_missing_or_of_another_kind_is_left(both: Any, name: str) -> None:
-    _, path, yaml = both
-    for other in ({}, {name: 3}, {name: [3]}, {name: {"x": 3}}):
-        whole = json.loads(path.read_bytes().partition(b"\n")[2])
-        del whole[name]
-        content = json.dumps({**whole, **other}).encode()
-        found = compiled.of(compiled._digest(content).encode() + b"\n" + content, yaml.read_bytes())
-        assert found is None or isinstance(found, Matrix)
-    content = json.dumps({key: value for key, value in whole.items() if key != name}).encode()
-    assert compiled.of(compiled._digest(content).encode() + b"\n" + content, yaml.read_bytes()) is None
+def test_a_part_that_is_missing_or_of_another_kind_is_refused(name: str) -> None:
+    whole = json.loads(FILE.read_bytes().split(b"\n")[2])
+    for other in ({name: 3}, {name: [3]}, {name: {"x": 3}}):
+        found = compiled.of(sealed(json.dumps({**whole, **other}).encode()))
+        assert found is None or isinstance(found[0], Matrix)
+    del whole[name]
+    assert compiled.of(sealed(json.dumps(whole).encode())) is None
 
 
-def test_nothing_is_lost(both: Any) -> None:
-    whole, path, yaml = both
-    found = compiled.load(path, yaml)
-    assert isinstance(found, Matrix)
+def test_nothing_is_lost() -> None:
+    whole, found = Reader(YAML).matrix(), loader.load()
     assert (found.toolkits, found.patches, found.version_files) == (whole.toolkits, whole.patches, whole.version_files)
     assert list(found.rows) == list(whole.rows) and len(found.rows) == len(whole.rows) > 200
     assert any(patch.examined for patch in found.patches.values())
@@ -59,57 +53,88 @@ def test_nothing_is_lost(both: Any) -> None:
     assert found.rows[3] == whole.rows[3] and found.rows[-2:] == list(whole.rows[-2:])
 
 
-def test_rows_are_made_when_they_are_first_read(both: Any) -> None:
-    _, path, yaml = both
-    rows: Any = compiled.load(path, yaml).rows  # type: ignore[union-attr]
+def test_rows_are_made_when_they_are_first_read() -> None:
+    rows: Any = loader.load().rows
     assert not rows._made
     assert rows.of("torch.late") and list(rows._made) == ["torch.late"] and len(rows._made["torch.late"]) == 2
     assert rows.of("torch.unused")[0] is rows.of("torch.unused")[0] and rows.of("no.such") == []
 
 
-def test_an_edited_yaml_is_read_itself(both: Any) -> None:
-    _, path, yaml = both
-    yaml.write_bytes(yaml.read_bytes() + b"# a note\n")
-    assert compiled.load(path, yaml) is None
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"digest": 1}', "null"])
-def test_what_is_no_compiled_matrix_is_left(both: Any, text: str) -> None:
-    _, path, yaml = both
-    path.write_text(text, encoding="utf-8")
-    assert compiled.load(path, yaml) is None
-
-
-def test_one_of_another_shape_is_left(both: Any) -> None:
-    _, path, yaml = both
-    whole = json.loads(path.read_text(encoding="utf-8").partition("\n")[2])
+def test_one_of_another_shape_is_refused() -> None:
+    whole = json.loads(FILE.read_bytes().split(b"\n")[2])
     whole["patches"][0]["colour"] = "red"
-    text = json.dumps(whole)
-    path.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", encoding="utf-8")
-    assert compiled.load(path, yaml) is None
+    assert compiled.of(sealed(json.dumps(whole).encode())) is None
 
 
-def test_a_damaged_one_is_left(both: Any) -> None:
+def test_a_damaged_one_is_refused() -> None:
     """Also where it is still JSON of the right shape: its rows are read later."""
-    _, path, yaml = both
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"status":"cured"', '"status":"cursed"', 1), encoding="utf-8")
-    assert compiled.load(path, yaml) is None
+    assert compiled.of(FILE.read_bytes().replace(b'"status":"cured"', b'"status":"cursed"', 1)) is None
 
 
-def test_there_is_none_in_a_checkout() -> None:
-    assert not loader.default_path().with_name(compiled.NAME).exists()
-    assert places.patches().is_dir()
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The parts of a checkout that say what to do."""
+    shutil.copytree(ROOT / "ddpfix", tmp_path / "ddpfix", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "patches").symlink_to(ROOT / "patches")
+    (tmp_path / "tests" / "support").mkdir(parents=True)
+    for name in ("__init__.py", "support/__init__.py", "support/compiled.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests" / name)
+    shutil.copy(YAML, tmp_path)
+    return tmp_path
 
 
-def test_a_compiled_matrix_needs_no_yaml(both: Any) -> None:
+def run(checkout: Path, *words: str) -> List[str]:
+    """The lines of a command in it, which ends as those of ddpfix do."""
+    done = subprocess.run([sys.executable, *words], cwd=str(checkout), capture_output=True, text=True)
+    assert (done.returncode != 0) == bool(done.stderr)
+    return (done.stderr or done.stdout).splitlines()
+
+
+def test_an_edited_yaml_is_refused_until_it_is_compiled(checkout: Path) -> None:
+    plan = run(checkout, "-m", "ddpfix", "plan")
+    yaml = checkout / "compat_matrix.yaml"
+    yaml.write_text(yaml.read_text(encoding="utf-8") + "# a note\n", encoding="utf-8")
+    (line,) = run(checkout, "-m", "ddpfix", "plan")
+    assert line == f"ddpfix: {yaml}:1: has been edited since it was compiled; run {loader.COMPILE}"
+    assert run(checkout, *loader.COMPILE.split()[1:]) == []
+    assert run(checkout, "-m", "ddpfix", "plan") == plan
+    assert sorted(path.name for path in (checkout / "ddpfix").glob("compat*")) == [compiled.NAME]
+
+
+def test_an_error_in_the_yaml_has_file_and_line_and_what_was_compiled_stays(checkout: Path) -> None:
+    yaml = checkout / "compat_matrix.yaml"
+    before = (checkout / "ddpfix" / compiled.NAME).read_bytes()
+    yaml.write_text(yaml.read_text(encoding="utf-8").replace("schema: 2", "schema: 1"), encoding="utf-8")
+    (line,) = run(checkout, *loader.COMPILE.split()[1:])
+    number = yaml.read_text(encoding="utf-8").splitlines().index("schema: 1") + 1
+    assert line == f"{yaml}:{number}: schema '1' is not known; accepted are 2"
+    assert (checkout / "ddpfix" / compiled.NAME).read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [None, "", "x\ny\nz"])
+def test_none_is_refused_in_one_line(checkout: Path, content: Any) -> None:
+    path = checkout / "ddpfix" / compiled.NAME
+    path.unlink() if content is None else path.write_text(content, encoding="utf-8")
+    (line,) = run(checkout, "-m", "ddpfix", "plan")
+    assert line.startswith(f"ddpfix: {path}:1: ") and line.endswith(f"; run {loader.COMPILE}")
+    assert run(checkout, *loader.COMPILE.split()[1:]) == []
+    assert run(checkout, "-m", "ddpfix", "plan")[0].startswith("ddpfix ")
+
+
+def test_it_is_compiled_to_the_same_bytes() -> None:
+    assert FILE.read_text(encoding="utf-8") == write.dump(Reader(YAML).matrix(), YAML.read_bytes())
+    assert places.source() == YAML
+
+
+def test_the_package_needs_no_yaml() -> None:
+    """No command does: only what is not shipped imports it."""
+    sources = [path for path in (ROOT / "ddpfix").rglob("*.py") if "compiling" not in path.parts]
+    assert not [path for path in sources if "import yaml" in path.read_text(encoding="utf-8")]
     code = (
-        "import sys; from pathlib import Path; from ddpfix.matrix import compiled, detect, loader, resolve, settings\n"
-        "whole = compiled.load(Path(sys.argv[1]), Path(sys.argv[2]))\n"
-        "chosen = settings.read({}, whole.patches, {}, Path('/nowhere'))\n"
-        "found = resolve.resolve(whole, detect.installed_versions(whole), chosen)\n"
-        "print(len(found), 'yaml' in sys.modules)\n"
+        "import sys; sys.modules['yaml'] = None\n"
+        "from ddpfix.cli.main import main\n"
+        "for words in (['plan'], ['plan', '--json'], ['explain', 'torch.late'], ['doctor', '--json']): main(words)\n"
+        "assert not [name for name in sys.modules if name.startswith('ddpfix.matrix.compiling')]\n"
     )
-    whole, path, yaml = both
-    done = subprocess.run([sys.executable, "-c", code, str(path), str(yaml)], capture_output=True, text=True)
-    assert done.stdout == f"{len(whole.patches)} False\n", done.stderr
+    done = subprocess.run([sys.executable, "-c", code], cwd=str(ROOT), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -91,7 +91,7 @@ row = Row("ddpfix_kit.fix", Range("1", "2"), "cured", targets, (), "why", 1)
 mark = Mark("1.5", words=(("utils/core.py", "class Core"),))
 toolkits = {"torch": "torch", "ddpfix_kit": "packaging"}
 whole = Matrix(toolkits, {"ddpfix_kit.fix": patch}, (row,), {}, {"ddpfix_kit": (mark,)})
-loader.load = lambda path=None, thorough=True: whole
+loader.load = lambda: whole
 def fix(site, module, owner):
     site.wrap_hot(owner, "run", lambda original: lambda self: original(self) + 1)
 engine._code = lambda name: fix

@@ -18,7 +18,7 @@ TORCH = Version(Version(torch.__version__).public)
 
 
 def test_the_places_of_this_torch_are_known() -> None:
-    matrix = loader.load(thorough=True)
+    matrix = loader.load()
     rows = list(newest(matrix, {"torch": TORCH}))
     if not rows:
         pytest.skip("torch of this version was not tested")

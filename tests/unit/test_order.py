@@ -13,14 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpfix.matrix import compiled, loader, resolve
+from ddpfix.matrix.compiling import write
+from ddpfix.matrix.compiling.reader import Reader
 from ddpfix.matrix.model import Matrix, Patch
-from ddpfix.matrix.reader import Reader
 from ddpfix.matrix.settings import SETTINGS, read, switch_name
 from tests.support import tested
+from tests.support.compiled import YAML
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-PLAIN: Any = yaml.load(loader.default_path().read_text(encoding="utf-8"), Loader=_LOADER)
+PLAIN: Any = yaml.load(YAML.read_text(encoding="utf-8"), Loader=_LOADER)
 # A tested release, one between two tested ones, one in no row, and none.
 INSTALLED: List[Dict[str, Optional[str]]] = [
     {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0", "funasr": "1.4.16", "speechbrain": "1.1.2"},
@@ -73,11 +75,11 @@ def test_shuffling_the_matrix_changes_no_decision(tmp_path: Path, seed: int, dat
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_shuffled_matrix_is_compiled_to_the_same_decisions(tmp_path: Path, seed: int) -> None:
-    path, made = tmp_path / "matrix.yaml", tmp_path / compiled.NAME
+    path = tmp_path / "matrix.yaml"
     path.write_text(yaml.dump(shuffled(PLAIN, random.Random(seed)), Dumper=_DUMPER, sort_keys=False), encoding="utf-8")
-    made.write_text(compiled.dump(Reader(path).matrix(), path.read_bytes()), encoding="utf-8")
-    whole = compiled.load(made, path)
-    assert whole is not None
+    found = compiled.of(write.dump(Reader(path).matrix(), path.read_bytes()).encode())
+    assert found is not None
+    whole = found[0]
     assert whole.order == loader.load().order
     for installed in INSTALLED:
         assert decided(whole, installed, {}) == decided(loader.load(), installed, {})

@@ -18,6 +18,7 @@ from ddpfix.matrix import detect, loader
 from ddpfix.matrix.settings import SETTINGS, SettingsError
 from ddpfix.patching.report import PatchReport, Report
 from ddpfix.state import DECISIONS
+from tests.support.compiled import YAML
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]
 
 
 def test_the_line_is_where_the_row_is(versions: Dict[str, Any]) -> None:
-    lines = loader.default_path().read_text(encoding="utf-8").splitlines()
+    lines = YAML.read_text(encoding="utf-8").splitlines()
     headings = {number: line.strip()[:-1] for number, line in enumerate(lines) if re.match(r"  \w+\.\w+:$", line)}
     rows = {row.line: row for row in loader.load().rows}
     for entry in entries().values():

@@ -21,6 +21,7 @@ from ddpfix.matrix.ranges import Range
 from ddpfix.matrix.resolve import Decision
 from ddpfix.matrix.settings import Settings, read, switch_name
 from ddpfix.state import State
+from tests.support.compiled import ROOT
 
 TARGET = (Target("kit.module", "function"),)
 
@@ -37,7 +38,7 @@ def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = N
 
 
 def settings_of(arguments: Optional[Mapping[str, object]] = None, **environ: str) -> Settings:
-    return read(arguments or {}, ["kit.fix"], environ, folder=loader.default_path().parent / "nowhere")
+    return read(arguments or {}, ["kit.fix"], environ, folder=ROOT / "nowhere")
 
 
 def decide(whole: Matrix, version: Optional[str], torch: Optional[str] = "2.13.0", **environ: str) -> Decision:
@@ -296,7 +297,7 @@ def matrices(draw: Any) -> Matrix:
 @given(whole=matrices(), version=VERSION, force=st.booleans())
 def test_every_version_gets_exactly_one_decision_a_patch(whole: Matrix, version: str, force: bool) -> None:
     environ = {f"DDPFIX_KIT_P{number}": "force" for number in range(3)} if force else {}
-    values = read({}, ["kit.p0", "kit.p1", "kit.p2"], environ, folder=loader.default_path().parent / "nowhere")
+    values = read({}, ["kit.p0", "kit.p1", "kit.p2"], environ, folder=ROOT / "nowhere")
     found = resolve.resolve(whole, {"kit": version, "torch": "2.13.0"}, values)
     assert [decision.patch for decision in found] == list(whole.patches)
     for decision in found:
@@ -358,7 +359,7 @@ FUNASR = (
 )
 def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: str) -> None:
     whole = loader.load()
-    values = read({}, whole.patches, {}, folder=loader.default_path().parent / "nowhere")
+    values = read({}, whole.patches, {}, folder=ROOT / "nowhere")
     installed = {"torch": "2.13.0+cu130", "transformers": "5.23.0", "accelerate": "1.15.0", toolkit: version}
     for decision in resolve.resolve(whole, installed, values):
         patch = whole.patches[decision.patch]
@@ -374,7 +375,7 @@ def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: s
 
 def test_a_release_that_nobody_knows_is_left_alone() -> None:
     whole = loader.load()
-    values = read({}, whole.patches, {}, folder=loader.default_path().parent / "nowhere")
+    values = read({}, whole.patches, {}, folder=ROOT / "nowhere")
     installed = {"torch": "3.0.0", "transformers": "6.0.0", "accelerate": "2.0.0", "funasr": "2.0.0"}
     for decision in resolve.resolve(whole, installed, values):
         assert decision.action in ((State.SKIP, State.OFF) if decision.toolkit in installed else (State.ABSENT,))
@@ -413,7 +414,7 @@ def test_a_clone_in_front_of_the_installed_release_tells_its_own_version(tmp_pat
         (("wheel",), ["1.0", "1.0"]),
         (("clone",), ["unrecognised", "1.5"]),
     ):
-        found = [str(tmp_path / name) for name in path] + [str(loader.default_path().parent)]
+        found = [str(tmp_path / name) for name in path] + [str(ROOT)]
         done = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(found), "DDPFIX": "0"},

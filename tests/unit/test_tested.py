@@ -12,10 +12,11 @@ import pytest
 from packaging.version import Version
 
 from ddpfix.matrix import loader
+from ddpfix.matrix.compiling.reader import Reader
 from ddpfix.matrix.gone import GONE
-from ddpfix.matrix.reader import Reader
 from tests.cells import table
 from tests.support import tested
+from tests.support.compiled import ROOT, YAML
 
 RESULTS = tested.read()
 
@@ -26,14 +27,14 @@ def result(**changed: Any) -> Dict[str, Any]:
 
 
 def test_the_matrix_is_up_to_date() -> None:
-    text = loader.default_path().read_text(encoding="utf-8")
-    made = tested.written(text, tested.block(RESULTS, Reader(loader.default_path()).untested()))
+    text = YAML.read_text(encoding="utf-8")
+    made = tested.written(text, tested.block(RESULTS, Reader(YAML).untested()))
     assert text == made, "run: python -m tests.support.tested"
 
 
 def test_the_command_checks() -> None:
     command = [sys.executable, "-m", "tests.support.tested", "--check"]
-    assert subprocess.run(command, cwd=str(tested.ROOT)).returncode == 0
+    assert subprocess.run(command, cwd=str(ROOT)).returncode == 0
 
 
 RUN = {"recorded": "2026-11-23", "passed": 3, "failed": 0, "skipped": 1, "seconds": 2}
@@ -70,11 +71,11 @@ def test_a_result_of_a_run_is_taken(tmp_path: Path) -> None:
 def test_a_version_that_was_typed_into_the_matrix_is_refused(
     typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = loader.default_path().read_text(encoding="utf-8")
+    text = YAML.read_text(encoding="utf-8")
     changed = text.replace('  torch:\n    versions: ["', '  torch:\n    versions: ["1.13.0", "') if typed else text
     copy = tmp_path / "matrix.yaml"
     copy.write_text(changed, encoding="utf-8")
-    monkeypatch.setattr(loader, "default_path", lambda: copy)
+    monkeypatch.setattr(tested, "YAML", copy)
     monkeypatch.setattr(sys, "argv", ["tested", "--check"])
     assert tested.main() == typed
     assert ("matrix.yaml: not what tests/results says" in capsys.readouterr().err) == typed

@@ -1,13 +1,9 @@
-"""Puts the compiled matrix into the wheel, and links that work everywhere into the metadata.
-
-hatchling calls this; it is not shipped.
-"""
+"""Compiles the matrix, and puts links that work everywhere into the metadata. hatchling calls this."""
 
 from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Dict, Match
 
@@ -23,20 +19,13 @@ class CompiledMatrix(BuildHookInterface):  # type: ignore[type-arg, misc, unused
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: Dict[str, Any]) -> None:
-        # An editable install reads the YAML that is being edited.
-        if self.target_name != "wheel" or version == "editable":
-            return
-        root = Path(self.root)
-        sys.path.insert(0, str(root))
+        # Into the checkout, also by an editable install: a command that is run there reads the one that it finds there.
+        sys.path.insert(0, self.root)
         try:
-            from ddpfix.matrix import compiled, loader
+            from ddpfix.matrix.compiling.write import write
         finally:
-            sys.path.remove(str(root))
-        yaml = root / "compat_matrix.yaml"
-        folder = Path(tempfile.mkdtemp(prefix="ddpfix-build-"))
-        path = folder / compiled.NAME
-        path.write_text(compiled.dump(loader.load(yaml), yaml.read_bytes()), encoding="utf-8")
-        build_data["force_include"][str(path)] = f"ddpfix/{compiled.NAME}"
+            sys.path.remove(self.root)
+        write(Path(self.root))
 
 
 class Readme(MetadataHookInterface):  # type: ignore[misc, unused-ignore]

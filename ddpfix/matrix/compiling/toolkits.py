@@ -8,8 +8,8 @@ from typing import Dict, Optional, Set, Tuple
 
 import yaml
 
+from ddpfix.matrix.compiling.nodes import Node
 from ddpfix.matrix.model import Mark, Target
-from ddpfix.matrix.yaml_nodes import Node
 
 _FILE = re.compile(r"^\w[\w.-]*$")
 _INSIDE = re.compile(r"^\w[\w.-]*(/\w[\w.-]*)*$")

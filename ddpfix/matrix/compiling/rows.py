@@ -9,10 +9,10 @@ import yaml
 from packaging.version import Version
 
 from ddpfix.matrix import places
+from ddpfix.matrix.compiling.nodes import Node
+from ddpfix.matrix.compiling.toolkits import Toolkits
 from ddpfix.matrix.model import Patch, Row, Target
 from ddpfix.matrix.ranges import Range
-from ddpfix.matrix.read_toolkits import Toolkits
-from ddpfix.matrix.yaml_nodes import Node
 
 CURED = "cured"
 STATUSES = (CURED, "not-cured", "not-affected")
@@ -26,11 +26,10 @@ class Rows:
     Args:
         patch: the patch that they belong to.
         toolkits: what targets may name.
-        thorough: whether ranges are checked for being empty, and patches/ for the functions that targets call.
     """
 
-    def __init__(self, patch: Patch, toolkits: Toolkits, thorough: bool) -> None:
-        self.patch, self.toolkits, self.thorough = patch, toolkits, thorough
+    def __init__(self, patch: Patch, toolkits: Toolkits) -> None:
+        self.patch, self.toolkits = patch, toolkits
 
     def read(self, node: Node) -> List[Row]:
         """Return the rows in the file's order, which is that of the versions; raise MatrixError for errors in them."""
@@ -85,7 +84,7 @@ class Rows:
         end = entry["to"] if "to" in entry else following["from"]
         begin = entry["from"].text() if "from" in entry else None
         found = Range(begin, end.text())
-        if self.thorough and found.is_empty():
+        if found.is_empty():
             first = "" if begin is None else f">={begin},"
             entry.get("from", end).fail(f"no version can satisfy '{first}<{end.text()}'")
         return found
@@ -129,7 +128,7 @@ class Rows:
 
     def _call(self, node: Node) -> str:
         name, file = node.text(), self.patch.code.partition(":")[0]
-        if self.thorough and not shipped(f"{file}:{name}"):
+        if not shipped(f"{file}:{name}"):
             where = f"patches/{file.replace('.', '/')}.py" if file else "the file of the patch's code, which is missing"
             node.fail(f"call {name!r} is not shipped; write the name of a function in {where}")
         return name

@@ -9,11 +9,12 @@ import re
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpfix.matrix import places, read_rows, read_tested
+from ddpfix.matrix import places
+from ddpfix.matrix.compiling import rows, tested
+from ddpfix.matrix.compiling.nodes import Node, root
+from ddpfix.matrix.compiling.toolkits import Toolkits, read_toolkits
 from ddpfix.matrix.model import Gate, Matrix, MatrixError, Patch, Row, Target
-from ddpfix.matrix.read_toolkits import Toolkits, read_toolkits
 from ddpfix.matrix.settings import SETTINGS, switch_name
-from ddpfix.matrix.yaml_nodes import Node, root
 
 SCHEMA = "2"
 _ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
@@ -23,15 +24,20 @@ _OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "examined
 
 
 class Reader:
-    """One file; see :func:`ddpfix.matrix.loader.load` for what is left out where it is not ``thorough``."""
+    """One file."""
 
-    def __init__(self, path: Path, thorough: bool = True) -> None:
-        self.path, self.thorough = path, thorough
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    def matrix(self) -> Matrix:
-        """Return the whole matrix; raise MatrixError for errors in it."""
+    def matrix(self, is_complete: bool = True) -> Matrix:
+        """Return the whole matrix; raise MatrixError for errors in it.
+
+        Args:
+            is_complete: whether the part ``tested:`` has to fit the rows. It is generated from results, after the rows
+                were written.
+        """
         top = self._top()
-        return read_tested.with_tested(self._untested(top), top["tested"], self.thorough)
+        return tested.with_tested(self._untested(top), top["tested"], is_complete)
 
     def untested(self) -> Matrix:
         """Return the matrix without the part ``tested:``, which is generated from results and may be outdated."""
@@ -40,7 +46,7 @@ class Reader:
     def _top(self) -> Dict[str, Node]:
         if not places.patches().is_dir():
             raise MatrixError(f"{self.path}:1: there are no patches beside it; reinstall ddpfix")
-        whole = root(self.path, self.thorough)
+        whole = root(self.path)
         # First, because a file of another schema has other keys.
         schema = whole.mapping(optional=None).get("schema")
         if schema is not None:
@@ -51,18 +57,17 @@ class Reader:
         toolkits = read_toolkits(top["toolkits"])
         nodes = top["patches"].mapping(optional=None)
         patches: Dict[str, Patch] = {}
-        rows: List[Row] = []
+        every: List[Row] = []
         for name, node in nodes.items():
             entry = self._entry(name, node)
             patches[name] = self._patch(name, entry, toolkits)
-            found = read_rows.Rows(patches[name], toolkits, self.thorough).read(entry["rows"])
-            if not patches[name].code and any(row.status == read_rows.CURED for row in found):
-                node.fail(f"code missing: patch {name!r} has a row with status {read_rows.CURED}")
-            rows.extend(found)
+            found = rows.Rows(patches[name], toolkits).read(entry["rows"])
+            if not patches[name].code and any(row.status == rows.CURED for row in found):
+                node.fail(f"code missing: patch {name!r} has a row with status {rows.CURED}")
+            every.extend(found)
         _refuse_shared_variables(nodes, patches)
         _refuse_unknown_needs(nodes, patches)
-        if self.thorough:
-            toolkits.refuse_unused()
+        toolkits.refuse_unused()
         gate = self._gate(top["gate"], toolkits) if "gate" in top else Gate()
         for name, patch in patches.items():
             if patch.gated and not gate.places:
@@ -70,14 +75,14 @@ class Reader:
                     f"patch {name!r} has the moment gate, and there is no part gate: that says what opens it"
                 )
         order = _order(nodes, patches)
-        return Matrix(toolkits.names, patches, tuple(rows), toolkits.files, toolkits.marks, order, gate)
+        return Matrix(toolkits.names, patches, tuple(every), toolkits.files, toolkits.marks, order, gate)
 
     def _gate(self, node: Node, toolkits: Toolkits) -> Gate:
         entry = node.mapping(required=("places", "passed"))
-        places = tuple(Target(*toolkits.located(item)) for item in entry["places"].items())
-        if not places or any("*" in str(place) for place in places):
+        opening = tuple(Target(*toolkits.located(item)) for item in entry["places"].items())
+        if not opening or any("*" in str(place) for place in opening):
             entry["places"].fail("the gate needs functions, each written like 'package.module:Class.method'")
-        return Gate(places, self._code(entry["passed"]))
+        return Gate(opening, self._code(entry["passed"]))
 
     def _entry(self, name: str, node: Node) -> Dict[str, Node]:
         if not _ID.match(name):
@@ -105,7 +110,7 @@ class Reader:
 
     def _code(self, node: Node) -> str:
         code = node.text()
-        if self.thorough and not read_rows.shipped(code):
+        if not rows.shipped(code):
             node.fail(f"code {code!r} is not shipped; write it like 'toolkit.file:function', in patches/")
         return code
 

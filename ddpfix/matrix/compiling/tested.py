@@ -7,10 +7,10 @@ from typing import Dict, FrozenSet, Iterable, List, Mapping, Sequence, Tuple
 
 from packaging.version import Version
 
+from ddpfix.matrix.compiling.nodes import Node
+from ddpfix.matrix.compiling.rows import CURED
 from ddpfix.matrix.model import Matrix, MatrixError, Row
 from ddpfix.matrix.ranges import within
-from ddpfix.matrix.read_rows import CURED
-from ddpfix.matrix.yaml_nodes import Node
 
 HOW = "python -m tests.support.tested writes this part from tests/results"
 
@@ -30,13 +30,13 @@ class Tested:
         return tuple(version for version in within(row.versions, self.versions) if version not in left_out)
 
 
-def with_tested(untested: Matrix, node: Node, thorough: bool) -> Matrix:
+def with_tested(untested: Matrix, node: Node, is_complete: bool) -> Matrix:
     """Return the matrix with what was tested.
 
     Args:
         untested: the matrix without.
         node: the part ``tested:``.
-        thorough: whether the part is checked against the rows.
+        is_complete: whether the part is checked against the rows.
 
     Raises:
         MatrixError: the part names something unknown, or a row with the status cured was never tested.
@@ -44,12 +44,12 @@ def with_tested(untested: Matrix, node: Node, thorough: bool) -> Matrix:
     by_toolkit: Dict[str, Tested] = {}
     for toolkit, entry in node.mapping(optional=None).items():
         _refuse_unknown("toolkit", toolkit, entry, untested.toolkits)
-        by_toolkit[toolkit] = _toolkit(toolkit, entry, untested, thorough)
+        by_toolkit[toolkit] = _toolkit(toolkit, entry, untested, is_complete)
     nothing = Tested()
     rows = tuple(
         row._replace(tested=by_toolkit.get(_toolkit_of(untested, row), nothing).of(row)) for row in untested.rows
     )
-    for row in rows if thorough else ():
+    for row in rows if is_complete else ():
         if row.status == CURED and not row.tested:
             message = (
                 f"no version of this row of {row.patch} was tested; python -m tests.support.tested --here"
@@ -68,11 +68,11 @@ def _toolkit_of(whole: Matrix, row: Row) -> str:
     return whole.patches[row.patch].toolkit
 
 
-def _toolkit(toolkit: str, node: Node, whole: Matrix, thorough: bool) -> Tested:
+def _toolkit(toolkit: str, node: Node, whole: Matrix, is_complete: bool) -> Tested:
     entry = node.mapping(required=("versions",), optional=("except",))
     rows = [row for row in whole.rows if _toolkit_of(whole, row) == toolkit]
     versions = _versions(entry["versions"])
-    for version in versions if thorough else ():
+    for version in versions if is_complete else ():
         if not any(within(row.versions, (version,)) for row in rows):
             entry["versions"].fail(f"{version} is tested, but no row of {toolkit} contains it; {HOW}")
     but: Dict[str, FrozenSet[Version]] = {}
@@ -80,7 +80,7 @@ def _toolkit(toolkit: str, node: Node, whole: Matrix, thorough: bool) -> Tested:
         own = [name for name in whole.patches if whole.patches[name].toolkit == toolkit]
         _refuse_unknown(f"patch of {toolkit}", patch, item, own)
         left_out = _versions(item)
-        if thorough:
+        if is_complete:
             _refuse_exceptions_of_nothing(patch, item, left_out, versions, rows)
         but[patch] = frozenset(left_out)
     return Tested(tuple(versions), but)
