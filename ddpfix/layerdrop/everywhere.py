@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any, Callable
 
@@ -16,33 +17,43 @@ from ddpfix.user_code import full_name, module_of
 Change = Callable[[Site, type, bool], Any]
 
 
-def sharing(traits: code_copy.Traits) -> Change:
-    """Has all ranks skip the same layers in the training forwards of wrapped models.
+def share(site: Site, owner: type, examined: bool, **more: Any) -> None:
+    """Have all ranks skip the same layers in the training forwards of wrapped models, or none with ``off``.
 
     Args:
-        traits: what is particular to the toolkit's code.
+        site: has the settings.
+        owner: a class that draws for layers.
+        examined: whether its code was.
+        more: what is particular to the toolkit's code, for :func:`.cover.cover`.
     """
-    return lambda site, owner, examined: cover.cover(site, owner, cover.shared_call, traits=traits, examined=examined)
+    if is_off(site):
+        cover.never_skip(site, owner)
+    else:
+        cover.cover(site, owner, cover.shared_call, examined=examined, **more)
 
 
-def never_skipping(site: Site, owner: type, examined: bool) -> None:
-    """Has no layer skipped, whatever rate a config or a module holds."""
-    cover.never_skip(site, owner)
+def sharing(traits: code_copy.Traits) -> Change:
+    """Return :func:`share` with what is particular to the toolkit's code."""
+    return functools.partial(share, traits=traits)
 
 
-def unless_switched_off(site: Site, change: Change, fix: str = "layerdrop") -> Change:
+def is_off(site: Site) -> bool:
+    """Return whether no layer is to be skipped, whatever rate a config or a module holds."""
+    return site.settings is not None and site.settings["layerdrop"] == "off"
+
+
+def unless_switched_off(site: Site, change: Change) -> Change:
     """Leave the classes of a toolkit whose own fix its user has switched off (``DDPFIX_<TOOLKIT>_LAYERDROP=0``).
 
     Args:
         site: has the settings.
         change: what is done to all other classes.
-        fix: the name of the fix, which follows that of the toolkit's package.
     """
 
     def changed(site_: Site, owner: type, examined: bool) -> Any:
         toolkit = module_of(owner).partition(".")[0].lower()
-        is_off = site.settings is not None and site.settings.switched(f"{toolkit}.{fix}") == "0"
-        return None if is_off else change(site_, owner, examined)
+        left = site.settings is not None and site.settings.switched(f"{toolkit}.layerdrop") == "0"
+        return None if left else change(site_, owner, examined)
 
     return changed
 

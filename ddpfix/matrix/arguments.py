@@ -39,7 +39,6 @@ class Arguments(TypedDict, total=False):
     torch_unsent: Switch
     torch_aligned: Switch
     torch_layerdrop: Switch
-    torch_layerdrop_off: Switch
     torch_accumulation: Switch
     torch_buffers: Switch
     torch_store_file: Switch
@@ -54,7 +53,6 @@ class Arguments(TypedDict, total=False):
     deepspeed_layerdrop: Switch
     transformers_layerdrop: Switch
     transformers_sharded: Switch
-    transformers_layerdrop_off: Switch
     transformers_recording: Switch
     transformers_intent: Switch
     transformers_timeout: Switch
@@ -69,7 +67,6 @@ class Arguments(TypedDict, total=False):
     funasr_parallel: Switch
     funasr_overrides: Switch
     funasr_layerdrop: Switch
-    funasr_layerdrop_off: Switch
     funasr_unused: Switch
     funasr_samplers: Switch
     funasr_memory: Switch
@@ -88,7 +85,6 @@ class Arguments(TypedDict, total=False):
     funasr_checkpoint: Switch
     speechbrain_unused: Switch
     speechbrain_layerdrop: Switch
-    speechbrain_layerdrop_off: Switch
     speechbrain_spec_augment: Switch
     speechbrain_frozen: Switch
     speechbrain_frozen_parameters: Switch
@@ -117,7 +113,6 @@ class Arguments(TypedDict, total=False):
     fastnlp_overrides: Switch
     fastnlp_hint: Switch
     fastnlp_layerdrop: Switch
-    fastnlp_layerdrop_off: Switch
     fastnlp_cause: Switch
     fastnlp_logs: Switch
     wenet_uneven: Switch
@@ -127,18 +122,13 @@ class Arguments(TypedDict, total=False):
     wenet_unused: Switch
     wenet_checkpointing: Switch
     wenet_layerdrop: Switch
-    wenet_layerdrop_off: Switch
     wenet_overrides: Switch
     wenet_flags: Switch
     wenet_typing_names: Switch
     wenet_sox_buffer: Switch
     wenet_torchaudio: Switch
     torchaudio_layerdrop: Switch
-    torchaudio_layerdrop_off: Switch
     espnet_layerdrop: Switch
-    espnet_layerdrop_off: Switch
     espnet_unused: Switch
     s3prl_layerdrop: Switch
-    s3prl_layerdrop_off: Switch
     nemo_depth: Switch
-    nemo_depth_off: Switch

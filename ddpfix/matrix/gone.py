@@ -12,6 +12,7 @@ from typing import Dict, Iterator, Optional, Tuple
 from ddpfix.matrix.known_settings import PREFIX
 
 REMOVED_IN = "1.1.0"
+_SKIPPING = ("torch", "transformers", "funasr", "speechbrain", "fastnlp", "wenet", "torchaudio", "espnet", "s3prl")
 GONE: Dict[str, str] = {
     "DDPFIX_NEMO_LAYERDROP": "DDPFIX_NEMO_DEPTH=0 leaves NeMo as shipped, with gradients of zeros for a dropped layer",
     "DDPFIX_EVALUATION": "evaluate model.module, which needs no other rank",
@@ -23,6 +24,10 @@ GONE: Dict[str, str] = {
     "funasr.hub": "set ++frontend_conf.cmvn_file= and ++tokenizer_conf.token_list= beside other keys of these sections",
     "funasr.freeze": "use the spelling of freeze_param that your release of FunASR reads",
     "funasr.init_param": "check that the path exists: FunASR trains from random weights otherwise",
+    **{
+        f"{fix}_off": f"DDPFIX_{fix.upper().replace('.', '_')}=0 switches {fix} off, whatever DDPFIX_LAYERDROP says"
+        for fix in (*(f"{toolkit}.layerdrop" for toolkit in _SKIPPING), "nemo.depth")
+    },
     "transformers.outputs": "transformers 4.33 and newer register their outputs with torch",
     "transformers.renaming": "transformers 4.36.1 and newer rename a checkpoint on one rank",
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional
 
-from ddpfix.layerdrop import cover
+from ddpfix.layerdrop import cover, everywhere
 from ddpfix.patching.site import Site
 
 _BRANCH = "attn_branch_drop_rate"
 
 
 def share(site: Site, owner: type, examined: bool) -> None:
-    """Have all ranks skip the same layers in the training forwards of wrapped models."""
-    cover.cover(site, owner, cover.shared_call, rate=_rate_of(owner), examined=examined)
+    """Have all ranks skip the same layers in the training forwards of wrapped models, or none with ``off``."""
+    everywhere.share(site, owner, examined, rate=_rate_of(owner))
 
 
 def _rate_of(owner: type) -> Optional[Callable[[Any], float]]:

@@ -16,21 +16,11 @@ from ddpfix.patching.site import Site
 from ..common import espnet
 
 
-def sync(site: Site, module: ModuleType, owner: Any) -> None:
-    """Rank-synchronous decisions in the training forwards of wrapped models."""
+def put(site: Site, module: ModuleType, owner: Any) -> None:
+    """Rank-synchronous decisions in the training forwards of wrapped models; or no layer is skipped."""
     everywhere.put(site, owner, espnet.share)
 
 
-def sync_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+def put_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for layers of other classes, which are found when a model is wrapped."""
     everywhere.in_models(site, espnet.share)
-
-
-def off(site: Site, module: ModuleType, owner: Any) -> None:
-    """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
-    everywhere.put(site, owner, everywhere.never_skipping)
-
-
-def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
-    """The same for layers of other classes, which are found when a model is wrapped."""
-    everywhere.in_models(site, everywhere.never_skipping)

@@ -18,29 +18,26 @@ from typing import Any, Callable, List, Tuple
 
 import torch
 
-from ddpfix.layerdrop import by_patch, cover, training
+from ddpfix.layerdrop import by_patch, cover, everywhere, training
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import PatchError, Site
 
 _METHOD, _RATES, _LAYERS = "forward_internal", "layer_drop_probs", "layers"
 
 
-def skip(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on the method that goes through the layers.
+def put(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on the method that goes through the layers; with ``off`` it drops none, and scales none.
 
     Raises:
         PatchError: what it does with a dropped layer has changed.
     """
     _check(site, owner)
+    if everywhere.is_off(site):
+        site.wrap_hot(owner, _METHOD, _without)
+        return
     site.wrap_hot(owner, _METHOD, _forward)
     skip_frames(vars(owner)[_METHOD])
     by_patch.record(site, owner, _METHOD, _rate)
-
-
-def off(site: Site, module: ModuleType, owner: Any) -> None:
-    """No layer is dropped, and none is scaled, whatever rates an encoder holds."""
-    _check(site, owner)
-    site.wrap_hot(owner, _METHOD, _without)
 
 
 def _check(site: Site, owner: Any) -> None:

@@ -15,11 +15,6 @@ from ddpfix.patching.site import Site
 _share = everywhere.sharing(code_copy.Traits())
 
 
-def sync(site: Site, module: ModuleType, owner: Any) -> None:
-    """Rank-synchronous decisions in the training forwards of wrapped models."""
+def put(site: Site, module: ModuleType, owner: Any) -> None:
+    """Rank-synchronous decisions in the training forwards of wrapped models; or no layer is skipped."""
     everywhere.put(site, owner, _share)
-
-
-def off(site: Site, module: ModuleType, owner: Any) -> None:
-    """No layer is skipped, whatever rate an upstream holds."""
-    everywhere.put(site, owner, everywhere.never_skipping)

@@ -15,11 +15,6 @@ from ddpfix.patching.site import Site
 _share = everywhere.sharing(code_copy.Traits())
 
 
-def sync(site: Site, module: ModuleType, owner: Any) -> None:
-    """Rank-synchronous decisions in the training forwards of wrapped models."""
+def put(site: Site, module: ModuleType, owner: Any) -> None:
+    """Rank-synchronous decisions in the training forwards of wrapped models; or no layer is skipped."""
     everywhere.in_models(site, everywhere.unless_switched_off(site, _share))
-
-
-def off(site: Site, module: ModuleType, owner: Any) -> None:
-    """No layer is skipped, whatever rate a module holds."""
-    everywhere.in_models(site, everywhere.unless_switched_off(site, everywhere.never_skipping, "layerdrop_off"))

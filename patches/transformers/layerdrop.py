@@ -19,21 +19,11 @@ TRAITS = code_copy.Traits(checks=(FSDP_CHECK, ZERO3_CHECK), skipped_output=(None
 _share = everywhere.sharing(TRAITS)
 
 
-def sync(site: Site, module: ModuleType, owner: Any) -> None:
-    """Rank-synchronous decisions in the training forwards of wrapped models."""
+def put(site: Site, module: ModuleType, owner: Any) -> None:
+    """Rank-synchronous decisions in the training forwards of wrapped models; or no layer is skipped."""
     everywhere.in_module(site, module, _share)
 
 
-def sync_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+def put_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
     everywhere.in_models(site, _share)
-
-
-def off(site: Site, module: ModuleType, owner: Any) -> None:
-    """No layer is skipped, whatever rate a config or a module holds."""
-    everywhere.in_module(site, module, everywhere.never_skipping)
-
-
-def off_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
-    """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
-    everywhere.in_models(site, everywhere.never_skipping)

@@ -9,35 +9,29 @@ a batch that one rank skips sets the ranks apart.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 from ddpfix.layerdrop import cover, everywhere
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import Site
 
 from ..common import espnet
 
 _RATE = "stochastic_depth_rate"
 
 
-def sync(site: Site, module: ModuleType, owner: Any) -> None:
-    """Rank-synchronous decisions in the training forwards of wrapped models."""
+def put(site: Site, module: ModuleType, owner: Any) -> None:
+    """Rank-synchronous decisions in the training forwards of wrapped models; or none is skipped, and none scaled."""
     everywhere.put(site, owner, espnet.share)
     everywhere.in_models(site, espnet.share)
+    put_unscaled(site, module, owner)
 
 
-def off(site: Site, module: ModuleType, owner: Any) -> None:
-    """No layer is skipped, and none is scaled, whatever rate a config or a module holds."""
-    silent: Optional[type] = None
-    if cover.drawing_method(owner) is not None:
-        everywhere.put(site, owner, everywhere.never_skipping)
-        silent = owner
-    if (
-        "forward" in vars(owner)
-        and cover.drawing_method(owner) != "forward"
-        and _RATE in owner.forward.__code__.co_names
-    ):
-        # What is left of a rate in a layer of 3.1.0 and later: its output is scaled up for the steps in which it rests.
+def put_unscaled(site: Site, module: ModuleType, owner: Any) -> None:
+    """Have layers of 3.1.0 and later, which their list skips, run as at rate 0 where none is skipped.
+
+    Such a layer scales its output up for the steps in which it rests.
+    """
+    forward = vars(owner).get("forward")
+    scales = forward is not None and _RATE in forward.__code__.co_names and cover.drawing_method(owner) != "forward"
+    if everywhere.is_off(site) and scales:
         cover.never_skip(site, owner, "forward", (_RATE,))
-        silent = owner
-    if silent is None:
-        raise PatchError(f"{owner.__qualname__} has no rate any more")

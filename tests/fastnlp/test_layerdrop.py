@@ -94,7 +94,7 @@ def test_a_seed_of_the_users_does_not_do_that(unpatched: Results, ours: Results)
     assert finished(ours["seeded"]) == ours["seeded"][1].ran
 
 
-@pytest.mark.patches("fastnlp.layerdrop_off")
+@pytest.mark.patches("fastnlp.layerdrop")
 @pytest.mark.parametrize("model", MODELS)
 def test_off_skips_nothing(ours: Results, model: str) -> None:
     assert [len(step) for step in finished(ours[f"{model} off"])] == [LAYERS[model]] * 4

@@ -59,11 +59,13 @@ def home(name: str) -> Tuple[Any, type]:
     return module, getattr(module, drawing)
 
 
-def put(site: Site, function: Any = layerdrop.sync) -> None:
+def put(site: Site, setting: str = "sync") -> None:
     import funasr  # noqa: F401
 
+    site.settings = {"layerdrop": setting}
+
     for drawing, module in HOMES.items():
-        function(site, importlib.import_module(module), getattr(importlib.import_module(module), drawing))
+        layerdrop.put(site, importlib.import_module(module), getattr(importlib.import_module(module), drawing))
 
 
 @pytest.fixture
@@ -224,11 +226,11 @@ def test_a_branch_that_is_never_dropped_is_not_counted(site: Site) -> None:
     assert cover.active(build("attention", merge_method="concat")) == []
 
 
-@pytest.mark.patches("funasr.layerdrop_off")
+@pytest.mark.patches("funasr.layerdrop")
 @NAMES
 def test_off_is_rate_0(name: str, site: Site) -> None:
     expected = loss(build(name, **{key: 0.0 for key in ENCODERS[name][1] if "rate" in key}))
-    put(site, layerdrop.off)
+    put(site, "off")
     encoder = build(name)
     assert cover.active(encoder) == []
     assert all(torch.equal(loss(encoder), expected) for _ in range(3))
@@ -238,11 +240,11 @@ def test_off_is_rate_0(name: str, site: Site) -> None:
 
 
 @pytest.mark.patches("funasr.layerdrop")
-@pytest.mark.parametrize("function", (layerdrop.sync, layerdrop.off))
-def test_undo_leaves_everything_as_it_was(function: Any, site: Site) -> None:
+@pytest.mark.parametrize("setting", ("sync", "off"))
+def test_undo_leaves_everything_as_it_was(setting: str, site: Site) -> None:
     places = [home(name) for name in ENCODERS]
     before = [(dict(vars(module)), dict(vars(owner))) for module, owner in places]
-    put(site, function)
+    put(site, setting)
     assert all(vars(owner)["forward"] is not was["forward"] for (_, owner), (_, was) in zip(places, before))
     site.undo()
     for (module, owner), (globals_before, was) in zip(places, before):
@@ -325,13 +327,13 @@ def test_recomputation_repeats_the_decisions(name: str, where: str, reentrant: b
 
 
 @pytest.mark.patches("funasr.layerdrop")
-@pytest.mark.parametrize("first", (layerdrop.sync, checkpoint.layers))
+@pytest.mark.parametrize("first", (layerdrop.put, checkpoint.layers))
 def test_together_with_our_checkpointed_layers(first: Any, site: Site) -> None:
     module, owner = home("branchformer")
     outcomes = []
     for both in (False, True):
-        second = checkpoint.layers if first is layerdrop.sync else layerdrop.sync
-        for function in (first, second) if both else (layerdrop.sync,):
+        second = checkpoint.layers if first is layerdrop.put else layerdrop.put
+        for function in (first, second) if both else (layerdrop.put,):
             function(site, module, owner)
         encoder = build("both")
         with training.step(training.Replica(encoder, 3)):
@@ -347,7 +349,7 @@ def test_together_with_our_checkpointed_layers(first: Any, site: Site) -> None:
 def test_other_layers_are_covered_when_a_model_is_wrapped(site: Site) -> None:
     from funasr.models.transformer.encoder import EncoderLayer
 
-    layerdrop.sync_at_wrap(site, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
+    layerdrop.put_at_wrap(site, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     inner = EncoderLayer(4, torch.nn.Identity(), torch.nn.Identity(), 0.0)
     inner.self_attn.forward = lambda q, k, v, mask: q  # type: ignore[method-assign]
     inner.stochastic_depth_rate = RATE

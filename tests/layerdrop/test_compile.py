@@ -45,7 +45,7 @@ class Counting:
 def patched(site: Site, name: str) -> zoo.TinyModel:
     entry = zoo.tiny_model(name)
     entry.build()
-    layerdrop.sync(site, importlib.import_module(entry.module()), None)
+    layerdrop.put(site, importlib.import_module(entry.module()), None)
     return entry
 
 

@@ -30,7 +30,7 @@ def site() -> Iterator[Site]:
 
 
 def patch(site: Site, entry: zoo.TinyModel) -> None:
-    layerdrop.sync(site, importlib.import_module(entry.module()), None)
+    layerdrop.put(site, importlib.import_module(entry.module()), None)
     if Version("5.2") <= RELEASE:
         recording.skipped(site, transformers, None)
 

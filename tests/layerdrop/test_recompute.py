@@ -29,7 +29,7 @@ Whole = Callable[[nn.Module], torch.Tensor]
 @pytest.fixture(autouse=True)
 def patched() -> Iterator[None]:
     site = Site("test")
-    layerdrop.sync(site, importlib.import_module(ENTRY.module()), None)
+    layerdrop.put(site, importlib.import_module(ENTRY.module()), None)
     yield
     site.undo()
 
@@ -229,7 +229,7 @@ def enable(model: Any, reentrant: bool) -> None:
 def test_layers_checkpointed_by_transformers(reentrant: bool) -> None:
     entry = zoo.tiny_model("bart")
     site = Site("test")
-    layerdrop.sync(site, importlib.import_module(entry.module()), None)
+    layerdrop.put(site, importlib.import_module(entry.module()), None)
     try:
         results = []
         for kept in (False, True):

@@ -72,7 +72,7 @@ class LocalSource(OwnStack):
 
 def wrapped(site: Site, model: nn.Module) -> None:
     """Run all wrap hooks on a model."""
-    layerdrop.sync_at_wrap(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
+    layerdrop.put_at_wrap(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
     wrap_hooks.run_before_wrap(model)
 
 

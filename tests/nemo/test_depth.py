@@ -103,7 +103,7 @@ def test_under_fsdp_it_is_nemo_as_shipped(found: Found) -> None:
     assert not any("skip the same layers" in log for log, _ in ours)
 
 
-@pytest.mark.patches("nemo.depth_off")
+@pytest.mark.patches("nemo.depth")
 @pytest.mark.parametrize("name", NAMES)
 def test_off_drops_and_scales_nothing(found: Found, name: str) -> None:
     """The steps are those of an encoder without a rate."""

@@ -234,7 +234,7 @@ def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
 
 
 @pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.patches("transformers.layerdrop_off")
+@pytest.mark.patches("transformers.layerdrop")
 def test_layerdrop_off_needs_no_flag() -> None:
     done = served(["plain_bart", "flag"], True, {"DDPFIX_LAYERDROP": "off"})
     for one in done.records("plain_bart"):

@@ -39,7 +39,7 @@ def test_switched_off_they_skip_apart(found: Found, name: str) -> None:
     compared.skips_apart(found, f"switched {name}")
 
 
-@pytest.mark.patches("s3prl.layerdrop_off")
+@pytest.mark.patches("s3prl.layerdrop")
 @pytest.mark.parametrize("name", NAMES)
 def test_off_skips_nothing(found: Found, name: str) -> None:
     compared.skips_nothing(found, name, models.LAYERS)

@@ -14,7 +14,7 @@ from tests.support import ranks
 
 Found = Dict[str, List[Rank]]
 # Switches off the fixes for models of any origin, so that a toolkit's own is what acts.
-OF_ANY_ORIGIN = {f"{name}_{fix}": "0" for name in ("torch", "transformers") for fix in ("layerdrop", "layerdrop_off")}
+OF_ANY_ORIGIN = {f"{name}_layerdrop": "0" for name in ("torch", "transformers")}
 
 
 def plans(models: str, names: Sequence[str], fix: str, others: Dict[str, str]) -> List[Scenario]:

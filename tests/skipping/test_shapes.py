@@ -52,7 +52,7 @@ Found = Dict[str, List[Dict[str, Any]]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What both ranks found in each scenario. The fix of transformers, which covers models of others, is off."""
-    ours = {"transformers_layerdrop": "0", "transformers_layerdrop_off": "0"}
+    ours = {"transformers_layerdrop": "0"}
     plans = []
     for file in ("shapes", "others"):
         plans += [Scenario(f"plain {file}", file=file), Scenario(f"ours {file}", file=file, settings=ours)]
@@ -108,7 +108,7 @@ def test_draws_for_other_things_stay_each_ranks_own(found: Found, name: str) -> 
     assert not [line for record in records for line in record["lines"] if "layers" in line], records
 
 
-@pytest.mark.patches("torch.layerdrop_off")
+@pytest.mark.patches("torch.layerdrop")
 @pytest.mark.parametrize("name", SHARED)
 def test_off_skips_no_layer(found: Found, name: str) -> None:
     for record in of(found, "off", name):

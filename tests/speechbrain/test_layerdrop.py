@@ -142,7 +142,7 @@ def test_random_streams_advance_as_without_ddpfix(name: str, unpatched: Results,
     assert streams[0] == streams[1] and streams[0][0] != streams[0][1]
 
 
-@pytest.mark.patches("speechbrain.layerdrop_off")
+@pytest.mark.patches("speechbrain.layerdrop")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_off_skips_nothing_and_needs_no_flag(name: str, patched: Results, errors: Dict[str, float]) -> None:
     results = patched[f"{name}_silent_off"]

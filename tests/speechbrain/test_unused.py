@@ -216,7 +216,7 @@ def test_without_layerdrop_masked_spec_embed_is_enough_to_fail(unpatched: Result
         assert patched["still"][0].steps == unpatched["flag"][0].steps
 
 
-@pytest.mark.patches("speechbrain.spec_augment", "speechbrain.layerdrop_off")
+@pytest.mark.patches("speechbrain.spec_augment", "speechbrain.layerdrop")
 def test_layerdrop_off_trains_without_the_flag(patched: Results, errors: Dict[str, float]) -> None:
     passed(patched["off"])
     assert flags(patched["off"]) == [(False, False)] * 2

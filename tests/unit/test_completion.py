@@ -43,7 +43,7 @@ def answers(line: str) -> List[str]:
     "line, expected",
     [
         ("ddpfix pl", ["plan"]),
-        ("ddpfix explain transformers.lay", ["transformers.layerdrop", "transformers.layerdrop_off"]),
+        ("ddpfix explain transformers.lay", ["transformers.layerdrop"]),
         ("ddpfix run --unused ", ["auto", "find", "late", "off", "static"]),
         ("ddpfix plan --drift_", ["--drift_steps"]),
     ],

@@ -52,7 +52,7 @@ def test_every_patch_has_one_entry_with_reason_and_line(versions: Dict[str, Any]
             row = next(row for row in whole.rows if row.line == entry["matrix_line"])
             assert row.patch == entry["id"] and entry["targets"] == [str(target) for target in row.targets]
     assert found["accelerate.intent"]["action"] == "absent"
-    assert found["transformers.layerdrop_off"]["action"] == "off"
+    assert found["torch.probe"]["action"] == "off"
 
 
 def test_the_line_is_where_the_row_is(versions: Dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ def test_settings_and_where_they_come_from(versions: Dict[str, Any], monkeypatch
     assert found["log"] == {"value": "info", "from": "default"}
     assert list(found) == [setting.name for setting in SETTINGS]
     actions = {name: entry["action"] for name, entry in entries().items()}
-    assert (actions["transformers.layerdrop"], actions["transformers.layerdrop_off"]) == ("off", "apply")
+    assert (actions["transformers.layerdrop"], actions["transformers.sharded"]) == ("apply", "off")
 
 
 def test_bad_settings_are_refused(versions: Dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from ddpfix.cli import run
 from ddpfix.matrix import settings
 from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, read, switch_name
 
-PATCHES = ["torch.unused", "transformers.layerdrop", "transformers.layerdrop_off"]
+PATCHES = ["torch.unused", "transformers.layerdrop", "transformers.layerdrop_x"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -137,10 +137,10 @@ def test_switches_by_argument(key: str, value: object) -> None:
 
 
 def test_names_that_begin_alike_are_distinguished() -> None:
-    found = settle(environ={"DDPFIX_TRANSFORMERS_LAYERDROP_OFF": "0", "DDPFIX_LAYERDROP": "stock"})
-    assert dict(found.switches) == {"transformers.layerdrop_off": "0"}
+    found = settle(environ={"DDPFIX_TRANSFORMERS_LAYERDROP_X": "0", "DDPFIX_LAYERDROP": "stock"})
+    assert dict(found.switches) == {"transformers.layerdrop_x": "0"}
     assert found["layerdrop"] == "stock"
-    assert switch_name("transformers.layerdrop_off") == "DDPFIX_TRANSFORMERS_LAYERDROP_OFF"
+    assert switch_name("transformers.layerdrop_x") == "DDPFIX_TRANSFORMERS_LAYERDROP_X"
 
 
 @pytest.mark.parametrize("word", ["", " ", "\t"])

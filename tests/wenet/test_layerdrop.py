@@ -133,7 +133,7 @@ def test_recomputed_layers_get_the_decisions_of_their_forward(tree: Path, result
     assert results["ours_again"][0]["weights"] == results["ours_both"][0]["weights"]
 
 
-@pytest.mark.patches("wenet.layerdrop_off")
+@pytest.mark.patches("wenet.layerdrop")
 def test_off_is_rate_0(tree: Path, results: Dict[str, List[Any]]) -> None:
     for name in kinds(tree):
         assert ran(results[f"off_{name}"]) == ran(results[f"none_{name}"]), name
@@ -154,7 +154,7 @@ def test_the_encoder_is_compiled_as_without_ddpfix(tree: Path, results: Dict[str
 
 @pytest.mark.patches("wenet.layerdrop")
 def test_undo_leaves_everything_as_it_was(results: Dict[str, List[Any]]) -> None:
-    for setting, patch in (("sync", "wenet.layerdrop"), ("off", "wenet.layerdrop_off")):
+    for setting, patch in (("sync", "wenet.layerdrop"), ("off", "wenet.layerdrop")):
         for rank in results[f"undone_{setting}"]:
             assert rank["error"] is None and patch not in rank["failed"] and rank["problems"] == []
             assert patch in rank["applied"] and rank["changed"] > 0 and rank["left"] == 0
