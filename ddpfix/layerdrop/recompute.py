@@ -35,7 +35,7 @@ class _WeakStorage:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage().untyped()
+        storage = tensor.untyped_storage()
         self.cdata = storage._weak_ref()
         self._free = type(storage)._free_weak_ref
 

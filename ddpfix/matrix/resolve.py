@@ -180,4 +180,4 @@ def _release(pair: Tuple[Version, Row]) -> Version:
 def distance(one: Version, other: Version) -> float:
     """Return how far apart two versions are; the major number weighs most."""
     parts = zip([*one.release, 0, 0, 0][:3], [*other.release, 0, 0, 0][:3])
-    return sum(abs(a - b) * weight for (a, b), weight in zip(parts, (1e6, 1e3, 1.0)))
+    return abs(sum((a - b) * weight for (a, b), weight in zip(parts, (1e6, 1e3, 1.0))))

@@ -98,8 +98,7 @@ class Saved:
 
 def _storage(tensor: Any) -> int:
     try:
-        kept = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
-        return int(kept.data_ptr())
+        return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):
         return 0
 

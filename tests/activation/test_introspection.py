@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Dict, List
 
 import pytest
-import torch
 
 from tests.support.ranks import environment
 
@@ -75,7 +74,6 @@ print(calls)
 """
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_len_torch_dispatch_stack"), reason="this torch does not tell its modes")
 def test_modes_see_the_calls_of_ddps_constructor_alone(tmp_path: Path) -> None:
     seen = []
     for ddpfix in ("0", "1"):

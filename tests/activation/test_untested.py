@@ -43,13 +43,13 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job(tmp_path_factory.mktemp("tested"), "torch", torch.__version__, "plain")
 
 
-@pytest.mark.parametrize("version", ["2.16.0", pytest.param("1.12.0", marks=pytest.mark.sampled(inside=False))])
+@pytest.mark.parametrize("version", ["2.16.0", pytest.param("1.13.1", marks=pytest.mark.sampled(inside=False))])
 def test_a_torch_that_nobody_has_tested_is_said_once_and_left_alone(tmp_path: Path, version: str) -> None:
     found = job(tmp_path, "torch", version, "plain")
     assert REDUCTION in found.output and not found.trained
     (line,) = found.told
     assert f"torch {version} {HEAD}" in line and "fixes are left out, and it runs as without ddpfix" in line
-    cure = "DDPFIX_UNTESTED=apply applies those" if version > "2" else "pip install 'torch==1.13.1' has them"
+    cure = "DDPFIX_UNTESTED=apply applies those" if version > "2" else "pip install 'torch==2.0.1' has them"
     assert cure in line
 
 

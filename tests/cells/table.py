@@ -63,21 +63,12 @@ ENDS = (
     "tests/ranks/test_store_file.py",
 )
 # What is seen of a run: traces, probes, hangs, the doctor, the errors of DDP.
-ENDINGS = ("tests/ranks/test_hang.py", "tests/ranks/test_doctor.py", "tests/ranks/test_comparison.py")
-SEEING = ("tests/trace", "tests/probing", *ENDINGS)
-# What the matrix claims of torch before 2.0; what it does not is skipped, with the row's reason.
-CLAIMED = tuple(
-    f"tests/late/{name}"
-    for name in (
-        "loops",
-        "test_checkpointing.py",
-        "test_diagnoses.py",
-        "test_evidence.py",
-        "test_meaning.py",
-        "test_past.py",
-        "test_probe.py",
-        "test_uneven.py",
-    )
+SEEING = (
+    "tests/trace",
+    "tests/probing",
+    "tests/ranks/test_hang.py",
+    "tests/ranks/test_doctor.py",
+    "tests/ranks/test_comparison.py",
 )
 # Its launcher, its loop, its batches of different numbers, and where it is when it stands still.
 LIGHTNING = (
@@ -151,7 +142,6 @@ UNLOCKED = (
 # The first one that a version meets is taken.
 FITS: Dict[str, Tuple[Fit, ...]] = {
     "torch": (
-        Fit("<2", _OLD, python="3.8", tests=(CLAIMED, RANKS, (*ENDS, *ENDINGS))),
         Fit("<2.1", _OLD, python="3.8", tests=(LATE, RANKS, ENDS, SEEING)),
         # Later ones of accelerate set a device that torch.cpu does not have.
         Fit("<2.2", ("transformers==4.40.2", "accelerate==0.27.2", "numpy<2"), tests=(LATE, RANKS, ENDS, SEEING)),
@@ -177,11 +167,7 @@ FITS: Dict[str, Tuple[Fit, ...]] = {
     "fastNLP": (Fit("", tests=(("tests/fastnlp",),), pinned=True),),
     # With the toolkits whose models are trained in its engine; WeNet's are where TEST_WENET names its main tree.
     "deepspeed": (Fit("", _IN_ENGINES, tests=(("tests/deepspeed",),)),),
-    # The oldest one has a compiled part that its import needs.
-    "torchaudio": (
-        Fit("<2", ("numpy<1.25",), torch="1.13.1", python="3.8", tests=(("tests/torchaudio",),)),
-        Fit("", tests=(("tests/torchaudio",),), pinned=True),
-    ),
+    "torchaudio": (Fit("", tests=(("tests/torchaudio",),), pinned=True),),
     "espnet": (
         Fit("<202409", ("typeguard==2.13.3",), tests=(("tests/espnet",),), pinned=True),
         Fit("", ("typeguard==4.6.1",), tests=(("tests/espnet",),), pinned=True),
@@ -217,7 +203,7 @@ MORE: Dict[str, Tuple[Fit, ...]] = {
     + tuple(
         Fit(f"=={version}", (numpy,), python=python, tests=(SKIPPING,), stack="layers")
         for python, numpy, versions in (
-            ("3.8", "numpy<1.25", ("1.13.1", "2.0.1")),
+            ("3.8", "numpy<1.25", ("2.0.1",)),
             ("3.11", "numpy<2", ("2.1.2", "2.2.2", "2.3.1", "2.4.1", "2.5.1")),
             ("3.11", "numpy", ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0")),
             ("3.13", "numpy", ("2.14.1", "2.15.0")),

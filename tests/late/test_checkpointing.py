@@ -12,7 +12,6 @@ from packaging.version import Version
 from tests.late import launch
 from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
-from tests.support.rows import needs
 
 pytestmark = [pytest.mark.patches("torch.reentrant", "torch.late"), pytest.mark.sampled(inside=False, cells=True)]
 # Gradients of wav2vec2's small convolutions are noise on the CPU before torch 2.1, in one process, too.
@@ -46,7 +45,7 @@ def test_plain_torch_cannot_train_with_the_flag(outcomes: Dict[str, Ranks], kind
     assert any(READY_TWICE in ((record or {}).get("error") or "") for _, record in outcomes[f"plain-{kind}"])
 
 
-@pytest.mark.parametrize("mode", ["auto", "find", pytest.param("late", marks=needs("torch.late")), "flag"])
+@pytest.mark.parametrize("mode", ["auto", "find", "late", "flag"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_those_without_checkpointing(outcomes: Dict[str, Ranks], kind: str, mode: str) -> None:
     expected, records = both(outcomes, "find-"), both(outcomes, f"{mode}-{kind}")
@@ -54,7 +53,6 @@ def test_parameters_are_those_without_checkpointing(outcomes: Dict[str, Ranks], 
         assert one["steps"] == other["steps"] and one["none"] == other["none"]
 
 
-@needs("torch.late")
 @pytest.mark.parametrize("kind", KINDS)
 def test_late_keeps_the_kind(outcomes: Dict[str, Ranks], kind: str) -> None:
     for record in both(outcomes, f"late-{kind}"):

@@ -15,7 +15,6 @@ from tests.late import diagnosed, launch
 from tests.late.launch import Scenario
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
-from tests.support.rows import needs
 
 pytestmark = pytest.mark.patches("torch.diagnosis")
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -267,7 +266,6 @@ def test_ranks_that_disagree_are_named(more: Dict[str, Ranks], name: str) -> Non
     check_trains(more, f"{name}-0")
 
 
-@needs("torch.late")
 @pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.parametrize(
     "name",

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddpfix
 from tests.late.one_rank import Heads, alone, undone  # noqa: F401
-from tests.support.rows import needs
 
 pytestmark = pytest.mark.patches("torch.diagnosis")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
@@ -75,7 +74,6 @@ def _compiled() -> bool:
     return bool(evidence._compiles(nn.Linear(1, 1)))
 
 
-@needs("torch.late")
 def test_a_model_whose_reductions_are_finalized_gathers_nothing() -> None:
     ddpfix.activate(log="off")
     model = DistributedDataParallel(Heads())

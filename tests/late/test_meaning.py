@@ -11,7 +11,6 @@ from packaging.version import Version
 from tests.late import launch
 from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
-from tests.support.rows import needs
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),
@@ -89,7 +88,6 @@ def test_plain_torch_fails_without_the_flag(outcomes: Dict[str, Ranks]) -> None:
     )
 
 
-@needs("torch.late")
 @pytest.mark.parametrize("mode", ["find_unsent", "late", "late_unsent"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_parameters_are_bit_for_bit_those_of_the_flag(outcomes: Dict[str, Ranks], plan: str, mode: str) -> None:
@@ -105,7 +103,6 @@ def test_parameters_are_bit_for_bit_those_of_the_flag(outcomes: Dict[str, Ranks]
     assert all("with zeros" not in log for log, _ in outcomes[f"{plan}-{mode}"])
 
 
-@needs("torch.unsent")
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("mode", ["find_unsent", "late_unsent"])
 def test_what_nobody_used_is_not_sent(outcomes: Dict[str, Ranks], plan: str, mode: str) -> None:
@@ -127,7 +124,6 @@ def test_what_nobody_used_is_not_sent(outcomes: Dict[str, Ranks], plan: str, mod
         assert saved / (sent + saved) > 0.3
 
 
-@needs("torch.aligned")
 def test_buckets_end_where_layers_end_without_the_flag_too(outcomes: Dict[str, Ranks]) -> None:
     records, plain, expected = (both(outcomes, name) for name in ("whole", "whole_plain", "sgd-find"))
     assert records[0]["steps"] == plain[0]["steps"] == expected[0]["steps"][:12]
@@ -143,7 +139,6 @@ def test_buckets_end_where_layers_end_without_the_flag_too(outcomes: Dict[str, R
         assert (saved, kept) == (0, 0)
 
 
-@needs("torch.unsent")
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_of_the_user_has_all_other_buckets(outcomes: Dict[str, Ranks], hook: str) -> None:
     records, expected = both(outcomes, hook), both(outcomes, f"{hook}_off")
@@ -157,7 +152,7 @@ def test_a_hook_of_the_user_has_all_other_buckets(outcomes: Dict[str, Ranks], ho
 
 
 @pytest.mark.patches("torch.bucket_view")
-@pytest.mark.parametrize("name", ["views", pytest.param("late_views", marks=needs("torch.late"))])
+@pytest.mark.parametrize("name", ["views", "late_views"])
 def test_views(outcomes: Dict[str, Ranks], name: str) -> None:
     records, expected = both(outcomes, name), both(outcomes, "sgd-find")
     assert records[0]["steps"] == expected[0]["steps"][:12] and records[0]["none"] == expected[0]["none"][:12]

@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 import ddpfix
 from ddpfix.patching.site import PatchError, Site
 from tests.late.one_rank import Heads, alone, undone  # noqa: F401
-from tests.support.rows import needs
 
 pytestmark = pytest.mark.patches("torch.late", "torch.diagnosis", "torch.reentrant")
 TELLS = autograd.TELLS
@@ -40,7 +39,6 @@ class Behind(nn.Module):
         return checkpoint(self.layer, h, use_reentrant=True)
 
 
-@needs("torch.late")
 @pytest.mark.parametrize("settings", [{}, {"torch_reentrant": "0"}])
 def test_checkpoints_are_counted_whichever_patch_is_off(settings: Dict[str, Any]) -> None:
     original = vars(torch.utils.checkpoint.CheckpointFunction).get("apply")
@@ -124,7 +122,6 @@ def test_the_window_of_a_model_outlives_the_patch_before_torch_2_4(monkeypatch: 
     assert followed.forward_ended not in model.after and window.WINDOW.of(model) is None
 
 
-@needs("torch.late")
 def test_a_model_whose_reducer_is_made_anew_is_diagnosed_as_what_it_is() -> None:
     ddpfix.activate(log="off")
     wrapper = DistributedDataParallel(Heads(), find_unused_parameters=True)

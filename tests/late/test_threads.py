@@ -20,7 +20,6 @@ from tests.late.loops.loop import MODES, SETTINGS
 from tests.late.loops.test_loops import closeness
 from tests.late.loops.verdict import broken, verdict
 from tests.support import off_main_thread
-from tests.support.rows import needs
 
 pytestmark = pytest.mark.patches("torch.late", "torch.reentrant")
 # What goes through hooks, callbacks, nested backwards and checkpoints.
@@ -74,7 +73,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     return launch.train(plans, tmp_path_factory.mktemp("checkpoints"))
 
 
-@pytest.mark.parametrize("mode", ["auto", pytest.param("late", marks=needs("torch.late"))])
+@pytest.mark.parametrize("mode", ["auto", "late"])
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_parameters_are_those_of_the_main_thread(checkpoints: Dict[str, Ranks], kind: str, mode: str) -> None:
     for one, other in zip(both(checkpoints, "here"), both(checkpoints, f"{mode}-{kind}")):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 import pytest
-import torch
-from packaging.version import Version
 
 from tests.late import launch
 from tests.late.launch import Scenario
@@ -75,8 +73,3 @@ def test_what_is_right_stays_as_it_is(outcomes: Dict[str, Ranks], loop: str) -> 
 @pytest.mark.parametrize("name", ["ours-unknown", "switched"])
 def test_what_cannot_be_told_or_is_off_keeps_the_error(outcomes: Dict[str, Ranks], name: str) -> None:
     assert any(TWICE in end for end in ends(outcomes[name])), outcomes[name]
-
-
-def test_torch_can_tell_what_a_backward_will_run() -> None:
-    """Without it nothing is changed; all of these releases have it."""
-    assert hasattr(torch._C, "_will_engine_execute_node") == (Version(torch.__version__) >= Version("2.0"))

@@ -7,7 +7,6 @@ from typing import Any, Dict, Iterator, List
 import pytest
 import torch
 from ddpfix.patches.torch.forwards import pending
-from ddpfix.patches.torch.internals import tensors
 from ddpfix.patches.torch.pipeline import ddp
 from packaging.version import Version
 from torch import distributed, nn
@@ -98,8 +97,6 @@ def _old_broadcast(self: Any) -> None:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
-    if not tensors.CAN_SET_VERSION:
-        pytest.skip("this torch cannot be told the version of a tensor")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     monkeypatch.setattr(DistributedDataParallel, "_sync_buffers", _old_broadcast)
     # As on a rank that takes another one's buffers.

@@ -26,9 +26,7 @@ from tests.support import serving
 
 def limit() -> float:
     group: Any = distributed_c10d._get_default_group()
-    # A group of torch 1.13 has one backend, which it is.
-    backend = group._get_backend(torch.device("cpu")) if hasattr(group, "_get_backend") else group
-    return float(backend.options._timeout.total_seconds())
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 
 
 def group(seconds: Optional[float] = None) -> None:

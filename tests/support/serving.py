@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -56,9 +55,8 @@ def serve(home: Path, run: Run) -> None:
 
 
 def dynamo() -> None:
-    """Import what DDP imports when it is first built, two seconds for each child; torch 1.13 has none."""
-    if find_spec("torch._dynamo"):
-        import_module("torch._dynamo")
+    """Import what DDP imports when it is first built, two seconds for each child."""
+    import_module("torch._dynamo")
 
 
 def preload() -> None:

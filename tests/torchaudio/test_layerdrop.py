@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch.torch_version import TorchVersion
 
 from tests.skipping import compared
 from tests.skipping.compared import Found
@@ -47,6 +45,5 @@ def test_off_skips_nothing(found: Found, name: str) -> None:
     compared.skips_nothing(found, name, models.LAYERS)
 
 
-@pytest.mark.skipif(TorchVersion(torch.__version__) < (2, 0), reason="with torch 1.13 its import opens the gate")
 def test_its_import_loads_nothing_of_the_fix() -> None:
     compared.loads_nothing("torchaudio.models")

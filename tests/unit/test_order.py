@@ -27,7 +27,7 @@ PLAIN: Any = yaml.load(YAML.read_text(encoding="utf-8"), Loader=_LOADER)
 INSTALLED: List[Dict[str, Optional[str]]] = [
     {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0", "funasr": "1.4.16", "speechbrain": "1.1.2"},
     {"torch": "2.0.1+cu118", "transformers": "4.40.1", "funasr": "1.0.18", "speechbrain": "0.5.11", "fastNLP": "1.0.1"},
-    {"torch": "1.13.1", "transformers": "9.0", "funasr": "1.0.5", "speechbrain": "1.0.2", "wenet": "3.1.0"},
+    {"torch": "1.12.1", "transformers": "9.0", "funasr": "1.0.5", "speechbrain": "1.0.2", "wenet": "3.1.0"},
     {"torch": "2.4.0", "wenet": "2.2.1", "fastNLP": "0.7.0", "accelerate": "0.1", "hydra": "1.3.2"},
 ]
 

@@ -72,7 +72,7 @@ def test_a_version_that_was_typed_into_the_matrix_is_refused(
     typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = YAML.read_text(encoding="utf-8")
-    changed = text.replace('  torch:\n    versions: ["', '  torch:\n    versions: ["1.13.0", "') if typed else text
+    changed = text.replace('  torch:\n    versions: ["', '  torch:\n    versions: ["2.0.0", "') if typed else text
     copy = tmp_path / "matrix.yaml"
     copy.write_text(changed, encoding="utf-8")
     monkeypatch.setattr(tested, "YAML", copy)

@@ -92,7 +92,7 @@ def _limit_of_group(group: Any) -> Optional[float]:
     """
     torch: Any = sys.modules["torch"]
     own: Optional[float] = None
-    # What a group tells of itself differs between releases; a group of torch 1.13 may be a plain object.
+    # What a group tells of itself differs between releases.
     with contextlib.suppress(Exception):
         backend = internals.backend_of(group, torch.device("cpu"))
         if type(backend).__name__ == "ProcessGroupGloo" and group is not internals.default_group():

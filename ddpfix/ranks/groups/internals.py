@@ -51,11 +51,11 @@ def is_programs() -> bool:
 
 
 def table(name: str) -> Dict[Any, Any]:
-    """Return what torch knows by group (``pg_names``, ``pg_group_ranks``); torch 1.13 has it under another name."""
+    """Return what torch knows by group (``pg_names``, ``pg_group_ranks``)."""
     from torch.distributed import distributed_c10d
 
-    world: Any = getattr(distributed_c10d, "_world", None)
-    return getattr(world, name, None) or getattr(distributed_c10d, f"_{name}", {})
+    found: Dict[Any, Any] = getattr(distributed_c10d._world, name)
+    return found
 
 
 def collectives_of(group: Any) -> int:
@@ -64,8 +64,8 @@ def collectives_of(group: Any) -> int:
 
 
 def backend_of(group: Any, device: Any) -> Any:
-    """Return the backend of a group for a device; a group of torch 1.13 has one for all, which it is."""
-    return group._get_backend(device) if hasattr(group, "_get_backend") else group
+    """Return the backend of a group for a device."""
+    return group._get_backend(device)
 
 
 def has_gloo(group: Any) -> bool:

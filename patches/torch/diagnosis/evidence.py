@@ -135,8 +135,7 @@ class Evidence:
         from ..internals import autograd
 
         for number, node in enumerate(autograd.accumulators(self._model.parameters)):
-            if hasattr(node, "register_prehook"):
-                self._node_hooks.append(node.register_prehook(self._counter(number)))
+            self._node_hooks.append(node.register_prehook(self._counter(number)))
 
     def _counter(self, number: int) -> Any:
         def count(gradients: Any) -> None:

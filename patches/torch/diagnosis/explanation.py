@@ -18,6 +18,8 @@ _LINE = "\n    "
 # Modules that are frozen one by one.
 _FROZEN = 4
 _PREPARE = "model.reducer.prepare_for_backward([loss])"
+# The setting that does without an edit of the program.
+_WITHOUT_EDIT = "without an edit: DDPFIX_UNUSED=late"
 # Words, and lines to paste.
 Cure = Tuple[str, Sequence[str]]
 
@@ -62,7 +64,7 @@ def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> Lis
             first = [("free of charge, before the model is wrapped, if no later step uses it", frozen)]
     if kinds == {causes.OUTSIDE}:
         first = [("free of charge: return only what the loss needs from the wrapped model", [])]
-    words = f"{_where(lines)} ({_without_edit()})"
+    words = f"{_where(lines)} ({_WITHOUT_EDIT})"
     if not case.evidence.hides:
         return [*first, (words, [lines.find])]
     both = [lines.find, lines.not_reentrant]
@@ -73,7 +75,7 @@ def _by_hand(case: Case) -> Cure:
     """Return what helps where the program prepares DDP itself, within the forward of the wrapped module."""
     words = "DDP is prepared within the forward of the wrapped model: paste both lines"
     if release("torch") >= (2, 1):
-        words += f" ({_without_edit()})"
+        words += f" ({_WITHOUT_EDIT})"
     return words, [toolkit_lines.of(case.wrapped_by).find, _PREPARE]
 
 
@@ -138,7 +140,7 @@ def _why_twice(case: Case, number: int, reentrant: bool) -> Tuple[str, Cure]:
     why = "two backwards of one step reach it"
     if evidence.backwards:
         why = f"backward {evidence.backwards + 1} of this step reaches it, and so has an earlier one"
-    words = f"one backward for the sum of the losses ({_without_edit()})"
+    words = f"one backward for the sum of the losses ({_WITHOUT_EDIT})"
     return why, (words, ["(first_loss + second_loss).backward()"])
 
 
@@ -180,11 +182,6 @@ def _backwards_within(error: BaseException) -> int:
     """Return how many backwards have led to an error: more than one if a checkpoint has begun another one."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.name == "backward"]
     return sum(Path(each.filename).parts[-3:] == ("torch", "autograd", "__init__.py") for each in frames)
-
-
-def _without_edit() -> str:
-    """Return the setting that does without an edit of the program, in a release of torch that has it."""
-    return f"without an edit: DDPFIX_UNUSED={'late' if release('torch') >= (2, 0) else 'find'}"
 
 
 def _told(why: Sequence[str], cure: Sequence[Cure]) -> str:

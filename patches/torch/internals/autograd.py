@@ -10,9 +10,10 @@ from ddpfix.models.recomputed import TASK
 
 from . import modes
 
-_WILL = getattr(torch._C, "_will_engine_execute_node", None)
-# The node whose hooks run now.
-_NODE = getattr(torch._C, "_current_autograd_node", None)
+# Returns whether the backward that runs now comes to a node.
+will_reach: Callable[[Any], bool] = torch._C._will_engine_execute_node
+# Returns the node whose hooks run now.
+_NODE: Callable[[], Any] = torch._C._current_autograd_node
 # What a backward does with the parameters of a model.
 REACHES = "reaches some"
 LEAVES_ALONE = "is for something else"
@@ -23,13 +24,8 @@ UNSURE = "may be for something else"
 HIDING = [0]
 
 
-# Whether the engine can be asked what it reaches, and whether it runs.
-KNOWS, TELLS = _WILL is not None, TASK is not None
-
-
-def will_reach(node: Any) -> bool:
-    """Return whether the backward that runs now comes to a node; False where the engine cannot be asked."""
-    return _WILL is not None and bool(_WILL(node))
+# Whether the engine can be asked whether it runs.
+TELLS = TASK is not None
 
 
 def accumulators(parameters: Iterable[Any]) -> List[Any]:
@@ -67,13 +63,11 @@ class View:
 
         The engine knows only the graph of the backward that it runs: what a reentrant checkpoint hides is not in it.
         """
-        if _WILL is None:
-            return REACHES
         try:
-            if _WILL(self._last):
+            if will_reach(self._last):
                 return REACHES
             for node in self._backwards:
-                if _WILL(node):
+                if will_reach(node):
                     self._last = node
                     return REACHES
             return self._of_others()
@@ -89,16 +83,15 @@ class View:
 
     def left_out(self) -> List[int]:
         """Return the numbers of the parameters that the backward will not reach, as far as it can be seen."""
-        will: Callable[[Any], bool] = _WILL  # type: ignore[assignment]
-        return [index for index, node in enumerate(self._nodes) if not will(node)]
+        return [index for index, node in enumerate(self._nodes) if not will_reach(node)]
 
 
 def _of_unseen() -> str:
     """Return whether the backward leaves a part of its graph out (``autograd.grad``, ``backward(inputs=...)``)."""
-    node = _NODE() if _NODE is not None else None
+    node = _NODE()
     if node is None:
         return UNSURE
-    return UNSEEN if all(_WILL(each) for each in _behind(node)) else LEAVES_ALONE  # type: ignore[misc]
+    return UNSEEN if all(map(will_reach, _behind(node))) else LEAVES_ALONE
 
 
 # The key of a mark, the owner of an output, in ``node.metadata``: each node of a graph has this dictionary for notes. A
@@ -131,7 +124,7 @@ def behind(roots: Any) -> List[Any]:
 
 def may_hide_here() -> bool:
     """Return whether the graph behind the node whose hooks run now has custom functions, which may hide a graph."""
-    node = _NODE() if _NODE is not None else None
+    node = _NODE()
     return node is None or any(_is_custom(each) for each in _behind(node))
 
 

@@ -17,17 +17,13 @@ def hidden() -> ContextManager[None]:
 
 
 # How many modes of a program (TorchDispatchMode, TorchFunctionMode) see each function of torch that is called.
-_NAMES = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
-_DISPATCH, _FUNCTION = (getattr(torch._C, name, lambda: 0) for name in _NAMES)
-
-
-# Returns how many function modes are on.
-any_function_mode: Callable[[], int] = _FUNCTION
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+any_function_mode: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def any_mode() -> bool:
     """Return whether a mode of the program's is on."""
-    return bool(_DISPATCH() or _FUNCTION())
+    return bool(_dispatch_modes() or any_function_mode())
 
 
 @contextlib.contextmanager

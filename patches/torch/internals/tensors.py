@@ -16,12 +16,8 @@ from ddpfix.models.internals import version as version
 
 from . import modes
 
-_SET_VERSION: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+_SET_VERSION: Any = torch._C._autograd._unsafe_set_version_counter
 _function_mode = modes.any_function_mode
-
-
-# Whether a write can be hidden from autograd.
-CAN_SET_VERSION = _SET_VERSION is not None
 
 
 def written(parameter: Any) -> Tuple[Any, int]:

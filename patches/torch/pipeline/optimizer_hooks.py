@@ -39,8 +39,7 @@ class Steps:
             from torch.optim import optimizer
 
             self._handles.append(optimizer.register_optimizer_step_pre_hook(self._begins))
-            if hasattr(optimizer, "register_optimizer_step_post_hook"):
-                self._handles.append(optimizer.register_optimizer_step_post_hook(self._ended))
+            self._handles.append(optimizer.register_optimizer_step_post_hook(self._ended))
         while self._handles and not followed:
             self._handles.pop().remove()
 

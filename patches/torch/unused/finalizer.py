@@ -263,7 +263,7 @@ class Finalizer:
     def _outcome(self) -> str:
         """Return the event that the end of this backward is."""
         if self._effect is autograd.UNSURE and not self._marks.any_arrived():
-            # It was for something else, or this rank has used no parameter: an old torch cannot distinguish them.
+            # It was for something else, or this rank has used no parameter, which nobody can tell apart.
             return transitions.FOREIGN
         if self.inside and self.within is not None:
             return transitions.MISSING if self.within.is_unfinished() else transitions.UNPREPARED

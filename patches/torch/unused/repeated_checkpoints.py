@@ -78,7 +78,7 @@ class Repeated:
             preserve: as for ``checkpoint(preserve_rng_state)``.
             args: of the function.
         """
-        target = _target(function, args) if autograd.KNOWS and torch.is_grad_enabled() and states.reductions() else None
+        target = _target(function, args) if torch.is_grad_enabled() and states.reductions() else None
         if target is None:
             return self._reentrant(function, preserve, *args)
         uses = self._uses.get(target.key)

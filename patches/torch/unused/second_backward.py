@@ -30,11 +30,8 @@ class Guard:
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._wrapper = weakref.ref(model.wrapper)
-        nodes = autograd.accumulators(model.parameters)
-        # Before torch 2.0 nodes take no hooks ahead of them, and a second backward is not noticed.
-        takes = [node for node in nodes if hasattr(node, "register_prehook")]
-        self._hooks: List[Any] = [node.register_prehook(self._reached) for node in takes]
-        self._keeps_alive = nodes
+        self._nodes = autograd.accumulators(model.parameters)
+        self._hooks: List[Any] = [node.register_prehook(self._reached) for node in self._nodes]
         self._runs = False
         self.begin()
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Set
+from typing import Any, Dict, Iterator, List
 
 from tests.late.loops.kinds import Kind
 from tests.late.loops.launch import Ranks
-from tests.support.rows import lacks
 
 # An error of a rank that only waited for another one.
 WAITED = re.compile(r"[Tt]imed out|[Tt]imeout|Connection (closed|reset)|Broken pipe|wait for .* ms|Socket Timeout")
@@ -110,8 +109,6 @@ def broken(kind: Kind, plain: Verdict, ours: Verdict, ranks: Ranks, unpatched: R
     close = kind.close if size == 2 else max(kind.close, kind.close_three)
     if plain.outcome == "right":
         return _as_plain(kind, ours, ranks, unpatched, size)
-    if lacks("torch.late") and ours.outcome == plain.outcome:
-        return _left_alone(ranks, unpatched)
     if kind.ours == "plain":
         logs = "".join(log for log, _ in ranks)
         same = ours.outcome == plain.outcome or ours.outcome in ("right", "error")
@@ -124,18 +121,6 @@ def broken(kind: Kind, plain: Verdict, ours: Verdict, ranks: Ranks, unpatched: R
         return f"the error does not name the cause ({kind.cause}): {ours.text}"
     far = spoiled(ranks, hand, close) if kind.traced else 0.0
     return f"un-averaged gradients were used before the error: {far:.1e} from the reference" if far else ""
-
-
-def _left_alone(ranks: Ranks, unpatched: Ranks) -> str:
-    """A torch that is not cured does what it does without ddpfix: as many steps to the same bits, the same error."""
-    if _beginnings(ranks) != _beginnings(unpatched):
-        return f"another error than plain torch's: {errors(ranks)}, {errors(unpatched)}"
-    far = max(difference(one, other) for (_, one), (_, other) in zip(ranks, unpatched) if one and other)
-    return f"parameters are {far:.1e} from plain torch's" if far else ""
-
-
-def _beginnings(ranks: Ranks) -> Set[str]:
-    return {error.partition(". ")[0] for error in errors(ranks) if not WAITED.search(error)}
 
 
 def _as_plain(kind: Kind, ours: Verdict, ranks: Ranks, unpatched: Ranks, size: int) -> str:
