@@ -87,12 +87,10 @@ class Arguments(TypedDict, total=False):
     speechbrain_layerdrop: Switch
     speechbrain_spec_augment: Switch
     speechbrain_frozen: Switch
-    speechbrain_frozen_parameters: Switch
     speechbrain_unwrapped: Switch
     speechbrain_options: Switch
     speechbrain_yaml_options: Switch
     speechbrain_device: Switch
-    speechbrain_cuda: Switch
     speechbrain_precision: Switch
     speechbrain_probe: Switch
     speechbrain_accumulation: Switch
@@ -103,7 +101,6 @@ class Arguments(TypedDict, total=False):
     speechbrain_past: Switch
     speechbrain_stages: Switch
     speechbrain_checkpoints: Switch
-    speechbrain_interval: Switch
     speechbrain_main_saves: Switch
     speechbrain_loggers: Switch
     speechbrain_uneven: Switch

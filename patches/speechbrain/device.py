@@ -29,16 +29,6 @@ def brain(site: Site, module: ModuleType, owner: Any) -> None:
     site.wrap(owner, "__init__", _made)
 
 
-def numbered(site: Site, module: ModuleType, owner: Any) -> None:
-    """``--device=cuda`` is the first GPU; before 0.5.11 Brain takes the last letter of the device for its number."""
-    after(site, _number)
-
-
-def _number(line: Line) -> None:
-    if line.values.get("device") == "cuda":
-        line.set("device", "cuda:0")
-
-
 def local_rank() -> Optional[int]:
     """Return the local rank from the launcher's environment, or None."""
     text = os.environ.get("LOCAL_RANK", "")

@@ -2,7 +2,6 @@
 
 With ``freeze=True`` SpeechBrain's wrappers put their model into eval mode once; ``Brain.fit`` then calls
 ``self.modules.train()``, and the frozen extractor drops layers and features in training (speechbrain issue 2340).
-Before 0.5.11 its parameters also stay trainable, and DDP wraps what no backward pass will ever reach.
 """
 
 from __future__ import annotations
@@ -25,17 +24,6 @@ def keep_eval_mode(site: Site, module: ModuleType, owner: Any) -> None:
     frozen: Frozen = WeakKeyDictionary()
     site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, site, frozen))
     site.at_undo(frozen.clear)
-
-
-def parameters(site: Site, module: ModuleType, owner: Any) -> None:
-    """Freeze what ``freeze=True`` leaves trainable, although the wrapper runs it without gradients."""
-    site.wrap(owner, "_wrap_distributed", _frozen_first)
-
-
-def _frozen_first(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    for _, extractor in _extractors(instance.modules):
-        extractor.requires_grad_(False)
-    return wrapped(*args, **kwargs)
 
 
 def _wrapped(site: Site, frozen: Frozen, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ class Scenario(scenario.Scenario):
     Attributes:
         yaml: path of the hyperparameters (see :mod:`tests.speechbrain.recipes`).
         options: what a user types behind it. ``--device=cpu`` and gloo are added, and before 0.5.16 what makes a
-            release train on several processes, unless ``bare``.
+            release train on several processes.
         settings: arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
         before: Python code run just before the recipe (edits by hand, for reference runs); it finds ``recorder`` (whose
             dict ``record`` is kept) and ``rank``.
@@ -29,7 +29,6 @@ class Scenario(scenario.Scenario):
         keep: how many optimizer steps are kept whole (``Result.kept``), for a reference.
         script: another script than the recipe's.
         environ: environment variables.
-        bare: whether nothing is added to the options.
     """
 
     yaml: Path
@@ -40,17 +39,13 @@ class Scenario(scenario.Scenario):
     keep: int = 0
     script: Path = recipes.TRAIN
     environ: Dict[str, str] = field(default_factory=dict)
-    bare: bool = False
 
     def plan(self, folder: Path) -> Dict[str, Any]:
         names = ("name", "settings", "before", "timeout", "keep", "environ")
-        options = [f"--output_folder={folder / self.name}", *self.options]
-        if not self.bare:
-            options += ["--device=cpu", "--distributed_backend=gloo"]
-            if recipes.release() < Version("0.5.16"):
-                # 0.5.4 asks for the word; with it ddpfix takes either.
-                word = "=True" if recipes.release() < Version("0.5.5") else ""
-                options += [f"--distributed_launch{word}", "--local_rank=RANK"]
+        added = ["--device=cpu", "--distributed_backend=gloo"]
+        if recipes.release() < Version("0.5.16"):
+            added += ["--distributed_launch", "--local_rank=RANK"]
+        options = [f"--output_folder={folder / self.name}", *self.options, *added]
         plan = {name: getattr(self, name) for name in names}
         return {**plan, "script": str(self.script), "arguments": [str(self.yaml), *options]}
 

@@ -9,8 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Dict
 
-from packaging.version import Version
-
 from tests.support import serving
 
 
@@ -45,8 +43,7 @@ def main() -> None:
     from tests.speechbrain import recipes, stand_in
 
     stand_in.apply(recipes.release())
-    if recipes.release() >= Version("0.5.6"):
-        import_module(recipes.wrapper(recipes.family()).rpartition(".")[0])
+    import_module(recipes.wrapper(recipes.family()).rpartition(".")[0])
     serving.serve(Path(sys.argv[1]), run)
 
 

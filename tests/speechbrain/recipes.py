@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version as installed
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -73,11 +72,6 @@ def wrapper(kind: str) -> str:
     if release() < Version("1.1.0"):
         return f"speechbrain.lobes.models.huggingface_transformers.{kind}.{_CLASSES[kind]}"
     return f"speechbrain.integrations.huggingface.{kind}.{_CLASSES[kind]}"
-
-
-def has_wrapper() -> bool:
-    """Whether the release has an interface to wav2vec 2.0 at all; the first ones do not."""
-    return find_spec(wrapper(family()).rpartition(".")[0]) is not None
 
 
 def seeding() -> str:
@@ -144,19 +138,16 @@ def _make_model(home: str, kind: str, config: Dict[str, Any]) -> None:
     import inspect
 
     import torch
-    from transformers import AutoConfig, AutoModel, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor
+    from transformers import AutoConfig, AutoModel, Wav2Vec2FeatureExtractor
 
     torch.manual_seed(99)
     sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
     # The strides of the real one, so that lengths come out as SpeechBrain expects them.
     convolutions = {"conv_dim": (8,) * 7, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
     silent = ("hidden_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "activation_dropout")
-    # Before 0.5.8 the wrapper leaves the masking of frames on.
-    masks = {} if release() >= Version("0.5.8") else {"mask_time_prob": 0.0}
     given = {
         **sizes,
         **convolutions,
-        **masks,
         "layerdrop": 0.5,
         "vocab_size": 8,
         **dict.fromkeys(silent, 0.0),
@@ -167,11 +158,6 @@ def _make_model(home: str, kind: str, config: Dict[str, Any]) -> None:
     old = "safe_serialization" in inspect.signature(model.save_pretrained).parameters
     model.save_pretrained(home, **({"safe_serialization": False} if old else {}))
     Wav2Vec2FeatureExtractor(do_normalize=True, return_attention_mask=True).save_pretrained(home)
-    if release() < Version("0.5.9"):
-        # The wrapper loads a tokenizer as well, and makes no use of it.
-        letters = ("<pad>", "<s>", "</s>", "<unk>", "|", "a")
-        (Path(home) / "vocab.json").write_text(json.dumps({letter: n for n, letter in enumerate(letters)}))
-        Wav2Vec2CTCTokenizer(str(Path(home) / "vocab.json")).save_pretrained(home)
 
 
 if __name__ == "__main__":

@@ -138,4 +138,4 @@ def test_no_sync_restores_what_was_there_after_an_exception(brain: Any) -> None:
 
 
 def test_the_release_is_one_of_those_that_are_covered() -> None:
-    assert Version("0.5.4") <= tiny_runs.RELEASE < Version("1.1.3")
+    assert Version("0.5.11") <= tiny_runs.RELEASE < Version("1.1.3")

@@ -8,14 +8,12 @@ import pytest
 
 from tests.speechbrain import launch, recipes
 from tests.speechbrain.launch import Scenario
-from tests.speechbrain.test_unused import FAILURE, HAS_FLAG, passed
-from tests.speechbrain.test_unused import pytestmark as interface
+from tests.speechbrain.test_unused import FAILURE, passed
 
-pytestmark = [interface, pytest.mark.patches("torch.diagnosis")]
+pytestmark = pytest.mark.patches("torch.diagnosis")
 OFF = {"unused": "off"}
 
 
-@pytest.mark.skipif(not HAS_FLAG, reason="the Brain knows no flag before 0.5.9")
 def test_the_line_is_an_option_and_cures(tmp_path: Path) -> None:
     yaml = recipes.write(tmp_path)
     failing = [Scenario("off", yaml, settings=OFF, timeout=40)]

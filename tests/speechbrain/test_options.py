@@ -23,7 +23,6 @@ from tests.speechbrain.parsing import RELEASE, UNPATCHED, as_unpatched, patched,
 pytestmark = pytest.mark.patches("speechbrain.options")
 
 FLAG = "find_unused_parameters"
-HAS_FLAG = RELEASE >= (0, 5, 9)
 YAML = """
 seed: 1234
 lr: 0.5
@@ -59,13 +58,9 @@ def test_the_patches_are_in_place() -> None:
     applied = {name: states[f"speechbrain.{name}"] for name in parsing.PATCHES}
     # Those that act when a command line is parsed, and change nothing else.
     expected = {**dict.fromkeys(parsing.PATCHES, "applied"), "precision": "registered"}
-    expected["cuda"] = "registered" if RELEASE < (0, 5, 11) else NOT
     if RELEASE >= (1, 1, 0):
         expected["yaml_options"] = "registered"
     assert applied == expected
-
-
-NOT = "not-affected"
 
 
 def on_the_cpu(outcome: parsing.Outcome) -> Any:
@@ -101,35 +96,29 @@ def test_the_flag_is_true_in_every_spelling(after: List[str], front: List[str], 
     if RELEASE >= (1, 1, 0):
         # An abbreviation is parsed, and then not noted as typed: Brain does not look at it.
         arrives = arrives and FLAG in without_ddpfix.typed
-    assert arrives == (HAS_FLAG and (exact or (prefix and RELEASE < (1, 1, 0))))
+    assert arrives == (exact or (prefix and RELEASE < (1, 1, 0)))
 
     outcome = patched(*words)
     assert (outcome.error, outcome.path, outcome.overrides) == (None, str(train), "")
     assert outcome.get(FLAG) is True
     assert outcome.typed == [FLAG]
     assert patch.user_value(outcome.options, {FLAG: False}, FLAG) == (True, True)
-    if HAS_FLAG:
-        assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: False}), FLAG) is True
+    assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: False}), FLAG) is True
 
 
 @pytest.mark.parametrize("words", [[f"--{FLAG}=False"], [f"--{FLAG}", "no"], ["--find_unused=0"], [f"--{FLAG}=off"]])
 def test_an_explicit_false_is_one(words: List[str], train: Path) -> None:
-    assert unpatched(train, *words).error == ("exit 2" if HAS_FLAG and words[-1] != "no" else None)
+    assert unpatched(train, *words).error == ("exit 2" if words[-1] != "no" else None)
     outcome = patched(train, *words)
     assert (outcome.error, outcome.get(FLAG), outcome.typed, outcome.overrides) == (None, False, [FLAG], "")
     assert patch.user_value(outcome.options, {FLAG: True}, FLAG) == (True, False)
-    if HAS_FLAG:
-        assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: True}), FLAG) is False
+    assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: True}), FLAG) is False
 
 
 def test_the_published_advice_on_the_unpatched_release(train: Path) -> None:
     outcome = unpatched(train, f"--{FLAG}=True")
-    if HAS_FLAG:
-        assert outcome.error == "exit 2"
-        assert f"argument --{FLAG}: ignored explicit argument 'True'" in outcome.printed
-    else:
-        with pytest.raises(KeyError, match=f"Override '{FLAG}' not found"):
-            parsing.load(outcome)
+    assert outcome.error == "exit 2"
+    assert f"argument --{FLAG}: ignored explicit argument 'True'" in outcome.printed
     parsing.load(patched(train, f"--{FLAG}=True"))
 
 
@@ -240,11 +229,7 @@ def test_the_yaml_behind_a_value(train: Path) -> None:
 
 def test_arguments_of_the_command_line_by_themselves(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", str(train), f"--{FLAG}=True"])
-    if RELEASE < (0, 5, 11):
-        with pytest.raises(TypeError):
-            speechbrain.parse_arguments()
-    else:
-        assert speechbrain.parse_arguments()[1][FLAG] is True
+    assert speechbrain.parse_arguments()[1][FLAG] is True
 
 
 def test_user_value(train: Path) -> None:
@@ -259,9 +244,8 @@ def test_user_value(train: Path) -> None:
     assert patch.user_value({FLAG: False}, {FLAG: True}, FLAG) == (True, False)
     # The release's own parser, which does not note what was typed before 1.1.0.
     assert patch.user_value(unpatched(train).options, {FLAG: True}, FLAG) == (True, True)
-    if HAS_FLAG:
-        assert patch.user_value(unpatched(train, f"--{FLAG}").options, {FLAG: False}, FLAG) == (True, True)
-        assert patch.user_value(unpatched(train).options, {}, FLAG) == (False, None)
+    assert patch.user_value(unpatched(train, f"--{FLAG}").options, {FLAG: False}, FLAG) == (True, True)
+    assert patch.user_value(unpatched(train).options, {}, FLAG) == (False, None)
 
 
 def test_run_options_stay_a_dict(train: Path) -> None:

@@ -13,7 +13,6 @@ from tests.speechbrain.parsing import RELEASE, patched, unpatched
 
 NEW, BY_ENVIRONMENT = (1, 1, 0), (0, 5, 16)
 # Before it, Brain takes the last letter of the device for a number.
-NUMBERLESS = (0, 5, 11)
 BASE = "seed: 1\nlr: 0.5\n"
 
 
@@ -67,20 +66,7 @@ def test_the_cpu_stays(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.patches("speechbrain.device")
 def test_without_a_launcher_the_device_stays(train: Path) -> None:
     assert patched(train, "--device=cuda:3").get("device") == "cuda:3"
-    assert unpatched(train, "--device=cuda").get("device") == "cuda"
-    assert patched(train, "--device=cuda").get("device") == ("cuda:0" if RELEASE < NUMBERLESS else "cuda")
-
-
-@pytest.mark.patches("speechbrain.cuda")
-@pytest.mark.skipif(RELEASE >= NUMBERLESS, reason="Brain knows a device without a number")
-def test_brain_is_given_the_number_of_the_device(train: Path) -> None:
-    from speechbrain import Brain
-
-    with pytest.raises(ValueError, match=r"invalid literal for int\(\) with base 10: 'a'"):
-        Brain(run_opts={"device": unpatched(train, "--device=cuda").get("device")})
-    assert patched(train, "--device=cuda").get("device") == "cuda:0"
-    assert patched(train, "--device=cuda:1").get("device") == "cuda:1"
-    assert patched(train, "--device=cpu").get("device") == "cpu"
+    assert patched(train, "--device=cuda").get("device") == unpatched(train, "--device=cuda").get("device") == "cuda"
 
 
 @pytest.mark.patches("speechbrain.device")
@@ -143,9 +129,7 @@ def test_the_rank_that_only_an_old_launcher_tells(train: Path, monkeypatch: pyte
 def test_distributed_launch(word: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch)
     before = unpatched(train, word)
-    works = RELEASE < BY_ENVIRONMENT and word == (
-        "--distributed_launch=True" if RELEASE == (0, 5, 4) else "--distributed_launch"
-    )
+    works = RELEASE < BY_ENVIRONMENT and word == "--distributed_launch"
     assert (before.error is None and before.get("distributed_launch") is True and before.overrides == "") == works
     outcome = patched(train, word)
     assert (outcome.error, outcome.overrides) == (None, "")
@@ -352,9 +336,7 @@ def test_the_named_precision_trains_on_the_cpu(value: str, train: Path) -> None:
         def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
             return predictions.float().pow(2).mean()
 
-    outcome = patched(
-        train, "--device=cpu", f"--precision={value}", "--noprogressbar" if RELEASE > (0, 5, 4) else "--lr=1"
-    )
+    outcome = patched(train, "--device=cpu", f"--precision={value}", "--noprogressbar")
     made = Small(
         {"linear": torch.nn.Linear(2, 2)}, lambda p: torch.optim.SGD(p, 0.1), parsing.load(outcome), outcome.options
     )

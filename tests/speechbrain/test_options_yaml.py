@@ -28,16 +28,14 @@ counter: !new:collections.Counter
 dotted.key: 1
 """
 # Yaml values of run options, and in which releases the parser's default shadows them (first, end).
-ALL, NEW = (0, 5, 4), (1, 1, 0)
+ALL, NEW = (0, 5, 11), (1, 1, 0)
 SHADOWED: Dict[str, Tuple[Any, Tuple[int, ...], Tuple[int, ...]]] = {
-    FLAG: (True, (0, 5, 9), NEW),
+    FLAG: (True, ALL, NEW),
     "debug": (True, ALL, NEW),
     "debug_batches": (7, ALL, NEW),
     "debug_epochs": (5, ALL, NEW),
     "distributed_backend": ("gloo", ALL, NEW),
     "data_parallel_backend": (True, ALL, NEW),
-    "auto_mix_prec": (True, (0, 5, 5), (0, 5, 11)),
-    "noprogressbar": (True, (0, 5, 5), (0, 5, 11)),
     "debug_persistently": (True, (0, 5, 14), NEW),
     "tqdm_colored_bar": (True, (0, 5, 14), NEW),
     "remove_vector_weight_decay": (True, (0, 5, 15), NEW),
@@ -82,7 +80,7 @@ def of(outcome: parsing.Outcome, name: str) -> Dict[str, Any]:
 @pytest.mark.parametrize("name", SHADOWED)
 def test_the_yaml_is_not_shadowed(name: str, tmp_path: Path) -> None:
     value, first, end = SHADOWED[name]
-    if (name == "data_parallel_backend" and RELEASE >= NEW) or (name == "auto_mix_prec" and RELEASE >= (1, 0, 0)):
+    if name == "data_parallel_backend" and RELEASE >= NEW:
         pytest.skip("Brain itself refuses it on the CPU")
     file = written(tmp_path, **{name: value})
     without_ddpfix = made(unpatched, file, "--device=cpu")

@@ -17,8 +17,6 @@ CLIPS_NOTHING = since("0.5.15", "1.0.0")
 OFF: Dict[str, Any] = {"settings": {"past_wrapper": "off"}, "environ": {"DDPFIX_SPEECHBRAIN_CLIPPING": "0"}}
 # It is told once, by the first rank.
 SAID = "tiny_recipe.py:{} calls the module model past DistributedDataParallel"
-# As a user has to type it there, where ddpfix does not read the command line.
-BY_HAND = ["--device=cpu", "--distributed_backend=gloo", "--distributed_launch=True", "--local_rank=RANK"]
 QUICK = """
 import sys
 ours = sys.modules.get("ddpfix.patches.common.bypass")
@@ -51,8 +49,6 @@ def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
         plans.append(run(folder, "off", past="all", number_of_epochs=2, keep=False, **OFF))
         return plans
     plans += [edited(plan) for plan in plans[2:]]
-    if not since("0.5.5"):
-        plans = [dataclasses.replace(plan, options=[*plan.options, *BY_HAND], bare=True) for plan in plans]
     return plans
 
 

@@ -14,7 +14,7 @@ BATCHES, EPOCHS = 6, 2
 
 
 def test_epoch_and_batch_of_a_recipe(tmp_path: Path) -> None:
-    recipes.write(tmp_path, encoder="" if recipes.has_wrapper() else recipes.OWN, number_of_epochs=str(EPOCHS))
+    recipes.write(tmp_path, number_of_epochs=str(EPOCHS))
     shutil.copy(recipes.TRAIN, tmp_path)
     script = tmp_path / "train.py"
     head = "    def compute_forward(self, batch, stage):\n"

@@ -35,8 +35,6 @@ def test_encoders(tmp_path: Path) -> None:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """A recipe as its user has it."""
-    if not recipes.has_wrapper():
-        pytest.skip("this release knows no wav2vec 2.0")
     recipes.write(tmp_path, encoder=recipes.pretrained(tmp_path, {"layerdrop": 0.5}), number_of_epochs="3")
     shutil.copy(recipes.TRAIN, tmp_path)
     return tmp_path
@@ -65,7 +63,7 @@ def test_a_recipe(recipe: Path) -> None:
     """Of issue 2340, whose advice is typed as it was published."""
     data = probed_recipe(recipe, "--find_unused_parameters=True", "--lr=0.01")
     assert any("there is no GPU here: gloo takes the place of nccl" in line for line in data["said"])
-    assert data["settings"] == [] or release < Version("0.5.9")
+    assert data["settings"] == []
     encoder, last = data["models"]
     assert (encoder["steps"], encoder["passes"], last["model"]) == (STEPS, STEPS, "Linear")
     # Up to 0.5.15 it takes --distributed_launch as well, which the command has not.
@@ -77,12 +75,10 @@ def test_a_recipe(recipe: Path) -> None:
     dropped = {name.split(".layers.")[1][0] for name in encoder["sometimes"]}
     assert dropped and all(0 < count < STEPS for count in encoder["sometimes"].values())
     assert all("masked_spec_embed" in name or ".layers." in name for name in encoder["always"])
-    # Ahead of 0.5.8 the wrapper leaves apply_spec_augment as the model has it: on, and masks use the parameter.
-    frozen = any("masked_spec_embed (requires_grad_(False))" in line for line in encoder["advice"])
-    assert frozen == any("masked_spec_embed" in name for name in encoder["always"]) == (release >= Version("0.5.8"))
+    assert any("masked_spec_embed (requires_grad_(False))" in line for line in encoder["advice"])
+    assert any("masked_spec_embed" in name for name in encoder["always"])
     assert encoder["setting"] == "find_unused_parameters=True"
-    has_flag = release >= Version("0.5.9")
-    assert encoder["line"] == ("in SpeechBrain: --find_unused_parameters" if has_flag else encoder["line"])
+    assert encoder["line"] == "in SpeechBrain: --find_unused_parameters"
     assert last["always"] == [] and last["setting"] == ""
 
 

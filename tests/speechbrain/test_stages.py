@@ -177,7 +177,7 @@ def test_logging_on_the_main_process_only_is_no_collective(patched: Side) -> Non
 
 
 MINE = ["accumulation", "clipping", "clip_groups", "no_sync", "finite", "stages", "loggers", "uneven"]
-MINE += ["single_batch", "no_hparams", "checkpoints", "interval", "main_saves"]
+MINE += ["single_batch", "no_hparams", "checkpoints", "main_saves"]
 
 
 def targets(patch: str) -> List[model.Target]:

@@ -161,7 +161,6 @@ def test_a_resumed_loader_counts_what_is_left_and_keeps_its_position() -> None:
 
 
 @pytest.mark.patches("speechbrain.uneven")
-@pytest.mark.skipif(not since("0.5.10"), reason="there is no LoopedLoader")
 def test_a_looped_loader_goes_on_in_its_data_and_begins_epochs_anew() -> None:
     from ddpfix.patches.speechbrain import uneven
     from speechbrain.dataio.dataloader import LoopedLoader

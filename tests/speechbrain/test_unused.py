@@ -13,13 +13,10 @@ from tests.speechbrain.launch import Result, Scenario
 
 release = recipes.release()
 FAILURE = "Expected to have finished reduction in the prior iteration"
-pytestmark = pytest.mark.skipif(Version("0.5.6") > release, reason="no interface to transformers before 0.5.6")
-HAS_FLAG = Version("0.5.9") <= release
-HAS_MASK = Version("0.5.8") <= release
 ACCUMULATES = Version("0.5.12") <= release
 HAS_PRECISION = Version("1.0.0") <= release
-# Where the Brain knows no flag, what holds for every toolkit is enough.
-SWITCHED_OFF = {"speechbrain.unused" if HAS_FLAG else "torch.unused": "0", "torch.late": "0"}
+FLAG = ["--find_unused_parameters"]
+SWITCHED_OFF = {"speechbrain.unused": "0", "torch.late": "0"}
 LATE = {"unused": "late", "layerdrop": "stock"}
 FINALIZED = "ddpfix trains on without them, as find_unused_parameters=True does"
 Results = Dict[str, List[Result]]
@@ -93,10 +90,6 @@ def yamls(folder: Path) -> Dict[str, Path]:
     return made
 
 
-def flag() -> List[str]:
-    return ["--find_unused_parameters"] if HAS_FLAG else []
-
-
 def rewritten(folder: Path) -> Path:
     """A recipe with an ``on_fit_start`` of its own, which looks for DDP as recipes do."""
     script = folder / "rewritten.py"
@@ -110,9 +103,8 @@ def unpatched(folder: Path, yamls: Dict[str, Path]) -> Results:
         Scenario("plain", yamls["plain"], timeout=30),
         Scenario("still", yamls["still"], timeout=30),
         Scenario("frozen", yamls["frozen"], before=RECORD_FROZEN),
+        Scenario("flag", yamls["still"], FLAG, keep=2),
     ]
-    if HAS_FLAG:
-        scenarios.append(Scenario("flag", yamls["still"], flag(), keep=2))
     if ACCUMULATES:
         scenarios.append(Scenario("window", yamls["plain"], ["--grad_accumulation_factor=2"], timeout=30))
     return launch.train(scenarios, folder / "unpatched", ddpfix=False)
@@ -122,7 +114,7 @@ def unpatched(folder: Path, yamls: Dict[str, Path]) -> Results:
 def patched(folder: Path, yamls: Dict[str, Path]) -> Results:
     scenarios = [
         Scenario("plain", yamls["plain"], keep=3),
-        Scenario("flag", yamls["plain"], flag(), keep=3),
+        Scenario("flag", yamls["plain"], FLAG, keep=3),
         Scenario("still", yamls["still"], keep=2),
         Scenario("off", yamls["plain"], settings={"layerdrop": "off"}, keep=2),
         Scenario("frozen", yamls["frozen"], before=RECORD_FROZEN),
@@ -135,9 +127,8 @@ def patched(folder: Path, yamls: Dict[str, Path]) -> Results:
         Scenario("late", yamls["plain"], settings=LATE, keep=3),
         Scenario("late_unequal", yamls["plain"], settings=LATE, keep=3, before=UNEQUAL_USE),
         Scenario("still_late", yamls["still"], settings=LATE, keep=2),
+        Scenario("late_flag", yamls["plain"], FLAG, settings=LATE, keep=1),
     ]
-    if HAS_FLAG:
-        scenarios.append(Scenario("late_flag", yamls["plain"], flag(), settings=LATE, keep=1))
     if ACCUMULATES:
         window = ["--grad_accumulation_factor=3"]
         scenarios.append(Scenario("late_window", yamls["plain"], window, settings=LATE, keep=1, before=UNEQUAL_USE))
@@ -200,28 +191,25 @@ def test_every_rank_skips_the_same_layers(patched: Results) -> None:
 @pytest.mark.patches("speechbrain.unused")
 def test_the_users_value_stays(patched: Results) -> None:
     passed(patched["flag"])
-    assert flags(patched["flag"]) == [(True, HAS_FLAG)] * 2
+    assert flags(patched["flag"]) == [(True, True)] * 2
     assert patched["flag"][0].steps == patched["plain"][0].steps
 
 
 @pytest.mark.patches("speechbrain.unused")
-@pytest.mark.skipif(not HAS_MASK, reason="before 0.5.8 masked_spec_embed is used: spec_augment was left on")
 def test_without_layerdrop_masked_spec_embed_is_enough_to_fail(unpatched: Results, patched: Results) -> None:
     failed(unpatched["still"])
     passed(patched["still"])
     assert flags(patched["still"]) == [(True, False)] * 2
     assert "masked_spec_embed is never used with apply_spec_augment=False" in patched["still"][0].log
-    if HAS_FLAG:
-        passed(unpatched["flag"])
-        assert patched["still"][0].steps == unpatched["flag"][0].steps
+    passed(unpatched["flag"])
+    assert patched["still"][0].steps == unpatched["flag"][0].steps
 
 
 @pytest.mark.patches("speechbrain.spec_augment", "speechbrain.layerdrop")
 def test_layerdrop_off_trains_without_the_flag(patched: Results, errors: Dict[str, float]) -> None:
     passed(patched["off"])
     assert flags(patched["off"]) == [(False, False)] * 2
-    if HAS_MASK:
-        assert [wrapped["frozen"] for wrapped in patched["off"][0].ddp] == [["model.masked_spec_embed"], []]
+    assert [wrapped["frozen"] for wrapped in patched["off"][0].ddp] == [["model.masked_spec_embed"], []]
     assert all(len(layers) == 4 for layers in patched["off"][0].ran)
     assert errors["off"] == 0.0
 
@@ -265,19 +253,16 @@ def test_ranks_that_skip_differently_need_no_flag(name: str, patched: Results, e
 
 
 @pytest.mark.patches("speechbrain.unused")
-@pytest.mark.skipif(not HAS_MASK, reason="before 0.5.8 masked_spec_embed is used: spec_augment was left on")
 def test_masked_spec_embed_needs_no_flag(unpatched: Results, patched: Results, errors: Dict[str, float]) -> None:
     passed(patched["still_late"])
     assert flags(patched["still_late"]) == [(False, False)] * 2
     # Nothing is frozen: what no rank uses has a gradient of zeros, which SGD alone does not move by.
     assert [wrapped["frozen"] for wrapped in patched["still_late"][0].ddp] == [[], []]
     assert errors["still_late"] == 0.0
-    if HAS_FLAG:
-        assert patched["still_late"][0].steps == unpatched["flag"][0].steps
+    assert patched["still_late"][0].steps == unpatched["flag"][0].steps
 
 
 @pytest.mark.patches("speechbrain.unused")
-@pytest.mark.skipif(not HAS_FLAG, reason="no such flag before 0.5.9")
 def test_the_users_value_stays_under_late(patched: Results, errors: Dict[str, float]) -> None:
     passed(patched["late_flag"])
     assert flags(patched["late_flag"]) == [(True, True)] * 2
@@ -322,7 +307,7 @@ def test_without_the_patch_it_fails_as_before(patched: Results) -> None:
     failed(patched["switched_off"])
 
 
-@pytest.mark.patches("speechbrain.frozen", "speechbrain.frozen_parameters")
+@pytest.mark.patches("speechbrain.frozen")
 def test_a_frozen_extractor_keeps_all_of_its_layers(unpatched: Results, patched: Results) -> None:
     for results in (unpatched["frozen"], patched["frozen"], patched["frozen_unpatched"]):
         passed(results)

@@ -11,7 +11,6 @@ import torch
 from tests.speechbrain import launch, tiny_recipe, tiny_runs
 from tests.speechbrain.tiny_runs import Side, end, since
 
-pytestmark = pytest.mark.skipif(not since("0.5.9"), reason="cannot train on the CPU")
 SEEDS_BY_RANK = since("1.0.2", "1.0.3")
 BY_RANK = since("0", "1.0.3")
 NAMED = "target (Linear) has no trainable parameter, so DDP does not make it equal, and it differ"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import typing
 from collections import Counter
 from typing import Any, Iterator, Tuple
 from unittest import mock
 
 import torch
 
-Reads = Counter[Tuple[str, str]]
+Reads = typing.Counter[Tuple[str, str]]
 _METHODS = (
     *("item", "tolist", "numpy", "cpu", "equal", "allclose", "is_nonzero", "nonzero", "masked_select", "unique"),
     *("__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__", "__contains__"),

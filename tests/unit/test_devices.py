@@ -19,7 +19,7 @@ from tests.support.rooms import FILES
 NAME_CUDA: Dict[str, str] = {
     "ddpfix.devices": "the room",
     "ddpfix.layerdrop.numbers": "names of methods and attributes in the source of a model",
-    "ddpfix.matrix.arguments": "the name of a setting, after a toolkit's",
+    "ddpfix.matrix.gone": "the name of a setting, after a toolkit's",
     "ddpfix.cli.demo.script.train": "the name of an argument of transformers",
     "ddpfix.cli.doctor.ranks": "ranks that have NVIDIA's GPUs, over NCCL, and the version that torch was built for",
     "ddpfix.cli.doctor.versions": "the versions that torch was built for",
