@@ -19,14 +19,17 @@ def explain(wanted: str) -> int:
     """Print the problem, the evidence, the versions and the setting of one patch.
 
     A word that is no id gives the patches that speak of it, and what each is for. Returns 2 where none does. A
-    removed name (any key of the table, or a command without ``ddpfix``) is answered with its line.
+    removed name (any key of the table, or a command without ``ddpfix``) is answered with its line, a renamed patch
+    with a line and its text.
     """
     earlier = next((key for key in (wanted, f"ddpfix {wanted}") if key in gone.GONE), None)
     if earlier is not None:
         _env.say(gone.answer(earlier))
         return 0
     whole = loader.load()
-    patch = whole.patches.get(wanted)
+    if wanted in gone.RENAMED:
+        _env.say(gone.answer(wanted))
+    patch = whole.patches.get(gone.RENAMED.get(wanted, wanted))
     if patch is None:
         return _mention(wanted, whole)
     console = new_console()

@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 
 from ddpfix import _env
 from ddpfix.matrix import gone
-from ddpfix.matrix.settings import SETTINGS, Setting
+from ddpfix.matrix.settings import PREFIX, SETTINGS, Setting
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -23,15 +23,17 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def add_gone(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options that a command had in an earlier release; none is shown."""
     for option, key in gone.options(command):
-        # Its value, if one follows, is read over.
-        parser.add_argument(option, nargs="?", action=_Gone, key=key, help=argparse.SUPPRESS)
+        # The value of a removed one, if any follows, is read over.
+        now = gone.RENAMED.get(key, "")[len(PREFIX) :].lower()
+        nargs = None if now else "?"
+        parser.add_argument(option, nargs=nargs, action=_Gone, key=key, dest=now or key, help=argparse.SUPPRESS)
 
 
 class _Gone(argparse.Action):
-    """Answers an option with its line.
+    """Answers an option with its line; a renamed one sets what its new name does.
 
     Args:
-        key: of the option in the table of removed names.
+        key: of the option in a table of :mod:`ddpfix.matrix.gone`.
     """
 
     def __init__(self, *names: Any, key: str, **keywords: Any) -> None:
@@ -40,6 +42,8 @@ class _Gone(argparse.Action):
 
     def __call__(self, parser: object, namespace: object, values: object, option_string: object = None) -> None:
         _env.say(gone.answer(self._key, str(option_string)))
+        if self._key in gone.RENAMED:
+            setattr(namespace, self.dest, values)
 
 
 class _Words:

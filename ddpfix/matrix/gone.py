@@ -1,4 +1,4 @@
-"""Removed names: each is answered with one line, and changes nothing else.
+"""Removed names, each of which is answered with one line, and changes nothing else; and renamed ones, which still work.
 
 A key is written as users write it: a variable (``DDPFIX_X``), the id of a patch (``torch.x``), a command
 (``ddpfix x``) or an option of it (``ddpfix x --y``), a name of the package (``ddpfix.x``) or an extra (``ddpfix[x]``).
@@ -11,7 +11,7 @@ from typing import Dict, Iterator, Optional, Tuple
 
 from ddpfix.matrix.known_settings import PREFIX
 
-REMOVED_IN = "1.1.0"
+REMOVED_IN, RENAMED_UNTIL = "1.1.0", "1.2.0"
 _SKIPPING = ("torch", "transformers", "funasr", "speechbrain", "fastnlp", "wenet", "torchaudio", "espnet", "s3prl")
 GONE: Dict[str, str] = {
     "DDPFIX_NEMO_LAYERDROP": "DDPFIX_NEMO_DEPTH=0 leaves NeMo as shipped, with gradients of zeros for a dropped layer",
@@ -39,6 +39,9 @@ GONE: Dict[str, str] = {
     "ddpfix[trace]": "a trace is JSON lines, and needs no package",
 }
 
+# Each works for one release more, and a line says so. Both names are those of settings, or both those of patches.
+RENAMED: Dict[str, str] = {}
+
 
 def answer(key: str, shown: str = "") -> str:
     """Return the line about a removed name.
@@ -47,18 +50,27 @@ def answer(key: str, shown: str = "") -> str:
         key: of :data:`GONE`.
         shown: the name as it was given, where that differs.
     """
+    if key in RENAMED:
+        now = RENAMED[key] if shown in ("", key) else _variable(RENAMED[key])
+        return f"{shown or key} was renamed in {REMOVED_IN}, and works until {RENAMED_UNTIL}: use {now}"
     return f"{shown or key} was removed in {REMOVED_IN}: {GONE[key]}"
 
 
 def of_variable(variable: str) -> Optional[str]:
-    """Return the key of a variable: that of a setting, or the switch of a patch."""
-    words = (variable, variable[len(PREFIX) :])
-    return next((key for key in GONE if key[:6] != "ddpfix" and key.upper().replace(".", "_") in words), None)
+    """Return the key of a variable that is gone or has another name: that of a setting, or the switch of a patch."""
+    return next((key for key in (*RENAMED, *GONE) if key[:6] != "ddpfix" and _variable(key) == variable.upper()), None)
+
+
+def _variable(key: str) -> str:
+    return key if key.startswith(PREFIX) else PREFIX + key.upper().replace(".", "_")
 
 
 def options(command: str) -> Iterator[Tuple[str, str]]:
-    """Yield the options that a command had, with their keys; settings are options of ``run``, ``plan``, ``probe``."""
-    for key in GONE:
+    """Yield the options that a command had under these names, with their keys.
+
+    Settings are options of ``run``, ``plan`` and ``probe``.
+    """
+    for key in (*GONE, *RENAMED):
         if key.startswith(f"ddpfix {command} --"):
             yield key.rpartition(" ")[2], key
         elif key.startswith(PREFIX) and command in ("run", "plan", "probe"):

@@ -92,6 +92,12 @@ def read(
     return Settings(reader.values, reader.switches, reader.sources, reader.gone)
 
 
+def _now(earlier: Optional[str]) -> str:
+    """Return what a renamed patch or setting is called now; empty for any other."""
+    now = gone.RENAMED.get(earlier or "", "")
+    return now[len(PREFIX) :] if now.startswith(PREFIX) else now
+
+
 class _Reader:
     def __init__(self, switches_by_variable: Mapping[str, str]) -> None:
         self.by_variable = switches_by_variable
@@ -114,6 +120,8 @@ class _Reader:
             if earlier is None:
                 raise SettingsError(self._unknown(key, source))
             self.gone.append(gone.answer(earlier, source))
+            if earlier in gone.RENAMED:
+                self.set(_now(earlier), value, source)
             return
         word = {"true": "1", "false": "0", "on": "1", "off": "0"}.get(value.strip().lower(), value.strip().lower())
         if word not in SWITCH:
@@ -139,14 +147,16 @@ class _Reader:
             self.set(key, text, where + key)
 
     def environment(self, environ: Mapping[str, str]) -> None:
-        for variable, value in environ.items():
-            # An empty variable says nothing, as everywhere in a shell, and as with DDPFIX itself.
-            if variable.startswith(PREFIX) and value.strip():
-                self.set(variable[len(PREFIX) :], value, variable)
+        # An empty variable says nothing, as everywhere in a shell, and as with DDPFIX itself.
+        given = [name for name, value in environ.items() if name.startswith(PREFIX) and value.strip()]
+        # Where somebody sets both names of a renamed one, the new name counts: it is read last.
+        for variable in sorted(given, key=lambda name: gone.of_variable(name) is None):
+            self.set(variable[len(PREFIX) :], environ[variable], variable)
 
     def off_switches(self, environ: Mapping[str, str]) -> None:
-        for variable, value in environ.items():
-            patch = self.by_variable.get(variable.upper())
-            if patch is not None and value.strip().lower() in ("0", "false", "off"):
+        ours = ((name, value) for name, value in environ.items() if name.upper().startswith(PREFIX))
+        for variable, value in ours:
+            patch = self.by_variable.get(variable.upper()) or _now(gone.of_variable(variable))
+            if patch in self.by_variable.values() is not None and value.strip().lower() in ("0", "false", "off"):
                 self.switches[patch] = "0"
                 self.sources[patch] = variable

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from cogapp import Cog
 
 from ddpfix.matrix import loader, settings
-from ddpfix.matrix.gone import GONE
+from ddpfix.matrix.gone import GONE, RENAMED, RENAMED_UNTIL
 from ddpfix.matrix.model import Patch
 from ddpfix.trace import schema
 from tests.support import tested
@@ -112,8 +112,9 @@ def values() -> str:
 
 
 def gone() -> str:
-    """One line a removed name."""
+    """One line a removed or renamed name."""
     lines = ["| removed | what to do instead |", "|---|---|"]
+    lines += [f"| `{key}` (works until {RENAMED_UNTIL}) | use `{now}` |" for key, now in RENAMED.items()]
     return "\n".join([*lines, *(f"| `{key}` | {instead} |" for key, instead in GONE.items())])
 
 

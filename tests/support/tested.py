@@ -26,7 +26,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 from packaging.version import Version
 
 from ddpfix.matrix.compiling.reader import Reader
-from ddpfix.matrix.gone import GONE
+from ddpfix.matrix.gone import GONE, RENAMED
 from ddpfix.matrix.model import Matrix
 from ddpfix.matrix.ranges import within
 from tests.support import compiled
@@ -65,8 +65,8 @@ def by_version(results: Sequence[Result], whole: Matrix) -> Dict[str, Dict[Versi
     """
     found: Dict[str, Dict[Version, Set[str]]] = {}
     for result in results:
-        # A removed patch stays in the results of earlier runs.
-        for patch in (each for each in result["patches"] if each not in GONE):
+        # A removed patch stays in the results of earlier runs, and a renamed one under the name that it had.
+        for patch in (RENAMED.get(each, each) for each in result["patches"] if each not in GONE):
             if patch not in whole.patches:
                 raise ValueError(f"the result of {result['cell']} names {patch!r}, which the matrix does not have")
             toolkit = whole.patches[patch].toolkit

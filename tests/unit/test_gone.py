@@ -78,6 +78,50 @@ def test_a_setting_or_switch_changes_nothing(name: str, value: str, tmp_path: Pa
         assert (found.values, found.switches, found.sources) == (plain.values, plain.switches, plain.sources)
 
 
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting and a patch that had other names."""
+    monkeypatch.setitem(gone.RENAMED, "DDPFIX_SEEDS", "DDPFIX_SEED")
+    monkeypatch.setitem(gone.RENAMED, "torch.stuck", "torch.hang")
+
+
+def _renamed(shown: str, now: str) -> str:
+    return f"{shown} was renamed in 1.1.0, and works until 1.2.0: use {now}"
+
+
+def test_a_renamed_setting_or_switch_works(names: None, tmp_path: Path) -> None:
+    patches = loader.load().patches
+    for word in ("0", "off"):
+        found = settings.read({"torch_stuck": "force"}, patches, {"DDPFIX_TORCH_STUCK": word}, tmp_path)
+        assert found.switched("torch.hang") == "0"
+        assert found.gone == [
+            _renamed("DDPFIX_TORCH_STUCK", "DDPFIX_TORCH_HANG"),
+            _renamed("argument torch_stuck", "DDPFIX_TORCH_HANG"),
+        ]
+    (tmp_path / "pyproject.toml").write_text("[tool.ddpfix]\nseeds = 3\n")
+    assert settings.read({}, patches, {}, tmp_path)["seed"] == "3"
+    found = settings.read({}, patches, {"DDPFIX_SEEDS": "4"}, tmp_path)
+    assert found["seed"] == "4" and found.gone[-1] == _renamed("DDPFIX_SEEDS", "DDPFIX_SEED")
+    with pytest.raises(settings.SettingsError, match="DDPFIX_SEEDS='x': accepted are auto, an integer"):
+        settings.read({}, patches, {"DDPFIX_SEEDS": "x"}, tmp_path)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_where_both_names_are_set_the_new_one_counts(names: None, turned: bool, tmp_path: Path) -> None:
+    both = {"DDPFIX_SEEDS": "4", "DDPFIX_SEED": "5"}
+    environ = dict(reversed(list(both.items()))) if turned else both
+    assert settings.read({}, loader.load().patches, environ, tmp_path)["seed"] == "5"
+
+
+def test_a_renamed_option_and_a_renamed_patch_are_answered(names: None, capsys: Any) -> None:
+    words, _ = cli._split(["plan", "--seeds", "7"])
+    assert cli._parser().parse_args(words).seed == "7"
+    assert capsys.readouterr() == ("", f"ddpfix: {_renamed('--seeds', 'DDPFIX_SEED')}\n")
+    assert cli.main(["explain", "torch.stuck"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"ddpfix: {_renamed('torch.stuck', 'torch.hang')}\n" and out.startswith("torch.hang")
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ddpfix ")])
 def test_a_command_or_option_is_no_error(name: str, tmp_path: Path, capsys: Any) -> None:
     _, command, *option = name.split()

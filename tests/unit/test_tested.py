@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from ddpfix.matrix import loader
 from ddpfix.matrix.compiling.reader import Reader
-from ddpfix.matrix.gone import GONE
+from ddpfix.matrix.gone import GONE, RENAMED
 from tests.cells import table
 from tests.support import tested
 from tests.support.compiled import ROOT, YAML
@@ -98,7 +98,7 @@ def test_a_result_has_what_it_should() -> None:
         found = json.loads(path.read_text(encoding="utf-8"))
         assert path.stem == found["cell"] and Version(found["version"])
         assert found["toolkit"] in loader.load().toolkits
-        assert found["patches"] and set(found["patches"]) <= {*loader.load().patches, *GONE}
+        assert found["patches"] and set(found["patches"]) <= {*loader.load().patches, *GONE, *RENAMED}
         numbers = [found[name] for name in tested.COUNTS]
         if found["recorded"] is None:
             assert numbers == [None] * 4 and "before results were kept" in found["note"]
