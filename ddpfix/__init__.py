@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ddpfix.layerdrop.training import skipped_layers as skipped_layers
     from ddpfix.matrix.model import MatrixError as MatrixError
     from ddpfix.matrix.settings import SettingsError as SettingsError
-    from ddpfix.models.traffic import traffic as traffic
     from ddpfix.probing.alone import probe as probe
     from ddpfix.ranks.agreement.rendezvous import AgreementError as AgreementError
 
@@ -29,10 +28,9 @@ _MODULES = {
     "SettingsError": "matrix.settings",
     "probe": "probing.alone",
     "skipped_layers": "layerdrop.training",
-    "traffic": "models.traffic",
 }
 # Removed names, which ddpfix/matrix/gone.py answers: its table is not read for each module that is imported from here.
-_GONE: tuple[str, ...] = ()
+_GONE: tuple[str, ...] = ("traffic",)
 __all__ = [
     "AgreementError",
     "MatrixError",
@@ -42,7 +40,6 @@ __all__ = [
     "probe",
     "report",
     "skipped_layers",
-    "traffic",
 ]
 
 

@@ -39,11 +39,6 @@ def is_capturing() -> bool:
     return False
 
 
-def synchronize(device: Any) -> None:
-    """Wait for everything that was given to a device."""
-    _asked("synchronize", device)
-
-
 def event(device: Any, timed: bool = False) -> Any:
     """Return an event on the current stream of a device; None where a kind has no events.
 

@@ -37,7 +37,6 @@ __all__ = [
     "drawing_classes",
     "drawing_method",
     "innermost",
-    "is_shared",
     "layer_count",
     "listed",
     "may_skip",

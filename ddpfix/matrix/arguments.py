@@ -22,7 +22,6 @@ class Arguments(TypedDict, total=False):
     cache: Union[int, float, str]
     seed: Union[int, float, str]
     timeout: Union[int, float, str]
-    bucket_view: Literal["0", "1", 0, 1]
     drift: Literal["warn", "error", "off"]
     drift_steps: Union[int, float, str]
     past_wrapper: Literal["auto", "route", "off"]
@@ -35,9 +34,6 @@ class Arguments(TypedDict, total=False):
     torch_steps: Switch
     torch_late: Switch
     torch_reentrant: Switch
-    torch_bucket_view: Switch
-    torch_unsent: Switch
-    torch_aligned: Switch
     torch_layerdrop: Switch
     torch_accumulation: Switch
     torch_buffers: Switch

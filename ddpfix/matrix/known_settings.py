@@ -150,12 +150,6 @@ SETTINGS: Tuple[Setting, ...] = (
         _is_seconds,
     ),
     Setting(
-        "bucket_view",
-        "0",
-        ("0", "1"),
-        "1: gradients are views into DDP's buckets (gradient_as_bucket_view=True), which saves a copy of them",
-    ),
-    Setting(
         "drift",
         "warn",
         ("warn", "error", "off"),

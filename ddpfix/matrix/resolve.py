@@ -24,7 +24,6 @@ _TRAINING = (
     "memory",
     "attention",
     "seed",
-    "bucket_view",
     "past_wrapper",
 )
 # Patches that change nothing of what is trained, and are no fact either.

@@ -1,1 +1,1 @@
-"""What ddpfix knows of a model: hooks before wrapping, names of parameters, recomputed forwards, traffic."""
+"""What ddpfix knows of a model: hooks before wrapping, names of parameters, recomputed forwards."""

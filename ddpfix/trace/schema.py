@@ -54,7 +54,6 @@ COLUMNS: Tuple[Column, ...] = (
     Column("skipped", "ints", "", "layers that were skipped, as indices into the model's `layers`"),
     Column("unused", "ints", "", "parameters without a gradient, as indices into the model's `parameters`"),
     Column("sent", "int", "bytes", "gradients that were communicated"),
-    Column("unsent", "int", "bytes", "gradients that were not, because no rank used their bucket"),
     Column("peak", "int", "bytes", "most memory so far: allocated on the GPU, else resident of the process"),
     Column("reserved", "int", "bytes", "memory that torch holds on the GPU"),
     Column("shape", "ints", "", "shape of the largest input tensor of the step"),

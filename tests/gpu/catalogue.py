@@ -8,9 +8,7 @@ from tests.gpu import programs
 from tests.gpu.cells import GROUPS, SECTIONS, Cell, numbers
 
 _LATE = ["flag", "find", "late", "auto"]
-_ALL = [*_LATE, "find, all sent", "find, views", "late, all sent", "late, views"]
-# With one rank nothing is sent anywhere, and no bucket is looked at.
-_ALONE = [mode for mode in _ALL if "sent" not in mode]
+_ALL = [*_LATE, "find, views", "late, views"]
 _WHOLE = ["plain", "flag", "auto", "late"]
 _CHECKPOINTS = ("reentrant", "non-reentrant", "whole encoder, reentrant", "whole encoder, non-reentrant")
 
@@ -36,7 +34,7 @@ def _exactness(group: str, quick: bool) -> List[Cell]:
     steps = 4 if quick else 10
     drop: Dict[str, Any] = {"rate": 0.5, "steps": steps}
     branches = {"steps": steps, "optimizer": "sgd"}
-    modes = ["flag", "find", "late"] if quick else _ALONE if GROUPS[group][1] == 1 else _ALL
+    modes = ["flag", "find", "late"] if quick else _ALL
     found = [Cell("exactness", group, "exact", "tiny wav2vec2", mode, "", drop) for mode in modes]
     few = ["late"] if quick else _LATE
     found += [Cell("exactness", group, "exact", "branches", mode, "", branches) for mode in few]
@@ -77,14 +75,13 @@ def _fsdp(group: str, quick: bool) -> List[Cell]:
 
 def _speed(group: str, base: Sequence[str], quick: bool, cuda: bool) -> List[Cell]:
     speech, text = base
+    short = [mode for mode in _ALL if mode != "auto"]
     if group == "nccl2":
         plans = [(speech, 0.1, ["flag", "find", "late"]), (speech, 0.0, _WHOLE), (text, 0.1, ["flag", "late"])]
     elif group == "gloo2":
-        dropping = [mode for mode in _ALL if mode != "auto"]
-        plans = [(speech, 0.5, dropping), (speech, 0.0, _WHOLE), (text, 0.1, ["flag", "find", "late"])]
+        plans = [(speech, 0.5, short), (speech, 0.0, _WHOLE), (text, 0.1, ["flag", "find", "late"])]
         plans += [(text, 0.0, _WHOLE), (speech, 0.1, ["flag", "find", "late"])]
     else:
-        short = [mode for mode in _ALONE if mode != "auto"]
         plans = [(speech, 0.1, short), (speech, 0.0, _WHOLE), (text, 0.1, short), (text, 0.0, _WHOLE)]
         plans += [(speech, 0.5, short), (text, 0.5, short)]
     if quick:
@@ -98,7 +95,7 @@ def _speed(group: str, base: Sequence[str], quick: bool, cuda: bool) -> List[Cel
 
 
 def _syncs(group: str, quick: bool, cuda: bool) -> List[Cell]:
-    """In a group of one nothing is compared, laid out or skipped; gloo sends small models only in the time there is."""
+    """In a group of one nothing is compared or skipped; gloo sends small models only in the time there is."""
     small = ("narrow WavLM", "narrow BART") if cuda else ("tiny wav2vec2", "tiny BART")
     speech, text = small if group == "gloo2" else ("WavLM-base", "BART-base")
     plans = [(text, 0.0, [*_WHOLE, "auto, trace"]), (text, 0.5, _LATE), (speech, 0.0, ["plain", "late"])]

@@ -40,8 +40,7 @@ class Side:
         self.name, self.options = cell["model"], cell["options"]
         self.inner = models.built(self.name, rate, world.device())
         self.ran = models.Ran(self.inner)
-        with training.slow_network():
-            self.model = training.wrapped(self.inner, mode, models.KINDS[self.name].cap)
+        self.model = training.wrapped(self.inner, mode, models.KINDS[self.name].cap)
         self.optimizer = _optimizer(self.options.get("optimizer", "adamw"), self.model)
         self.scaler = _scaler(self.options)
 
@@ -87,7 +86,6 @@ class Exact:
     def steps(self) -> Dict[str, Any]:
         for number in range(self.options["steps"]):
             self.step(number)
-        self.found.update(traffic=_traffic(self.mine.model))
         return self.found
 
     def step(self, number: int) -> None:
@@ -175,13 +173,3 @@ def _known(model: Any, ran: List[str]) -> bool:
         return True
     names = {name for name, _ in models.layers_of(model.module)}
     return {name.replace("layers.", "") for name in names - set(ran)} == said
-
-
-def _traffic(model: Any) -> Optional[List[int]]:
-    import ddpfix
-
-    try:
-        seen = ddpfix.traffic(model)
-    except LookupError:
-        return None
-    return [seen.sent, seen.saved]

@@ -57,7 +57,6 @@ def _exact(each: Outcome, _: Sequence[Outcome]) -> List[str]:
         "not finite": not all(one["finite"] for one in each.found),
         "nothing was unused": first["unused"] == 0,
         "the mode was not in force": first["flag"] != _flag(each.cell.mode, bool(first["flag"])),
-        "every bucket was sent": len(each.found) > 1 and _sent(each, first["traffic"]),
         "the scale": not all(_scales(one["scales"], options) for one in each.found),
     }
     return [what for what, is_so in wrong.items() if is_so]
@@ -66,15 +65,6 @@ def _exact(each: Outcome, _: Sequence[Outcome]) -> List[str]:
 def _flag(mode: str, otherwise: bool) -> bool:
     """Whether DDP has to have the flag; ``auto`` chooses."""
     return otherwise if mode == "auto" else not mode.startswith("late")
-
-
-def _sent(each: Outcome, traffic: Optional[Sequence[int]]) -> bool:
-    """Whether all was sent (bytes sent, and not sent) by the model that is to show that buckets may stay unsent.
-
-    The others are so small that it may not pay, even over the slow network that they are given.
-    """
-    shows = _of_ddpfix(each) and each.cell.model == "tiny wav2vec2" and "all sent" not in each.cell.mode
-    return shows and (traffic is None or traffic[1] == 0)
 
 
 def _scales(scales: Sequence[float], options: Dict[str, Any]) -> bool:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, Iterator, Optional
-
-_ALL_SENT = {"DDPFIX_TORCH_UNSENT": "0"}
 
 
 @dataclass(frozen=True)
@@ -18,13 +15,13 @@ class Mode:
     Attributes:
         settings: arguments of ``ddpfix.activate``; None is torch without ddpfix.
         flag: whether the code itself passes ``find_unused_parameters=True``.
-        environ: environment variables while ddpfix is switched on.
+        views: whether the code itself passes ``gradient_as_bucket_view=True``.
         traced: whether a trace is written.
     """
 
     settings: Optional[Dict[str, Any]]
     flag: bool = False
-    environ: Dict[str, str] = field(default_factory=dict)
+    views: bool = False
     traced: bool = False
 
 
@@ -34,11 +31,9 @@ MODES: Dict[str, Mode] = {
     "auto": Mode({}),
     "auto, trace": Mode({}, traced=True),
     "find": Mode({"unused": "find"}),
-    "find, all sent": Mode({"unused": "find"}, environ=_ALL_SENT),
-    "find, views": Mode({"unused": "find", "bucket_view": "1"}),
+    "find, views": Mode({"unused": "find"}, views=True),
     "late": Mode({"unused": "late"}),
-    "late, all sent": Mode({"unused": "late"}, environ=_ALL_SENT),
-    "late, views": Mode({"unused": "late", "bucket_view": "1"}),
+    "late, views": Mode({"unused": "late"}, views=True),
 }
 
 
@@ -60,8 +55,7 @@ def active(name: str, **settings: Any) -> Iterator[Mode]:
 def _switched_on(mode: Mode, settings: Dict[str, Any]) -> Iterator[None]:
     import ddpfix
 
-    with _environment(mode.environ):
-        ddpfix.activate(log="off", **(mode.settings or {}), **settings)
+    ddpfix.activate(log="off", **(mode.settings or {}), **settings)
     try:
         yield
     finally:
@@ -71,17 +65,3 @@ def _switched_on(mode: Mode, settings: Dict[str, Any]) -> Iterator[None]:
     assert not failed, f"ddpfix could not apply {failed}"
     # One mode must not find what another one has left behind.
     assert left == [], f"ddpfix.deactivate() could not take back {left}"
-
-
-@contextlib.contextmanager
-def _environment(more: Dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in more}
-    os.environ.update(more)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

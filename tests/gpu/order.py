@@ -8,8 +8,7 @@ from tests.gpu.cells import Cell
 
 _EXACT = ("exactness", "precision")
 # (seconds at most, group, sections): about twice what they need, so that ranks which die again and again leave time for
-# the rest. The network is measured once in a process, and exactness makes it slow: in its processes it comes first of
-# all that has DDP, and step time has its own. So have graphs: a capture that fails may end them.
+# the rest. Step time has processes of its own, and so have graphs: a capture that fails may end them.
 _ON_CARDS: Tuple[Tuple[float, str, Sequence[str]], ...] = (
     (130.0, "gloo2", ("syncs", "loops")),
     (130.0, "nccl1", ("syncs", "loops", "exactness")),

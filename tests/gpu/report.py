@@ -40,8 +40,7 @@ NOTES = {
     "graphs": "Bit for bit as in plain torch.",
     "exactness": "*Gradient*: the largest relative difference from the mean of the ranks' gradients without DDP (limit "
     f"{judge.EXACT:g}). *As torch's flag*: after how many steps the parameters are bit for bit those of "
-    "torch's own DDP with `find_unused_parameters=True`, without ddpfix, that leaves out the same layers. "
-    "*Unsent*: the share of bytes.",
+    "torch's own DDP with `find_unused_parameters=True`, without ddpfix, that leaves out the same layers.",
     "speed": "Random weights, AdamW, dropout as in the configuration, TF32 allowed; the median of turns (the "
     "smallest to the largest), ratios to the first mode in the same turns. Memory is the peak of one rank "
     "from before the model was built; *stays*: what is still allocated when the model is gone.",
@@ -151,15 +150,14 @@ def _exact(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
         first = each.found[0]
         alike = all(one["ran"] == first["ran"] for one in each.found)
         worst = max(one["gradient"] for one in each.found)
-        saved = f"{first['traffic'][1] / sum(first['traffic']):.0%}" if first["traffic"] else "-"
         ranks = "yes" if all(one["steps"] == first["steps"] for one in each.found) else "no"
         # The branch of one model is chosen by each rank's own batch.
         layers = "by batch" if each.cell.model == "branches" else "yes" if alike else "no"
         same = f"{min(one['same'] for one in each.found)} of {len(first['steps'])}"
-        return ["yes" if first["flag"] else "no", ranks, layers, f"{worst:.1e}", same, saved]
+        return ["yes" if first["flag"] else "no", ranks, layers, f"{worst:.1e}", same]
 
-    head = [*_START, "flag", "ranks equal", "layers alike", "gradient", "as torch's flag", "unsent", "check"]
-    return head, _rows(own, 6, row)
+    head = [*_START, "flag", "ranks equal", "layers alike", "gradient", "as torch's flag", "check"]
+    return head, _rows(own, 5, row)
 
 
 def _speed(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:

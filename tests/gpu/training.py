@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from typing import Any, ContextManager, Dict, Iterator, List
+from typing import Any, ContextManager, Dict, List
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.gpu import models, world
@@ -36,29 +35,11 @@ def wrapped(model: nn.Module, mode: Mode, cap: float) -> Any:
         options["device_ids"] = [world.device().index]
     if mode.flag:
         options["find_unused_parameters"] = True
+    if mode.views:
+        options["gradient_as_bucket_view"] = True
     made = DistributedDataParallel(model, **options)
     torch.manual_seed(100 + world.rank())
     return made
-
-
-@contextlib.contextmanager
-def slow_network() -> Iterator[None]:
-    """Large collectives as over 4 MB a second, for what measures them when a model is wrapped.
-
-    Tiny models have little to send, and over a quick network ddpfix would send all of it.
-    """
-    stock = distributed.all_reduce
-
-    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        size = tensor.numel() * tensor.element_size()
-        time.sleep(size / 4e6 if size > 1e6 else 0.0)
-        return stock(tensor, *args, **kwargs)
-
-    distributed.all_reduce = all_reduce
-    try:
-        yield
-    finally:
-        distributed.all_reduce = stock
 
 
 def autocast(precision: str) -> ContextManager[Any]:

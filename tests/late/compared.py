@@ -114,8 +114,8 @@ def run(scenario: Dict[str, Any]) -> None:
     if scenario["hook"]:
         register(model, scenario["hook"])
     optimizer = OPTIMIZERS[plan["optimizer"]](model.parameters())
+    exchanges = exchanges_of(model) if scenario["settings"] is not None else []
     record.update(flag=model.find_unused_parameters, views=model.gradient_as_bucket_view, steps=[], none=[], layers=[])
-    reduced = counted()
     for step in range(scenario["steps"]):
         optimizer.zero_grad(set_to_none=plan["to_none"])
         for index in range(plan["accum"]):
@@ -126,11 +126,28 @@ def run(scenario: Dict[str, Any]) -> None:
         optimizer.step()
         record["none"].append(digest([torch.tensor(p.grad is None) for p in model.parameters()]))
         record["steps"].append(digest(list(model.parameters())))
-    record["all_reduces"] = reduced()
+    record["exchanges"] = len(exchanges)
     # Numbers that are none compare as equal.
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
     assert len(set(record["steps"])) == len(record["steps"])
-    record.update(traffic=traffic(model))
+
+
+def exchanges_of(model: Any) -> List[int]:
+    """What grows with each exchange of what the ranks have used, in a model that has no flag."""
+    from ddpfix.patches.torch.pipeline import ddp
+    from ddpfix.patches.torch.unused.states import REDUCTION
+
+    seen: List[int] = []
+    reduction: Any = REDUCTION.of(ddp.of(model))  # type: ignore[arg-type]
+    if reduction is not None:
+        stock = reduction.used._reduce
+
+        def exchange(*given: Any) -> Any:
+            seen.append(1)
+            return stock(*given)
+
+        reduction.used._reduce = exchange
+    return seen
 
 
 def checkpointed(model: Any, kind: str) -> None:
@@ -173,25 +190,3 @@ def digest(tensors: List[Any]) -> str:
     for tensor in tensors:
         whole.update(tensor.detach().contiguous().numpy().tobytes())
     return whole.hexdigest()[:16]
-
-
-def counted() -> Any:
-    """Counts gradient buckets that were really communicated, as gloo sees them."""
-    original, count = distributed.all_reduce, [0]
-
-    def all_reduce(*args: Any, **kwargs: Any) -> Any:
-        count[0] += 1
-        return original(*args, **kwargs)
-
-    distributed.all_reduce = all_reduce
-    return lambda: count[0]
-
-
-def traffic(model: Any) -> Any:
-    try:
-        import ddpfix
-
-        seen = ddpfix.traffic(model)
-    except (ImportError, LookupError):
-        return None
-    return [seen.sent, seen.saved, seen.buckets, seen.kept]

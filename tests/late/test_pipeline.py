@@ -32,10 +32,7 @@ from tests.late.one_rank import alone  # noqa: F401
 STAGES = [
     "torch.steps",
     "torch.unused",
-    "torch.bucket_view",
-    "torch.aligned",
     "torch.drift",
-    "torch.unsent",
     "torch.late",
     "torch.diagnosis",
     "torch.failures",
@@ -62,7 +59,7 @@ def put(order: List[str]) -> List[Site]:
     """Put the stages of some patches in, in an order of one's own."""
     # The folder is made when a model is wrapped.
     switches: Dict[str, Any] = {name.replace(".", "_"): "0" for name in STAGES}
-    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **switches)
+    ddpfix.activate(log="off", trace=TRACES[-1], **switches)
     running = engine.current()
     assert running is not None
     sites = []
@@ -80,13 +77,13 @@ def ddp_module() -> Any:
     return module
 
 
-def attached() -> Tuple[List[str], List[str], bool]:
+def attached() -> Tuple[List[str], List[str]]:
     """What a model has, in the order in which it is called."""
     wrapper = DistributedDataParallel(nn.Linear(2, 2))
     model = ddp.of(wrapper)
     assert model is not None
     before, after = ([each.__qualname__ for each in some] for some in (model.before, model.after))  # type: ignore
-    return before, after, wrapper.gradient_as_bucket_view
+    return before, after
 
 
 def undo(sites: List[Site]) -> None:
@@ -124,10 +121,10 @@ def test_the_wrappers_go_with_the_last_stage(order: Tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("off", STAGES)
 def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
-    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1])
+    ddpfix.activate(log="off", trace=TRACES[-1])
     everything = [stage.place for stage in ddp.stages()]
     switches: Dict[str, Any] = {off.replace(".", "_"): "0"}
-    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1], **switches)
+    ddpfix.activate(log="off", trace=TRACES[-1], **switches)
     rest = [stage.place for stage in ddp.stages()]
     # The clock of torch.failures is torch.drift's as well, which has a second stage.
     assert len(everything) - len(rest) == {"torch.failures": 0, "torch.drift": 2}.get(off, 1)
@@ -220,7 +217,7 @@ def test_a_stage_that_fails_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch
 
 def test_the_stages_of_the_matrix_are_those_of_the_pipeline() -> None:
     running: Dict[str, resolve.Decision] = {}
-    ddpfix.activate(bucket_view="1", log="off", trace=TRACES[-1])
+    ddpfix.activate(log="off", trace=TRACES[-1])
     current = engine.current()
     assert current is not None
     running.update((decision.patch, decision) for decision in current.decisions)

@@ -8,12 +8,12 @@ from typing import Any, Dict, List, cast
 
 import pytest
 import torch
-from ddpfix.patches.torch.buckets import window
 from ddpfix.patches.torch.internals import autograd
 from ddpfix.patches.torch.pipeline import backward, ddp
 from ddpfix.patches.torch.pipeline.optimizer_hooks import Steps
 from ddpfix.patches.torch.pipeline.shared import Shared
 from ddpfix.patches.torch.tracing import async_values
+from ddpfix.patches.torch.unused import skipped_layers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
@@ -104,22 +104,20 @@ def test_a_value_is_waited_for_on_the_stream_of_its_own_gpu(monkeypatch: pytest.
     assert recorded == [("the stream of cuda:1",)]
 
 
-def test_the_window_of_a_model_outlives_the_patch_before_torch_2_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window.cover, "may_skip", lambda module: True)
-    monkeypatch.setattr(window.ddp, "replica", lambda model: SimpleNamespace(last=None))
+def test_what_a_model_skips_is_followed_without_the_patch_before_torch_2_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skipped_layers.cover, "may_skip", lambda module: True)
+    monkeypatch.setattr(skipped_layers.ddp, "replica", lambda model: SimpleNamespace(last=None))
     ddpfix.activate(log="off", unused="off")
     wrapper = DistributedDataParallel(nn.Linear(2, 2))
     model = cast(Any, ddp.of(wrapper))
-    followed = window.window_of(model, "finalize")
-    assert followed is not None and window.window_of(model, "bucket_skip") is followed
+    skipped_layers.follow(model)
+    followed = cast(Any, skipped_layers.SKIPPED.of(model))
     # What is taken out with the patch that holds decisions for a window.
-    window.Hold().ended(model)
-    model.detach(window.Hold.place)
+    skipped_layers.Hold().ended(model)
+    model.detach(skipped_layers.Hold.place)
     assert followed.forward_ended in model.after
-    window.leave(model, "finalize")
-    assert followed.forward_ended in model.after
-    window.leave(model, "bucket_skip")
-    assert followed.forward_ended not in model.after and window.WINDOW.of(model) is None
+    skipped_layers.leave(model)
+    assert followed.forward_ended not in model.after and skipped_layers.SKIPPED.of(model) is None
 
 
 def test_a_model_whose_reducer_is_made_anew_is_diagnosed_as_what_it_is() -> None:

@@ -58,7 +58,7 @@ IMPORTS: Dict[str, List[str]] = {name: list(imported(name, path)) for name, path
 FLOORS: Tuple[Tuple[str, ...], ...] = (
     ("internals",),
     ("pipeline",),
-    ("agreement", "buckets", "data", "forwards", "jobs", "layerdrop"),
+    ("agreement", "data", "forwards", "jobs", "layerdrop"),
     ("unused", "sharded"),
     ("diagnosis", "tracing", "replicas"),
     ("probe",),

@@ -74,7 +74,7 @@ def test_optimizers_that_step_one_after_the_other_share_a_row(end: End) -> None:
     assert steps["step"] == [1, 2, 3, 4, 5] and steps["micro"] == [1] * 5
     assert steps["loss"][:3] == pytest.approx(losses)
     # No model is under DDP.
-    for name in ("wait", "forward", "skipped", "unused", "sent", "unsent"):
+    for name in ("wait", "forward", "skipped", "unused", "sent"):
         assert steps[name] == [None] * 5, name
 
 

@@ -65,7 +65,6 @@ class Vendor:
         functions = {
             "is_initialized": True,
             "is_current_stream_capturing": True,
-            "synchronize": None,
             "max_memory_allocated": 5,
             "memory_reserved": 7,
             "reset_peak_memory_stats": None,
@@ -103,17 +102,15 @@ HOST = torch.device("cpu")
 def test_a_device_is_asked_for_itself_and_not_for_the_current_one(vendor: Vendor) -> None:
     assert devices.peak_memory(DEVICE) == 5 and devices.reserved_memory(DEVICE) == 7
     assert devices.total_memory(DEVICE) == 9
-    devices.synchronize(DEVICE)
     devices.forget_peak(DEVICE)
     assert devices.event(DEVICE, timed=True).timed
     given = [call[1:] for call in vendor.asked]
-    assert given == [(DEVICE,)] * 6 + [("a stream",)]
+    assert given == [(DEVICE,)] * 5 + [("a stream",)]
 
 
 def test_of_the_host_nothing_is_asked() -> None:
     assert not devices.is_accelerator(HOST) and devices.is_accelerator(DEVICE)
     assert devices.peak_memory(HOST) is devices.reserved_memory(HOST) is devices.total_memory(HOST) is None
-    devices.synchronize(HOST)
 
 
 def test_a_number_that_a_kind_does_not_give_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +134,8 @@ def test_random_states_are_given_back(vendor: Vendor) -> None:
 
 def test_the_functions_of_mps_take_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: List[Tuple[Any, ...]] = []
-    monkeypatch.setattr(torch.mps, "synchronize", lambda *given: calls.append(given))
-    devices.synchronize(SimpleNamespace(type="mps", index=0))
+    monkeypatch.setattr(torch.mps, "current_stream", lambda *given: calls.append(given), raising=False)
+    assert devices.current_stream(SimpleNamespace(type="mps", index=0)) == "None"
     assert calls == [()]
     assert devices.peak_memory(SimpleNamespace(type="mps", index=0)) is None
 

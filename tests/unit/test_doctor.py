@@ -182,7 +182,7 @@ def test_under_ddpfix_the_states_are_those_of_this_process(tmp_path: Path) -> No
     assert code == 0, output + errors
     assert report["activation"]["switch"] == "on" and report["activation"]["active"] and report["activation"]["by"]
     states = {entry["id"]: entry["state"] for entry in report["patches"]["entries"]}
-    assert states["torch.unused"] in ("applied", "registered") and states["torch.bucket_view"] == "off"
+    assert states["torch.unused"] in ("applied", "registered") and states["torch.trace"] == "off"
     refused = json.loads(doctor(tmp_path, "--json", DDPFIX="1", DDPFIX_UNUSED="always")[1])
     assert not refused["activation"]["active"] and len(refused["findings"]) == 1
 

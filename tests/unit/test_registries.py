@@ -65,14 +65,12 @@ OF_PROCESS: Dict[str, str] = {
     "ddpfix.layerdrop.skipping._RATES": "where a class reads its rate: a cache of its source, by class",
     "ddpfix.log.UNLISTED": "threads of ours that run: each takes itself out at its end",
     "ddpfix.patches.torch.pipeline.backward.RUNS": "threads in which a backward runs; empty outside of one",
-    "ddpfix.patches.torch.buckets.cost._KNOWN": "what a group's collectives cost, which all ranks measure once",
     "ddpfix.patches.torch.internals.autograd.HIDING": "only ever compared with itself earlier in one backward",
     "ddpfix.patches.transformers.overrides._PATHS": "where a class reads its rate: a cache of its source, by class",
     "ddpfix.ranks.uneven.async_sum._GROUPS": "groups live as long as the default one, and cannot be destroyed alone",
     "ddpfix.ranks.store.notices._READERS": "the thread of this rank that reads what other ranks ask",
     "ddpfix.ranks.store.keys._SESSIONS": "counts of keys in the group's store, which keeps them for its own length",
     "ddpfix.import_hook.RUNNING": "modules that are executed: each takes itself out at its end",
-    "ddpfix.models.traffic.COUNTED": "the public traffic() asks by wrapper, also when training is over",
     "ddpfix.trace.forks._WATCHED": "whether Python's hook at forks is set, which cannot be taken back",
 }
 

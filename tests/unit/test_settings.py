@@ -46,7 +46,6 @@ def test_defaults() -> None:
         "cache": "off",
         "seed": "auto",
         "timeout": "60",
-        "bucket_view": "0",
         "drift": "warn",
         "drift_steps": "200",
         "hang": "300",

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture
 def active() -> Iterator[None]:
     ddpfix.deactivate()
-    ddpfix.activate(log="warning", bucket_view="1")
+    ddpfix.activate(log="warning")
     undo.imported(["torch"])
     undo.open_gate()
     yield

@@ -98,6 +98,5 @@ _NUMBERS = (
     ("layers skipped in a step", _skipped, _plain),
     ("parameters without a gradient in a step", _unused, _plain),
     ("gradients sent by a rank in a step", _a_step("sent"), words.size),
-    ("gradients left out by a rank in a step", _a_step("unsent"), words.size),
     ("loss over the last tenth of the steps", _last_loss, _plain),
 )

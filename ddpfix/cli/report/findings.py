@@ -31,7 +31,7 @@ _ADVICE_ON_BATCHES = (
 
 def findings(data: Data) -> List[Finding]:
     """Return the findings of a run, what needs attention first."""
-    makers = (endings.make, _layers, _straggler, _outliers, _memory, _unused, _loss, _gradients)
+    makers = (endings.make, _layers, _straggler, _outliers, _memory, _unused, _loss)
     found = [each for make in makers for each in make(data)]
     order = (BAD, PLAIN, GOOD)
     return sorted(found, key=lambda each: order.index(each.level))
@@ -177,17 +177,6 @@ def _loss(data: Data) -> List[Finding]:
     step, rank = lost["first"]
     text = f"The loss was not a finite number {lost['count']:,} times, first in step {step:,} on rank {rank}."
     return [Finding("loss", BAD, text)]
-
-
-def _gradients(data: Data) -> List[Finding]:
-    sent, unsent = data["gradients"]["sent"], data["gradients"]["unsent"]
-    if not unsent:
-        return []
-    text = (
-        f"Of {words.size(sent + unsent)} of gradients {words.size(unsent)} ({words.percent(unsent / (sent + unsent))})"
-        " were not communicated, as no rank used them."
-    )
-    return [Finding("time", GOOD, text)]
 
 
 def rows(data: Data) -> List[Dict[str, Any]]:

@@ -17,7 +17,7 @@ from ddpfix.trace import clean
 from ddpfix.trace.reader import Run
 
 SECONDS = ("total", "data", "forward", "backward", "wait", "optimizer")
-SERIES = (*SECONDS, "sent", "unsent", "padding", "loss", "norm", "reserved")
+SERIES = (*SECONDS, "sent", "padding", "loss", "norm", "reserved")
 COLUMNS, ROWS = 400, 200
 # Cells of all layers together, for which ranks by steps are kept a layer.
 CELLS = 200_000

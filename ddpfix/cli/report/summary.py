@@ -60,7 +60,7 @@ def data(gathered: Gathered) -> Dict[str, Any]:
         "memory": _memory(gathered),
         "layers": _layers(gathered),
         "unused": _unused(gathered),
-        "gradients": {name: gathered.series[name].total() for name in ("sent", "unsent")},
+        "gradients": {"sent": gathered.series["sent"].total()},
         "loss_lost": {"count": gathered.lost, "first": gathered.first_lost},
         **told,
     }

@@ -163,7 +163,7 @@ def _ranks(runs: Sequence[Data]) -> str:
 
 def _ranks_of(data: Data) -> str:
     hosts = [f"{host} ({words.count(number, 'rank')})" for host, number in data["environment"]["hosts"].items() if host]
-    sent, unsent = data["gradients"]["sent"], data["gradients"]["unsent"]
+    sent = data["gradients"]["sent"]
     rows: List[Sequence[str]] = [
         ("command", data["environment"].get("command") or words.UNKNOWN),
         ("hosts", words.listed(hosts, 8) or words.UNKNOWN),
@@ -171,7 +171,7 @@ def _ranks_of(data: Data) -> str:
     ]
     if data["earlier_processes"]:
         rows.append(("earlier processes", f"{data['earlier_processes']:,} in the same folder"))
-    if sent or unsent:
+    if sent:
         rows.append(("gradients communicated", f"{words.size(sent)}, all ranks together"))
     rows += [(f"end of {words.ranks(each['ranks'])}", each["how"]) for each in data["ends"]]
     return table(Table(["name", "value"], rows), "Command, hosts and ends")

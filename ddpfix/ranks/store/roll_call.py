@@ -7,7 +7,7 @@ with another one of theirs. A step that is like the one before needs no roll cal
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 from ddpfix.ranks.groups import timeouts
 from ddpfix.ranks.store.keys import count, delete, group_store, keys, look_until, passing_store, pauses
@@ -19,21 +19,8 @@ LIMIT = 300.0
 _SUM, _ALL, _READ = "sum", "all", "read"
 
 
-class Words(NamedTuple):
-    """The words for one kind of roll call.
-
-    Attributes:
-        late: what is waited for, logged after ten seconds.
-        why: why all ranks have to do the same.
-    """
-
-    late: str
-    why: str
-
-
 _LATE = "waiting for the other ranks to call backward again as this one does"
 _WHY = "Gradients that only some ranks reduce would be mixed up with those of another step."
-BACKWARD = Words(_LATE, _WHY)
 
 
 class RollCallError(RuntimeError):
@@ -47,11 +34,10 @@ class RollCall:
         name: the same on all ranks, and not used for anything else.
         ranks: the global ranks of the group.
         limit: seconds after which a rank that has not come is considered to do something else.
-        words: what a rank says that waits in vain.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int], limit: float = LIMIT, words: Words = BACKWARD) -> None:
-        self._name, self._size, self._limit, self._words = name, len(ranks), limit, words
+    def __init__(self, name: str, ranks: Sequence[int], limit: float = LIMIT) -> None:
+        self._name, self._size, self._limit = name, len(ranks), limit
         self._calls = 0
 
     def same(self, word: str) -> bool:
@@ -70,10 +56,9 @@ class RollCall:
         own.add(_SUM, number)
         own.add(_ALL, 1)
         limit, pause = self._limit, pauses(*_PAUSE, self._size)
-        late = self._words.late
-        if not look_until(lambda: own.add(_ALL, 0) >= self._size, lambda waited: waited > limit, pause, 10, late):
+        if not look_until(lambda: own.add(_ALL, 0) >= self._size, lambda waited: waited > limit, pause, 10, _LATE):
             raise RollCallError(
-                f"ddpfix: this rank alone, or not every rank, does this: {word}. {self._words.why}"
+                f"ddpfix: this rank alone, or not every rank, does this: {word}. {_WHY}"
                 f" (Waited {limit:g} s for the others.)"
             )
         same = bool(own.add(_SUM, 0) == number * self._size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any, List
 
-from torch import distributed
 from torch.nn.parallel import distributed as module_of_ddp
 
 # The method of the constructor that collects the parameters: after all checks, before the first collective.
@@ -57,20 +56,6 @@ def joins(wrapper: Any) -> bool:
 def sends_buffers(wrapper: Any) -> bool:
     """Return whether DDP broadcasts the buffers of this rank: the others' values are replaced, its own stay."""
     return not joins(wrapper) and int(wrapper.process_group.rank()) == 0
-
-
-def has_hook(wrapper: Any) -> bool:
-    """Return whether a communication hook is registered, as far as DDP has a list of them."""
-    return bool(getattr(wrapper, "_comm_hooks", None))
-
-
-def register_hook(wrapper: Any, state: Any, hook: Any) -> None:
-    """Register a communication hook with the reducer, past DDP's list of them.
-
-    Raises:
-        RuntimeError: there is one.
-    """
-    distributed._register_comm_hook(wrapper.reducer, state, hook)
 
 
 def has_python_reducer(wrapper: Any) -> bool:

@@ -123,9 +123,11 @@ def _built(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[str, 
     call.facts["failure"] = wrap_hooks.run_before_wrap(call.module)
     for stage in stages():
         stage.arguments(call)
-    with call.around:
-        _meet_within(wrapper, call)
+    _meet_within(wrapper, call)
+    try:
         wrapped(*call.bound.args, **call.bound.kwargs)
+    finally:
+        vars(wrapper).pop(BUILD, None)
     _record(wrapper, call)
 
 
@@ -162,7 +164,6 @@ def _meet_within(wrapper: Any, call: Call) -> None:
         return found
 
     vars(wrapper)[BUILD] = attribution.uncounted(met)
-    call.around.callback(vars(wrapper).pop, BUILD, None)
 
 
 def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
@@ -247,8 +248,7 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
     with contextlib.suppress(TypeError):
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     for stage in stages() if model is not None and given else ():
-        if stage.hook(model, wrapped, given["state"], given["hook"]):  # type: ignore[arg-type]
-            return None
+        stage.hook(model, given["state"], given["hook"])  # type: ignore[arg-type]
     return wrapped(*args, **kwargs)
 
 

@@ -52,8 +52,6 @@ class Wrapped:
         self.number = number
         self.holds = False
         self.flag_is_ours = False
-        # Whether DDP's reducer knows the sizes of buckets for when it makes them anew.
-        self.sized = False
         self.averages = True
         self.thread = threading.get_ident()
         self.exchanges = False

@@ -8,14 +8,11 @@ ORDER = (
     "clock",  # Counts every training forward, also one in which a later stage fails.
     "agreement",  # Must come before every stage that communicates: all ranks have to be present.
     "flag",  # Every later stage depends on whether DDP looks for unused parameters.
-    "bucket_view",  # Changes an argument of its own.
-    "bucket_layout",  # Replaces functions that DDP's constructor calls to build its buckets.
-    "window",  # Records what a forward has skipped; stages that ask for it do so at the end of a backward.
+    "skipped_layers",  # Records what a forward has skipped, for the end of its backward.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
-    "drift",  # Learns of the user's communication hook before the next stage registers it.
+    "drift",  # Learns of the user's communication hook.
     "unaveraged",  # Reads what the stage above has learned of hooks.
     "past",  # Looks at the finished wrapper only, and changes nothing of it.
-    "bucket_skip",  # Registers its hook before the first reduction, which the next stage may start.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
     "second_backward",  # Notes where a step begins, in models that the stages above have the flag set for.
     "buffers",  # Notes which forwards wait for a backward, which no stage above changes.

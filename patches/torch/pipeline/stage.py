@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from typing import Any, Callable, ClassVar, Dict, List, Optional
+from typing import Any, ClassVar, Dict, List, Optional
 
 from .model import Wrapped
 
@@ -15,7 +14,6 @@ class Call:
     Attributes:
         bound: the arguments, as torch's constructor takes them.
         arguments: the same by name, as they will be passed on; a stage may change them.
-        around: context managers that are open until DDP's constructor has run.
         facts: values that a stage stores for later stages, and for its own ``built``.
         number: the name of this model in messages between the ranks of its group; "" as long as it has none.
         parameters: those that DDP reduces, once its constructor has collected them.
@@ -24,7 +22,6 @@ class Call:
     def __init__(self, bound: inspect.BoundArguments) -> None:
         self.bound = bound
         self.arguments: Dict[str, Any] = bound.arguments
-        self.around = contextlib.ExitStack()
         self.facts: Dict[str, Any] = {}
         self.number = ""
         self.parameters: Optional[List[Any]] = None
@@ -54,9 +51,8 @@ class Stage:
     def built(self, model: Wrapped, call: Optional[Call]) -> None:
         """Called after a model was wrapped; ``call`` is None for a copy of one."""
 
-    def hook(self, model: Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
-        """Called when the user registers a communication hook; returns whether this stage has registered it."""
-        return False
+    def hook(self, model: Wrapped, state: Any, hook: Any) -> None:
+        """Called when the user registers a communication hook, before torch takes it."""
 
     def ended(self, model: Wrapped) -> None:
         """Called when this stage is removed from a model (undo)."""

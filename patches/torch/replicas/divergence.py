@@ -74,9 +74,8 @@ class Drift(ddp.Stage):
             self._optimizer_steps.follow(self.place, self._steps, self._stepped)
         self._models += 1
 
-    def hook(self, model: ddp.Wrapped, register: Any, state: Any, hook: Any) -> bool:
+    def hook(self, model: ddp.Wrapped, state: Any, hook: Any) -> None:
         model.averages = optimizers.averages(state, hook)
-        return False
 
     def end(self) -> None:
         """Undo: follow no optimizer any more."""

@@ -30,7 +30,6 @@ class StepRow:
         skipped: the numbers of skipped layers.
         unused: the numbers of parameters without a gradient.
         sent: bytes of gradients that were communicated; None where no model is under DDP.
-        unsent: bytes that were not.
         seen: the inputs.
         optimizers: the ids of those that have stepped.
     """
@@ -45,7 +44,6 @@ class StepRow:
         self.skipped: Optional[List[int]] = None
         self.unused: Optional[List[int]] = None
         self.sent: Optional[int] = None
-        self.unsent: Optional[int] = None
         self.seen = batch_shape.Seen()
         self.optimizers: List[int] = []
 
@@ -68,7 +66,6 @@ class StepRow:
             "skipped": self.skipped,
             "unused": self.unused,
             "sent": self.sent,
-            "unsent": self.unsent,
             "shape": self.seen.shape,
             "padding": _rounded(self.seen.padding),
             "loss": async_values.total(self.losses),

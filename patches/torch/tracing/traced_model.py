@@ -10,10 +10,9 @@ import torch
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import internals
 
-from ..buckets import window
-from ..buckets.skip import UNSENT
 from ..internals.wrapper import inner
 from ..pipeline import ddp, optimizers
+from ..unused.skipped_layers import layers_of
 from ..unused.states import REDUCTION
 from .layer_calls import LayerCalls
 from .step_row import StepRow
@@ -55,17 +54,15 @@ class Traced:
         modules = self._name_layers()
         # LayerDrop as it is shipped draws for itself, so that only the calls of the layers tell what it skipped.
         self._calls = LayerCalls(modules) if recorder.stock_layerdrop and modules else None
-        self._bytes = sum(each.numel() * each.element_size() for each in model.parameters)
+        # What it communicates in a reduction: nothing where it is alone.
+        size = sum(each.numel() * each.element_size() for each in model.parameters)
+        self._bytes = 0 if optimizers.is_alone(model) else size
         # Where it is trained, whatever device is the current one.
         self.device = next((each.device for each in model.parameters), _HOST)
-        # A model that is alone communicates nothing.
-        self._is_alone = optimizers.is_alone(model)
         # Forwards since the last step, and those of them whose gradients are reduced.
         self._forwards = self._reduced = 0
         # Whether gradients of an earlier step were there when the first backward of this one began.
         self._kept = False
-        # What the hook on the buckets has counted up to the last step.
-        self._counted = 0, 0
         self._seen: Optional[training.Step] = None
 
     def _name_layers(self) -> List[Any]:
@@ -76,7 +73,7 @@ class Traced:
         replica = ddp.replica(self._model)
         for name, holder, _ in cover.active(module):
             shown = name if replica is None else replica.key(holder)[0]
-            for place, layer in window.layers_of(shown, holder):
+            for place, layer in layers_of(shown, holder):
                 if place not in self._numbers:
                     self._numbers[place] = len(self.layers)
                     self.layers.append(names.get(id(layer), f"{place[0]}.{place[1]}"))
@@ -157,8 +154,7 @@ class Traced:
         unused = self._unused()
         if unused is not None:
             row.unused = [*(row.unused or []), *(self.first_parameter + index for index in unused)]
-        sent, unsent = self._traffic()
-        row.sent, row.unsent = (row.sent or 0) + sent, (row.unsent or 0) + unsent
+        row.sent = (row.sent or 0) + self._reduced * self._bytes
         self._forwards = self._reduced = 0
 
     def _unused(self) -> Optional[List[int]]:
@@ -171,10 +167,3 @@ class Traced:
         if wrapper is not None and wrapper.find_unused_parameters and not self._kept:
             return [index for index, each in enumerate(model.parameters) if each.requires_grad and each.grad is None]
         return None
-
-    def _traffic(self) -> Tuple[int, int]:
-        state = UNSENT.of(self._model)
-        if state is None:
-            return (0 if self._is_alone else self._reduced * self._bytes), 0
-        before, self._counted = self._counted, (state.traffic.sent, state.traffic.saved)
-        return self._counted[0] - before[0], self._counted[1] - before[1]

@@ -63,10 +63,9 @@ class Flag(ddp.Stage):
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         model.flag_is_ours = call is not None and call.facts.get("flag is ours", False)
 
-    def hook(self, model: ddp.Wrapped, register: Callable[..., Any], state: Any, hook: Any) -> bool:
+    def hook(self, model: ddp.Wrapped, state: Any, hook: Any) -> None:
         if model.flag_is_ours and getattr(hook, "__name__", "") in _EXCLUDED_HOOKS:
             _unset_flag(model, hook.__name__)
-        return False
 
 
 # Hooks that start further collectives, which interleave with the one of DDP's bitmap of used parameters: ranks may wait

@@ -6,10 +6,10 @@ from typing import AbstractSet, Any, Callable, Dict, FrozenSet, List, Optional, 
 
 import torch
 
-from ..buckets.window import WINDOW
 from ..internals import autograd, modes, reducer
 from ..pipeline import ddp
 from .gradient_hooks import Arrivals
+from .skipped_layers import SKIPPED
 from .unused_report import Absent
 
 NOT_FINALIZED = (
@@ -138,8 +138,8 @@ class Marks:
 
     def _known(self) -> FrozenSet[int]:
         """Return those that all ranks have left out, as each of them knows: they skip the same layers (LayerDrop)."""
-        window = WINDOW.of(self._model)
-        return frozenset() if window is None else window.unused
+        skipped = SKIPPED.of(self._model)
+        return frozenset() if skipped is None else skipped.parameters
 
     def unused(self) -> List[int]:
         """Return those that this rank has not used since the reduction before: not under ``no_sync`` either."""

@@ -16,7 +16,6 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import can_ask
 
-from ..buckets.window import leave, window_of
 from ..internals import process_groups
 from ..internals import wrapper as private
 from ..pipeline import ddp
@@ -24,7 +23,7 @@ from ..pipeline.backward import Backwards
 from ..pipeline.checkpoints import Checkpoints
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.step_count import CLOCK
-from . import flag
+from . import flag, skipped_layers
 from .states import ARMED, PLACE, REDUCTION
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Finalize(ddp.Stage):
         backwards.follow(self._site, self.place)
         finalizer = _finalizer()(model, self._site.keep(Steps), backwards)
         REDUCTION.put(model, finalizer)
-        window_of(model, self.place)
+        skipped_layers.follow(model)
         clock = CLOCK.of(model)
         if clock is not None:
             clock.is_armed = _asks(finalizer)
@@ -114,7 +113,7 @@ class Finalize(ddp.Stage):
             if clock is not None:
                 clock.is_armed = None
             reduction.end()
-            leave(model, self.place)
+            skipped_layers.leave(model)
 
 
 def _finalizer() -> Type[Finalizer]:
