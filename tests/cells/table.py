@@ -74,7 +74,6 @@ SEEING = (
 LIGHTNING = (
     "tests/launchers/test_others.py",
     "tests/ranks/test_ranks.py",
-    "tests/ranks/test_progress.py",
     "tests/late/test_uneven_loops.py",
     "-k",
     "lightning or lightened",

@@ -79,7 +79,7 @@ HERE = r"hanging\.py:\d+"
 STILL = "which ranks 0 and 2 are still in"
 STAGED: Dict[str, Said] = {
     "uneven": Said("rank 1 waits in barrier", HERE, rf"Rank 1 is past the loop of {HERE}, {STILL}. Uneven data"),
-    "lists": Said("rank 1 waits in barrier", HERE, rf"Rank 1 is past the loop of {HERE}, {STILL}. A loop that ends"),
+    "lists": Said("rank 1 waits in barrier", HERE, "A loop that ends earlier on some ranks"),
     "evaluates_after": Said(
         "rank 1 (is|has been) in evaluation", HERE, rf"Rank 1 is past the loop of {HERE}, {STILL}. A loop that ends"
     ),
@@ -95,7 +95,7 @@ STAGED: Dict[str, Said] = {
     "evaluation": Said("rank 0 (is|has been) in evaluation, evaluate", HERE, "Evaluation on some ranks only"),
     "saving": Said(f"rank 0 {MOVES} in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"),
     "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
-    "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\), batch_idx 1 of epoch 1;", HERE, "stack tells"),
+    "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\);", HERE, "stack tells"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
     "killed_rank": Said(
         "rank 2 ended without a word", r"process \d+ on \S+ has exited", "It was ended by (SIGKILL|a signal or called)"

@@ -366,6 +366,22 @@ def test_a_position_goes_through_the_store_as_text() -> None:
     assert Position.load(position.dump()) == position
 
 
+@pytest.mark.parametrize(
+    ("step", "fields", "told"),
+    [
+        (12, {"batch": 5, "epoch": 2}, " since step 12, batch 5 of epoch 2"),
+        (12, {"batch": 5}, " since step 12, batch 5"),
+        (12, {"epoch": 2}, " since step 12, epoch 2"),
+        (12, {"micro": 3}, " since step 12 (micro-batch 3)"),
+        (12, {"micro": 3, "batch": 7, "epoch": 1}, " since step 12 (micro-batch 3), batch 7 of epoch 1"),
+        (None, {"epoch": 2}, ""),
+        (None, {"batch": 4, "epoch": 2}, ", batch 4 of epoch 2"),
+    ],
+)
+def test_since_when_a_rank_is_late(step: Optional[int], fields: Dict[str, Any], told: str) -> None:
+    assert words._since(Position(1, step, {}, places.LOADER, "x", "train.py:88", **fields)) == told
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells the state of a process")
 def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
     code = "import time; print('sleeps', flush=True); time.sleep(60)"

@@ -18,7 +18,7 @@ class Loading(NamedTuple):
 
     Attributes:
         batches: how many it has given.
-        epoch: of its sampler; None where it has no number.
+        epoch: of its sampler; None where it has no number, or 0, which a sampler also has where nobody sets it.
         workers: what is wrong with its workers, in words.
     """
 
@@ -45,7 +45,7 @@ def _epoch(iterator: Any) -> Optional[int]:
     with contextlib.suppress(Exception):
         sampler = iterator._index_sampler
         found = getattr(getattr(sampler, "sampler", sampler), "epoch", None)
-        return found if type(found) is int else None
+        return found if type(found) is int and found else None
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ddpfix import devices
 from ddpfix.ranks.groups import calls, collectives
 from ddpfix.ranks.groups.work import Work
-from ddpfix.ranks.hang import loaders, loops, places, processes, progress
+from ddpfix.ranks.hang import loaders, loops, places, processes
 from ddpfix.system import System
 from ddpfix.user_code import OWN
 
@@ -45,10 +45,9 @@ class Position(NamedTuple):
         idle: whether the process has computed next to nothing in this time.
         steps: training forwards that it has begun without a collective.
         batch: batches that its loader has given; None where that is not known.
-        epoch: by the program's own count, else of its sampler.
+        epoch: of its loader's sampler; None where nobody sets it.
         loads: how many loaders are in use.
         trouble: what the system tells of its workers and children, in words.
-        counter: the program's own count of batches, in words.
         micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
         peer: the only rank that it waits for, in a call to or from one rank; None for others.
         loops: the functions on its stack, with the loops around their lines (:mod:`ddpfix.ranks.hang.loops`).
@@ -74,7 +73,6 @@ class Position(NamedTuple):
     epoch: Optional[int] = None
     loads: int = 0
     trouble: str = ""
-    counter: str = ""
     micro: int = 0
     peer: Optional[int] = None
     patience: Optional[float] = None
@@ -191,7 +189,6 @@ class Tracker:
         moving = trains or (self._moved and self.still() < taken / 2)
         place = self._place_of_moving(frames) if moving else self._place(frames)
         loading, number = _loading(frames)
-        counted = progress.of(frames)
         call = calls.of(frames)
         if trains:
             place = place._replace(phase=places.TRAINING, what="training")
@@ -205,11 +202,9 @@ class Tracker:
             idle=System.process_time() - self._computed < 0.25 * taken,
             steps=steps,
             batch=None if loading is None else loading.batches,
-            # A loader that reads ahead comes to the next epoch earlier than the program.
-            epoch=loading.epoch if counted.epoch is None and loading is not None else counted.epoch,
+            epoch=None if loading is None else loading.epoch,
             loads=number,
             trouble=self._trouble(loading if place.phase == places.LOADER else None),
-            counter=counted.batch,
             micro=self._micro(),
             peer=call.peer,
             patience=call.limit,

@@ -131,7 +131,7 @@ def _line(each: Position) -> str:
 
 def _since(each: Position) -> str:
     micro = f" (micro-batch {each.micro})" if each.micro and each.step else ""
-    batch = f", batch {each.batch}" if each.batch else f", {each.counter}" if each.counter else ""
+    batch = f", batch {each.batch}" if each.batch else ""
     epoch = ""
     if each.epoch is not None:
         epoch = f" of epoch {each.epoch}" if batch else f", epoch {each.epoch}" if each.step else ""
