@@ -30,14 +30,6 @@ class Checkpointed(Branches):
         return checkpoint(self.branch(), self.norm(self.entry(x)), use_reentrant=True)
 
 
-class Twice(Branches):
-    """One module in two reentrant checkpoints."""
-
-    def forward(self, x: Any) -> Any:
-        first = checkpoint(self.branches[0], self.norm(self.entry(x)), use_reentrant=True)
-        return checkpoint(self.branches[0], first, use_reentrant=True)
-
-
 class Two(Branches):
     """Two outputs."""
 
@@ -88,7 +80,6 @@ MODELS: Dict[str, Callable[[], Any]] = {
     "plain": Plain,
     "branches": Branches,
     "checkpointed": Checkpointed,
-    "twice": Twice,
     "two": Two,
     "speech": speech,
     "speech, reentrant": lambda: speech(True),

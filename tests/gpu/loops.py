@@ -6,9 +6,8 @@ from typing import Any, Dict
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from tests.gpu import alike, world
+from tests.gpu import alike
 from tests.gpu.alike import WIDTH, Program, data, held, sgd, stack, wrapped
 from tests.gpu.modes import Mode
 
@@ -97,39 +96,6 @@ class Penalty(Program):
         self.optimizer.step()
 
 
-class Twice(nn.Module):  # type: ignore[misc, unused-ignore]
-    """One part in two reentrant checkpoints of one forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entry, self.shared, self.head = (stack(1) for _ in range(3))
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        values = self.entry(values)
-        for _ in range(2):
-            values = torch.tanh(checkpoint(self.shared, values, use_reentrant=True))
-        output: torch.Tensor = self.head(values)
-        return output
-
-
-class TwoCheckpoints(Program):
-    """Torch's DDP ends it with an error ("ready only once"): in plain mode it is trained without, averaged by hand."""
-
-    def __init__(self, mode: Mode) -> None:
-        self.by_hand = mode.settings is None
-        inner = Twice().to(world.device())
-        self.model: Any = inner if self.by_hand else wrapped(inner, mode)
-        self.optimizer, self.tensors = sgd(self.model), held(self.model)
-
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model(data(number)).square().mean().backward()
-        if self.by_hand:
-            for parameter in self.model.parameters():
-                parameter.grad = world.mean(parameter.grad)
-        self.optimizer.step()
-
-
 class Accumulation(Program):
     """Two micro-batches a step, the first one without a reduction, with enough steps for looks of the drift watch."""
 
@@ -150,6 +116,5 @@ KINDS: Dict[str, alike.Make] = {
     "GAN": Gan,
     "two backwards": TwoBackwards,
     "gradient penalty": Penalty,
-    "two checkpoints of one part": TwoCheckpoints,
     "accumulation": Accumulation,
 }

@@ -12,7 +12,6 @@ _LOOPS = (
     "GAN",
     "two backwards",
     "gradient penalty",
-    "two checkpoints of one part",
     "accumulation",
 )
 _STREAMS = ("DDP built on a side stream", "whole loop on a side stream", "outputs of two streams")

@@ -29,68 +29,24 @@ class Net(nn.Module):
     """A block that is checkpointed between two layers that are not.
 
     Args:
-        way: how the block is handed to ``checkpoint``; "" for no checkpoint.
-        uses: how often it is used in a forward.
+        kind: of checkpoint.
+        uses: how often the block is used in a forward.
     """
 
-    def __init__(self, way: str, uses: int = 1) -> None:
+    def __init__(self, kind: Any = checkpoint, uses: int = 1) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
         self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 6))
-        self.blocks = nn.ModuleList([self.block])
-        self.way, self.uses = way, uses
-
-    def run(self, hidden: torch.Tensor) -> Any:
-        return self.block(hidden)
-
-    def nested(self, hidden: torch.Tensor) -> Any:
-        return checkpoint(self.block, hidden, use_reentrant=True)
-
-    def handed(self) -> Callable[..., Any]:
-        block = self.block
-        ways: Dict[str, Callable[..., Any]] = {
-            "module": block,
-            "call": block.__call__,
-            "partial": functools.partial(block),
-            "closure": lambda hidden: block(hidden),
-            "attribute": lambda hidden: self.block(hidden),
-            "method": self.run,
-            "nested": self.nested,
-            "unknown": lambda hidden: self.blocks[0](hidden),
-        }
-        return ways[self.way]
+        self.kind, self.uses = kind, uses
 
     def forward(self, x: torch.Tensor) -> Any:
         hidden = self.first(x)
-        if self.way == "halved":
+        if self.kind is Halved:
             return self.last(Halved.apply(self.block, True, hidden))
         for _ in range(self.uses):
-            hidden = checkpoint(self.handed(), hidden, use_reentrant=True) if self.way else self.block(hidden)
+            hidden = checkpoint(self.block, hidden, use_reentrant=True)
         return self.last(hidden)
-
-
-class Bert(nn.Module):
-    """transformers' own encoder, which checkpoints each layer.
-
-    Args:
-        way: "" for no checkpoints.
-    """
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        from transformers import BertConfig, BertModel
-
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 8}
-        self.bert = BertModel(BertConfig(vocab_size=16, max_position_embeddings=8, **sizes), add_pooling_layer=False)
-        if way:
-            kind = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
-            chooses = "gradient_checkpointing_kwargs" in self.bert.gradient_checkpointing_enable.__code__.co_varnames
-            self.bert.gradient_checkpointing_enable(**(kind if chooses else {}))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.bert(input_ids=(x * 4).long().abs() % 16)[0]
 
 
 def siamese(model: Any, step: int) -> Any:
@@ -109,14 +65,13 @@ def looked_at(model: Any, step: int) -> Any:
 
 def trained(
     record: Record,
-    way: str,
-    loss: Callable[[Any, int], Any] = siamese,
+    loss: Callable[[Any, int], Any] = single,
+    kind: Any = checkpoint,
     uses: int = 1,
     micro: int = 1,
     ddp: Optional[Dict[str, Any]] = None,
-    bert: bool = False,
 ) -> None:
-    model = DistributedDataParallel(Bert(way) if bert else Net(way, uses), **(ddp or {}))
+    model = DistributedDataParallel(Net(kind, uses), **(ddp or {}))
     optimizer, record["steps"] = sgd(model), []
     torch.manual_seed(5 + distributed.get_rank())
     for step in range(STEPS):
@@ -128,23 +83,19 @@ def trained(
         record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
 
 
-LOOPS: Dict[str, Dict[str, Any]] = {
-    **{way: {"way": way} for way in ("module", "call", "partial", "closure", "attribute", "method", "nested")},
-    "in_one_forward": {"way": "module", "loss": single, "uses": 3},
-    "accumulated": {"way": "module", "micro": 2},
-    # Before 2.13 torch refuses two forwards of a model with buffers in front of one backward.
-    "bert": {"way": "module", "bert": True, "ddp": {"broadcast_buffers": False}},
-    "views": {"way": "module", "ddp": {"gradient_as_bucket_view": True}},
+# Plain torch ends these.
+REFUSED: Dict[str, Dict[str, Any]] = {
+    "in_two_forwards": {"loss": siamese},
+    "in_one_forward": {"uses": 3},
+    "accumulated": {"loss": siamese, "micro": 2},
+    "views": {"loss": siamese, "ddp": {"gradient_as_bucket_view": True}},
 }
 # Plain torch trains these.
 RIGHT: Dict[str, Dict[str, Any]] = {
-    "static": {"way": "module", "loss": single, "uses": 2, "ddp": {"static_graph": True}},
-    "looked_at": {"way": "module", "loss": looked_at},
-    "once": {"way": "module", "loss": single},
-    "halved": {"way": "halved", "loss": single},
+    "static": {"uses": 2, "ddp": {"static_graph": True}},
+    "looked_at": {"loss": looked_at},
+    "once": {},
+    "halved": {"kind": Halved},
 }
-OTHERS: Dict[str, Dict[str, Any]] = {"unknown": {"way": "unknown"}}
-for _name, _loop in {**LOOPS, **RIGHT, **OTHERS}.items():
+for _name, _loop in {**REFUSED, **RIGHT}.items():
     globals()[_name] = functools.partial(trained, **_loop)
-    # The same without checkpoints.
-    globals()[f"kept_{_name}"] = functools.partial(trained, **{**_loop, "way": ""})

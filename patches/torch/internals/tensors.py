@@ -11,7 +11,6 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from ddpfix.models.internals import buffers_in as buffers_in
-from ddpfix.models.internals import parameters_in as parameters_in
 from ddpfix.models.internals import version as version
 
 from . import modes
@@ -108,16 +107,6 @@ def _fields(value: Any, kind: type) -> Iterator[Any]:
                 yield object.__getattribute__(value, "__dict__")[name]
         except (AttributeError, KeyError):
             continue
-
-
-def has_hooks(parameter: Any) -> bool:
-    """Return whether a parameter has hooks of the program's."""
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
-def child(module: Any, name: str) -> Any:
-    """Return a module's child, or None; what its ``__getattr__`` does is not run."""
-    return module._modules.get(name)
 
 
 def is_norm(module: Any) -> bool:

@@ -4,44 +4,51 @@ The reentrant kind, torch's default, and the flag exclude each other: DDP does n
 checkpoint, takes them for unused, and raises "Expected to mark a variable ready only once" when their gradients come
 (transformers issue 30113). In a model that has the flag the checkpoint is made non-reentrant, wherever it stands:
 around a layer, or around a whole encoder in the user's own code.
+
+Plain torch ends such a model's first backward. Gradients of a backward that begins after DDP has ended the reduction of
+the step would stay on each rank, in silence: that backward raises.
 """
 
 from __future__ import annotations
 
+import functools
+import types
+import weakref
 from types import ModuleType
-from typing import Any, Callable, Sequence, Set
+from typing import Any, Callable, Hashable, Iterator, List, Sequence, Set
 
 import torch
+from torch import nn
 
 from ddpfix import log
 from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 
-from ..internals import autograd
+from ..internals import autograd, reducer
 from ..pipeline import ddp
 from ..pipeline.checkpoints import Checkpoints
-from . import second_backward
-from .repeated_checkpoints import Repeated, called, kind_of
+
+PLACE = "second_backward"
+_PLAIN = (int, float, bool, str, type(None))
 
 
 def kept(site: Site, module: ModuleType, owner: Any) -> None:
     """Run reentrant checkpoints as other ones where DDP has the flag, and they hide parameters from it."""
     checkpoints = site.keep(Checkpoints)
-    converted = Converted(module, Repeated(owner, checkpoints.own))
-    checkpoints.run(site, owner, converted.run)
-    site.at_undo(second_backward.forget)
+    checkpoints.run(site, owner, NonReentrant(module, checkpoints.own).run)
+    site.at_undo(_forget)
 
 
-class Converted:
+class NonReentrant:
     """The checkpoints of models that have the flag.
 
     Args:
         module: ``torch.utils.checkpoint``.
-        repeated: runs a reentrant one.
+        reentrant: runs a reentrant one.
     """
 
-    def __init__(self, module: ModuleType, repeated: Repeated) -> None:
-        self._module, self._repeated = module, repeated
+    def __init__(self, module: ModuleType, reentrant: Callable[..., Any]) -> None:
+        self._module, self._reentrant = module, reentrant
         # By model and what is checkpointed: does the reentrant kind hide parameters that DDP looks for?
         self._hiding: ddp.Slot[Set[Any]] = ddp.Slot()
         self._harmless: ddp.Slot[Set[Any]] = ddp.Slot()
@@ -51,33 +58,62 @@ class Converted:
         step = training.current()
         model = None if step is None or not step.replica.flagged else ddp.of_replica(step.replica)
         if model is None or not _may_send_gradients(function, args):
-            return self._repeated.call(function, preserve, args)
-        kind = kind_of(function)
+            return self._reentrant(function, preserve, *args)
+        kind = _kind(function)
         hiding = self._hiding.of(model) or self._hiding.put(model, set())
         harmless = self._harmless.of(model) or self._harmless.put(model, set())
         if kind in harmless:
-            return self._repeated.call(function, preserve, args)
+            return self._reentrant(function, preserve, *args)
         output = self._module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
         if kind not in hiding:
             hides = _hides(output, args, model)
             (hiding if hides else harmless).add(kind)
             if hides:
                 log.once(_NON_REENTRANT)
-                second_backward.refuse(model)
+                if GUARD.of(model) is None:
+                    model.attach(PLACE, before=GUARD.put(model, Guard(model)).begin)
         return output
 
 
-def _may_send_gradients(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+def _may_send_gradients(function: Any, args: Sequence[Any]) -> bool:
     """Return whether gradients of parameters may come from a checkpoint, as far as it is known before it has run.
 
     The reentrant kind trains nothing where none of its inputs needs a gradient; the other kind would.
     """
     if not (torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in args)):
         return False
-    found = called(function)
-    if found is None:
+    modules = [each for each in _held(function) if isinstance(each, nn.Module)]
+    if not modules:
         return not str(getattr(function, "__module__", None)).startswith(("torch.", "None"))
-    return any(parameter.requires_grad for parameter in found[0].parameters())
+    return any(parameter.requires_grad for module in modules for parameter in module.parameters())
+
+
+def _kind(function: Any) -> Hashable:
+    """Return a key of a checkpoint's function, the same in each step although it may be made anew in each."""
+    function = _inner(function)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    known = [each for each in _held(function) if isinstance(each, (nn.Module, *_PLAIN))]
+    held = tuple(id(each) if isinstance(each, nn.Module) else each for each in known)
+    return id(function) if code is None else code, held
+
+
+def _held(function: Any) -> Iterator[Any]:
+    """Yield a function itself, the object that it is a method of, and what it has of the functions around it."""
+    function = _inner(function)
+    yield function
+    yield getattr(function, "__self__", None)
+    for cell in (function.__closure__ or ()) if isinstance(function, types.FunctionType) else ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            # It has no value yet.
+            continue
+
+
+def _inner(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _hides(output: Any, args: Sequence[Any], model: ddp.Wrapped) -> bool:
@@ -87,7 +123,64 @@ def _hides(output: Any, args: Sequence[Any], model: ddp.Wrapped) -> bool:
     return any(id(leaf) in own for leaf in autograd.leaves(ddp.tensors(output), given))
 
 
+class Guard:
+    """Has a second backward of a step raise, in one model.
+
+    Args:
+        model: its record.
+    """
+
+    def __init__(self, model: ddp.Wrapped) -> None:
+        self._wrapper = weakref.ref(model.wrapper)
+        nodes = autograd.accumulators(model.parameters)
+        self._hooks: List[Any] = [node.register_prehook(self._reached) for node in nodes]
+        self._keeps_alive = nodes
+        self._runs = False
+        self.begin()
+
+    def begin(self) -> None:
+        """A forward with gradients enabled begins."""
+        wrapper = self._wrapper()
+        self._is_reduced = wrapper is not None and wrapper.require_backward_grad_sync
+        self._has_run = False
+
+    def _reached(self, gradients: Any) -> None:
+        """A gradient comes to a parameter."""
+        if self._runs:
+            return
+        wrapper = self._wrapper()
+        if self._has_run and wrapper is not None and not reducer.unfinished(wrapper.reducer):
+            raise RuntimeError(_SECOND.format(type(wrapper.module).__name__))
+        self._runs = True
+        reducer.at_end_of_backward(self._ended)
+
+    def _ended(self) -> None:
+        self._runs, self._has_run = False, self._is_reduced
+
+    def end(self) -> None:
+        """Remove the hooks."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+GUARD: ddp.Slot[Guard] = ddp.Slot()
+
+
+def _forget() -> None:
+    for model in ddp.known():
+        guard = GUARD.clear(model)
+        if guard is not None:
+            model.detach(PLACE)
+            guard.end()
+
+
 _NON_REENTRANT = (
     "activation checkpointing is non-reentrant in this model (use_reentrant=False): the reentrant kind cannot"
     " train with find_unused_parameters=True (DDPFIX_UNUSED=late does without the flag, and keeps it)"
+)
+_SECOND = (
+    "ddpfix: a backward of {} has begun after DDP had averaged the gradients of this step, so that what it adds would"
+    " stay on this rank. Plain torch ends this program with 'Expected to mark a variable ready only once', because of"
+    " its reentrant checkpoints under find_unused_parameters=True. Call backward once, for the sum of the losses; or"
+    " leave find_unused_parameters out: then such a backward is averaged as well"
 )

@@ -116,9 +116,6 @@ class Finalizer:
     def _reducer(self) -> Any:
         return self._wrapper().reducer  # type: ignore[union-attr]
 
-    def is_static(self) -> bool:
-        return bool(getattr(self._wrapper(), "static_graph", False))
-
     # Forwards.
 
     def forward_begins(self) -> None:
