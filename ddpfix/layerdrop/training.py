@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix.layerdrop.schedule import fold, text_key
 from ddpfix.models import internals
@@ -24,10 +24,6 @@ class Skip(NamedTuple):
     part: str = ""
 
 
-# start(replica) -> (seed, number of the first iteration)
-Start = Callable[[Any], Tuple[int, int]]
-
-
 class Replica:
     """The state of one wrapped model on one rank: the agreed seed, the iteration, and its modules' names.
 
@@ -37,16 +33,12 @@ class Replica:
     Args:
         module: the model inside of the wrapper.
         seed: of its decisions.
-        start: gives the seed and the number of the first iteration where these are known only when it trains; it is
-            called once, at the first decision or before. Without it, iterations begin at 0.
     """
 
-    def __init__(self, module: Any, seed: int, start: Optional[Start] = None) -> None:
-        self.seed, self.first, self._start = seed, 0, start
+    def __init__(self, module: Any, seed: int) -> None:
+        self.seed = seed
         # The number of training forwards so far, less one.
         self.iteration = -1
-        # Whether a decision was taken.
-        self.drawn = False
         self.last: Optional[Step] = None
         # Whether its group has this rank only: it draws for itself.
         self.is_alone = False
@@ -58,8 +50,6 @@ class Replica:
         self.is_ddp = False
         # Whether the last forward was a micro-batch that is not communicated (``no_sync``): more of its window follow.
         self.open = False
-        # Whether this rank tells the others where the decisions begin, in its first forward.
-        self.tells = False
         self._module = weakref.ref(module)
         self._keys: ByIdentity[Tuple[str, int]] = ByIdentity()
         self._peers: ByIdentity[bool] = ByIdentity()
@@ -68,20 +58,11 @@ class Replica:
         """Return the model inside of the wrapper; None where it was destroyed."""
         return self._module()
 
-    def begin(self) -> None:
-        """Learn where the sequence of decisions begins, unless that is known."""
-        if self._start is not None:
-            self.seed, self.first = self._start(self)
-            self._start = None
-
     def stream(self, iteration: int, key: int, call: int) -> Optional[int]:
         """Return the stream of one call of a module in an iteration; None where no other rank is to agree with."""
         if self.is_alone:
             return None
-        if not self.drawn:
-            self.begin()
-            self.drawn = True
-        return fold(self.seed, self.first + iteration, key, call)
+        return fold(self.seed, iteration, key, call)
 
     def key(self, module: Any) -> Tuple[str, int]:
         """Return the module's qualified name in the wrapped model and its number; the same on every rank."""
@@ -168,9 +149,9 @@ def current() -> Optional[Step]:
     return _CURRENT.get()
 
 
-def register(wrapper: Any, module: Any, seed: int, start: Optional[Start] = None) -> Replica:
+def register(wrapper: Any, module: Any, seed: int) -> Replica:
     """Remember the agreed seed of a wrapped model. ``wrapper`` is the DDP or FSDP module, ``module`` the one inside."""
-    replica = _REPLICAS[wrapper] = Replica(module, seed, start)
+    replica = _REPLICAS[wrapper] = Replica(module, seed)
     return replica
 
 

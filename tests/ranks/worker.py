@@ -330,10 +330,6 @@ def rate_set_on_the_config() -> Dict[str, Any]:
 @scenario
 def first_rank_later() -> Dict[str, Any]:
     """The first rank has no batch in the first step, and waits for the others in a collective of the program's own."""
-    if "ddpfix" in sys.modules:
-        from ddpfix.ranks.agreement import rendezvous
-
-        rendezvous._FIRST = 1.0
     entry = zoo.tiny_model("opt")
     model = entry.build(seed=3)
     watch = Watch(model)
@@ -352,14 +348,6 @@ def first_rank_later() -> Dict[str, Any]:
             optimizer.step()
     record["weights"] = flat(model).double().sum().item()
     return record
-
-
-@scenario
-def part_of_a_job() -> Dict[str, Any]:
-    """A job up to its interruption, or from there on."""
-    from tests.ranks import resuming
-
-    return resuming.part()
 
 
 @scenario

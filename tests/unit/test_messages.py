@@ -16,7 +16,7 @@ PAGE = messages.ROOT / "docs" / "messages.md"
     ("line", "folder"),
     [
         ("all ranks skip the same layers of WavLMEncoder (rate 0.1)", "patches/torch"),
-        ("rank 1 ended with an error; its own message has the cause", "ddpfix/ranks/agreement"),
+        ("rank 1 gave no word within the time limit; see its own message", "ddpfix/ranks/agreement"),
         ("the ranks that waited go on after 7 s", "ddpfix/ranks/hang"),
     ],
 )

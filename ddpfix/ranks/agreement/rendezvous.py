@@ -9,19 +9,16 @@ so the work of a rank does not grow with the world size.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 from ddpfix.ranks.agreement import hosts
 from ddpfix.ranks.agreement.presence import ANY, ENDED
 from ddpfix.ranks.groups import timeouts as limits
 from ddpfix.ranks.groups.names import Members as Members
 from ddpfix.ranks.store import keys as stores
-from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import (
     count,
-    default_store,
     has,
     is_here,
     keys,
@@ -36,8 +33,6 @@ from ddpfix.system import System
 _PAUSE = (0.0005, 0.5)
 # Seconds after which a rank that waits also looks whether another one has ended.
 _LONG = 1.0
-# Seconds that the first rank has to begin in, before others begin without it.
-_FIRST = 30.0
 # Keys of one meeting, beside one for each rank.
 _COUNT, _VERDICT, _READ = "count", "verdict", "read"
 # Seconds for which the first rank of a group waits until the others know why it ends.
@@ -105,71 +100,6 @@ def agreed(name: str) -> Optional[int]:
 
 def _seed_of(name: str) -> str:
     return f"seed/{name}"
-
-
-class Word:
-    """Numbers on which a group settles without a meeting: what its first rank says, or who comes first in its place.
-
-    All members make it in the same order, and none waits then. Later the first rank says its numbers and goes on. The
-    others wait for that, but only for a while: a program may train a model on other ranks first, and have the first
-    rank wait for these in a collective. After that time whoever comes first speaks, and all ranks take the same.
-
-    Args:
-        ranks: the global ranks of the group, in the group's order.
-        rank: this process's global rank.
-        group: its name (:func:`ddpfix.ranks.groups.names.name_of`).
-    """
-
-    def __init__(self, ranks: Sequence[int], rank: int, group: str) -> None:
-        store = default_store()
-        purpose = f"word/{group}"
-        self._name = f"{purpose}/{count(store, purpose)}"
-        self._asks = store is not None
-        # Not kept alive: see ddpfix.ranks.store.keys.
-        self._store = (lambda: None) if store is None else weakref.ref(store)
-        self._first = ranks[0]
-        self.is_mine = rank == ranks[0]
-        self._is_alone = len(ranks) == 1
-
-    def settle(self, numbers: Sequence[int]) -> Optional[List[int]]:
-        """Return the numbers of the group; None where nobody can say any: the program gave its group its own store.
-
-        Args:
-            numbers: what this rank says if it is the one that speaks.
-
-        Raises:
-            AgreementError: the first rank has ended with an error, or the group is no more.
-        """
-        store = self._store()
-        if self._is_alone:
-            return list(numbers)
-        if not self._asks:
-            return None
-        if store is None:
-            raise AgreementError("the process group in which this model was wrapped has been destroyed")
-        mine = keys(store, self._name)
-        if self._speaks(store, mine):
-            put(mine, "told", System.json(list(numbers)))
-        elif not self._told(store, mine, _patience()):
-            # Somebody has begun to speak, which takes no time.
-            raise AgreementError("a rank ended while it said where the decisions of LayerDrop begin")
-        return [int(number) for number in System.loads(mine.get("told"))]
-
-    def _speaks(self, store: Any, mine: Any) -> bool:
-        """Return whether this rank's numbers count: the first rank's, or of the one that comes first without it."""
-        if not self.is_mine and self._told(store, mine, roll_call.limit_of(None, _FIRST)):
-            return False
-        return int(mine.add("speakers", 1)) == 1
-
-    def _told(self, store: Any, mine: Any, last: float) -> bool:
-        ended = keys(store, ENDED)
-
-        def give_up(waited: float) -> bool:
-            if waited > _LONG and not self.is_mine and ended.add(str(self._first), 0):
-                raise AgreementError(f"rank {self._first} ended with an error; its own message has the cause")
-            return waited > last
-
-        return look_until(lambda: has(mine, "told"), give_up, _PAUSE)
 
 
 class _Rendezvous:

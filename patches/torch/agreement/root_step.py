@@ -13,7 +13,6 @@ from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
 from ddpfix.ranks.agreement.rendezvous import Members
 
-from . import resume
 from . import stage as agreement
 
 
@@ -103,7 +102,6 @@ def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = Tr
     if first.seed is None:
         unasked[root] = True
         return None
-    start = resume.Start(site, model, members.ranks, first.seed, members.name)
-    replica = training.register(root, model, first.seed, start)
-    replica.tells, replica.is_alone = start.is_first, len(members.ranks) < 2
+    replica = training.register(root, model, first.seed)
+    replica.is_alone = len(members.ranks) < 2
     return replica

@@ -19,7 +19,6 @@ from ..internals import process_groups
 from ..internals.wrapper import inner
 from ..pipeline import ddp
 from ..pipeline.process_group import Follower, ProcessGroup
-from . import resume
 
 NOT_MET = (
     "DDP communicates nothing while this model is wrapped, so the ranks do not meet, and may skip different layers:"
@@ -81,18 +80,12 @@ class Agreement(ddp.Stage):
         if call is not None and not call.number and cover.active(module):
             log.once(NOT_MET)
         if seed is not None:
-            start = None if call is None else self._start(wrapper, seed)
-            replica = training.register(wrapper, module, seed, start)
+            replica = training.register(wrapper, module, seed)
             replica.flagged, replica.is_ddp = flagged, True
             replica.is_alone = len(process_groups.ranks_of(wrapper.process_group)) < 2
             if flagged or cover.may_skip(module):
-                replica.tells = start is not None and start.is_first
                 steps = Steps(model, replica)
                 model.attach(self.place, steps.begin, steps.end, steps.failed)
-
-    def _start(self, wrapper: Any, seed: int) -> resume.Start:
-        name, ranks, _ = process_groups.members_of(wrapper.process_group)
-        return resume.Start(self._site, inner(wrapper), ranks, seed, name)
 
 
 class Steps:
@@ -117,8 +110,6 @@ class Steps:
             replica.iteration -= 1
         replica.open = not wrapper.require_backward_grad_sync
         self.tokens.append(training.enter(replica))
-        if replica.tells and not replica.iteration:
-            replica.begin()
 
     def end(self, output: Any) -> None:
         token = self.tokens.pop()

@@ -63,8 +63,6 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
             return original(self, *inputs, **kwargs)
         token = training.enter(replica)
         try:
-            if replica.tells and not replica.iteration:
-                replica.begin()
             output = original(self, *inputs, **kwargs)
         except BaseException as error:
             tracebacks.hide(error)

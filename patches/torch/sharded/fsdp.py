@@ -64,9 +64,6 @@ def _replica(
     ranks = holders() if replica is None else None
     if ranks is not None:
         replica = root_step.agreed(site, root, root, process_groups.members_of(group, ranks))
-        if replica is not None:
-            # All ranks are here.
-            replica.begin()
     return replica
 
 
