@@ -31,9 +31,10 @@ class Observer(Protocol):
 
 
 class Unsettled(Protocol):
-    """A model whose ranks are still to exchange what its last reduction has left out."""
+    """A model whose ranks are to exchange what its last reduction has left out."""
 
-    unsettled: bool
+    # Whether they are still to do so.
+    is_due: bool
 
     @property
     def thread(self) -> int:
@@ -133,7 +134,7 @@ class Backwards:
         due = [each for each in self._unsettled if each.thread == here]
         for each in sorted(due, key=lambda each: each.order):
             self._unsettled.remove(each)
-            if each.unsettled:
+            if each.is_due:
                 each.settle()
 
     def check(self, check: Check) -> None:

@@ -21,6 +21,7 @@ from ..internals import process_groups, tensors
 from ..pipeline import ddp
 from ..pipeline.optimizer_hooks import Steps
 from .states import ARMED, PENDING, PLACE, RUNNING, Reduction, all_finalized, reductions
+from .transitions import OPTIMIZER
 
 
 class Backwards:
@@ -124,7 +125,7 @@ class Backwards:
 
     # The time between two backwards.
 
-    def wait(self, reduction: Reduction) -> None:
+    def wait(self) -> None:
         """Wait for more backwards before the reduction; a step may still have fewer."""
         self._pending = Gradients(self._model.parameters)
         self.may_wait = True
@@ -142,7 +143,7 @@ class Backwards:
                 f" {self.done}. Call backward equally often in each step (or once, for the sum of the losses), or set"
                 " DDPFIX_UNUSED=off and find_unused_parameters as torch asks for it."
             )
-        reduction.finalize_pending()
+        reduction.on(OPTIMIZER)
 
     def explain(self) -> str:
         """Return an addition to torch's error about missing gradients; "" if no backward is pending."""
@@ -180,9 +181,9 @@ def _complete_before(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, An
     """Average the gradients that an optimizer is about to use; return its arguments with another closure."""
     held = [reduction for reduction in reductions() if _holds(optimizer, reduction)]
     for reduction in held:
-        if reduction.unsettled and not in_backward():
+        if reduction.used.is_due and not in_backward():
             # The backward was one of an engine that was called by hand.
-            reduction.settle()
+            reduction.used.settle()
         if reduction.state is RUNNING or (reduction.state is ARMED and in_backward()):
             # An optimizer within the backward uses gradients before anything can average them, as in plain torch.
             reduction.left_to_torch = True

@@ -11,7 +11,6 @@ issue 90171 requests this). docs/unused-parameters.md has the states and the pat
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any, Dict, Optional
 
 import torch
@@ -43,20 +42,18 @@ class Finalizer:
     Args:
         model: its record.
         steps: of optimizers.
-        backwards: all backwards of the process; None where nobody wraps them.
+        backwards: all backwards of the process.
     """
 
-    def __init__(self, model: ddp.Wrapped, steps: Steps, backwards: Optional[Backwards] = None) -> None:
+    def __init__(self, model: ddp.Wrapped, steps: Steps, backwards: Backwards) -> None:
         self._model = model
         self._wrapper = ddp.until_destroyed(model.wrapper, self.destroyed)
         self.parameters = model.parameters
         self.state = IDLE
         self.backwards, self._all_backwards = backward_count.Backwards(model, steps), backwards
         self.arrivals = Arrivals(self, self.parameters)
-        self.used = UsedMap(model)
-        self._marks = Marks(model, self.arrivals, self._leaves_out)
-        # Whether ranks are still to exchange what the last reduction has left out.
-        self.unsettled = False
+        self._marks = Marks(model, self.arrivals, lambda: self.used.ask())
+        self.used: UsedMap = UsedMap(model, self, self._marks, backwards)
         self._queue_end = functools.partial(_AT_END, self._backward_ended)
         # What the backward that runs does with the parameters, according to the engine.
         self._effect = autograd.REACHES
@@ -64,8 +61,6 @@ class Finalizer:
         self._before = IDLE
         # Keeps this rank's own gradients in a first step that may have more backwards.
         self._first = FirstStep(self)
-        # Whether the hooks on parameters stay.
-        self._keeps_arrivals = False
         # How many reductions have ended, and how many of them ddpfix has finalized.
         self.reductions = self._finalized = 0
         # Whether ddpfix finalized the last reduction; gradients after one that DDP finished itself are left alone.
@@ -78,13 +73,8 @@ class Finalizer:
         self.within: Optional[Within] = None
         # How many checkpoints had hidden a part of a graph when DDP was armed.
         self.armed_at = self._begun_at = 0
-        # Which of several models a backward is of, only hooks can notice.
-        others = states.reductions()
-        for other in others:
-            other.stop_checking()
-        states.add(self)
-        checks = backwards is not None and not others and reducer.AT_ANY_TIME and autograd.TELLS
-        self._steady = Steady(model, self, backwards) if checks and backwards is not None else None
+        checks = states.add(self) and reducer.AT_ANY_TIME and autograd.TELLS
+        self._steady = Steady(model, self, backwards) if checks else None
         if self._steady is None:
             self.arrivals.resume()
 
@@ -108,11 +98,6 @@ class Finalizer:
         return self.arrivals.left_out
 
     @property
-    def order(self) -> str:
-        """The name of the model, the same on all ranks."""
-        return self._model.number
-
-    @property
     def _reducer(self) -> Any:
         return self._wrapper().reducer  # type: ignore[union-attr]
 
@@ -121,8 +106,8 @@ class Finalizer:
     def forward_begins(self) -> None:
         """Called before a forward with gradients enabled."""
         self.inside = True
-        if self.unsettled:
-            self.settle()
+        if self.used.is_due:
+            self.used.settle()
         self._begun_at = autograd.HIDING[0]
         backwards = self.backwards
         if backwards.done and self.state is not PENDING and self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
@@ -131,8 +116,8 @@ class Finalizer:
             else:
                 backwards.step_ended()
                 self.stop_checking()
-            if self.arrivals.on and not self._keeps_arrivals and self.reductions >= _NOTICED_STEPS:
-                self.arrivals.stop()
+            if self.reductions >= _NOTICED_STEPS:
+                self.arrivals.pause()
             if self._steady is not None and not self.arrivals.on and self._steady.may_mark(self.reductions):
                 self._marks.step_begins()
 
@@ -162,12 +147,8 @@ class Finalizer:
 
     def stop_checking(self) -> None:
         """Have hooks on outputs and parameters from now on."""
-        if self._steady is None:
-            return
-        if self.thread == threading.get_ident():
-            self._steady.end()
-        else:
-            self._steady.end_later()
+        if self._steady is not None:
+            self._steady.stop()
 
     def backward_missed(self) -> None:
         """Finalize if DDP waits although a backward has ended, one of an engine that was called by hand."""
@@ -203,7 +184,7 @@ class Finalizer:
         if self._effect is autograd.LEAVES_ALONE:
             if torch.is_grad_enabled():
                 # The graph of these gradients (create_graph) leads to the parameters past all outputs.
-                self._keep_arrival_hooks()
+                self.arrivals.keep()
         elif self.state is not FINALIZED or self._effect is not autograd.UNSURE:
             self._before = self.state
             self.on(transitions.GRADIENT)
@@ -214,12 +195,21 @@ class Finalizer:
         self.run()
 
     def run(self) -> None:
-        """Have the end of the backward noticed, and mark what it will not reach."""
+        """Have the end of the backward noticed, and mark what the engine will not reach: no bucket waits for the end.
+
+        That is not done in the first step, from which DDP takes the order of its buckets, unless another model waits
+        for the same backward: otherwise the buckets of both would not come in the same order on all ranks.
+        """
         self.left_to_torch = False
         # DDP may queue its own end behind this callback; the one that it queues comes after that.
         _AT_END(self._queue_end)
-        if self._finalized or len(states.reductions()) > 1:
-            self._mark_at_start()
+        if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
+            others = states.another_waits(self)
+            # A mark is work in the stream of the output that comes first. What is behind an output of another stream
+            # may complete the bucket, which is then sent before the mark's zeros are in it.
+            ordered = len(self._first.streams) < 2
+            if others or (self._finalized and self.reductions > 1 and ordered):
+                self._marks.mark(self.arrivals.unreachable(at_once=others))
 
     def _arm_again(self) -> None:
         if self.backwards.one_more():
@@ -231,27 +221,6 @@ class Finalizer:
         self._marks.reduction_begins()
         self.arrivals.forget()
         reducer.arm_again(self._reducer)
-
-    def _keep_arrival_hooks(self) -> None:
-        self._keeps_arrivals = True
-        self.arrivals.resume()
-
-    def _mark_at_start(self) -> None:
-        """Mark the parameters that the engine will not reach now, so that no bucket waits for the end of backward.
-
-        This is not done in the first step, from which DDP takes the order of its buckets, unless another model waits
-        for the same backward: otherwise the buckets of both would not come in the same order on all ranks.
-        """
-        if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():
-            others = any(
-                other.thread == self.thread and (other.state is ARMED or other.state is RUNNING)
-                for other in states.others(self)
-            )
-            # A mark is work in the stream of the output that comes first. What is behind an output of another stream
-            # may complete the bucket, which is then sent before the mark's zeros are in it.
-            ordered = len(self._first.streams) < 2
-            if others or (self._finalized and self.reductions > 1 and ordered):
-                self._marks.mark(self.arrivals.unreachable(at_once=others))
 
     def _backward_ended(self) -> None:
         if self.state is RUNNING:
@@ -284,7 +253,7 @@ class Finalizer:
 
     def wait(self) -> None:
         """Wait for a further backward of this step."""
-        self.backwards.wait(self)
+        self.backwards.wait()
 
     def backward_ended_unfinished(self, effect: str) -> None:
         """Finalize after a backward that has ended, and was noticed only then.
@@ -300,15 +269,11 @@ class Finalizer:
 
     def reduce_again(self) -> None:
         """Reduce gradients that came after DDP's own end in one backward (a module in two reentrant checkpoints)."""
-        self._keep_arrival_hooks()
+        self.arrivals.keep()
         self._arm_again()
         self.backwards.ended()
         reducer.mark_ready(self._reducer, self.parameters, range(len(self.parameters)))
         reducer.at_end_of_backward(self._marked)
-
-    def finalize_pending(self) -> None:
-        """Finalize before the gradients are used, although the expected further backward has not come."""
-        self.on(transitions.OPTIMIZER)
 
     def finalize_afterwards(self) -> None:
         """Finalize outside of a backward."""
@@ -320,16 +285,9 @@ class Finalizer:
         if not self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
             # With bucket views DDP has divided and sent the gradients in place already.
             self._first.keep(self.reductions)
-        self._marks.mark_missing(self._effect, self._is_hidden())
+        self._marks.mark_missing(self._effect)
         # DDP has queued its end behind this callback.
         reducer.at_end_of_backward(self._marked)
-
-    def _is_hidden(self) -> bool:
-        """Return whether nothing is known of gradients: behind a reentrant checkpoint they come in its own backward."""
-        return autograd.hides_since(self.armed_at)
-
-    def _leaves_out(self) -> None:
-        self.used.ask(self.reductions + 1)
 
     def _marked(self) -> None:
         self._marks.check_finished(is_first=not self.reductions)
@@ -345,48 +303,27 @@ class Finalizer:
 
     def _end_reduction(self, by_us: bool) -> None:
         self._by_us = by_us
-        self._marks.reduced(self._is_hidden())
+        self._marks.reduced()
         self.backwards.reduced(self.left_out)
         self.count_reduction()
         if by_us:
             self._finalized += bool(self.left_out)
-            self._keep_arrival_hooks()
+            self.arrivals.keep()
 
     def count_reduction(self) -> None:
         """Count one that has ended, and now and then see whether DDP knows all parameters of the model."""
         self.reductions += 1
         if not self.reductions & (self.reductions - 1):
             unregistered.warn_if_any(self._model)
-        if self.left_out or self.reductions >= self.used.next:
-            self.unsettled = True
-            if self._all_backwards is None:
-                self.settle()
-            else:
-                self._all_backwards.settle_after(self)
-        else:
-            self._marks.nothing_left_out()
-            self.arrivals.reduced()
+        self.used.reduced()
 
-    def settle(self) -> None:
-        """Exchange with the other ranks what the last reduction has left out, and restore what no rank has used."""
-        self.unsettled = False
-        unused = self._marks.unused()
-        self._marks.settle(self.used.exchange(self.reductions, unused, self.parameters, self._marks.leaves_out()))
+    def settled(self) -> None:
+        """Called when gradients are what they stay: no rank exchanges anything more about this reduction."""
         if self._by_us:
             self._first.reduced()
-        if self.used.is_on and not self._is_checked():
+        if self.used.is_on and (self._steady is None or not self._steady.checks()):
             # A rank has to notice each reduction after which the others exchange.
-            self._keep_arrival_hooks()
-
-    def _is_checked(self) -> bool:
-        """Return whether DDP is asked at the end of each backward, so that the model needs no hooks."""
-        return self._steady is not None and self._steady.checks()
-
-    def joined(self) -> None:
-        """Take part in a reduction of the others, after this rank has run out of batches under ``join()``."""
-        self.reductions += 1
-        if self.reductions >= self.used.next:
-            self.used.exchange(self.reductions, range(len(self.parameters)), self.parameters, False)
+            self.arrivals.keep()
 
     def destroyed(self) -> None:
         """Forget nodes, each of which keeps its parameter, and gradients: the wrapper was destroyed."""
@@ -403,6 +340,6 @@ class Finalizer:
         self.used.end()
         if self._steady is not None:
             self._steady.forget()
-        if self.within is not None and self._all_backwards is not None:
+        if self.within is not None:
             self._all_backwards.check_no_more(self.within)
-        self.arrivals.stop(for_good=True)
+        self.arrivals.end()

@@ -27,7 +27,7 @@ class Arrivals:
         self._nodes = autograd.accumulators(parameters)
         self.view = autograd.View(parameters, self._nodes)
         self._hooks: List[Any] = []
-        self._over = False
+        self._over = self._stays = False
         # The numbers of the parameters whose gradients have come since DDP was armed.
         self.arrived: Dict[int, None] = {}
         # Parameters that are left out of the reduction that runs -> the gradient that they had before it. It is here,
@@ -52,8 +52,22 @@ class Arrivals:
         if not self._hooks and not self._over:
             self._hooks = [node.register_prehook(self._recorder(n)) for n, node in enumerate(self._nodes)]
 
-    def stop(self, for_good: bool = False) -> None:
-        self._over = self._over or for_good
+    def keep(self) -> None:
+        """Record them in all steps."""
+        self._stays = True
+        self.resume()
+
+    def pause(self) -> None:
+        """Record them no more, unless they are kept."""
+        if self._hooks and not self._stays:
+            self._stop()
+
+    def end(self) -> None:
+        """Record them never again."""
+        self._over = True
+        self._stop()
+
+    def _stop(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -97,13 +111,17 @@ class Arrivals:
 
         return record
 
+    def hides(self) -> bool:
+        """Return whether nothing is known of gradients: behind a reentrant checkpoint they come in its own backward."""
+        return autograd.hides_since(self._reduction.armed_at)
+
     def unreachable(self, at_once: bool) -> List[int]:
         """Return the parameters that the beginning backward will not reach and no earlier one has; [] while unsure.
 
         Args:
             at_once: whether to rely on it before it was compared with arrived gradients, if nothing can be hidden.
         """
-        if self._hidden or not self.on or autograd.hides_since(self._reduction.armed_at):
+        if self._hidden or not self.on or self.hides():
             return []
         numbers = [number for number in self.view.left_out() if number not in self.arrived]
         if self._compared >= _COMPARED:

@@ -59,6 +59,11 @@ class Marks:
         """Record that DDP has completed a reduction by itself, in a step like most."""
         self._absent.none()
 
+    def complete(self) -> None:
+        """Record that a reduction has ended to which each parameter has contributed."""
+        self._absent.none()
+        self._arrivals.reduced()
+
     # A backward.
 
     def mark(self, indices: Sequence[int]) -> None:
@@ -70,17 +75,16 @@ class Marks:
             self.left_out.update((index, _kept(self._parameters[index].grad, views)) for index in indices)
         reducer.mark_ready(self._reducer, self._parameters, indices)
 
-    def mark_missing(self, effect: str, is_hidden: bool) -> None:
+    def mark_missing(self, effect: str) -> None:
         """Mark all parameters that DDP still waits for; called at the end of a backward.
 
         Args:
             effect: what it has done with the parameters, see :class:`.autograd.View`.
-            is_hidden: whether gradients may have come in a backward of their own.
         """
         if self._arrivals.on:
             self.mark([n for n in self._arrivals.missing() if n not in self.left_out])
         elif effect is autograd.UNSEEN and not reducer.unfinished(self._reducer):
-            self._is_unseen = is_hidden
+            self._is_unseen = self._arrivals.hides()
             self.mark(range(len(self._parameters)))
         else:
             self._mark_named()
@@ -124,13 +128,9 @@ class Marks:
         if (reducer.AT_ANY_TIME or not is_first) and reducer.unfinished(self._reducer):
             raise RuntimeError(NOT_FINALIZED)
 
-    def reduced(self, is_hidden: bool) -> None:
-        """Record that a reduction has ended.
-
-        Args:
-            is_hidden: whether gradients may have come in a backward of their own, so that nothing is known of them.
-        """
-        self._is_hidden = is_hidden
+    def reduced(self) -> None:
+        """Record that a reduction has ended."""
+        self._is_hidden = self._arrivals.hides()
 
     def leaves_out(self) -> bool:
         """Return whether something got no gradient in any backward of the step so far."""

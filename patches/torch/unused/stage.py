@@ -45,7 +45,7 @@ def _joined(wrapped: Any, wrapper: Any, args: Any, kwargs: Any) -> Any:
     result, model = wrapped(*args, **kwargs), ddp.of(wrapper)
     reduction = None if model is None else REDUCTION.of(model)
     if reduction is not None:
-        reduction.joined()
+        reduction.used.joined()
     return result
 
 

@@ -33,6 +33,17 @@ class Backwards(Protocol):
     def explain(self) -> str: ...
 
 
+class Used(Protocol):
+    """What the ranks exchange after a reduction, see :class:`.used_map.UsedMap`."""
+
+    # Whether they are still to do so after the last one.
+    is_due: bool
+
+    def settle(self) -> None: ...
+
+    def joined(self) -> None: ...
+
+
 class Reduction(Protocol):
     """The reduction of one model, see :class:`.finalizer.Finalizer`."""
 
@@ -43,8 +54,6 @@ class Reduction(Protocol):
     # Of backwards within forwards, whose reductions are not all counted; None else.
     within: Any
     armed_at: int
-    # Whether ranks are still to exchange what the last reduction has left out.
-    unsettled: bool
 
     @property
     def thread(self) -> int:
@@ -62,15 +71,16 @@ class Reduction(Protocol):
     @property
     def backwards(self) -> Backwards: ...
 
+    @property
+    def used(self) -> Used: ...
+
     def output_reached(self, gradients: Any) -> None: ...
 
     def parameter_reached(self) -> None: ...
 
-    def finalize_pending(self) -> None: ...
+    def on(self, event: str) -> None: ...
 
-    def settle(self) -> None: ...
-
-    def joined(self) -> None: ...
+    def settled(self) -> None: ...
 
     def backward_missed(self) -> None: ...
 
@@ -85,9 +95,16 @@ REDUCTION: Slot[Reduction] = Slot()
 _ALL: List[weakref.ref[Reduction]] = []
 
 
-def add(reduction: Reduction) -> None:
-    """Have this one among :func:`reductions` as long as it lives."""
+def add(reduction: Reduction) -> bool:
+    """Have this one among :func:`reductions` as long as it lives; return whether it is the only one.
+
+    Which of several models a backward is of, only hooks can notice: none of them is checked any more.
+    """
+    known = reductions()
+    for each in known:
+        each.stop_checking()
     _ALL.append(weakref.ref(reduction, _ALL.remove))
+    return not known
 
 
 def discard(reduction: Reduction) -> None:
@@ -105,6 +122,14 @@ def others(reduction: Reduction) -> List[Reduction]:
     return [other for other in reductions() if other is not reduction]
 
 
+def another_waits(reduction: Reduction) -> bool:
+    """Return whether another model of the same thread waits for the backward that runs."""
+    return any(
+        other.thread == reduction.thread and (other.state is ARMED or other.state is RUNNING)
+        for other in others(reduction)
+    )
+
+
 def share(one: Reduction, other: Reduction) -> bool:
     """Return whether two models have a parameter in common."""
     own = {id(parameter) for parameter in one.parameters}
@@ -115,6 +140,6 @@ def all_finalized() -> bool:
     """Return whether no reduction is under way: as it is at the optimizer's step of a usual loop."""
     for reference in _ALL:
         each = reference()
-        if each is not None and (each.state is not FINALIZED or each.backwards.may_wait or each.unsettled):
+        if each is not None and (each.state is not FINALIZED or each.backwards.may_wait or each.used.is_due):
             return False
     return True

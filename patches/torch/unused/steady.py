@@ -68,8 +68,6 @@ class Hooked(Protocol):
 
     def hook_parameters(self) -> None: ...
 
-    def settle(self) -> None: ...
-
 
 class Steady:
     """The steps of one model as long as they repeat each other.
@@ -190,7 +188,7 @@ class Steady:
                 if not count & (count - 1):
                     unregistered.warn_if_any(self._model)
                 if count >= hooked.used.next:
-                    hooked.settle()
+                    hooked.used.settle()
             elif reduced is None:
                 self.backward_missed()
             else:
@@ -243,6 +241,13 @@ class Steady:
 
     # The end.
 
+    def stop(self) -> None:
+        """End, or before the next forward, in the thread that trains the model: no half of a backward is noticed."""
+        if self._model.thread == threading.get_ident():
+            self.end()
+        else:
+            self._end_later()
+
     def waits(self) -> bool:
         """Return whether DDP waits for gradients of a backward that has ended, past the wrapper of all backwards."""
         hooked, wrapper = self._hooked_now(), self._wrapper()
@@ -281,8 +286,7 @@ class Steady:
         """Forget the parameter that is read: the wrapper was destroyed."""
         self._parameter = None
 
-    def end_later(self) -> None:
-        """End before the next forward, in the thread that trains the model: half of a backward is not to be noticed."""
+    def _end_later(self) -> None:
         hooked = self._hooked_now()
         if self._leaves or not self._backwards.checks(self):
             return

@@ -21,6 +21,9 @@ from ddpfix.ranks.store import notices, roll_call
 
 from ..internals import modes, process_groups
 from ..pipeline import ddp
+from ..pipeline.backward import Backwards
+from .ready_marks import Marks
+from .states import Reduction
 
 NEVER = sys.maxsize
 # After so many reductions ranks look into the store: a part that idles mostly does so from the beginning.
@@ -28,19 +31,24 @@ _LOOKS = 4
 
 
 class UsedMap:
-    """The exchanges of one model.
+    """The exchanges of one model, each after a reduction.
 
     Args:
         model: its record.
+        reduction: of the model.
+        marks: what a reduction has left out.
+        backwards: all backwards of the process, after which ranks exchange.
 
     Attributes:
         next: the first reduction, counted from 1, after which this rank looks or exchanges, as after all later ones.
         is_on: whether ranks exchange now.
+        is_due: whether they are still to do so after the last reduction.
     """
 
-    def __init__(self, model: ddp.Wrapped) -> None:
+    def __init__(self, model: ddp.Wrapped, reduction: Reduction, marks: Marks, backwards: Backwards) -> None:
         # Not its group, which the program may destroy before this one goes.
         self._model = model
+        self._reduction, self._marks, self._backwards = reduction, marks, backwards
         self._is_alone = model.wrapper.process_group.size() == 1
         together = model.exchanges and not self._is_alone
         self._topic = f"used/{model.number}" if together else ""
@@ -48,6 +56,7 @@ class UsedMap:
         # The second: whether they have begun to exchange in this step; of several backwards each may use other
         # parameters, so that the step leaves nothing out.
         self.is_on = self._is_new = False
+        self.is_due = False
         # The reduction from which on another rank asks for exchanges, and the one of which this rank has told others.
         self._asked = self._told = 0
         if together:
@@ -58,14 +67,25 @@ class UsedMap:
     def _group(self) -> Any:
         return self._model.wrapper.process_group
 
+    @property
+    def thread(self) -> int:
+        """The thread that trains the model."""
+        return self._model.thread
+
+    @property
+    def order(self) -> str:
+        """The name of the model, the same on all ranks."""
+        return self._model.number
+
     def listen(self, number: int) -> None:
         """Read after this reduction what the rank that asks has decided; called in another thread."""
         self._asked = number
         if self.next == NEVER:
             self.next = number
 
-    def ask(self, number: int) -> None:
-        """Begin to exchange, on all ranks, before this one leaves something out of this reduction."""
+    def ask(self) -> None:
+        """Begin to exchange, on all ranks, before this one leaves something out of the reduction that runs."""
+        number = self._reduction.reductions + 1
         if self.is_on or not self._topic:
             return
         if number <= _LOOKS:
@@ -91,17 +111,36 @@ class UsedMap:
         """Another step begins: if ranks exchange now, they go on."""
         self._is_new = False
 
-    def exchange(
-        self, number: int, unused: Collection[int], parameters: Any, goes_on: bool
-    ) -> Optional[AbstractSet[int]]:
+    # After a reduction.
+
+    def reduced(self) -> None:
+        """A reduction has ended: exchange, if there is anything to say, when the backward has ended as a whole."""
+        if not self._marks.left_out and self._reduction.reductions < self.next:
+            self._marks.complete()
+            return
+        self.is_due = True
+        self._backwards.settle_after(self)
+
+    def settle(self) -> None:
+        """Exchange with the other ranks what the last reduction has left out, and restore what no rank has used."""
+        self.is_due = False
+        self._marks.settle(self._exchange(self._marks.unused(), self._marks.leaves_out()))
+        self._reduction.settled()
+
+    def joined(self) -> None:
+        """Take part in a reduction of the others, after this rank has run out of batches under ``join()``."""
+        self._reduction.reductions += 1
+        if self._reduction.reductions >= self.next:
+            self._exchange(range(len(self._model.parameters)), False)
+
+    def _exchange(self, unused: Collection[int], goes_on: bool) -> Optional[AbstractSet[int]]:
         """Return the parameters that no rank has used; None where ranks cannot know.
 
         Args:
-            number: of the reduction that has ended.
             unused: the numbers of those that this rank has left out.
-            parameters: of the model.
             goes_on: whether this rank has left something out of the step.
         """
+        number = self._reduction.reductions
         if self._is_alone:
             return frozenset(unused)
         if number < self.next or devices.is_capturing():
@@ -112,7 +151,7 @@ class UsedMap:
                 return None
             self._begin()
         with modes.hidden():
-            counts = self._reduce(unused, parameters, goes_on)
+            counts = self._reduce(unused, goes_on)
             values: List[int] = counts.tolist() if unused or self._is_new else []
         if self._told:
             # All ranks have found it, since the host has the sum of all.
@@ -128,8 +167,9 @@ class UsedMap:
             return notices.answer(self._topic, self.next)
         return notices.is_told(self._topic, number)
 
-    def _reduce(self, unused: Collection[int], parameters: Any, goes_on: bool) -> Any:
+    def _reduce(self, unused: Collection[int], goes_on: bool) -> Any:
         """Return how many ranks have used each parameter, and how many want to go on with exchanges."""
+        parameters = self._model.parameters
         counts = torch.ones(len(parameters) + 1, dtype=torch.int32, device=parameters[0].device)
         # Slices are filled without a copy from the host, for which it would wait.
         for begin, end in _runs(unused):
