@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, List, Union
 
 from ddpfix.patching.site import Site
+from ddpfix.ranks.store import lowest_rank
+from ddpfix.system import System
 
 from ..pipeline import ddp
-from ..pipeline.end_of_run import AtEnd
 from ..pipeline.optimizer_hooks import Steps
-from ..pipeline.process_group import ProcessGroup
+from ..pipeline.process_group import Follower, ProcessGroup
 from ..pipeline.step_count import Clocks
 from .divergence import Drift
 from .unaveraged import Unaveraged
 
 
-class AtEndOfReplicas(AtEnd):
-    """Says what differs, and which models were never averaged."""
+class AtEnd(Follower):
+    """Says what differs, and which models were never averaged, when the process group or the process ends.
+
+    Attributes:
+        speakers: who says it, in their order.
+    """
 
     place = "unaveraged"
+
+    def __init__(self) -> None:
+        self.speakers: List[Union[Drift, Unaveraged]] = []
+        self._process = System.pid()
+
+    def up(self) -> None:
+        self._process = System.pid()
+
+    def leaving(self) -> None:
+        # A forked child is no rank, and has the connection of its parent.
+        if System.pid() == self._process:
+            for each in self.speakers:
+                each.at_end()
+            lowest_rank.flush()
+
+    def exits(self) -> None:
+        self.leaving()
 
 
 def models(site: Site, module: ModuleType, owner: Any) -> None:
@@ -29,7 +51,7 @@ def models(site: Site, module: ModuleType, owner: Any) -> None:
     unaveraged = site.keep(Unaveraged)
     unaveraged.begin(site.keep(Steps), every)
     site.keep(Clocks).follow(site, owner, drift.place)
-    site.keep(AtEndOfReplicas).speakers[:] = [drift, unaveraged]
+    site.keep(AtEnd).speakers[:] = [drift, unaveraged]
     for stage in (drift, unaveraged):
         ddp.put(site, owner, stage)
         site.at_undo(stage.end)
@@ -37,4 +59,4 @@ def models(site: Site, module: ModuleType, owner: Any) -> None:
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Say at the end of the process group what differs, and which models were never averaged."""
-    site.keep(ProcessGroup).follow(site, module, site.keep(AtEndOfReplicas))
+    site.keep(ProcessGroup).follow(site, module, site.keep(AtEnd))
