@@ -268,9 +268,6 @@ class Engine:
             return list(self.places.get(patch, []))
         return list(dict.fromkeys(self.sites[patch].registered))
 
-    def summary(self) -> str:
-        return self.report().summary()
-
     def facts(self) -> Dict[str, str]:
         """Return the facts that must be equal on the ranks that have them; rank 0 may import more than the others."""
         imported = [toolkit for toolkit in self.toolkits if toolkit in sys.modules]

@@ -73,9 +73,6 @@ class Activation(Protocol):
     def verify(self) -> List[str]:
         """Messages about patches that are no longer in place."""
 
-    def summary(self) -> str:
-        """Return one line on what was done."""
-
     def tell_untested(self) -> None:
         """Say once which imported toolkits have a release that nobody has tested."""
 

@@ -119,9 +119,6 @@ class _Activation:
     def verify(self) -> List[str]:
         return []
 
-    def summary(self) -> str:
-        return ""
-
     def tell_untested(self) -> None:
         return None
 

@@ -184,7 +184,7 @@ def _log_summary(site: Site) -> None:
         for lost in site.activation.verify():
             log.warning(lost)
         site.activation.tell_untested()
-        log.info(site.activation.summary())
+        log.info(site.activation.report().summary())
 
 
 class Wrappings:
