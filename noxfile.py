@@ -12,7 +12,7 @@ from tests.cells.run import run
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["rest", "ci"]
+nox.options.sessions = ["style", "later", "rest", "ci"]
 # Environments of cells are made by uv as well, but are shared by all cells with the same packages.
 FOLDER = Path(__file__).parent / ".nox" / "cells"
 
@@ -29,6 +29,19 @@ def cells(session: nox.Session, cell: table.Cell) -> None:
 def ci(session: nox.Session, cell: table.Cell) -> None:
     """CI's share of the cells, each with some of its tests."""
     _run(session, cell, share.files(cell.name))
+
+
+@nox.session(venv_backend="none")
+def style(session: nox.Session) -> None:
+    """Types, style and format."""
+    for words in (("mypy",), ("ruff", "check", "."), ("ruff", "format", "--check", ".")):
+        session.run(sys.executable, "-m", *words, external=True)
+
+
+@nox.session(venv_backend="none")
+def later(session: nox.Session) -> None:
+    """What the README's command leaves out so that it takes minutes (tests/later.py)."""
+    session.run(sys.executable, "-m", "pytest", "-m", "later", "-n", "2", "--dist", "loadfile", external=True)
 
 
 @nox.session(venv_backend="none")

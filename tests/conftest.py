@@ -8,10 +8,11 @@ import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
+from tests.later import later
 from tests.support import alone, compiled, off_main_thread, pool
 
 HERE = Path(__file__).parent
@@ -132,6 +133,13 @@ def _turn(item: pytest.Item) -> int:
     return LONG.index(folder) if folder in LONG else len(LONG)
 
 
+def _named(item: pytest.Item) -> Tuple[str, str]:
+    """Return the file of a test, below this folder, and its function."""
+    inside = HERE in item.path.parents
+    return item.path.relative_to(HERE).with_suffix("").as_posix() if inside else "", item.name.partition("[")[0]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None:
     items.sort(key=_turn)
     if config.getoption("--rest"):
@@ -143,6 +151,9 @@ def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None
             config.hook.pytest_deselected(items=left)
             config.stash[LEFT] = Counter(folder_of(item.path) for item in left)
             items[:] = [item for item in items if not _left_out(item)]
+    for item, is_later in zip(items, later(map(_named, items))):
+        if is_later:
+            item.add_marker("later")
 
 
 @pytest.hookimpl(hookwrapper=True)
