@@ -18,7 +18,6 @@ class Arguments(TypedDict, total=False):
     untested: Literal["leave", "apply"]
     uneven: Literal["auto", "pad", "join", "stop", "off"]
     memory: Literal["on", "off"]
-    attention: Union[int, float, str]
     cache: Union[int, float, str]
     seed: Union[int, float, str]
     timeout: Union[int, float, str]

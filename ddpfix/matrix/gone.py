@@ -15,6 +15,7 @@ REMOVED_IN, RENAMED_UNTIL = "1.1.0", "1.2.0"
 _SKIPPING = ("torch", "transformers", "funasr", "speechbrain", "fastnlp", "wenet", "torchaudio", "espnet", "s3prl")
 GONE: Dict[str, str] = {
     "DDPFIX_NEMO_LAYERDROP": "DDPFIX_NEMO_DEPTH=0 leaves NeMo as shipped, with gradients of zeros for a dropped layer",
+    "DDPFIX_ATTENTION": "dataset_conf.max_token_length and batch_size bound a batch",
     "DDPFIX_EVALUATION": "evaluate model.module, which needs no other rank",
     "torch.evaluation": "evaluate model.module, which needs no other rank",
     "DDPFIX_ADVICE": "torch warns by itself where find_unused_parameters=True finds nothing",

@@ -118,14 +118,6 @@ SETTINGS: Tuple[Setting, ...] = (
     ),
     Setting("memory", "on", ("on", "off"), "length limits and batch budgets of the toolkit hold for every batch"),
     Setting(
-        "attention",
-        "off",
-        ("off",),
-        "largest batch size times squared length of a batch (frames squared), or off",
-        "an integer",
-        _is_positive,
-    ),
-    Setting(
         "cache",
         "off",
         ("off",),

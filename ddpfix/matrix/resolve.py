@@ -22,7 +22,6 @@ _TRAINING = (
     "untested",
     "uneven",
     "memory",
-    "attention",
     "seed",
     "past_wrapper",
 )

@@ -15,13 +15,12 @@ Measure = Callable[[int], float]
 
 @dataclass
 class Counts:
-    """What became of an epoch's samples (the first five) and batches.
+    """What became of an epoch's samples (the first four) and batches.
 
     Attributes:
         long: samples longer than the toolkit's limit, left out.
         short: samples shorter than the toolkit's limit, left out.
         budget: samples that alone exceed the batch size, left out.
-        attention: samples that alone exceed the cap on attention, left out.
         last: samples of a last batch that is not full, left out on request (``drop_last``).
         split: batches that were over a limit and became several.
         empty: batches without a sample, removed.
@@ -32,7 +31,6 @@ class Counts:
     long: int = 0
     short: int = 0
     budget: int = 0
-    attention: int = 0
     last: int = 0
     split: int = 0
     empty: int = 0
@@ -61,7 +59,6 @@ class Limits:
         cost: what a sample weighs in the batch size: its length, or 1 where samples are counted.
         budget: largest number of rows times the largest cost.
         frames: length of a sample in frames.
-        attention: largest number of rows times the squared number of frames.
     """
 
     length: Measure
@@ -69,18 +66,15 @@ class Limits:
     cost: Measure
     budget: Optional[float]
     frames: Measure
-    attention: Optional[float] = None
     shortest: Optional[float] = None
 
     def over(self, batch: Sequence[int]) -> bool:
-        """Return whether a batch is over its budget or over the cap on attention."""
-        return self.exceeded(len(batch), max(map(self.cost, batch)), max(map(self.frames, batch)))
+        """Return whether a batch is over its budget."""
+        return self.exceeded(len(batch), max(map(self.cost, batch)))
 
-    def exceeded(self, rows: int, cost: float, frames: float) -> bool:
-        """Return the same for a batch of so many rows with this largest cost and this largest number of frames."""
-        if self.budget is not None and rows * cost > self.budget:
-            return True
-        return self.attention is not None and rows * frames**2 > self.attention
+    def exceeded(self, rows: int, cost: float) -> bool:
+        """Return the same for a batch of so many rows with this largest cost."""
+        return self.budget is not None and rows * cost > self.budget
 
     def area(self, batch: Sequence[int]) -> float:
         """Return the size of attention for a batch: rows times squared number of frames."""
@@ -114,8 +108,6 @@ def _passing(batch: Batch, limits: Limits, counts: Counts) -> Batch:
             counts.short += 1
         elif limits.budget is not None and limits.cost(index) > limits.budget:
             counts.budget += 1
-        elif limits.attention is not None and limits.frames(index) ** 2 > limits.attention:
-            counts.attention += 1
         else:
             kept.append(index)
     return batch if len(kept) == len(batch) else kept
@@ -130,14 +122,14 @@ def _split(batch: Batch, limits: Limits) -> List[Batch]:
 def _greedy(order: Iterable[int], limits: Limits) -> List[Batch]:
     """Batches of neighbours, each as large as the limits allow."""
     batches: List[Batch] = []
-    cost = frames = 0.0
+    cost = 0.0
     for index in order:
-        cost, frames = max(cost, limits.cost(index)), max(frames, limits.frames(index))
-        if batches and not limits.exceeded(len(batches[-1]) + 1, cost, frames):
+        cost = max(cost, limits.cost(index))
+        if batches and not limits.exceeded(len(batches[-1]) + 1, cost):
             batches[-1].append(index)
         else:
             batches.append([index])
-            cost, frames = limits.cost(index), limits.frames(index)
+            cost = limits.cost(index)
     return batches
 
 

@@ -142,7 +142,6 @@ _SAMPLES = {
     "long": "longer than {long} (raise it to keep them)",
     "short": "shorter than {short}",
     "budget": "that alone exceed {budget} (raise it to keep them)",
-    "attention": "that alone exceed DDPFIX_ATTENTION",
     "last": "of a last batch that is not full (drop_last)",
 }
 _BATCHES = {

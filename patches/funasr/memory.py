@@ -31,12 +31,11 @@ _USED = ("rank", "num_replicas", "dataset", "batch_size", "is_training", "shuffl
 def samplers(site: Site, module: ModuleType, owner: Any) -> None:
     """Limits and order for one class of samplers (upstream 1828, 1716)."""
     _check(owner)
-    attention = site.settings.number("attention")
     known = site.keep(epochs.Samplers)
 
     def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
-            limits = limits_of(self, owner.__name__, attention)
+            limits = limits_of(self, owner.__name__)
             counts = Counts()
             plan = _one_list if owner.__name__ in _ONE_LIST else _own_list
             batches = plan(original, self, owner.__name__, limits, counts)
@@ -68,7 +67,7 @@ def note(known: epochs.Samplers, sampler: Any, batches: List[Batch], counts: Cou
         }
 
 
-def limits_of(sampler: Any, kind: str, attention: Optional[int]) -> Limits:
+def limits_of(sampler: Any, kind: str) -> Limits:
     """Return the limits of this sampler's settings, measured as the sampler itself measures."""
     dataset = sampler.dataset
     frames = [dataset.get_source_len(index) for index in range(len(dataset))].__getitem__
@@ -88,7 +87,7 @@ def limits_of(sampler: Any, kind: str, attention: Optional[int]) -> Limits:
     else:
         cost = weight if _weighs_text(sampler, kind) else frames
     longest, shortest = getattr(sampler, "max_token_length", None), getattr(sampler, "min_token_length", None)
-    return Limits(length, longest, cost, sampler.batch_size, frames, attention, shortest)
+    return Limits(length, longest, cost, sampler.batch_size, frames, shortest)
 
 
 def _weighs_text(sampler: Any, kind: str) -> bool:

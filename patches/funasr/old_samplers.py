@@ -28,11 +28,10 @@ _USED = ("dataset", "batch_type", "batch_size", "buffer_size", "max_token_length
 
 def replan(site: Site, module: ModuleType, owner: Any) -> None:
     """All samplers of one module (upstream has a copy of them for its language models from 1.0.11 on)."""
-    attention = site.settings.number("attention")
     for kind in vars(module).copy().values():
         if inspect.isclass(kind) and module_of(kind) == module.__name__ and kind.__name__ in _KINDS:
             _check(kind)
-            site.wrap_hot(kind, "__iter__", _iter(attention, site.keep(epochs.Samplers)))
+            site.wrap_hot(kind, "__iter__", _iter(site.keep(epochs.Samplers)))
             site.wrap_hot(kind, "__len__", _len(site.keep(epochs.Samplers)))
 
 
@@ -54,11 +53,11 @@ def _len(samplers: epochs.Samplers) -> Callable[..., Any]:
     return make
 
 
-def _iter(attention: Any, samplers: epochs.Samplers) -> Callable[..., Any]:
+def _iter(samplers: epochs.Samplers) -> Callable[..., Any]:
     def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
             dataset, number = _read(self, samplers)
-            limits, counts = _limits(self, dataset, attention), Counts()
+            limits, counts = _limits(self, dataset), Counts()
             order = list(range(len(dataset)))
             if self.shuffle:
                 Random(number).shuffle(order)
@@ -93,7 +92,7 @@ def _read(sampler: Any, samplers: epochs.Samplers) -> Tuple[Any, int]:
     return sampler.dataset, samplers.read[sampler]
 
 
-def _limits(sampler: Any, dataset: Any, attention: Any) -> Limits:
+def _limits(sampler: Any, dataset: Any) -> Limits:
     """Return the limits of this sampler's settings, measured as the sampler itself measures."""
     # Up to 1.0.5 there was no scale, and the text always counted.
     first = not hasattr(sampler, "length_scale_source")
@@ -111,7 +110,7 @@ def _limits(sampler: Any, dataset: Any, attention: Any) -> Limits:
 
     counting = sampler.batch_type != "length" if first else sampler.batch_type == "example"
     cost = one if counting or type(sampler).__name__ in _COUNTING else length
-    return Limits(length, sampler.max_token_length, cost, sampler.batch_size, frames, attention)
+    return Limits(length, sampler.max_token_length, cost, sampler.batch_size, frames)
 
 
 def _share(sampler: Any, dataset: Any) -> Tuple[int, int]:

@@ -246,20 +246,6 @@ def test_what_keeps_to_all_limits_stays_as_it_is() -> None:
             assert runs[0] == runs[1], name
 
 
-@pytest.mark.patches("funasr.memory")
-@new
-def test_a_cap_on_attention() -> None:
-    lengths = tailed(300)
-    conf: Dict[str, Any] = {"batch_size": 8000, "max_token_length": 2048}
-    cap = 8_000_000
-    unpatched = plain(sampler(DYNAMIC, lengths, **conf))
-    assert max(len(batch) * top**2 for batch, top in zip(unpatched, tops(unpatched, lengths))) > cap
-    with patched(attention=cap):
-        batches = plain(sampler(DYNAMIC, lengths, **conf))
-    assert max(len(batch) * top**2 for batch, top in zip(batches, tops(batches, lengths))) <= cap
-    assert sum(map(len, batches)) == sum(map(len, unpatched))
-
-
 def _write(path: Path, lines: Sequence[Dict[str, Any]]) -> str:
     path.write_text("".join(json.dumps({"source": "a.wav", "target": "a b", "prompt": "", **x}) + "\n" for x in lines))
     return str(path)

@@ -42,7 +42,6 @@ def test_defaults() -> None:
         "overrides": "apply",
         "uneven": "auto",
         "memory": "on",
-        "attention": "off",
         "cache": "off",
         "seed": "auto",
         "timeout": "60",
