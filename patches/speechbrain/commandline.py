@@ -17,33 +17,23 @@ from ddpfix import log
 from ddpfix.modules import globals_of
 from ddpfix.patching.site import Site
 
-from . import options, parser, words, yaml_options
-from .line import AFTER, BEFORE, KNOWN, Line, know
+from . import parser, words, yaml_options
+from .line import AFTER, BEFORE, KNOWN, Line
+from .options import Options
 from .parser import Option
 
-FLAG = Option("find_unused_parameters", "flag", real=False)
 Parsed = Tuple[str, Any, str]
 
 
 def install(site: Site, module: ModuleType, owner: Any) -> None:
-    """Wrap ``parse_arguments``."""
-    _install(site, owner, "parse_arguments")
-
-
-def run_options(site: Site, module: ModuleType, owner: Any) -> None:
-    """Wrap ``RunOptions.from_command_line_args`` (1.1.0 and later)."""
-    _install(site, owner, "from_command_line_args")
-
-
-def _install(site: Site, owner: Any, name: str) -> None:
     """Wrap the release's parser, and bind every name of it anew that was bound when SpeechBrain was imported."""
+    name = "parse_arguments" if owner is module else "from_command_line_args"
     parser.of(owner)
     original = getattr(owner, name)
 
     def parsed(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         return parse(owner, wrapped, args, kwargs)
 
-    know(site, FLAG)
     site.wrap(owner, name, parsed)
     if isinstance(original, MethodType):
         _bind_anew(site, original, getattr(owner, name))
@@ -80,7 +70,7 @@ def _line(owner: Any, argv: List[str]) -> Optional[Line]:
     arg_parser = parser.of(owner)
     known = {**{option.name: option for option in KNOWN}, **parser.options(arg_parser)}
     tree = yaml_options.read(path)
-    line = Line(arg_parser, known, tree, path, words.items(argv, path, known, tree or ()))
+    line = Line(arg_parser, known, tree, path, words.items(argv, path, known, tree))
     for item in line.items:
         if item.option is not None:
             line.user_values[item.option.name] = _typed(line, item.option, item.texts)
@@ -114,7 +104,9 @@ def _finished(line: Line, result: Parsed) -> Parsed:
 
 def _returned(line: Line, run_opts: Any) -> Any:
     if isinstance(run_opts, dict):
-        return options.made(line.values, line.typed, line.of_yaml)
+        made = Options(line.values)
+        made.typed = frozenset(line.typed)
+        return made
     # RunOptions is frozen, and its Brain reads only the names in overridden_args.
     known = {one.name for one in dataclasses.fields(run_opts)} - {"overridden_args"}
     changed = {name: value for name, value in line.values.items() if name in known and value != run_opts[name]}

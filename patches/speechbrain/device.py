@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import os
 from types import ModuleType
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Optional
 
 from ddpfix import log
 from ddpfix.patching.site import Site
 
-from . import options
 from .line import Line, after, know
 from .parser import Option
 
@@ -22,11 +19,6 @@ def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     know(site, Option("distributed_launch", "flag", real=False))
     after(site, launcher)
     after(site, settle)
-
-
-def brain(site: Site, module: ModuleType, owner: Any) -> None:
-    """Wrap ``Brain.__init__``, which sees a device in the yaml."""
-    site.wrap(owner, "__init__", _made)
 
 
 def local_rank() -> Optional[int]:
@@ -120,26 +112,3 @@ def _gpus() -> int:
     import torch
 
     return int(torch.cuda.device_count())
-
-
-def _made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    bound = inspect.signature(wrapped).bind(*args, **kwargs)
-    run_opts, hparams = bound.arguments.get("run_opts"), bound.arguments.get("hparams")
-    bound.arguments["run_opts"] = with_device(run_opts, hparams)
-    return wrapped(*bound.args, **bound.kwargs)
-
-
-def with_device(run_opts: Any, hparams: Any) -> Any:
-    """Run options in which a device of the yaml's is that of this rank."""
-    if run_opts is None or not isinstance(hparams, Mapping) or "device" in options.typed(run_opts):
-        return run_opts
-    device = hparams.get("device")
-    keeps = not isinstance(run_opts, dict)
-    if not isinstance(device, str) or of_rank(device, local_rank(), keeps) == device:
-        return run_opts
-    changed: Dict[str, Any] = {"device": of_rank(device, local_rank(), keeps)}
-    if isinstance(run_opts, dict):
-        copy = run_opts.copy()
-        copy.update(changed)
-        return copy
-    return dataclasses.replace(run_opts, **changed, overridden_args={*run_opts.overridden_args, "device"})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Set
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Set
 
 from ddpfix.patching.site import Registry, Site
 
-from . import parser
 from .parser import Option
 from .words import Item
 
@@ -20,7 +19,7 @@ class Line:
     Attributes:
         arg_parser: the release's parser; it ends the run where something is not accepted.
         options: the run options by name, those that only we know included.
-        tree: the yaml's top level with its tags, or None.
+        tree: the yaml's top level with its tags; empty where it cannot be read.
         path: of the yaml.
         items: the command line without it, in its order.
         user_values: what was typed for each run option, as a truth value for flags and as text for others.
@@ -31,7 +30,7 @@ class Line:
 
     arg_parser: argparse.ArgumentParser
     options: Dict[str, Option]
-    tree: Optional[Mapping[str, Any]]
+    tree: Mapping[str, Any]
     path: str
     items: List[Item]
     user_values: Dict[str, Any] = field(default_factory=dict)
@@ -40,26 +39,22 @@ class Line:
     of_yaml: Set[str] = field(default_factory=set)
 
     def argv(self) -> List[str]:
-        """Return the line as every release's parser takes it: the yaml in front, a flag only where it is true."""
+        """Return the line as every release's parser takes it: the yaml in front, a flag only where it is true.
+
+        An option that the release does not have is an override where the yaml has the key, as shipped.
+        """
+        kept = [each for each in self.items if each.option is None or self._stays(each.option)]
         flags = [option for option in self.options.values() if option.real and option.kind == "flag"]
         given = [each for each in flags if self.user_values.get(each.name)]
         bare = [f"--{each.name}" if each.bare else f"--{each.name}=True" for each in given]
-        return [self.path, *(word for item in self.items for word in [*item.argv(), *self._override(item)]), *bare]
+        return [self.path, *(word for item in kept for word in item.argv()), *bare]
 
-    def _override(self, item: Item) -> List[str]:
-        """Return an option that the release does not have as an override where the yaml has the key, as shipped."""
-        option = item.option
-        if option is None or option.real or option.name not in (self.tree or ()):
-            return []
-        return [f"--{option.name}={self.user_values[option.name]}"]
+    def _stays(self, option: Option) -> bool:
+        return option.kind != "flag" if option.real else option.name in self.tree
 
     def has(self, name: str) -> bool:
         """Return whether the release's own parser has the option."""
         return name in self.options and self.options[name].real
-
-    def in_yaml(self, name: str) -> Any:
-        """Return the yaml's value under a top-level key, tag and all; None where it has none."""
-        return None if self.tree is None else self.tree.get(name)
 
     def set(self, name: str, value: Any) -> None:
         """Give a run option a value as if it had been typed."""
@@ -73,8 +68,9 @@ class Line:
         self.typed.discard(name)
 
     def fail(self, message: str) -> NoReturn:
-        """End the run as the release's parser does, with exit code 2."""
-        parser.fail(self.arg_parser, message)
+        """End as the release's parser ends for what it does not accept: with exit code 2 and the reason."""
+        self.arg_parser.exit(2, f"{self.arg_parser.prog}: error: {message}\n")
+        raise SystemExit(2)
 
 
 Hook = Callable[[Line], object]

@@ -7,102 +7,42 @@ keeps the names of what was typed in ``overridden_args``.
 
 from __future__ import annotations
 
-import inspect
-import sys
-from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Tuple
 
 Given = Tuple[bool, Any]
-NOTHING: Given = (False, None)
 
 
 class Options(Dict[str, Any]):
-    """The parser's dict before 1.1.0, which also knows what was typed; an item that code sets later counts as typed.
+    """The parser's dict before 1.1.0, which also knows what was typed; copies of it are plain dicts.
 
     Attributes:
-        typed: names that the user typed on the command line, or that code of his set afterwards.
-        of_yaml: names whose value is that of the yaml.
+        typed: names that the user typed on the command line.
     """
 
     typed: FrozenSet[str] = frozenset()
-    of_yaml: FrozenSet[str] = frozenset()
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        self.typed = self.typed | {name}
-
-    def update(self, *others: Any, **more: Any) -> None:
-        for name, value in dict(*others, **more).items():
-            self[name] = value
-
-    def copy(self) -> Options:
-        return made(self, self.typed, self.of_yaml)
-
-    def __reduce__(self) -> Any:
-        return made, (dict(self), self.typed, self.of_yaml)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__reduce__()
+        return dict, (dict(self),)
 
 
-def made(values: Mapping[str, Any], typed: Iterable[str], of_yaml: Iterable[str] = ()) -> Options:
-    """Options with these values, of which those names were typed, and those others come from the yaml."""
-    options = Options(values)
-    options.typed, options.of_yaml = frozenset(typed), frozenset(of_yaml)
-    return options
+def user_value(run_opts: Any, hparams: Any, name: str) -> Given:
+    """Return the user's value of a flag: typed, True in a dict of any origin, or in the yaml.
 
-
-def user_value(run_opts: Any, hparams: Any, name: str) -> Tuple[bool, Any]:
-    """Return the user's value of a run option: typed, in the yaml, or in run options of his own making.
-
-    A null in the yaml is nothing given; a quoted "True" or "False" there is what it means.
+    False in a dict is the parser's default as well, and so nothing given. A null in the yaml is nothing given; a quoted
+    "True" or "False" there is what it means.
 
     Args:
         run_opts: what ``Brain`` got: a dict, ``RunOptions``, or None.
-        hparams: what ``Brain`` got, or ``brain.hparams``: a mapping, a namespace, or None.
+        hparams: what ``Brain`` got: a mapping, or None.
         name: the option's name.
 
     Returns:
         (True, value), or (False, None) where he gave none.
     """
-    if name in typed(run_opts):
+    typed = getattr(run_opts, "typed", getattr(run_opts, "overridden_args", ()))
+    if name in typed or (isinstance(run_opts, Mapping) and run_opts.get(name)):
         return True, run_opts[name]
-    given, value = _of(hparams, name)
-    if given:
-        return True, value
-    if name in getattr(run_opts, "of_yaml", ()):
-        return True, run_opts[name]
-    return NOTHING
-
-
-def typed(run_opts: Any) -> FrozenSet[str]:
-    """Return the names in run options that beat the yaml.
-
-    All of a dict that is not the parser's. In the parser's own, where nobody noted what was typed: what
-    differs from its defaults.
-    """
-    if isinstance(run_opts, Options):
-        return run_opts.typed & frozenset(run_opts)
-    if hasattr(run_opts, "overridden_args"):
-        return frozenset(run_opts.overridden_args)
-    if not isinstance(run_opts, Mapping):
-        return frozenset()
-    default = defaults()
-    if not default or not default.keys() <= run_opts.keys():
-        return frozenset(run_opts)
-    return frozenset(name for name, value in run_opts.items() if name not in default or value != default[name])
-
-
-def defaults() -> Dict[str, Any]:
-    """Return the parser's own result where nothing is typed; empty where it notes what is typed (1.1.0)."""
-    parse: Optional[Any] = getattr(sys.modules.get("speechbrain.core"), "parse_arguments", None)
-    if parse is None:
-        return {}
-    # The device among them is that of this process's rank, as in the dict it is compared with.
-    return dict(inspect.unwrap(parse)(["hyperparams.yaml"])[1])
-
-
-def _of(hparams: Any, name: str) -> Given:
-    value = hparams.get(name) if isinstance(hparams, Mapping) else getattr(hparams, name, None)
+    value = hparams.get(name) if isinstance(hparams, Mapping) else None
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.lower(), value)
-    return NOTHING if value is None else (True, value)
+    return value is not None, value

@@ -34,9 +34,6 @@ class Option:
 class _Caught(Exception):
     """Carries the parser out of the function that builds it."""
 
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-
 
 class _Catching(argparse.ArgumentParser):
     def parse_known_args(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -52,49 +49,38 @@ def of(owner: Any) -> argparse.ArgumentParser:
     Raises:
         PatchError: it does not build one in a way that we know.
     """
-    if not isinstance(owner, ModuleType):
-        create = getattr(owner, "_create_parser", None)
-        if create is None:
-            raise PatchError(f"{owner!r} builds no parser")
-        made: argparse.ArgumentParser = create()
-        return made
+    try:
+        made = _caught(owner) if isinstance(owner, ModuleType) else owner._create_parser()
+    except AttributeError as error:
+        raise PatchError(f"{owner!r} builds no parser: {error}") from None
+    if not isinstance(made, argparse.ArgumentParser):
+        raise PatchError("parse_arguments does not use argparse")
+    return made
+
+
+def _caught(owner: ModuleType) -> Any:
     original = inspect.unwrap(owner.__dict__["parse_arguments"])
-    if not isinstance(original, FunctionType):
-        raise PatchError(f"parse_arguments is a {type(original).__name__}, not a plain function")
     # The function itself, on globals of its own: nothing that other code sees is changed.
     seen = {**original.__globals__, "argparse": SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Catching})}
     try:
-        FunctionType(original.__code__, seen)(["hyperparams.yaml"])
+        return FunctionType(original.__code__, seen)(["hyperparams.yaml"])
     except _Caught as caught:
-        return caught.parser
-    raise PatchError("parse_arguments does not use argparse")
+        return caught.args[0]
 
 
 def options(parser: argparse.ArgumentParser) -> Dict[str, Option]:
     """Return the parser's options, by name."""
-    by_name: Dict[str, Option] = {}
-    for action in parser._actions:
-        for text in action.option_strings:
-            if text.startswith("--"):
-                by_name[text[2:]] = _option(text[2:], action)
-    return by_name
+    named = [(text[2:], action) for action in parser._actions for text in action.option_strings if text[:2] == "--"]
+    return {name: _option(name, action) for name, action in named}
 
 
 def _option(name: str, action: argparse.Action) -> Option:
-    if action.nargs == 0:
-        return Option(name, "flag")
-    if action.type is bool:
-        # bool("False") is True, so that the release takes any word for True (0.5.4; compile_using_* from 0.5.16 on).
-        return Option(name, "flag", bare=False)
+    # bool("False") is True, so that the release takes any word for True (compile_using_* from 0.5.16 on).
+    if action.nargs == 0 or action.type is bool:
+        return Option(name, "flag", bare=action.nargs == 0)
     return Option(name, "one" if action.nargs is None else "many")
 
 
 def truth(word: Any) -> Optional[bool]:
     """Return the truth value that a word means, or None."""
     return _TRUTH.get(str(word).strip().lower())
-
-
-def fail(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """End as the release's parser ends for what it does not accept: with exit code 2 and the reason."""
-    parser.exit(2, f"{parser.prog}: error: {message}\n")
-    raise SystemExit(2)

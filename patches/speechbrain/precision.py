@@ -32,7 +32,7 @@ def check(line: Line) -> None:
     """End the run for a value that no release knows, and for one that this release has nothing for."""
     for name in _OPTIONS:
         if _foreign(line, name):
-            _give_to_yaml(line, name)
+            line.user_values.pop(name, None)
         elif name in line.user_values:
             _accepted(line, name, line.user_values[name])
     value = line.user_values.get("precision")
@@ -46,14 +46,7 @@ def check(line: Line) -> None:
 
 def _foreign(line: Line, name: str) -> bool:
     """Return whether the yaml has a key of that name that means something else, in a release without that option."""
-    return not line.has(name) and line.tree is not None and name in line.tree and line.tree[name] not in NAMES
-
-
-def _give_to_yaml(line: Line, name: str) -> None:
-    line.user_values.pop(name, None)
-    for item in line.items:
-        if item.option is not None and item.option.name == name:
-            item.option = None
+    return not line.has(name) and name in line.tree and line.tree[name] not in NAMES
 
 
 def _accepted(line: Line, name: str, value: str) -> None:
@@ -72,7 +65,7 @@ def settle(line: Line) -> None:
     if line.has("precision"):
         _of_yaml(line)
         for option in _OLD:
-            if "precision" in line.user_values and option not in line.user_values and line.in_yaml(option) is not None:
+            if "precision" in line.user_values and option not in line.user_values and line.tree.get(option) is not None:
                 line.set(option, False)
         return
     value = line.user_values.get("precision")
@@ -93,7 +86,7 @@ def _of_yaml(line: Line) -> None:
 
 def _old(line: Line) -> None:
     """``precision: fp16`` in a yaml that was written for 1.0."""
-    value = line.in_yaml("precision")
+    value = line.tree.get("precision")
     option = next((name for name, precision in _OLD.items() if precision == value and line.has(name)), None)
     if value not in _OLD.values() or set(_OLD) & (line.typed | line.of_yaml):
         return

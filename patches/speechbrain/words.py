@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Collection, List, Mapping, Optional, Sequence
 
 from .parser import Option
@@ -10,54 +10,48 @@ from .parser import Option
 
 @dataclass
 class Item:
-    """A ``--name`` with what belongs to it, or words that belong to nothing.
+    """Words that belong together: a ``--name`` with its values, or others.
 
     Attributes:
-        typed: the first word as it was typed; "" where the words belong to nothing.
-        words: the words that follow, up to the next item.
-        option: the run option that the name stands for; None for an override of the yaml.
+        words: as they were typed.
+        option: the run option that the first one names; None for an override of the yaml.
     """
 
-    typed: str = ""
-    words: List[str] = field(default_factory=list)
+    words: List[str]
     option: Optional[Option] = None
 
     @property
     def texts(self) -> List[str]:
-        _, sign, value = self.typed.partition("=")
-        return [value, *self.words] if sign else self.words
+        _, sign, value = self.words[0].partition("=")
+        return [value, *self.words[1:]] if sign else self.words[1:]
+
+    def takes(self) -> bool:
+        """Return whether a further word belongs to it."""
+        if self.option is None:
+            return True
+        return "=" not in self.words[0] and (self.option.kind == "many" or len(self.words) == 1)
 
     def argv(self) -> List[str]:
-        """Return the words for the release's parser: a run option in full, no flag, and none that it does not have."""
+        """Return the words with the name of the run option in full."""
         if self.option is None:
-            return [*([self.typed] if self.typed else []), *self.words]
-        if self.option.kind == "flag" or not self.option.real:
-            return []
-        _, sign, value = self.typed.partition("=")
-        return [f"--{self.option.name}{sign}{value}", *self.words]
+            return self.words
+        _, sign, value = self.words[0].partition("=")
+        return [f"--{self.option.name}{sign}{value}", *self.words[1:]]
 
 
 def items(argv: Sequence[str], path: str, options: Mapping[str, Option], keys: Collection[str]) -> List[Item]:
     """Return the command line without the yaml's path, as items in their order."""
-    found = [Item()]
+    found: List[Item] = []
     rest = list(argv)
     rest.remove(path)
     for word in rest:
         if word.startswith("--"):
-            found.append(Item(word, option=_option(word[2:].partition("=")[0], options, keys)))
-        elif found[-1].option is not None and _is_full(found[-1]):
-            found.append(Item(words=[word]))
-        else:
+            found.append(Item([word], _option(word[2:].partition("=")[0], options, keys)))
+        elif found and found[-1].takes():
             found[-1].words.append(word)
+        else:
+            found.append(Item([word]))
     return found
-
-
-def _is_full(item: Item) -> bool:
-    """Return whether the run option of an item takes no further word."""
-    assert item.option is not None
-    if "=" in item.typed:
-        return True
-    return item.option.kind != "many" and bool(item.words)
 
 
 def _option(name: str, options: Mapping[str, Option], keys: Collection[str]) -> Optional[Option]:

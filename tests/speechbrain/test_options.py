@@ -57,10 +57,7 @@ def test_the_patches_are_in_place() -> None:
     states = {entry.id: entry.state for entry in ddpfix.report().patches}
     applied = {name: states[f"speechbrain.{name}"] for name in parsing.PATCHES}
     # Those that act when a command line is parsed, and change nothing else.
-    expected = {**dict.fromkeys(parsing.PATCHES, "applied"), "precision": "registered"}
-    if RELEASE >= (1, 1, 0):
-        expected["yaml_options"] = "registered"
-    assert applied == expected
+    assert applied == {**dict.fromkeys(parsing.PATCHES, "registered"), "options": "applied"}
 
 
 def on_the_cpu(outcome: parsing.Outcome) -> Any:
@@ -241,7 +238,7 @@ def test_user_value(train: Path) -> None:
     assert patch.user_value(nothing, {FLAG: None}, FLAG) == (False, None)
     assert patch.user_value(nothing, {FLAG: "False"}, FLAG) == (True, False)
     assert patch.user_value(None, None, FLAG) == (False, None)
-    assert patch.user_value({FLAG: False}, {FLAG: True}, FLAG) == (True, False)
+    assert patch.user_value({FLAG: True}, {FLAG: False}, FLAG) == (True, True)
     # The release's own parser, which does not note what was typed before 1.1.0.
     assert patch.user_value(unpatched(train).options, {FLAG: True}, FLAG) == (True, True)
     assert patch.user_value(unpatched(train, f"--{FLAG}").options, {FLAG: False}, FLAG) == (True, True)
@@ -255,13 +252,9 @@ def test_run_options_stay_a_dict(train: Path) -> None:
         assert pickle.loads(pickle.dumps(options)) == options
         return
     assert isinstance(options, dict)
+    # A copy is a plain dict, which needs no ddpfix.
     twins: Any = (pickle.loads(pickle.dumps(options)), copy.copy(options), copy.deepcopy(options), options.copy())
-    for twin in twins:
-        assert (twin, twin.typed) == (options, getattr(options, "typed"))  # noqa: B009
-    options["debug_batches"] = 7
-    assert patch.user_value(options, {"debug_batches": 1}, "debug_batches") == (True, 7)
-    assert patch.user_value({**options}, {"debug_batches": 1}, "debug_batches") == (True, 7)
-    assert patch.user_value({**options}, {"debug_epochs": 1}, "debug_epochs") == (True, 1)
+    assert all(type(twin) is dict and twin == options for twin in twins)
 
 
 def test_late_activation_reaches_every_name(train: Path) -> None:
