@@ -48,7 +48,7 @@ def made(cell: Cell, folder: Path) -> Path:
             # It is built against the torch that is there, without any of its kernels. WeNet from 3.0 on imports it.
             os.environ["DS_BUILD_OPS"] = "0"
             _install(python, "--no-build-isolation", *later)
-        if cell.toolkit == "deepspeed" or (cell.requirements is not None and cell.toolkit not in _OWN_AUDIO):
+        if cell.requirements is not None and cell.toolkit not in _OWN_AUDIO:
             # The newest release whose reader is Python and soundfile.
             _install(python, "--no-deps", "torchaudio==2.8.0")
         if cell.toolkit != "torchaudio" or cell.fit.pinned:
@@ -72,9 +72,6 @@ def variables(cell: Cell, folder: Path) -> Dict[str, str]:
             if not link.exists():
                 link.symlink_to(trees.available()[tag])
         found[trees.VARIABLE] = str(only)
-    elif cell.toolkit == "deepspeed":
-        newest = trees.available().get("main")
-        found.update({"PYTHONPATH": str(newest)} if newest is not None else {})
     elif cell.requirements is not None:
         found["PYTHONPATH"] = str(_unpacked(cell, home))
     return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from tests.support import pool, scenario
 
@@ -20,36 +20,28 @@ class Scenario(scenario.Scenario):
 
     Attributes:
         stage: of ZeRO, 0 to 3.
-        model: a name of :func:`tests.deepspeed.models.named`.
-        optimizer: "sgd" or "adamw", both with weight decay.
+        model: "own", or an entry of the zoo.
         accum: micro-batches a step.
-        checkpointing: "" or "layers" or "layers-reentrant" (the toolkit's own).
+        reentrant: whether layers are checkpointed.
         evaluated: whether the model is evaluated before each step, on one rank once more than on the other.
         looks: whether the first rank runs one forward alone before all train.
-        loop: "plain", or "trainer" (of transformers).
         grouped: whether DeepSpeed is told of groups (an ``mpu``).
         told: whether transformers knows of ZeRO 3, as its Trainer tells it.
         equal: whether the ranks draw the same numbers, as programs do that set one seed on all ranks.
-        more: settings of DeepSpeed beside these.
-        settings: arguments of ``ddpfix.activate``; None is the unpatched toolkit.
-        environ: environment variables of the ranks.
+        layerdrop: of ``ddpfix.activate``; None is the unpatched toolkit.
     """
 
     stage: int = 1
     model: str = "bart"
     rate: float = 0.5
-    optimizer: str = "adamw"
     accum: int = 1
-    checkpointing: str = ""
+    reentrant: bool = False
     evaluated: bool = False
     looks: bool = False
-    loop: str = "plain"
     grouped: bool = False
     told: bool = False
     equal: bool = False
-    more: Dict[str, Any] = field(default_factory=dict)
-    settings: Optional[Dict[str, str]] = None
-    environ: Dict[str, str] = field(default_factory=dict)
+    layerdrop: Optional[str] = None
     steps: int = 5
     timeout: float = 120
 

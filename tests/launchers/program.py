@@ -28,7 +28,7 @@ def main(folder: Path, kind: str = "torch", how: str = "plain") -> None:
     Args:
         folder: where it is left.
         kind: whose variables there are, a key of :data:`VARIABLES`; else those of torch.
-        how: plain, lightning, engine (DeepSpeed's), or a scenario of ``tests/ranks/worker.py``.
+        how: plain, lightning, or a scenario of ``tests/ranks/worker.py``.
     """
     for ours, theirs in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), VARIABLES.get(kind, ())):
         os.environ[ours] = os.environ[theirs]
@@ -63,10 +63,6 @@ def trained(how: str, kind: str) -> Dict[str, Any]:
         from tests.launchers import by_lightning
 
         return by_lightning.train(STEPS, hosts=2 if kind == "slurm" else 1)
-    if how == "engine":
-        from tests.deepspeed import by_launcher
-
-        return by_launcher.train(STEPS)
     return dict(worker.SCENARIOS[how]())
 
 
