@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import List
 
 import pytest
 
-from ddpfix.matrix import loader, model
-from ddpfix.patching.site import Site
 from tests.speechbrain import launch, recipes, tiny_runs
 from tests.speechbrain.tiny_runs import Side, by_hand, error, run, since
 
@@ -174,43 +170,3 @@ def test_logging_on_the_main_process_only_is_no_collective(patched: Side) -> Non
     assert error(where, "alone", by_hand([*EPOCH, [(2, 102)]])) < 1e-6
     # Three steps and one validation.
     assert len((where / "alone" / "train_log.txt").read_text().splitlines()) == 4
-
-
-MINE = ["accumulation", "clipping", "clip_groups", "no_sync", "finite", "stages", "loggers", "uneven"]
-MINE += ["single_batch", "no_hparams", "checkpoints", "main_saves"]
-
-
-def targets(patch: str) -> List[model.Target]:
-    """The places of a patch in this release; none where it is not affected."""
-    rows = [row for row in loader.load().rows_of(f"speechbrain.{patch}") if row.versions.holds(tiny_runs.RELEASE)]
-    assert len(rows) == 1
-    return list(rows[0].targets)
-
-
-@pytest.mark.parametrize("patch", MINE)
-def test_a_patch_that_is_taken_back_leaves_nothing(patch: str) -> None:
-    shipped = loader.load().patches[f"speechbrain.{patch}"]
-    places: List[Tuple[Any, Any, Any]] = []
-    for target in targets(patch):
-        module = import_module(target.module)
-        names = target.attribute.split(".")[:-1]
-        file, _, function = shipped.code_at(target).partition(":")
-        called = getattr(import_module(f"ddpfix.patches.{file}"), function)
-        places.append((called, module, reduce(getattr, names, module) if target.attribute != "*" else None))
-    kinds = {kind for _, module, _ in places for kind in vars(module).values() if isinstance(kind, type)}
-    owners = [*{module for _, module, _ in places}, *kinds]
-    before = [dict(vars(one)) for one in owners]
-    site = Site(f"speechbrain.{patch}", {"uneven": "pad"})
-    for called, module, owner in places:
-        called(site, module, owner)
-    assert untouched(owners, before) is not bool(places)
-    assert site.undo() == []
-    assert untouched(owners, before)
-
-
-def untouched(owners: List[Any], before: List[Dict[str, Any]]) -> bool:
-    """Whether modules and classes hold the very same objects as before: a wrapper is equal to what it wraps."""
-    return all(
-        set(vars(one)) == set(was) and all(vars(one)[name] is value for name, value in was.items())
-        for one, was in zip(owners, before)
-    )
