@@ -63,7 +63,7 @@ def logged(step: int) -> None:
 
 
 def wrapped(module: Optional[nn.Module] = None, **options: Any) -> Any:
-    ours = sys.modules.get("ddpfix.patches.torch.replicas.interval")
+    ours = sys.modules.get("ddpfix.patches.torch.replicas.comparison")
     if ours is not None:
         # Steps of these models are so short that comparing every four of them takes more than its share.
         ours._SHARE = 1e6  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def second_rank() -> bool:
 def paces(record: Record) -> None:
     """A parameter is changed on the second rank, whose looks take so long that it would look again much later."""
     model = wrapped()
-    ours = sys.modules.get("ddpfix.patches.torch.replicas.interval")
+    ours = sys.modules.get("ddpfix.patches.torch.replicas.comparison")
     if ours is not None and second_rank():
         steps = ours.Pace.steps
         ours.Pace.steps = lambda self, done: steps(self, done) + (100 if done >= 8 else 0)  # type: ignore[attr-defined]

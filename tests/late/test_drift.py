@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List
 import pytest
 import torch
 from ddpfix.patches.torch.pipeline import ddp
-from ddpfix.patches.torch.replicas import divergence, fingerprint, interval
+from ddpfix.patches.torch.replicas import comparison, divergence, fingerprint
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -223,8 +223,8 @@ def test_only_plain_tensors_with_a_gradient_are_compared() -> None:
 def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking and publishing take ten milliseconds, steps five: one in 2,000 steps is a thousandth of the time."""
     now = [0.0]
-    monkeypatch.setattr(interval.System, "perf_counter", lambda: now[0])
-    looks = interval.Pace(200)
+    monkeypatch.setattr(comparison.System, "perf_counter", lambda: now[0])
+    looks = comparison.Pace(200)
 
     def look(done: int) -> int:
         with looks.timed():

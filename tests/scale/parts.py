@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from ddpfix.patches.torch.pipeline import ddp
 from ddpfix.patches.torch.pipeline.step_count import Clock, Clocks
-from ddpfix.patches.torch.replicas import divergence, interval
+from ddpfix.patches.torch.replicas import comparison, divergence
 from torch import distributed
 
 from ddpfix import log
@@ -144,7 +144,7 @@ def compare(world: World, parts: int = -1) -> Part:
         return [each.counts.reported for each in replicas]
 
     # As often as is allowed: the clock of this process, by which they are fewer, is that of all ranks.
-    with mock.patch.object(interval.Pace, "steps", lambda self, done: EVERY):
+    with mock.patch.object(comparison.Pace, "steps", lambda self, done: EVERY):
         return _measured(world, all_ranks)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from ddpfix.patches.torch.tracing.layer_calls import LayerCalls
+from ddpfix.patches.torch.tracing.traced_model import LayerCalls
 from torch.nn.modules import module as modules
 
 

@@ -1,15 +1,16 @@
 """The one wrapper of ``init_process_group`` and ``destroy_process_group``.
 
 Followers learn of the process group of all ranks in the order of :data:`.order.GROUP`, and of its end in the opposite
-one; so they do of the end of a process whose group is still up (:mod:`.process_exit`).
+one; so they do of the end of a process whose group is still up, by one handler of atexit.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 from types import ModuleType
-from typing import Any, Callable, ClassVar, ContextManager, Dict, Tuple
+from typing import Any, Callable, ClassVar, ContextManager, Dict, Sequence, Tuple
 
 from torch import distributed
 
@@ -18,7 +19,6 @@ from ddpfix.patching.site import Site
 from ddpfix.ranks.store import lowest_rank
 
 from .order import GROUP
-from .process_exit import ProcessExit
 from .shared import Shared
 
 
@@ -42,6 +42,34 @@ class Follower:
 
     def undone(self) -> None:
         """Called when the patch is undone."""
+
+
+class ProcessExit:
+    """The handler of atexit, which calls the followers of a process whose group is still up.
+
+    After all of them multiprocessing's own handler, which was registered earlier, closes a trace where one is written;
+    processes that multiprocessing has started run no other.
+
+    Args:
+        followers: gives those that are called, the first one last.
+    """
+
+    def __init__(self, followers: Callable[[], Sequence[Follower]]) -> None:
+        self._followers = followers
+
+    def expect(self) -> None:
+        """Register it; functions of the program that were registered before run after it."""
+        self.forget()
+        atexit.register(self._run)
+
+    def forget(self) -> None:
+        """Take it back: the group was destroyed, or the patches are undone."""
+        atexit.unregister(self._run)
+
+    def _run(self) -> None:
+        lowest_rank.flush()
+        for each in reversed(self._followers()):
+            _guarded(each, each.exits)
 
 
 class ProcessGroup:

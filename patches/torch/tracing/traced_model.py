@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import internals
@@ -14,7 +15,6 @@ from ..internals.wrapper import inner
 from ..pipeline import ddp, optimizers
 from ..unused.skipped_layers import layers_of
 from ..unused.states import REDUCTION
-from .layer_calls import LayerCalls
 from .step_row import StepRow
 
 _HOST = torch.device("cpu")
@@ -167,3 +167,41 @@ class Traced:
         if wrapper is not None and wrapper.find_unused_parameters and not self._kept:
             return [index for index, each in enumerate(model.parameters) if each.requires_grad and each.grad is None]
         return None
+
+
+class LayerCalls:
+    """Notes the calls of layers by their numbers, from :meth:`begin` until :meth:`skipped` is asked.
+
+    It is for LayerDrop as the toolkit ships it: where ddpfix draws for the layers it knows what is skipped. The hook is
+    one for all modules, and is there during a forward only: a hook on a layer would be saved with it.
+
+    Args:
+        layers: the modules.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._numbers: Dict[int, int] = {id(layer): number for number, layer in enumerate(layers)}
+        self._called: Set[int] = set()
+        self._handle: Any = None
+
+    def _note(self, layer: Any, inputs: Any) -> None:
+        number = self._numbers.get(id(layer))
+        if number is not None:
+            self._called.add(number)
+
+    def begin(self) -> None:
+        self.end()
+        self._called.clear()
+        self._handle = register_module_forward_pre_hook(self._note)
+
+    def end(self) -> None:
+        """Note no calls any more: the forward has ended, or failed."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def skipped(self) -> List[int]:
+        """Return the numbers of the layers that were not called; empty if none was, as in a forward of other parts."""
+        if not self._called:
+            return []
+        return [number for number in range(len(self._numbers)) if number not in self._called]
