@@ -63,7 +63,7 @@ def answer(key: str, shown: str = "") -> str:
 
 
 def of_variable(variable: str) -> Optional[str]:
-    """Return the key of a variable that is gone or has another name: that of a setting, or the switch of a patch."""
+    """Return the key of a variable that was removed or renamed: that of a setting, or the switch of a patch."""
     return next((key for key in (*RENAMED, *GONE) if key[:6] != "ddpfix" and _variable(key) == variable.upper()), None)
 
 
