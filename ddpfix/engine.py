@@ -292,7 +292,7 @@ def activate(**arguments: Unpack[Arguments]) -> Report:
 
     Args:
         arguments: settings by name (``layerdrop="off"``) and switches by patch id with underscores
-            (``torch_unused=0``); they win over the environment.
+            (``torch_flag=0``); they win over the environment.
 
     Raises:
         SettingsError: a setting has a name or a value that is not known.

@@ -21,24 +21,23 @@ class Arguments(TypedDict, total=False):
     cache: Union[int, float, str]
     seed: Union[int, float, str]
     timeout: Union[int, float, str]
-    drift: Literal["warn", "error", "off"]
-    drift_steps: Union[int, float, str]
-    past_wrapper: Literal["auto", "route", "off"]
+    divergence: Union[int, float, str]
+    bypass: Literal["auto", "route", "off"]
     trace: Union[str, os.PathLike[str]]
     hang: Union[int, float, str]
     hang_exit: Union[int, float, str]
     log: Literal["debug", "info", "warning", "error", "off"]
-    torch_unused: Switch
+    torch_flag: Switch
     torch_diagnosis: Switch
-    torch_steps: Switch
-    torch_late: Switch
+    torch_agreement: Switch
+    torch_finalize: Switch
     torch_reentrant: Switch
     torch_layerdrop: Switch
     torch_accumulation: Switch
     torch_buffers: Switch
-    torch_store_file: Switch
-    torch_drift: Switch
-    torch_past: Switch
+    torch_init_file: Switch
+    torch_divergence: Switch
+    torch_bypass: Switch
     torch_probe: Switch
     torch_uneven: Switch
     torch_failures: Switch
@@ -93,7 +92,7 @@ class Arguments(TypedDict, total=False):
     speechbrain_clip_groups: Switch
     speechbrain_no_sync: Switch
     speechbrain_finite: Switch
-    speechbrain_past: Switch
+    speechbrain_bypass: Switch
     speechbrain_stages: Switch
     speechbrain_checkpoints: Switch
     speechbrain_main_saves: Switch

@@ -46,7 +46,18 @@ GONE: Dict[str, str] = {
 }
 
 # Each works for one release more, and a line says so. Both names are those of settings, or both those of patches.
-RENAMED: Dict[str, str] = {}
+RENAMED: Dict[str, str] = {
+    "torch.unused": "torch.flag",
+    "torch.late": "torch.finalize",
+    "torch.steps": "torch.agreement",
+    "torch.store_file": "torch.init_file",
+    "torch.drift": "torch.divergence",
+    "torch.past": "torch.bypass",
+    "speechbrain.past": "speechbrain.bypass",
+    "DDPFIX_DRIFT": "DDPFIX_DIVERGENCE",
+    "DDPFIX_DRIFT_STEPS": "DDPFIX_DIVERGENCE",
+    "DDPFIX_PAST_WRAPPER": "DDPFIX_BYPASS",
+}
 
 
 def answer(key: str, shown: str = "") -> str:

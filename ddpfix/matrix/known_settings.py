@@ -142,22 +142,17 @@ SETTINGS: Tuple[Setting, ...] = (
         _is_seconds,
     ),
     Setting(
-        "drift",
+        "divergence",
         "warn",
         ("warn", "error", "off"),
-        "replicas that differ under DDP: warn (every rank says which one differs, since when and where), error (and the"
-        " job ends), off (nothing is compared)",
-    ),
-    Setting(
-        "drift_steps",
-        "200",
-        (),
-        "optimizer steps between two comparisons of the replicas, at least; the first are after steps 1, 2, 4 and 8",
+        "replicas that differ under DDP, compared after steps 1, 2, 4 and 8 and then every 200 or more: warn (every"
+        " rank says which one differs, since when and where), error (and the job ends), off (nothing is compared), an"
+        " integer (warn; so many optimizer steps between two comparisons, at least)",
         "an integer",
         _is_positive,
     ),
     Setting(
-        "past_wrapper",
+        "bypass",
         "auto",
         ("auto", "route", "off"),
         "training forwards that call model.module and not the wrapped model, so that DDP averages no gradient of them:"

@@ -23,11 +23,11 @@ _TRAINING = (
     "uneven",
     "memory",
     "seed",
-    "past_wrapper",
+    "bypass",
 )
 # Patches that change nothing of what is trained, and are no fact either.
 _OBSERVING = frozenset(
-    f"torch.{name}" for name in ("diagnosis", "drift", "failures", "hang", "probe", "store_file")
+    f"torch.{name}" for name in ("diagnosis", "divergence", "failures", "hang", "probe", "init_file")
 ) | {"torch.trace", "fastnlp.cause", "fastnlp.logs", "wenet.failures"}
 
 

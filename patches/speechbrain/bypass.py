@@ -37,5 +37,5 @@ def _told(name: str, where: str) -> str:
     return (
         f"{where} calls the module {name} past DistributedDataParallel, so that nothing would average its gradients:"
         f" self.modules.{name} is the wrapped one, self.hparams.{name} is not. Calls in training forwards go through"
-        " the wrapper (DDPFIX_PAST_WRAPPER=off leaves them)"
+        " the wrapper (DDPFIX_BYPASS=off leaves them)"
     )

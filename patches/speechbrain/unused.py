@@ -2,7 +2,7 @@
 
 The advice of that thread, ``--find_unused_parameters=True``, is refused by every release that has the flag, and the
 Brain always hands its own False to DDP where nobody set it. So the user's value is noted, and passed on while DDP is
-built; where he set none, ``torch.unused`` decides by the model.
+built; where he set none, ``torch.flag`` decides by the model.
 """
 
 from __future__ import annotations

@@ -224,5 +224,5 @@ def _named(kind: str, part: str, where: str) -> str:
     called = f"{part} of a {kind}" if part else f"a {kind}"
     return (
         f"{where} calls {called} past its DistributedDataParallel wrapper in training: its gradients are not averaged."
-        " Call the wrapped model" + ("" if part else " (DDPFIX_PAST_WRAPPER=route does it for you)")
+        " Call the wrapped model" + ("" if part else " (DDPFIX_BYPASS=route does it for you)")
     )

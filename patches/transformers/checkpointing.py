@@ -1,7 +1,7 @@
 """Activation checkpointing that works with unused parameters.
 
 Reentrant checkpointing and ``find_unused_parameters=True`` exclude each other ("Expected to mark a variable ready only
-once"). Under DDP the flag is left out then, where the reduction can be finalized after backward (``torch.late``); a
+once"). Under DDP the flag is left out then, where the reduction can be finalized after backward (``torch.finalize``); a
 model that has the flag all the same, or whose layers are sharded, gets the non-reentrant kind when it is wrapped.
 WavLM with reentrant checkpointing never ends its backward on recent releases, even on one process: its position bias
 reaches each layer by keyword, stays attached, and every recomputation runs backward through the ones before it.

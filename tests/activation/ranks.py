@@ -18,7 +18,7 @@ def main() -> None:
     states = {patch.id: patch.state for patch in ddpfix.report().patches} if ddpfix else {}
     seen = {
         "finders": sum(type(finder).__module__ == "ddpfix.import_hook" for finder in sys.meta_path),
-        "steps": states.get("torch.steps"),
+        "steps": states.get("torch.agreement"),
         "argv": sys.argv,
         "main": [__name__, __spec__ and __spec__.name],
         "path": sys.path[0],

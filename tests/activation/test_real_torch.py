@@ -17,9 +17,9 @@ RANKS = Path(__file__).with_name("ranks.py")
 APPLIED = """
 import torch, ddpfix
 from torch import distributed
-before = ddpfix.report().patch("torch.steps").state
+before = ddpfix.report().patch("torch.agreement").state
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-print(ddpfix.report().active, before, ddpfix.report().patch("torch.steps").state)
+print(ddpfix.report().active, before, ddpfix.report().patch("torch.agreement").state)
 """
 LATE = "import torch\nimport ddpfix.auto\n" + APPLIED
 
@@ -54,7 +54,7 @@ def test_tools_see_torch_as_it_is(real: Place) -> None:
         "assert 'class DistributedDataParallel' in inspect.getsource(d.DistributedDataParallel)\n"
         "assert sorted(vars(d.__loader__)) == ['name', 'path']\n"
         "assert pickle.loads(pickle.dumps(d.DistributedDataParallel)) is d.DistributedDataParallel\n"
-        "import ddpfix; print(ddpfix.report().patch('torch.steps').state)\n"
+        "import ddpfix; print(ddpfix.report().patch('torch.agreement').state)\n"
     )
     for words, state in (((), "registered"), (("open",), "applied")):
         done = real.run("-c", code, *words, DDPFIX="1")

@@ -60,7 +60,7 @@ def main() -> None:
     batches = _batches(script, plan["model"])
     active = engine.current()
     assert active is not None
-    from ddpfix.patches.torch.tracing import stage as trace
+    from ddpfix.patches.torch.tracing import trace
 
     recorder = trace._recorder(active.sites["torch.trace"])
 

@@ -19,7 +19,7 @@ RECORD: Dict[str, Any] = {
     "passed": 3,
     "failed": 0,
     "skipped": 0,
-    "patches": ["torch.late"],
+    "patches": ["torch.finalize"],
     "broken": [],
     "failures": [],
 }
@@ -37,7 +37,7 @@ def test_a_cell_that_ran_is_not_missing_even_if_a_fix_had_no_test_in_it(tmp_path
     assert len(results.cured(cell)) > 15 and "torch.fsdp" not in results.cured(cell)
 
 
-@pytest.mark.parametrize("changed", [{"recorded": None}, {"failed": 1}, {"cured": ["torch.late"]}])
+@pytest.mark.parametrize("changed", [{"recorded": None}, {"failed": 1}, {"cured": ["torch.finalize"]}])
 def test_a_result_that_is_not_of_this_matrix_is_missing(changed: Dict[str, Any], tmp_path: Path) -> None:
     """One made by hand, one of tests that failed, one from before the matrix had the other fixes."""
     assert results.is_missing(recorded(tmp_path, **changed), tmp_path)
@@ -134,13 +134,20 @@ def test_an_environment_stays_until_the_last_cell_that_uses_it(tmp_path: Path, m
 
 
 def test_tests_that_failed_run_again_alone_and_the_result_says_so(tmp_path: Path) -> None:
-    failed = {"patches": ["torch.late"], "broken": ["torch.drift"], "failed": 2, "failures": ["a", "b"]}
+    failed = {"patches": ["torch.finalize"], "broken": ["torch.divergence"], "failed": 2, "failures": ["a", "b"]}
     (cell,) = table.chosen(["torch-2.4.1"])
     first = results.merged(cell, [{**RECORD, **failed}], 10.0)
     results.write(first, tmp_path)
     assert results.failures(cell, tmp_path) == ["a", "b"] == first["failures"]
 
-    one = {**RECORD, "patches": ["torch.drift"], "broken": ["torch.hang"], "passed": 1, "failed": 1, "failures": ["b"]}
+    one = {
+        **RECORD,
+        "patches": ["torch.divergence"],
+        "broken": ["torch.hang"],
+        "passed": 1,
+        "failed": 1,
+        "failures": ["b"],
+    }
     second = results.with_second(first, one, 2.4)
     assert (second["passed"], second["failed"], second["seconds"]) == (4, 1, 12)
     assert second["again"] == ["a"] and second["failures"] == ["b"] and "torch.hang" not in second["patches"]
@@ -148,7 +155,7 @@ def test_tests_that_failed_run_again_alone_and_the_result_says_so(tmp_path: Path
     other = {**RECORD, "patches": ["torch.hang"], "passed": 1, "failed": 0, "failures": []}
     third = results.with_second(second, other, 1.0)
     assert (third["passed"], third["failed"], third["again"]) == (5, 0, ["a", "b"]) and "failures" not in third
-    assert third["patches"] == ["torch.drift", "torch.hang", "torch.late"]
+    assert third["patches"] == ["torch.divergence", "torch.hang", "torch.finalize"]
 
 
 @pytest.mark.parametrize("changed", [{"passed": 1}, {"passed": 0, "failed": 2, "failures": ["a", "c"]}])

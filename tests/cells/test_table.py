@@ -93,15 +93,15 @@ def test_cis_share_has_several_releases_of_each(toolkit: str) -> None:
 
 def record(**more: Any) -> Dict[str, Any]:
     common = {"python": "3.11.9", "packages": {"torch": "2.13.0+cpu"}, "passed": 2, "failed": 0, "skipped": 1}
-    return {**common, "patches": ["torch.late"], "broken": [], "failures": [], **more}
+    return {**common, "patches": ["torch.finalize"], "broken": [], "failures": [], **more}
 
 
 def test_a_patch_is_in_a_result_if_a_test_passed_and_none_failed(tmp_path: Path) -> None:
     (cell,) = table.chosen(["torch-2.13.0"])
-    runs = [record(), record(patches=["torch.late", "torch.fsdp"], broken=["torch.fsdp"], failed=1)]
+    runs = [record(), record(patches=["torch.finalize", "torch.fsdp"], broken=["torch.fsdp"], failed=1)]
     file = results.write(results.merged(cell, runs, 3.4), tmp_path)
     found = json.loads(file.read_text())
-    assert file.name == "torch-2.13.0.json" and found["patches"] == ["torch.late"] and found["torch"] == "2.13.0"
+    assert file.name == "torch-2.13.0.json" and found["patches"] == ["torch.finalize"] and found["torch"] == "2.13.0"
     assert (found["passed"], found["failed"], found["skipped"], found["seconds"]) == (4, 1, 2, 3)
 
 

@@ -40,7 +40,7 @@ def test_plain_torch_ends_with_its_error(tmp_path: Path, encoder: str, rate: str
 @pytest.mark.patches("espnet.layerdrop", "espnet.unused")
 @pytest.mark.parametrize(("encoder", "rate"), ENCODERS)
 def test_it_trains_and_ranks_skip_the_same_layers(tmp_path: Path, encoder: str, rate: str) -> None:
-    environ = {"DDPFIX_TRACE": str(tmp_path / "trace"), "DDPFIX_DRIFT": "error", "DDPFIX_DRIFT_STEPS": "1"}
+    environ = {"DDPFIX_TRACE": str(tmp_path / "trace"), "DDPFIX_DIVERGENCE": "error"}
     code, output = trained(tmp_path, task.command(tmp_path, rate, encoder=encoder), environ)
     assert code == 0 and "2epoch results" in output, output
     assert len(said(output, "all ranks skip the same layers of")) == 1, output

@@ -47,7 +47,7 @@ def test_every_rank_is_under_ddpfix(tmp_path: Path, way: str) -> None:
     assert [len(result.steps) for result in results] == [4, 4]
     assert results[0].steps == results[1].steps
     for result in results:
-        assert result.places["fastnlp.unused"] == result.places["torch.steps"] == "applied"
+        assert result.places["fastnlp.unused"] == result.places["torch.agreement"] == "applied"
         assert [settings["find_unused_parameters"] for settings in result.ddp] == [True]
     # Ranks agreed through the store of the group that fastNLP made, and rank 0 alone says so.
     assert screen.count("find_unused_parameters=True, as in fastNLP up to 0.6.0") == 1

@@ -59,7 +59,7 @@ def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
     more = [
         Scenario("off", settings={"unused": "off"}),
-        Scenario("switched", settings={"fastnlp.unused": "0", "torch.late": "0"}),
+        Scenario("switched", settings={"fastnlp.unused": "0", "torch.finalize": "0"}),
         Scenario("find", settings={"unused": "find"}),
         Scenario("unhelped", "checkpointed", settings={"torch.reentrant": "0"}),
     ]

@@ -1,7 +1,7 @@
 """How often the host waits for the card in a step: seen by the profiler, and by torch's own warnings.
 
-In a group of two the replicas are compared after the eighth step (``DDPFIX_DRIFT``): that step and the next, in which
-the comparison ends, are counted by themselves.
+In a group of two the replicas are compared after the eighth step (``DDPFIX_DIVERGENCE``): that step and the next, in
+which the comparison ends, are counted by themselves.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tests.late import launch
 from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
 
-pytestmark = [pytest.mark.patches("torch.reentrant", "torch.late"), pytest.mark.sampled(inside=False, cells=True)]
+pytestmark = [pytest.mark.patches("torch.reentrant", "torch.finalize"), pytest.mark.sampled(inside=False, cells=True)]
 # Gradients of wav2vec2's small convolutions are noise on the CPU before torch 2.1, in one process, too.
 MODEL = "wav2vec2" if Version(torch.__version__) >= Version("2.1") else "bart_encoder"
 # Before transformers 4.35 its layers cannot choose the kind: it is the reentrant one.

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),
-    pytest.mark.patches("torch.late"),
+    pytest.mark.patches("torch.finalize"),
     pytest.mark.skipif(Version(torch.__version__) < Version("2.4"), reason="older releases compile another DDP"),
 ]
 ROOT = Path(__file__).parents[2]

@@ -13,14 +13,14 @@ import pytest
 
 from tests.support import ranks
 
-pytestmark = pytest.mark.patches("torch.drift", "torch.hang", "torch.trace")
+pytestmark = pytest.mark.patches("torch.divergence", "torch.hang", "torch.trace")
 SCRIPT = str(Path(__file__).with_name("cuda_calls.py"))
 # Neither opens a context.
 QUESTIONS = {"is_initialized", "is_current_stream_capturing"}
 
 
 def noted(folder: Path, *words: str) -> List[Dict[str, List[str]]]:
-    environ = {"DDPFIX_TRACE": str(folder / "trace"), "DDPFIX_HANG": "2", "DDPFIX_DRIFT_STEPS": "4"}
+    environ = {"DDPFIX_TRACE": str(folder / "trace"), "DDPFIX_HANG": "2", "DDPFIX_DIVERGENCE": "4"}
     code, output = ranks.run([*ranks.elastic(2), SCRIPT, *words], ranks.environment(environ), folder, 120)
     assert code == 0, output
     found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]

@@ -10,7 +10,7 @@ from tests.late import launch
 from tests.late.cases import CASES
 from tests.late.launch import Scenario
 
-pytestmark = pytest.mark.patches("torch.late")
+pytestmark = pytest.mark.patches("torch.finalize")
 FAILURE = "Expected to have finished reduction in the prior iteration"
 # Where a product with 1/3 rounds, and bf16 as it is.
 CLOSE = 2e-7

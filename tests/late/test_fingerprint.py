@@ -12,7 +12,7 @@ from ddpfix.patches.torch.replicas import fingerprint
 
 from tests.support import ranks
 
-pytestmark = pytest.mark.patches("torch.drift")
+pytestmark = pytest.mark.patches("torch.divergence")
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
 # The same elements in another place, order or shape in memory.
 LAYOUTS: Dict[str, Callable[[Any], Any]] = {

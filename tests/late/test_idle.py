@@ -42,7 +42,7 @@ def steps(ranks: Ranks, what: str = "steps") -> List[Any]:
     return [record[what] for _, record in ranks if record is not None]
 
 
-@pytest.mark.patches("torch.late")
+@pytest.mark.patches("torch.finalize")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.sampled(inside=name in SAMPLE, cells=True)) for name in PROGRAMS]
 )
@@ -55,7 +55,7 @@ def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str) -> No
         assert found == expected, outcomes[f"{mode}-{name}-2"][0][0]
 
 
-@pytest.mark.patches("torch.late")
+@pytest.mark.patches("torch.finalize")
 @pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.parametrize("name", MORE)
 @pytest.mark.parametrize("size", [3])
@@ -71,7 +71,7 @@ def test_so_do_three_ranks(outcomes: Dict[str, Ranks], name: str, size: int) -> 
         assert all(ours == pytest.approx(theirs, abs=1e-5) for ours, theirs in pairs)
 
 
-@pytest.mark.patches("torch.late")
+@pytest.mark.patches("torch.finalize")
 def test_where_ranks_cannot_be_asked_zeros_are_what_the_line_says(outcomes: Dict[str, Ranks]) -> None:
     one, other = steps(outcomes["unasked"])
     assert one == other

@@ -45,7 +45,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
         for name in ("accumulate", "accumulate_two", "accumulate_nested"):
             plans += [
                 Scenario(f"plain-{name}", function=f"{FILE}:{name}"),
-                Scenario(name, function=f"{FILE}:{name}", settings={"drift_steps": "4"}),
+                Scenario(name, function=f"{FILE}:{name}", settings={"divergence": "4"}),
             ]
     return launch.train(plans, tmp_path_factory.mktemp("manual"))
 
@@ -54,14 +54,14 @@ def steps(ranks: Ranks) -> List[Any]:
     return [record["steps"] for _, record in ranks if record is not None]
 
 
-@pytest.mark.patches("torch.late")
+@pytest.mark.patches("torch.finalize")
 @pytest.mark.parametrize("name", LOOPS)
 def test_plain_torch_ends_with_its_error(outcomes: Dict[str, Ranks], name: str) -> None:
     found = ends(outcomes[f"{name}-plain"])
     assert all("parameters that were not used in producing" in end for end in found), found
 
 
-@pytest.mark.patches("torch.late")
+@pytest.mark.patches("torch.finalize")
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("mode", ["auto", "late", "find"])
 def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str, mode: str) -> None:
@@ -79,7 +79,7 @@ def test_ranks_have_unlike_numbers_of_mini_batches(outcomes: Dict[str, Ranks]) -
 
 
 @pytest.mark.skipif(not ACCELERATE, reason="accelerate is not installed here")
-@pytest.mark.patches("torch.drift")
+@pytest.mark.patches("torch.divergence")
 def test_steps_of_accelerate_under_no_sync_are_reported(outcomes: Dict[str, Ranks]) -> None:
     ranks = outcomes["accumulate_nested"]
     found = [line for log, _ in ranks for line in log.splitlines() if "was averaged in" in line]
@@ -88,7 +88,7 @@ def test_steps_of_accelerate_under_no_sync_are_reported(outcomes: Dict[str, Rank
 
 
 @pytest.mark.skipif(not ACCELERATE, reason="accelerate is not installed here")
-@pytest.mark.patches("torch.drift")
+@pytest.mark.patches("torch.divergence")
 @pytest.mark.parametrize("name", ["accumulate", "accumulate_two"])
 def test_nothing_is_said_of_accelerates_own_accumulation(outcomes: Dict[str, Ranks], name: str) -> None:
     ranks = outcomes[name]

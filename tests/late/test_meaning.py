@@ -14,7 +14,7 @@ from tests.late.test_exact import Ranks
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),
-    pytest.mark.patches("torch.accumulation", "torch.late"),
+    pytest.mark.patches("torch.accumulation", "torch.finalize"),
 ]
 PLANS: Dict[str, Dict[str, Any]] = {
     "sgd": comparison(),

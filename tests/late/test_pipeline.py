@@ -30,10 +30,10 @@ from ddpfix.state import State
 from tests.late.one_rank import alone  # noqa: F401
 
 STAGES = [
-    "torch.steps",
-    "torch.unused",
-    "torch.drift",
-    "torch.late",
+    "torch.agreement",
+    "torch.flag",
+    "torch.divergence",
+    "torch.finalize",
     "torch.diagnosis",
     "torch.failures",
     "torch.trace",
@@ -109,7 +109,7 @@ def test_any_order_of_the_matrix_gives_the_same_pipeline(order: List[str]) -> No
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_the_wrappers_go_with_the_last_stage(order: Tuple[int, ...]) -> None:
     before = {name: vars(DistributedDataParallel)[name] for name in ("__init__", "forward", "register_comm_hook")}
-    sites = put(["torch.late", "torch.diagnosis", "torch.steps"])
+    sites = put(["torch.finalize", "torch.diagnosis", "torch.agreement"])
     for count, index in enumerate(order):
         assert vars(DistributedDataParallel)["forward"] is not before["forward"]
         # One layer each, however many stages there are.
@@ -126,8 +126,8 @@ def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
     switches: Dict[str, Any] = {off.replace(".", "_"): "0"}
     ddpfix.activate(log="off", trace=TRACES[-1], **switches)
     rest = [stage.place for stage in ddp.stages()]
-    # The clock of torch.failures is torch.drift's as well, which has a second stage.
-    assert len(everything) - len(rest) == {"torch.failures": 0, "torch.drift": 2}.get(off, 1)
+    # The clock of torch.failures is torch.divergence's as well, which has a second stage.
+    assert len(everything) - len(rest) == {"torch.failures": 0, "torch.divergence": 2}.get(off, 1)
     assert [place for place in everything if place in rest] == rest
     report = ddpfix.report()
     states = {entry.id: entry.state for entry in report.patches if entry.id in STAGES}
@@ -136,11 +136,11 @@ def test_a_patch_id_switches_its_own_stage_and_no_other(off: str) -> None:
 
 
 def test_the_flag_is_decided_without_the_agreement() -> None:
-    """What looks at a model is called though ``torch.steps`` is off."""
+    """What looks at a model is called though ``torch.agreement`` is off."""
     from ddpfix.models import wrap_hooks
 
     seen: List[Any] = []
-    ddpfix.activate(torch_steps="0", log="off")
+    ddpfix.activate(torch_agreement="0", log="off")
     wrap_hooks._BEFORE.append(seen.append)
     try:
         model = DistributedDataParallel(nn.Linear(2, 2))

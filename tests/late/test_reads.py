@@ -10,12 +10,12 @@ from tests.late import launch
 from tests.late.launch import Scenario
 from tests.late.reads import STEPS, USUAL
 
-pytestmark = pytest.mark.patches("torch.unused", "torch.late", "torch.drift")
+pytestmark = pytest.mark.patches("torch.flag", "torch.finalize", "torch.divergence")
 SILENT: Dict[str, Tuple[str, Dict[str, str]]] = {
     "auto": ("branches", {}),
     "late": ("branches", {"unused": "late"}),
     "find": ("branches", {"unused": "find"}),
-    "drift": ("branches", {"drift_steps": "1000"}),
+    "drift": ("branches", {"divergence": "1000"}),
     "layerdrop": ("speech", {}),
     "layerdrop, late": ("speech", {"unused": "late"}),
     "layerdrop, find": ("speech", {"unused": "find"}),
@@ -24,7 +24,7 @@ SILENT: Dict[str, Tuple[str, Dict[str, str]]] = {
 }
 # Models that leave something out, where DDP has no flag: a rank reads once a step which of it others have used, as DDP
 # does with the flag.
-LEAVES_OUT = ("auto", "late", "drift")
+LEAVES_OUT = ("auto", "late", "divergence")
 USED = "ddpfix.patches.torch.unused.used_map"
 # The line that reads: a digest of the replicas for each device, and what a CPU has anyway.
 LOOK, LOSSES = "ddpfix.patches.torch.replicas.fingerprint", "ddpfix.patches.torch.tracing.async_values"
@@ -35,7 +35,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
     folder = tmp_path_factory.mktemp("reads")
     plans = [Scenario(name, function=f"reads:{kind}", settings=settings) for name, (kind, settings) in SILENT.items()]
     plans.append(Scenario("plain", function="reads:speech_with_the_flag"))
-    plans.append(Scenario("look", function="reads:branches_from_the_first_step", settings={"drift_steps": "1000"}))
+    plans.append(Scenario("look", function="reads:branches_from_the_first_step", settings={"divergence": "1000"}))
     plans.append(Scenario("trace", function="reads:speech", settings={"trace": str(folder / "rows")}))
     return launch.train(plans, folder)
 

@@ -12,14 +12,14 @@ from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
 pytestmark = [
-    pytest.mark.patches("torch.drift", "torch.past", "torch.trace", "torch.late"),
+    pytest.mark.patches("torch.divergence", "torch.bypass", "torch.trace", "torch.finalize"),
     pytest.mark.sampled(inside=False, cells=True),
 ]
 LOOPS = ("plain", "whole", "noise", "flag")
 SETTINGS: Dict[str, Dict[str, str]] = {
-    "default": {"drift_steps": "2"},
-    "error": {"drift": "error", "drift_steps": "2"},
-    "route": {"past_wrapper": "route"},
+    "default": {"divergence": "2"},
+    "error": {"divergence": "error"},
+    "route": {"bypass": "route"},
     "late": {"unused": "late"},
     "trace": {"layerdrop": "stock"},
 }

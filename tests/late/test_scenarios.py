@@ -11,7 +11,7 @@ from tests.late import launch
 from tests.late.launch import Scenario
 from tests.late.test_exact import FAILURE, Ranks
 
-pytestmark = pytest.mark.patches("torch.late")
+pytestmark = pytest.mark.patches("torch.finalize")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 FAILS_IN_PLAIN_TORCH = (
     "two_backwards_of_two",

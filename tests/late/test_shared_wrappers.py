@@ -23,7 +23,7 @@ import ddpfix
 from ddpfix.patching.site import PatchError, Site
 from tests.late.one_rank import Heads, alone, undone  # noqa: F401
 
-pytestmark = pytest.mark.patches("torch.late", "torch.diagnosis", "torch.reentrant")
+pytestmark = pytest.mark.patches("torch.finalize", "torch.diagnosis", "torch.reentrant")
 TELLS = autograd.TELLS
 
 

@@ -60,19 +60,19 @@ def lines(folder: Path, how: str, end: str, **environ: str) -> List[str]:
 
 
 @pytest.mark.ranks
-@pytest.mark.patches("torch.drift")
+@pytest.mark.patches("torch.divergence")
 @pytest.mark.parametrize(
     "end", ["destroyed", pytest.param("returned", marks=pytest.mark.sampled(inside=False, cells=True))]
 )
 def test_replicas_that_part_in_a_run_of_five_steps(tmp_path: Path, end: str) -> None:
     said = lines(tmp_path, "parts", end)
     assert any(DIVERGED in line for line in said), said
-    assert not any("diverged" in line for line in lines(tmp_path, "parts", end, DDPFIX_DRIFT="off"))
+    assert not any("diverged" in line for line in lines(tmp_path, "parts", end, DDPFIX_DIVERGENCE="off"))
 
 
 @pytest.mark.ranks
 @pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.patches("torch.drift")
+@pytest.mark.patches("torch.divergence")
 @pytest.mark.parametrize("how", ["right", "loads"])
 def test_nothing_is_said_of_a_short_run_that_is_right(tmp_path: Path, how: str) -> None:
     """Nor of a program that changes its model on one rank when it has trained."""

@@ -10,7 +10,7 @@ from tests.late import launch
 from tests.late.launch import Scenario, both, comparison
 from tests.late.test_exact import Ranks
 
-pytestmark = pytest.mark.patches("torch.unused", "torch.late")
+pytestmark = pytest.mark.patches("torch.flag", "torch.finalize")
 OPTIMIZERS = ("sgd", pytest.param("adamw", marks=pytest.mark.sampled(inside=False, cells=True)))
 
 

@@ -22,7 +22,7 @@ import ddpfix
 from tests.late.one_rank import Heads, alone, undone  # noqa: F401
 
 pytestmark = [
-    pytest.mark.patches("torch.late"),
+    pytest.mark.patches("torch.finalize"),
     pytest.mark.skipif(not reducer.AT_ANY_TIME, reason="before torch 2.1 nobody can ask DDP at the end of a backward"),
 ]
 

@@ -15,7 +15,7 @@ import ddpfix
 from ddpfix import devices
 from tests.late.one_rank import alone, undone  # noqa: F401
 
-pytestmark = pytest.mark.patches("torch.late")
+pytestmark = pytest.mark.patches("torch.finalize")
 
 
 class Branches(nn.Module):

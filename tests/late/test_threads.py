@@ -21,7 +21,7 @@ from tests.late.loops.test_loops import closeness
 from tests.late.loops.verdict import broken, verdict
 from tests.support import off_main_thread
 
-pytestmark = pytest.mark.patches("torch.late", "torch.reentrant")
+pytestmark = pytest.mark.patches("torch.finalize", "torch.reentrant")
 # What goes through hooks, callbacks, nested backwards and checkpoints.
 PROGRAMS = (
     "bucket_views_skipping",

@@ -7,7 +7,7 @@ from ddpfix.patches.torch.unused import states, transitions
 from ddpfix.patches.torch.unused.finalizer import Finalizer
 from ddpfix.patches.torch.unused.transitions import BEFORE, TRANSITIONS
 
-pytestmark = pytest.mark.patches("torch.late")
+pytestmark = pytest.mark.patches("torch.finalize")
 STATES = {states.IDLE, states.ARMED, states.RUNNING, states.PENDING, states.FINALIZED, states.LOCAL}
 EVENTS = {value for name, value in vars(transitions).items() if name.isupper() and isinstance(value, str) and value}
 

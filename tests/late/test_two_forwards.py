@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 import torch
-from ddpfix.patches.torch.forwards import pending
+from ddpfix.patches.torch.forwards import buffers
 from ddpfix.patches.torch.pipeline import ddp
 from packaging.version import Version
 from torch import distributed, nn
@@ -100,10 +100,10 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     monkeypatch.setattr(DistributedDataParallel, "_sync_buffers", _old_broadcast)
     # As on a rank that takes another one's buffers.
-    monkeypatch.setattr(pending.private, "sends_buffers", lambda wrapper: False)
+    monkeypatch.setattr(buffers.private, "sends_buffers", lambda wrapper: False)
     site = Site("test", {})
-    pending.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
-    pending.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    buffers.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    buffers.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
     yield DistributedDataParallel(two_forwards.Scaled(nn.BatchNorm1d(4)))
     assert site.undo() == []
     assert vars(DistributedDataParallel)["_sync_buffers"] is _old_broadcast
@@ -131,7 +131,7 @@ def test_a_broadcast_is_hidden_only_while_a_forward_waits(model: Any) -> None:
 
 def test_a_forward_whose_output_is_dropped_waits_for_nothing(model: Any) -> None:
     model(torch.ones(2, 4))
-    forwards = pending.FORWARDS.of(ddp.of(model))
+    forwards = buffers.FORWARDS.of(ddp.of(model))
     assert forwards is not None and forwards.waiting() == []
 
 
@@ -140,7 +140,7 @@ def test_buffers_that_share_a_version_are_hidden_together_or_not(model: Any) -> 
     shared = [whole[:2], whole[2:]]
     model.module.register_buffer("one", shared[0])
     model.module.register_buffer("other", shared[1])
-    writes = pending.Writes(model, frozenset())
+    writes = buffers.Writes(model, frozenset())
     before = whole._version
     with torch.no_grad():
         shared[0].copy_(torch.zeros(2))
@@ -156,8 +156,8 @@ def test_however_many_buffers_there_are_the_host_waits_once(
     """A wait for a GPU each; the rank whose buffers are broadcast needs none."""
     for number in range(12):
         model.module.register_buffer(f"buffer_{number}", torch.full((4,), float("nan") if number == 5 else 1.0))
-    monkeypatch.setattr(pending.private, "sends_buffers", lambda wrapper: sends)
-    writes = pending.Writes(model, frozenset())
+    monkeypatch.setattr(buffers.private, "sends_buffers", lambda wrapper: sends)
+    writes = buffers.Writes(model, frozenset())
     before = versions(model)
     with torch.no_grad():
         for buffer in model.module.buffers():
@@ -175,8 +175,8 @@ def test_however_many_buffers_there_are_the_host_waits_once(
 def test_the_release_that_hides_by_itself_is_left_alone() -> None:
     site = Site("test", {})
     original = vars(DistributedDataParallel)["_sync_buffers"]
-    pending.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
-    pending.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    buffers.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
+    buffers.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
     assert (site.changes() == 0) is MENDED
     assert (vars(DistributedDataParallel)["_sync_buffers"] is original) is MENDED
     assert site.undo() == []

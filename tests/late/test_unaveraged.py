@@ -15,8 +15,8 @@ from tests.late.launch import Scenario
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
-pytestmark = pytest.mark.patches("torch.drift")
-EVERY = {"drift_steps": "4"}
+pytestmark = pytest.mark.patches("torch.divergence")
+EVERY = {"divergence": "4"}
 NEVER = ("within", "outside", "flagged", "accumulated_within")
 # What is said of ranks whose averages do not belong together.
 APART = {
@@ -43,7 +43,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
         for name in (*NEVER, *APART, *RIGHT, "mixed", "line_search")
     ]
     plans += [Scenario(f"plain-{name}", function=f"unaveraged:{name}") for name in (*NEVER, *RIGHT)]
-    plans.append(Scenario("off", function="unaveraged:within", settings={**EVERY, "drift": "off"}))
+    plans.append(Scenario("off", function="unaveraged:within", settings={**EVERY, "divergence": "off"}))
     plans.append(Scenario("three", function="unaveraged:within", settings=EVERY, size=3))
     return launch.train(plans, tmp_path_factory.mktemp("unaveraged"))
 

@@ -21,7 +21,7 @@ from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),
-    pytest.mark.patches("torch.steps", "transformers.layerdrop"),
+    pytest.mark.patches("torch.agreement", "transformers.layerdrop"),
 ]
 Pair = Tuple[hosts.Host, hosts.Host]
 BOTH = pytest.mark.parametrize("environ", (UNPATCHED, ON), ids=("unpatched", "on"))

@@ -17,7 +17,7 @@ from tests.support import hosts, ranks
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),
-    pytest.mark.patches("torch.steps", "transformers.layerdrop"),
+    pytest.mark.patches("torch.agreement", "transformers.layerdrop"),
 ]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--monitor_interval", "0.2")
 Pair = Tuple[hosts.Host, hosts.Host]

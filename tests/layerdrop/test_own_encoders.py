@@ -17,7 +17,7 @@ from ddpfix.layerdrop.code_copy import Traits
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
 
-pytestmark = pytest.mark.patches("torch.unused", "transformers.layerdrop")
+pytestmark = pytest.mark.patches("torch.flag", "transformers.layerdrop")
 SHARE = everywhere.sharing(Traits())
 
 

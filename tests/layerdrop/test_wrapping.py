@@ -86,7 +86,7 @@ def patterns(model: nn.Module, seed: int, count: int = 12) -> List[Any]:
     return skipped
 
 
-@pytest.mark.patches("torch.unused")
+@pytest.mark.patches("torch.flag")
 def test_a_users_own_class_is_found_when_it_is_wrapped(site: Site) -> None:
     model = nn.Sequential(OwnStack(0.5), OwnStack(0.3)).train()
     wrapped(site, model)
@@ -102,7 +102,7 @@ def test_a_users_own_class_is_found_when_it_is_wrapped(site: Site) -> None:
     assert OwnStack not in cover.COVERED
 
 
-@pytest.mark.patches("torch.unused")
+@pytest.mark.patches("torch.flag")
 def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
     base = type(zoo.tiny_model("wav2vec2").build().encoder)
 
@@ -119,7 +119,7 @@ def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
     assert step.calls
 
 
-@pytest.mark.patches("torch.unused")
+@pytest.mark.patches("torch.flag")
 def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -> None:
     model = LocalSource().train()
     wrapped(site, model)
@@ -227,7 +227,7 @@ def test_a_rate_that_is_read_is_not_named(site: Site, lines: List[str]) -> None:
     assert cover.rate_of(model.encoder) == 0.2
 
 
-@pytest.mark.patches("torch.unused")
+@pytest.mark.patches("torch.flag")
 def test_a_config_inside_a_composite_model(site: Site, lines: List[str]) -> None:
     """model.config.encoder is not the object that the drawing module holds."""
     import copy

@@ -225,7 +225,7 @@ class World:
         if report.active:
             states = {entry.id: entry.state for entry in report.patches}
             done = "applied" if self.opened else "registered"
-            yield from expect("torch.unused", states["torch.unused"], done if HOME in sys.modules else "armed")
+            yield from expect("torch.flag", states["torch.flag"], done if HOME in sys.modules else "armed")
             # Models that are wrapped are looked at as soon as DDP is there.
             is_covered = self.opened and WAVLM in sys.modules
             waits = "registered" if HOME in sys.modules or not self.opened else "armed"

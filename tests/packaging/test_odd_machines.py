@@ -115,7 +115,7 @@ def test_flags_of_the_interpreter(flags: List[str], real_bare: Place, tmp_path: 
 )
 def test_a_bare_environment(more: Dict[str, Optional[str]], real_bare: Place, tmp_path: Path) -> None:
     env = real_bare.env(**more)
-    for words in (["plan"], ["plan", "--all"], ["plan", "--json"], ["explain", "torch.unused"], ["doctor", "--json"]):
+    for words in (["plan"], ["plan", "--all"], ["plan", "--json"], ["explain", "torch.flag"], ["doctor", "--json"]):
         done = support.start([real_bare.python, "-m", "ddpfix", *words], env, tmp_path)
         assert "Traceback" not in done.stderr and done.stdout, (words, done.stderr)
         if more is ASCII:
@@ -128,7 +128,7 @@ def test_without_rich_a_process_is_patched_and_a_command_says_what_to_install(in
     missing = "raise ModuleNotFoundError(\"No module named 'rich'\", name='rich')\n"
     (tmp_path / "rich" / "__init__.py").write_text(missing, encoding="utf-8")
     env = installed.env(PYTHONPATH=str(tmp_path))
-    for words in (["plan"], ["plan", "--json"], ["explain", "torch.unused"], ["doctor"]):
+    for words in (["plan"], ["plan", "--json"], ["explain", "torch.flag"], ["doctor"]):
         done = support.start([installed.python, "-m", "ddpfix", *words], env, tmp_path)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
         assert "needs rich, which is not installed here: " in done.stderr and "pip install rich" in done.stderr

@@ -58,7 +58,7 @@ def test_a_rank_that_a_signal_has_ended_is_called_by_it(tmp_path: Path) -> None:
     assert re.search(r"Rank \d failed in (all_gather|barrier)", words[0]), found
 
 
-@pytest.mark.patches("torch.late")
+@pytest.mark.patches("torch.finalize")
 @pytest.mark.parametrize(
     "how, counts",
     [
@@ -75,14 +75,14 @@ def test_the_lowest_rank_on_which_it_happened_says_it(tmp_path: Path, how: str, 
 
 
 @LONG
-@pytest.mark.patches("torch.late")
+@pytest.mark.patches("torch.finalize")
 def test_what_goes_on_for_many_steps_on_one_rank_is_said_once(tmp_path: Path) -> None:
     found = job(tmp_path, "added_here", DDPFIX="1")
     lines = said(found, "DDP does not average 1 parameter of Parts")
     assert found.code == 0 and [len(each) for each in lines] == [0, 1], found
 
 
-@pytest.mark.patches("torch.drift")
+@pytest.mark.patches("torch.divergence")
 @pytest.mark.parametrize(
     "how, number", [("short_without_average", 1), pytest.param("averaged_at_the_end", 0, marks=LONG)]
 )

@@ -19,7 +19,7 @@ from ddpfix.ranks.store.connection import Connection
 from tests.support.ports import free_port
 from tests.support.ranks import environment
 
-pytestmark = pytest.mark.patches("torch.steps")
+pytestmark = pytest.mark.patches("torch.agreement")
 
 SCRIPT = """
 import os, sys, time

@@ -51,7 +51,7 @@ def test_the_last_words_are_cause_and_cure(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.patches("torch.unused")
+@pytest.mark.patches("torch.flag")
 def test_torchs_warning_of_the_flag_is_explained_once_where_ddpfix_has_set_it(tmp_path: Path) -> None:
     found = ended(tmp_path, True, DDPFIX="1", DDPFIX_UNUSED="find")
     assert found.returncode == 0 and found.stderr.count(WARNING) == 2, found.stderr

@@ -12,7 +12,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.ranks import environment
 
-pytestmark = [pytest.mark.patches("torch.steps"), pytest.mark.sampled(inside=False, cells=True)]
+pytestmark = [pytest.mark.patches("torch.agreement"), pytest.mark.sampled(inside=False, cells=True)]
 
 BEGIN = """
 import copy, json, os, threading

@@ -162,7 +162,7 @@ def test_checkpointed_layers(model: str) -> None:
     check_skips([one[model] for one in records])
 
 
-@pytest.mark.patches("torch.unused")
+@pytest.mark.patches("torch.flag")
 def test_the_flag_is_set_only_where_it_is_needed() -> None:
     assert called("flag").records("flag") == [{"told": [True, False]}] * 2
 
@@ -222,7 +222,7 @@ def test_switched_off_patches_change_nothing() -> None:
     assert raised(done.records("plain_wavlm"), REDUCTION)
 
 
-@pytest.mark.patches("torch.late")
+@pytest.mark.patches("torch.finalize")
 @pytest.mark.parametrize("name", ["own_draws_wavlm", "own_draws_bart"])
 def test_ranks_that_skip_differently_need_no_flag_either(name: str) -> None:
     """What fails unpatched (see the first test here) trains without the flag; tests/late compares the gradients."""
@@ -267,20 +267,20 @@ def test_unpatched_sharded_bart_dies() -> None:
 # Rank agreement.
 
 
-@pytest.mark.patches("torch.steps")
+@pytest.mark.patches("torch.agreement")
 def test_a_rank_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "3", "TEST_RANK_1": "DDPFIX=0"})
     assert "ddpfix is active on rank 0 but not on rank 1" in done.records("plain_wavlm")[0]["error"]
 
 
 @pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.patches("torch.steps")
+@pytest.mark.patches("torch.agreement")
 def test_rank_0_without_ddpfix_is_named() -> None:
     done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "3", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
     assert "ddpfix is active on rank 1 but not on rank 0" in done.records("plain_wavlm")[1]["error"]
 
 
-@pytest.mark.patches("torch.steps")
+@pytest.mark.patches("torch.agreement")
 def test_ranks_that_differ_are_named_with_the_difference() -> None:
     done = ranks(["plain_wavlm"], {**ON, "TEST_RANK_1": "DDPFIX_LAYERDROP=off"})
     assert done.code == 0, "the worker writes the error down, nothing hangs"
@@ -332,7 +332,7 @@ def test_a_first_rank_that_begins_later_is_not_waited_for() -> None:
         assert any(records[1]["skipped"])
 
 
-@pytest.mark.patches("torch.steps")
+@pytest.mark.patches("torch.agreement")
 def test_the_decisions_of_a_first_rank_that_begins_later() -> None:
     """Its first step has the decisions of the others' first one: each rank counts its own forwards."""
     first, second = called("first_rank_later").records("first_rank_later")

@@ -16,7 +16,7 @@ from torch import distributed
 from tests.support import ranks
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.patches("torch.steps"), pytest.mark.sampled(inside=False, cells=True)]
+pytestmark = [pytest.mark.patches("torch.agreement"), pytest.mark.sampled(inside=False, cells=True)]
 
 SCRIPT = Path(__file__).with_name("regroup.py")
 # Seconds; an agreement that does not come about takes longer than any of these tests.

@@ -16,7 +16,7 @@ from ddpfix.patches.torch.jobs import init_file
 from tests.support import ranks
 
 pytestmark = [
-    pytest.mark.patches("torch.store_file"),
+    pytest.mark.patches("torch.init_file"),
     pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells when a process has begun"),
 ]
 # As WeNet's recipes start their ranks, but for the time that they wait.

@@ -75,5 +75,5 @@ def test_of_torch_only_what_is_compared_is_fetched(capsys: Any, monkeypatch: Any
 
     monkeypatch.setattr(Tree, "source", noted)
     found = rows(capsys, "torch==2.12.0", "--against", "2.13.0")
-    assert found["torch.store_file"]["verdict"] in ("holds", "look")
+    assert found["torch.init_file"]["verdict"] in ("holds", "look")
     assert len(set(read)) < 60

@@ -26,7 +26,7 @@ from ddpfix.ranks.store import keys as stores
 from tests.scale.counted import Count
 from tests.scale.world import World
 
-FACTS = {"version": "0.1.0", "torch.steps": "applied", "LayerDrop": "the model 0.1"}
+FACTS = {"version": "0.1.0", "torch.agreement": "applied", "LayerDrop": "the model 0.1"}
 SEED = 2**60
 # Looks a second of all ranks that wait; a tenth of those of ranks with a process each.
 LOOKS = 1000

@@ -14,7 +14,7 @@ from tests.speechbrain.tiny_runs import Runs, Side, by_hand, error, run, since
 STEPS: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, 101)], [(2, 102)]] * 2
 # These clip before the backward, when there is no gradient yet; speechbrain.clipping fixes that.
 CLIPS_NOTHING = since("0.5.15", "1.0.0")
-OFF: Dict[str, Any] = {"settings": {"past_wrapper": "off"}, "environ": {"DDPFIX_SPEECHBRAIN_CLIPPING": "0"}}
+OFF: Dict[str, Any] = {"settings": {"bypass": "off"}, "environ": {"DDPFIX_SPEECHBRAIN_CLIPPING": "0"}}
 # It is told once, by the first rank.
 SAID = "tiny_recipe.py:{} calls the module model past DistributedDataParallel"
 QUICK = """
@@ -65,7 +65,7 @@ def test_unpatched_replicas_part_in_silence(unpatched: Side) -> None:
     assert error(where, "all", by_hand(alone, clip=float("inf") if CLIPS_NOTHING else 5.0)) < 1e-6
 
 
-@pytest.mark.patches("speechbrain.past")
+@pytest.mark.patches("speechbrain.bypass")
 def test_patched_it_trains_as_through_the_wrapper(patched: Side) -> None:
     where, runs = patched
     assert tiny_runs.alike(runs["all"])
@@ -74,7 +74,7 @@ def test_patched_it_trains_as_through_the_wrapper(patched: Side) -> None:
     assert SAID.format(line) in runs["all"][0].log and "past DistributedDataParallel" not in runs["all"][1].log
 
 
-@pytest.mark.patches("speechbrain.past")
+@pytest.mark.patches("speechbrain.bypass")
 def test_what_the_main_process_alone_looks_at_stays_there(patched: Side, unpatched: Side) -> None:
     assert tiny_runs.alike(patched[1]["main"]) and tiny_runs.alike(unpatched[1]["main"])
     assert patched[1]["main"][0].steps == unpatched[1]["main"][0].steps
@@ -87,7 +87,7 @@ def test_unpatched_replicas_of_several_modules_part(unpatched: Side, name: str) 
     assert tiny_runs.well([first, second]) and first.steps[0] != second.steps[0]
 
 
-@pytest.mark.patches("speechbrain.past")
+@pytest.mark.patches("speechbrain.bypass")
 @pytest.mark.parametrize("name", ["parts", "accumulated"])
 def test_several_modules_are_trained_as_mended_by_hand(patched: Side, unpatched: Side, name: str) -> None:
     routed, mended = known(patched[1], name), unpatched[1][f"edited_{name}"]
@@ -98,7 +98,7 @@ def test_several_modules_are_trained_as_mended_by_hand(patched: Side, unpatched:
     assert not any("not on all ranks" in rank.log for rank in routed)
 
 
-@pytest.mark.patches("speechbrain.past")
+@pytest.mark.patches("speechbrain.bypass")
 def test_off_is_as_unpatched(patched: Side, unpatched: Side) -> None:
     assert [one.steps for one in patched[1]["off"]] == [one.steps for one in unpatched[1]["all"]]
 

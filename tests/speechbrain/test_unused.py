@@ -16,7 +16,7 @@ FAILURE = "Expected to have finished reduction in the prior iteration"
 ACCUMULATES = Version("0.5.12") <= release
 HAS_PRECISION = Version("1.0.0") <= release
 FLAG = ["--find_unused_parameters"]
-SWITCHED_OFF = {"speechbrain.unused": "0", "torch.late": "0"}
+SWITCHED_OFF = {"speechbrain.unused": "0", "torch.finalize": "0"}
 LATE = {"unused": "late", "layerdrop": "stock"}
 FINALIZED = "ddpfix trains on without them, as find_unused_parameters=True does"
 Results = Dict[str, List[Result]]

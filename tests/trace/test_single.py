@@ -41,7 +41,7 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[End]:
 
 
 def recorder() -> Any:
-    from ddpfix.patches.torch.tracing import stage as trace
+    from ddpfix.patches.torch.tracing import trace
 
     active = engine.current()
     assert active is not None

@@ -81,7 +81,7 @@ def test_the_head_says_what_ran(folder: Path) -> None:
         assert header["settings"]["trace"] == {"value": str(folder / "rows"), "from": "argument trace"}
         assert header["settings"]["unused"] == {"value": "auto", "from": "default"}
         states = {patch["id"]: patch["state"] for patch in header["patches"]}
-        assert states["torch.trace"] == states["torch.late"] == "applied"
+        assert states["torch.trace"] == states["torch.finalize"] == "applied"
         # Rank 1 prints no such line.
         assert any("got no gradient" in event["text"] for event in run.events)
         assert {event["level"] for event in run.events} <= {"info", "warning"}

@@ -31,7 +31,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Dict[int, str]:
     pytest.importorskip("mypy")
     file = tmp_path_factory.mktemp("typed") / "program.py"
     file.write_text(
-        'import ddpfix\n\nddpfix.activate(layerdrop="off", torch_unused=0, hang=50, trace="out")\n'
+        'import ddpfix\n\nddpfix.activate(layerdrop="off", torch_flag=0, hang=50, trace="out")\n'
         'ddpfix.activate(layerdrp="off")\n'
         'ddpfix.activate(layerdrop="of")\n'
     )

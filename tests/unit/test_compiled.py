@@ -56,8 +56,10 @@ def test_nothing_is_lost() -> None:
 def test_rows_are_made_when_they_are_first_read() -> None:
     rows: Any = loader.load().rows
     assert not rows._made
-    assert rows.of("torch.late") and list(rows._made) == ["torch.late"] and len(rows._made["torch.late"]) == 1
-    assert rows.of("torch.unused")[0] is rows.of("torch.unused")[0] and rows.of("no.such") == []
+    assert (
+        rows.of("torch.finalize") and list(rows._made) == ["torch.finalize"] and len(rows._made["torch.finalize"]) == 1
+    )
+    assert rows.of("torch.flag")[0] is rows.of("torch.flag")[0] and rows.of("no.such") == []
 
 
 def test_one_of_another_shape_is_refused() -> None:
@@ -133,7 +135,7 @@ def test_the_package_needs_no_yaml() -> None:
     code = (
         "import sys; sys.modules['yaml'] = None\n"
         "from ddpfix.cli.main import main\n"
-        "for words in (['plan'], ['plan', '--json'], ['explain', 'torch.late'], ['doctor', '--json']): main(words)\n"
+        "for words in (['plan'], ['plan', '--json'], ['explain', 'torch.flag'], ['doctor', '--json']): main(words)\n"
         "assert not [name for name in sys.modules if name.startswith('ddpfix.matrix.compiling')]\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=str(ROOT), capture_output=True, text=True)

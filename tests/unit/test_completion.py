@@ -45,7 +45,7 @@ def answers(line: str) -> List[str]:
         ("ddpfix pl", ["plan"]),
         ("ddpfix explain transformers.lay", ["transformers.layerdrop"]),
         ("ddpfix run --unused ", ["auto", "find", "late", "off", "static"]),
-        ("ddpfix plan --drift_", ["--drift_steps"]),
+        ("ddpfix plan --diverg", ["--divergence"]),
     ],
 )
 def test_bash_is_given_the_words(line: str, expected: List[str]) -> None:

@@ -182,7 +182,7 @@ def test_under_ddpfix_the_states_are_those_of_this_process(tmp_path: Path) -> No
     assert code == 0, output + errors
     assert report["activation"]["switch"] == "on" and report["activation"]["active"] and report["activation"]["by"]
     states = {entry["id"]: entry["state"] for entry in report["patches"]["entries"]}
-    assert states["torch.unused"] in ("applied", "registered") and states["torch.trace"] == "off"
+    assert states["torch.flag"] in ("applied", "registered") and states["torch.trace"] == "off"
     refused = json.loads(doctor(tmp_path, "--json", DDPFIX="1", DDPFIX_UNUSED="always")[1])
     assert not refused["activation"]["active"] and len(refused["findings"]) == 1
 
@@ -219,9 +219,9 @@ def test_what_stops_a_training_comes_first() -> None:
 def test_settings_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     whole = loader.load()
-    environ = {"DDPFIX_UNUSED": "never", "DDPFIX_SEED": "7", "DDPFIX_TORCH_UNUSED": "0", "DDPFIX_XYZZY": "1"}
+    environ = {"DDPFIX_UNUSED": "never", "DDPFIX_SEED": "7", "DDPFIX_TORCH_FLAG": "0", "DDPFIX_XYZZY": "1"}
     values, errors = choices.read(whole, environ)
-    assert (values["unused"], values["seed"], values.switched("torch.unused")) == ("auto", "7", "0")
+    assert (values["unused"], values["seed"], values.switched("torch.flag")) == ("auto", "7", "0")
     assert len(errors) == 2 and "accepted are auto, find" in errors[0] and "DDPFIX_XYZZY is not a setting" in errors[1]
     (tmp_path / "pyproject.toml").write_text('[tool.ddpfix]\nunused = "yes"\n')
     values, errors = choices.read(whole, {"DDPFIX_SEED": "7"})

@@ -339,7 +339,7 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 begin[0]("gloo", rank=0, world_size=1, store=distributed.HashStore())
 model = DDP(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])[0])
 states = {patch.id: patch.state for patch in ddpfix.report().patches if patch.toolkit == "torch"}
-assert states["torch.late"] == states["torch.diagnosis"] == states["torch.steps"] == "applied", states
+assert states["torch.finalize"] == states["torch.diagnosis"] == states["torch.agreement"] == "applied", states
 assert "failed" not in states.values(), states
 assert vars(DDP)["__init__"].__code__.co_name == vars(DDP)["forward"].__code__.co_name == "theirs"
 distributed.destroy_process_group()

@@ -33,7 +33,7 @@ toolkits:
       forward: {at: "torch.nn:Module.forward", expects: [self]}
   transformers: transformers
 patches:
-  torch.unused:
+  torch.flag:
     toolkit: torch
     code: torch.unused.flag:decide
     setting: unused
@@ -62,7 +62,7 @@ tested:
   torch:
     versions: ["1.13.1", "2.1.0", "2.4.1"]
     except:
-      torch.unused: ["2.4.1"]
+      torch.flag: ["2.4.1"]
 """
 
 
@@ -89,7 +89,7 @@ def line_of(text: str, part: str) -> int:
 
 def test_a_good_one_loads(tmp_path: Path) -> None:
     loaded = load(tmp_path, GOOD)
-    first, second, third = loaded.rows_of("torch.unused")
+    first, second, third = loaded.rows_of("torch.flag")
     assert [str(row.versions) for row in (first, second, third)] == ["<2.0,>=1.13", "<2.10,>=2.1", "<2.16,>=2.10"]
     assert [row.line for row in (first, second, third)] == [20, 26, 30]
     assert [row.status for row in (first, second, third)] == ["cured", "cured", "not-affected"]
@@ -97,7 +97,7 @@ def test_a_good_one_loads(tmp_path: Path) -> None:
     target = model.Target("torch.nn", "Module.forward", ("self",))
     assert first.targets == (target._replace(call="user_choice"), target)
     assert second.targets == (model.Target("torch.nn", "Linear.forward", ("input",)),)
-    patch = loaded.patches["torch.unused"]
+    patch = loaded.patches["torch.flag"]
     assert patch.when == ("auto", "find") and patch.instead == {"find": "auto"}
     assert patch.examined == {"Model": ("54cfe6d62560",)}
     assert [patch.code_at(target) for target in first.targets] == [
@@ -206,8 +206,8 @@ BAD = {
     ),
     "unknown function": (
         "torch.unused.flag:decide",
-        "torch.unused:fnid",
-        "torch.unused:fnid",
+        "torch.flag:fnid",
+        "torch.flag:fnid",
         "'toolkit.file:function'",
     ),
     "code from elsewhere": (CODE, "os:system", "os:system", "is not shipped"),
@@ -247,29 +247,29 @@ BAD = {
     "an unknown need": (
         "    setting: unused\n",
         "    needs: [torch.seven]\n    setting: unused\n",
-        "  torch.unused",
+        "  torch.flag",
         "cannot need 'torch.seven'",
     ),
     "after an unknown patch": (
         "    setting: unused\n",
         "    after: [torch.seven]\n    setting: unused\n",
-        "  torch.unused",
+        "  torch.flag",
         "cannot be after 'torch.seven'",
     ),
     "after itself": (
         "    setting: unused\n",
-        "    after: [torch.unused]\n    setting: unused\n",
-        "  torch.unused",
-        "each after another one of them: torch.unused",
+        "    after: [torch.flag]\n    setting: unused\n",
+        "  torch.flag",
+        "each after another one of them: torch.flag",
     ),
     "a need of itself": (
         "    setting: unused\n",
-        "    needs: [torch.unused]\n    setting: unused\n",
-        "  torch.unused",
-        "cannot need 'torch.unused'",
+        "    needs: [torch.flag]\n    setting: unused\n",
+        "  torch.flag",
+        "cannot need 'torch.flag'",
     ),
     "when without setting": ("    setting: unused\n", "", "when", "needs a setting"),
-    "patch id without dot": ("  torch.unused:\n", "  torch_unused:\n", "  torch_unused", "'toolkit.fix'"),
+    "patch id without dot": ("  torch.flag:\n", "  torch_flag:\n", "  torch_flag", "'toolkit.fix'"),
     "unknown place": ("- forward\n", "- backward\n", "- backward", "no place of torch; accepted are forward, a target"),
     "unknown place with call": ("at: forward", "at: forwrad", "at: forwrad", "accepted are forward, a target like"),
     "a place that no row names": (
@@ -294,7 +294,7 @@ BAD = {
         LAST_ROW,
         '- from: "2.0.9"',
         '"2.0.9"',
-        "2.1 of patch torch.unused is claimed by this row and by",
+        "2.1 of patch torch.flag is claimed by this row and by",
     ),
     "from stays": (LAST_ROW, '- from: "2.1.0"', '"2.1.0"', "row in line 26; rows ascend"),
     "to beyond the next row": (
@@ -314,7 +314,7 @@ BAD = {
     "an empty version": (FIRST_ROW, '- from: ""', '- from: ""', "empty"),
     "unquoted float": (FIRST_ROW, "- from: 1.13", "- from: 1.13", "not float (put it in quotes)"),
     "no rows": (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "    rows: []\n", "    rows:", "has no row"),
-    "rows missing": (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "", "  torch.unused", "rows missing"),
+    "rows missing": (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "", "  torch.flag", "rows missing"),
     "rows by name": (
         GOOD[GOOD.index("    rows:") : GOOD.index("tested:")],
         "    rows: {a: b}\n",
@@ -329,26 +329,26 @@ BAD = {
     "tested of an unknown toolkit": ("tested:\n  torch:", "tested:\n  tocrh:", "  tocrh", "accepted are torch, transf"),
     "unknown key in tested": ("    except:", "    but:", "    but:", "accepted are versions, except"),
     "except for an unknown patch": (
-        "      torch.unused: [",
+        "      torch.flag: [",
         "      torch.used: [",
         "torch.used",
-        "accepted are torch.unused",
+        "accepted are torch.flag",
     ),
     "except without being tested": (
         '["2.4.1"]\n',
         '["2.4.0"]\n',
-        'torch.unused: ["2.4.0"]',
+        'torch.flag: ["2.4.0"]',
         "2.4.0 is no tested version",
     ),
     "except where nothing is cured": (
-        VERSIONS + '\n    except:\n      torch.unused: ["2.4.1"]',
-        '["1.13.1", "2.1.0", "2.11.0"]\n    except:\n      torch.unused: ["2.11.0"]',
-        "      torch.unused: [",
-        "2.11.0 is no tested version that a row of torch.unused cures",
+        VERSIONS + '\n    except:\n      torch.flag: ["2.4.1"]',
+        '["1.13.1", "2.1.0", "2.11.0"]\n    except:\n      torch.flag: ["2.11.0"]',
+        "      torch.flag: [",
+        "2.11.0 is no tested version that a row of torch.flag cures",
     ),
-    "no exceptions": ('torch.unused: ["2.4.1"]', "torch.unused: []", "torch.unused: []", "at least one version"),
+    "no exceptions": ('torch.flag: ["2.4.1"]', "torch.flag: []", "torch.flag: []", "at least one version"),
     "no tested version": (VERSIONS, "[]", "versions: []", "at least one version"),
-    "a fix that was never tested": ('"1.13.1", ', "", FIRST_ROW, "no version of this row of torch.unused was tested"),
+    "a fix that was never tested": ('"1.13.1", ', "", FIRST_ROW, "no version of this row of torch.flag was tested"),
     "no targets": (
         'targets:\n          - {at: "torch.nn:Linear.forward", expects: [input]}',
         "targets: []",
@@ -457,9 +457,9 @@ def test_a_gap_stays_one(tmp_path: Path) -> None:
 
 
 def test_two_patches_cannot_share_a_variable(tmp_path: Path) -> None:
-    entry = GOOD[GOOD.index("  torch.unused:") : GOOD.index("tested:")]
-    twin = entry.replace("torch.unused:\n", "torch.un_used:\n", 1)
-    other = entry.replace("torch.unused:\n", "torch_un.used:\n", 1)
+    entry = GOOD[GOOD.index("  torch.flag:") : GOOD.index("tested:")]
+    twin = entry.replace("torch.flag:\n", "torch.un_used:\n", 1)
+    other = entry.replace("torch.flag:\n", "torch_un.used:\n", 1)
     text = GOOD.replace("tested:\n", twin + other + "tested:\n")
     line, message = refusal(tmp_path, text)
     assert "DDPFIX_TORCH_UN_USED" in message and "'torch.un_used'" in message
@@ -626,9 +626,9 @@ def test_a_toolkit_may_name_the_file_that_tells_its_version(tmp_path: Path) -> N
 
 
 def test_a_patch_may_be_off_by_default(tmp_path: Path) -> None:
-    assert load(tmp_path, GOOD).patches["torch.unused"].default
+    assert load(tmp_path, GOOD).patches["torch.flag"].default
     off = GOOD.replace("    problem:", '    default: "off"\n    problem:', 1)
-    assert not load(tmp_path, off).patches["torch.unused"].default
+    assert not load(tmp_path, off).patches["torch.flag"].default
     line, message = refusal(tmp_path, off.replace('"off"', "never"))
     assert line == line_of(off, "    default") and "accepted are on, off" in message
 

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Set
 
 import pytest
 import yaml
+from ddpfix.patches.torch.pipeline import order
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -115,3 +116,15 @@ def _before(whole: Matrix, patch: str) -> Set[str]:
     """What is put in place before a patch because it says so, or because what it is after says so."""
     own = whole.patches[patch].after
     return {*own, *(further for name in own for further in _before(whole, name))}
+
+
+def test_an_id_is_a_file_and_the_name_of_its_stage() -> None:
+    """``torch.x`` stands in ``x.py``, or in the file ``stage.py`` of the room ``x``; a stage without an id helps one."""
+    words = {}
+    for patch in loader.load().patches.values():
+        if patch.toolkit == "torch":
+            *_, room, file = patch.code.partition(":")[0].split(".")
+            words[patch.id[len("torch.") :]] = room if file == "stage" else file
+    assert words == {word: word for word in words} and len(words) > 10
+    helpers = {"clock", "skipped_layers", "unaveraged", "second_backward"}
+    assert {*order.ORDER, *order.GROUP, *order.STEPS, *order.BACKWARD} - helpers <= set(words)

@@ -90,7 +90,7 @@ def test_the_table(
     plan.show({}, everything=True)
     output = capsys.readouterr().out
     assert re.search(r"transformers.checkpointing .*transformers 5.22.1 .*apply \(untested\)", output)
-    assert re.search(r"torch.unused .*torch 2.13.0 .*apply .*A parameter that gets no gradient", output)
+    assert re.search(r"torch.flag .*torch 2.13.0 .*apply .*A parameter that gets no gradient", output)
     assert re.search(r"accelerate.intent .*accelerate - .*absent", output)
     assert "nothing is changed" in output
     assert "layerdrop = stock (from DDPFIX_LAYERDROP)" in output
@@ -101,7 +101,7 @@ def test_groups(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
     plan.show({})
     output = capsys.readouterr().out
-    assert re.search(r"torch 2.13.0 .*apply .*torch.unused, torch.diagnosis", output)
+    assert re.search(r"torch 2.13.0 .*apply .*torch.flag, torch.diagnosis", output)
     assert re.search(r"transformers 5.22.1 .*apply \(untested\) .*transformers.checkpointing", output)
     assert re.search(r"transformers 5.22.1 .*off .*transformers.layerdrop", output)
     assert re.search(r"accelerate - .*absent .*2 patches", output)
@@ -159,14 +159,14 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_names_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    explain.explain("torch.unused")
+    explain.explain("torch.flag")
     assert "wanted when DDPFIX_UNUSED is auto or find" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_explain_of_an_unknown_patch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain.explain("torch.unsued") == 2
+    assert explain.explain("torch.falg") == 2
     output = capsys.readouterr().err
-    assert "no patch 'torch.unsued'" in output and "plan --all; did you mean torch.unused, " in output
+    assert "no patch 'torch.falg'" in output and "plan --all; did you mean torch.flag, " in output
     for short in ("x", ""):
         assert explain.explain(short) == 2
         assert capsys.readouterr().err.endswith("accepted are those of python -m ddpfix plan --all\n")
@@ -175,9 +175,9 @@ def test_explain_of_an_unknown_patch(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("word", "those", "others"),
     [
-        ("Checkpoint", ["torch.reentrant"], ["torch.drift"]),
-        ("uneven", ["wenet.uneven", "torch.uneven", "funasr.uneven"], ["torch.drift"]),
-        ("DDPFIX_DRIFT", ["torch.drift"], ["torch.reentrant"]),
+        ("Checkpoint", ["torch.reentrant"], ["torch.divergence"]),
+        ("uneven", ["wenet.uneven", "torch.uneven", "funasr.uneven"], ["torch.divergence"]),
+        ("DDPFIX_DIVERGENCE", ["torch.divergence"], ["torch.reentrant"]),
     ],
 )
 def test_explain_of_a_word_names_the_patches_that_speak_of_it(

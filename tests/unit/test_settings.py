@@ -17,7 +17,7 @@ from ddpfix.cli import run
 from ddpfix.matrix import settings
 from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, read, switch_name
 
-PATCHES = ["torch.unused", "transformers.layerdrop", "transformers.layerdrop_x"]
+PATCHES = ["torch.flag", "transformers.layerdrop", "transformers.layerdrop_x"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,11 +45,10 @@ def test_defaults() -> None:
         "cache": "off",
         "seed": "auto",
         "timeout": "60",
-        "drift": "warn",
-        "drift_steps": "200",
+        "divergence": "warn",
         "hang": "300",
         "hang_exit": "off",
-        "past_wrapper": "auto",
+        "bypass": "auto",
         "trace": "off",
         "log": "info",
     }
@@ -111,27 +110,27 @@ def test_a_switch_that_says_0_in_the_environment_wins(
     argument: Optional[str], variable: Optional[str], table: Optional[str], tmp_path: Path
 ) -> None:
     found = settle(
-        {"torch_unused": argument},
-        {"DDPFIX_TORCH_UNUSED": variable} if variable else {},
-        f'[tool.ddpfix]\n"torch.unused" = "{table}"\n' if table else "",
+        {"torch_flag": argument},
+        {"DDPFIX_TORCH_FLAG": variable} if variable else {},
+        f'[tool.ddpfix]\n"torch.flag" = "{table}"\n' if table else "",
         tmp_path,
     )
-    assert found.switched("torch.unused") == ("0" if variable == "0" else argument or variable or table)
+    assert found.switched("torch.flag") == ("0" if variable == "0" else argument or variable or table)
     if variable == "0":
-        assert found.sources["torch.unused"] == "DDPFIX_TORCH_UNUSED"
+        assert found.sources["torch.flag"] == "DDPFIX_TORCH_FLAG"
 
 
 @pytest.mark.parametrize("word", ["0", "off", "FALSE", " Off "])
-@pytest.mark.parametrize("variable", ["DDPFIX_TORCH_UNUSED", "DDPFIX_torch_unused"])
+@pytest.mark.parametrize("variable", ["DDPFIX_TORCH_FLAG", "DDPFIX_torch_unused"])
 def test_ways_to_say_0(word: str, variable: str) -> None:
-    assert settle({"torch.unused": "force"}, {variable: word}).switched("torch.unused") == "0"
+    assert settle({"torch.flag": "force"}, {variable: word}).switched("torch.flag") == "0"
 
 
 @pytest.mark.parametrize("value", [0, False, "0", "off", "false"])
-@pytest.mark.parametrize("key", ["torch_unused", "torch.unused", "TORCH-UNUSED"])
+@pytest.mark.parametrize("key", ["torch_flag", "torch.flag", "TORCH-UNUSED"])
 def test_switches_by_argument(key: str, value: object) -> None:
     found = settle({key: value})
-    assert dict(found.switches) == {"torch.unused": "0"}
+    assert dict(found.switches) == {"torch.flag": "0"}
 
 
 def test_names_that_begin_alike_are_distinguished() -> None:
@@ -144,7 +143,7 @@ def test_names_that_begin_alike_are_distinguished() -> None:
 @pytest.mark.parametrize("word", ["", " ", "\t"])
 def test_an_empty_variable_is_not_set(word: str, tmp_path: Path) -> None:
     """As DDPFIX itself: a job script says DDPFIX_LOG=$LOG where LOG may be empty."""
-    environ = {**{setting.variable: word for setting in SETTINGS}, "DDPFIX_TORCH_UNUSED": word, "DDPFIX_XYZZY": word}
+    environ = {**{setting.variable: word for setting in SETTINGS}, "DDPFIX_TORCH_FLAG": word, "DDPFIX_XYZZY": word}
     found = settle(environ=environ, pyproject='[tool.ddpfix]\nlog = "debug"\n', folder=tmp_path)
     assert dict(found.values) == {**settle().values, "log": "debug"}
     assert dict(found.switches) == {} and dict(found.sources) == {"log": "pyproject.toml [tool.ddpfix] log"}
@@ -178,7 +177,7 @@ def test_words_are_read_as_written_by_people() -> None:
         ({"DDPFIX_UNSUED": "find"}, ["DDPFIX_UNSUED is not a setting of ddpfix", "did you mean DDPFIX_UNUSED, "]),
         ({"DDPFIX_LAYER_DROP": "off"}, ["DDPFIX_LAYER_DROP", "did you mean DDPFIX_LAYERDROP?"]),
         ({"DDPFIX_TRANSFORMER_LAYERDROP": "0"}, ["did you mean DDPFIX_TRANSFORMERS_LAYERDROP, "]),
-        ({"DDPFIX_TORCH_UNUSED": "maybe"}, ["DDPFIX_TORCH_UNUSED='maybe'", "accepted are 0, 1, force"]),
+        ({"DDPFIX_TORCH_FLAG": "maybe"}, ["DDPFIX_TORCH_FLAG='maybe'", "accepted are 0, 1, force"]),
         ({"DDPFIX_XYZZY": "1"}, ["DDPFIX_XYZZY is not a setting", "plan --help", "plan --all."]),
         ({"DDPFIX_SEED": "-1"}, ["DDPFIX_SEED='-1'", "accepted are auto, an integer"]),
         ({"DDPFIX_SEED": "an integer"}, ["DDPFIX_SEED='an integer'"]),
@@ -222,7 +221,7 @@ def test_values_of_toml_types(tmp_path: Path) -> None:
     text = '[tool.ddpfix]\nseed = 7\ntimeout = 2.5\n"transformers.layerdrop" = false\ntorch_unused = true\n'
     found = settle(pyproject=text, folder=tmp_path)
     assert (found.seed(), found.seconds()) == (7, 2.5)
-    assert dict(found.switches) == {"transformers.layerdrop": "0", "torch.unused": "1"}
+    assert dict(found.switches) == {"transformers.layerdrop": "0", "torch.flag": "1"}
 
 
 def test_other_variables_are_not_ours() -> None:
@@ -254,7 +253,7 @@ def test_no_name_gives_another_error(name: str) -> None:
         assert "accepted are" in str(error)
 
 
-CODE = "from ddpfix.matrix import settings; print(settings.read({}, ['torch.unused'])['unused'])"
+CODE = "from ddpfix.matrix import settings; print(settings.read({}, ['torch.flag'])['unused'])"
 
 
 @pytest.mark.parametrize(("flags", "expected"), [([], "off"), (["-E"], "auto")])

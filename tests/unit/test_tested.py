@@ -121,11 +121,11 @@ def test_no_tested_version_is_lost_on_the_way() -> None:
 
 def test_a_patch_is_tested_on_the_version_of_its_own_toolkit() -> None:
     whole = loader.load()
-    patches = ["funasr.layerdrop", "torch.late", "accelerate.intent"]
+    patches = ["funasr.layerdrop", "torch.finalize", "accelerate.intent"]
     found = tested.by_version([result(patches=patches, torch="2.8.0+cpu", packages={"accelerate": "1.2.1"})], whole)
     assert found == {
         "funasr": {Version("1.0.19"): {"funasr.layerdrop"}},
-        "torch": {Version("2.8.0"): {"torch.late"}},
+        "torch": {Version("2.8.0"): {"torch.finalize"}},
         "accelerate": {Version("1.2.1"): {"accelerate.intent"}},
     }
     with pytest.raises(ValueError, match="funasr-1.0.19 names 'accelerate.intent', and no version of accelerate"):

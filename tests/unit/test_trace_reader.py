@@ -18,7 +18,7 @@ ROWS: List[Dict[str, Any]] = [
 ]
 LINES: List[Dict[str, Any]] = [
     RUN,
-    {"kind": "patches", "patches": [{"id": "torch.late", "state": "applied", "reason": "why"}]},
+    {"kind": "patches", "patches": [{"id": "torch.finalize", "state": "applied", "reason": "why"}]},
     {"kind": "model", "number": 0, "class": "Net", "layers": ["a"], "parameters": ["a.weight"], "wrapped_at": 5.0},
     {"kind": "event", "time": 6.0, "step": 0, "level": "info", "text": "a line"},
     {"kind": "setting", "name": "x", "requested": 1, "effective": 2, "note": ""},
@@ -38,7 +38,7 @@ def test_lines_come_back_as_columns(tmp_path: Path) -> None:
     trace = reader.read(tmp_path)
     run = trace.runs[3]
     assert list(trace.runs) == [3] and run.header["world_size"] == 4
-    assert run.header["patches"] == [{"id": "torch.late", "state": "applied", "reason": "why"}]
+    assert run.header["patches"] == [{"id": "torch.finalize", "state": "applied", "reason": "why"}]
     assert [model["class"] for model in run.models] == ["Net"]
     assert [event["text"] for event in run.events] == ["a line"]
     assert run.settings == [{"name": "x", "requested": 1, "effective": 2, "note": ""}]

@@ -10,9 +10,9 @@ ORDER = (
     "flag",  # Every later stage depends on whether DDP looks for unused parameters.
     "skipped_layers",  # Records what a forward has skipped, for the end of its backward.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
-    "drift",  # Learns of the user's communication hook.
+    "divergence",  # Learns of the user's communication hook.
     "unaveraged",  # Reads what the stage above has learned of hooks.
-    "past",  # Looks at the finished wrapper only, and changes nothing of it.
+    "bypass",  # Looks at the finished wrapper only, and changes nothing of it.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
     "second_backward",  # Notes where a step begins, in models that the stages above have the flag set for.
     "buffers",  # Notes which forwards wait for a backward, which no stage above changes.
@@ -31,7 +31,7 @@ GROUP = (
 # Who is called at the steps of optimizers, before and after them.
 STEPS = (
     "trace",  # The time of a step has what the others do before it, and not what they do after it.
-    "drift",  # Looks at what the step before has left.
+    "divergence",  # Looks at what the step before has left.
     "unaveraged",  # Looks at a model as the one above does, until DDP has reduced it once.
     "finalize",  # Innermost: it reduces gradients that wait, and a closure's.
 )

@@ -142,7 +142,7 @@ class Clocks:
         # Of the activation, once somebody follows.
         self.backwards, self.optimizer_steps = Backwards(), Steps()
         self._due: List[Callable[[], None]] = []
-        self._shared: Shared[None] = Shared("torch.clock", ("failures", "drift", "uneven"))
+        self._shared: Shared[None] = Shared("torch.clock", ("failures", "divergence", "uneven"))
 
     def follow(self, site: Site, owner: Any, place: str) -> None:
         """Count until the patch is undone.

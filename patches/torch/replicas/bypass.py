@@ -19,18 +19,18 @@ from ..pipeline import ddp
 
 
 def route(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stage in (``DDPFIX_PAST_WRAPPER=route``)."""
-    ddp.put(site, owner, Past(site))
+    """Put the stage in (``DDPFIX_BYPASS=route``)."""
+    ddp.put(site, owner, Bypass(site))
 
 
-class Past(ddp.Stage):
+class Bypass(ddp.Stage):
     """Has training forwards of wrapped models go through their wrappers.
 
     Args:
         site: of the patch that it belongs to.
     """
 
-    place = "past"
+    place = "bypass"
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -29,8 +29,8 @@ _SHARE = 0.001
 _FIRST = 8
 
 
-class DriftError(RuntimeError):
-    """The replicas of a model differ (``DDPFIX_DRIFT=error``). The message names the rank, the step and the place."""
+class DivergenceError(RuntimeError):
+    """The replicas of a model differ (``DDPFIX_DIVERGENCE=error``). The message has rank, step and place."""
 
 
 class Counts:
@@ -138,7 +138,7 @@ class Comparison:
         """Called before each step of the optimizer, for what is due after the one before.
 
         Raises:
-            DriftError: the replicas differ, and ``DDPFIX_DRIFT=error``.
+            DivergenceError: the replicas differ, and ``DDPFIX_DIVERGENCE=error``.
         """
         if self._over:
             return
@@ -204,7 +204,7 @@ class Comparison:
         if self._mode == "error":
             # A rank that ends at once closes connections on which others are still in the collective before this.
             System.pause(_LINGER)
-            raise DriftError(f"ddpfix: {line}")
+            raise DivergenceError(f"ddpfix: {line}")
         self._counts.tell(line)
 
 

@@ -19,18 +19,23 @@ so what it does is the same for two ranks and for thousands.
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, Optional, Sequence, Tuple
+from types import ModuleType
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ddpfix.background import Background
 from ddpfix.models.identity import ByIdentity
+from ddpfix.patching.site import Site
+from ddpfix.ranks.store import lowest_rank
 from ddpfix.ranks.store.keys import default_store
 from ddpfix.system import System
 
 from ..pipeline import ddp, optimizers
 from ..pipeline.optimizer_hooks import Steps
-from ..pipeline.step_count import CLOCK
+from ..pipeline.process_group import Follower, ProcessGroup
+from ..pipeline.step_count import CLOCK, Clocks
 from .comparison import Comparison, Counts
 from .seen import Seen
+from .unaveraged import Unaveraged
 
 _NOTHING: Tuple[int, List[Any]] = 0, []
 # Comparisons that are remembered for the end.
@@ -39,8 +44,11 @@ _MOST = 32
 # a step behind.
 _SHORT, _PAUSES = 1.0, (0.0, 0.1, 0.4)
 
+# Optimizer steps between two comparisons, at least.
+_EVERY = 200
 
-class Drift(ddp.Stage):
+
+class Divergence(ddp.Stage):
     """Watches the optimizers of models that DDP replicates.
 
     Args:
@@ -49,7 +57,7 @@ class Drift(ddp.Stage):
         every: optimizer steps between two comparisons, at least.
     """
 
-    place = "drift"
+    place = "divergence"
 
     def __init__(self, steps: Steps, mode: str, every: int) -> None:
         self._optimizer_steps, self._mode, self._every = steps, mode, every
@@ -156,3 +164,49 @@ def _compare_rest(left: List[Tuple[Counts, Seen]]) -> None:
     for counts, seen in left:
         if seen.unsure:
             counts.tell(seen.unsure)
+
+
+class AtEnd(Follower):
+    """Says what differs, and which models were never averaged, when the process group or the process ends.
+
+    Attributes:
+        speakers: who says it, in their order.
+    """
+
+    place = "unaveraged"
+
+    def __init__(self) -> None:
+        self.speakers: List[Union[Divergence, Unaveraged]] = []
+        self._process = System.pid()
+
+    def up(self) -> None:
+        self._process = System.pid()
+
+    def leaving(self) -> None:
+        # A forked child is no rank, and has the connection of its parent.
+        if System.pid() == self._process:
+            for each in self.speakers:
+                each.at_end()
+            lowest_rank.flush()
+
+    def exits(self) -> None:
+        self.leaving()
+
+
+def models(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put the stages in."""
+    wish = str(site.settings["divergence"])
+    every = int(wish) if wish.isdigit() else _EVERY
+    divergence = Divergence(site.keep(Steps), wish, every)
+    unaveraged = site.keep(Unaveraged)
+    unaveraged.begin(site.keep(Steps), every)
+    site.keep(Clocks).follow(site, owner, divergence.place)
+    site.keep(AtEnd).speakers[:] = [divergence, unaveraged]
+    for stage in (divergence, unaveraged):
+        ddp.put(site, owner, stage)
+        site.at_undo(stage.end)
+
+
+def group(site: Site, module: ModuleType, owner: Any) -> None:
+    """Say at the end of the process group what differs, and which models were never averaged."""
+    site.keep(ProcessGroup).follow(site, module, site.keep(AtEnd))

@@ -11,7 +11,7 @@ from .fingerprint import Difference
 
 _HINT = (
     "Both ranks applied the same gradients to them. Where that is not intended, find what changes a parameter on one"
-    " rank alone, or trains model.module outside of DDP (DDPFIX_DRIFT=error ends the job here, off does not compare)"
+    " rank alone, or trains model.module outside of DDP (DDPFIX_DIVERGENCE=error ends the job here; off: no comparison)"
 )
 
 

@@ -2,7 +2,7 @@
 
 Optimizer steps within ``no_sync`` (accelerate's ``accumulate`` within another one) end well, and each rank has a model
 of its own. Local SGD looks the same for a while: its program averages parameters now and then. So nothing is said
-before DDPFIX_DRIFT_STEPS optimizer steps, or the end of the run, and only where DDP was never asked to reduce, the
+before DDPFIX_DIVERGENCE optimizer steps, or the end of the run, and only where DDP was never asked to reduce, the
 parameters of ranks differ after such a step, and only optimizers have moved them since: a program that averages by
 itself, gradients or parameters, is quiet from then on.
 """

@@ -14,7 +14,7 @@ from tests.harm.loops import pool, source  # noqa: E402
 from tests.harm.loops.plan import draw  # noqa: E402
 from tests.harm.loops.verdict import BREACH, CURED, EQUAL, INVALID, Verdict, judged  # noqa: E402
 
-pytestmark = pytest.mark.patches("torch.late")
+pytestmark = pytest.mark.patches("torch.finalize")
 # Ranks -> seeds of the sample, and of the sweep.
 SAMPLE, SWEEP = range(25), {2: range(25, 625), 3: range(200)}
 # Seeds a test: few enough that a breach is found in a part of the time, enough for a start of the processes.

@@ -12,7 +12,7 @@ from tests.late.loops.launch import Ranks
 from tests.late.loops.loop import MODES, SETTINGS
 from tests.late.loops.verdict import as_declared, broken, verdict
 
-pytestmark = pytest.mark.patches("torch.late")
+pytestmark = pytest.mark.patches("torch.finalize")
 KINDS = kinds.load()
 SIZES = [
     pytest.param(name, size, marks=pytest.mark.sampled(inside=name in sample.names()))

@@ -13,7 +13,7 @@ from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
 pytestmark = pytest.mark.sampled(inside=False, cells=True)
-ROUTE = {"past_wrapper": "route"}
+ROUTE = {"bypass": "route"}
 PAST = "past its DistributedDataParallel wrapper"
 
 
@@ -28,8 +28,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans += [scenario(f"route-{loop}", loop, settings=ROUTE) for loop in loops]
     plans += [
         scenario("auto", "simple", settings={}),
-        scenario("off", "simple", settings={"past_wrapper": "off"}),
-        scenario("switched", "simple", settings={**ROUTE, "torch_past": "0"}),
+        scenario("off", "simple", settings={"bypass": "off"}),
+        scenario("switched", "simple", settings={**ROUTE, "torch_bypass": "0"}),
         scenario("three", "simple", settings=ROUTE, size=3),
     ]
     return launch.train(plans, tmp_path_factory.mktemp("past"))
@@ -51,7 +51,7 @@ def test_replicas_part_in_plain_torch(outcomes: Dict[str, Ranks], loop: str) -> 
     assert first[0] != second[0]
 
 
-@pytest.mark.patches("torch.past")
+@pytest.mark.patches("torch.bypass")
 @pytest.mark.parametrize("loop", ROUTED)
 def test_routed_it_trains_what_the_wrapper_trains(outcomes: Dict[str, Ranks], loop: str) -> None:
     first, second = steps(outcomes[f"route-{loop}"])
@@ -60,7 +60,7 @@ def test_routed_it_trains_what_the_wrapper_trains(outcomes: Dict[str, Ranks], lo
     assert f"{past_calls.__name__.rpartition('.')[2]}.py:" in line and " calls a Sequential " in line and others == []
 
 
-@pytest.mark.patches("torch.past")
+@pytest.mark.patches("torch.bypass")
 @pytest.mark.parametrize("loop", STAYING)
 def test_what_is_right_stays_as_it_is(outcomes: Dict[str, Ranks], loop: str) -> None:
     assert steps(outcomes[f"route-{loop}"]) == steps(outcomes[f"plain-{loop}"])
@@ -69,7 +69,7 @@ def test_what_is_right_stays_as_it_is(outcomes: Dict[str, Ranks], loop: str) -> 
     assert all("not on all ranks" in line for line in first)
 
 
-@pytest.mark.patches("torch.past")
+@pytest.mark.patches("torch.bypass")
 def test_three_ranks(outcomes: Dict[str, Ranks]) -> None:
     first, second, third = steps(outcomes["three"])
     assert first == second == third

@@ -17,7 +17,7 @@ from tests.late.launch import Scenario
 from tests.late.test_exact import Ranks
 from tests.late.test_scenarios import ends
 
-pytestmark = pytest.mark.patches("torch.drift")
+pytestmark = pytest.mark.patches("torch.divergence")
 SAID = "rank 1 diverged from rank 0 in Sequential "
 # What is said, by scenario; a comparison every four steps.
 PARTED = {
@@ -81,7 +81,7 @@ PLAIN = (
     "noise_in_the_step",
     "counted_by_a_mode",
 )
-EVERY = {"drift_steps": "4"}
+EVERY = {"divergence": "4"}
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +90,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [Scenario(name, function=f"parting:{name}", settings=EVERY) for name in names]
     plans += [Scenario(f"plain-{name}", function=f"parting:{name}") for name in PLAIN]
     plans += [
-        Scenario("error", function="parting:changed", settings={**EVERY, "drift": "error"}),
-        Scenario("error-noise", function="parting:noise", settings={**EVERY, "drift": "error"}),
-        Scenario("off", function="parting:rates", settings={**EVERY, "drift": "off"}),
-        Scenario("switched", function="parting:rates", settings={**EVERY, "torch_drift": "0"}),
+        Scenario("error", function="parting:changed", settings={**EVERY, "divergence": "error"}),
+        Scenario("error-noise", function="parting:noise", settings={**EVERY, "divergence": "error"}),
+        Scenario("off", function="parting:rates", settings={**EVERY, "divergence": "off"}),
+        Scenario("switched", function="parting:rates", settings={**EVERY, "torch_divergence": "0"}),
         Scenario("three", function="parting:rates", settings=EVERY, size=3),
     ]
-    return launch.train(plans, tmp_path_factory.mktemp("drift"))
+    return launch.train(plans, tmp_path_factory.mktemp("divergence"))
 
 
 def lines(ranks: Ranks) -> List[List[str]]:
@@ -133,7 +133,7 @@ def test_nothing_is_said_of_replicas_that_are_right(outcomes: Dict[str, Ranks], 
 
 def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
     found = ends(outcomes["error"])
-    assert all("DriftError" in end and "between steps 4 and 8" in end for end in found), found
+    assert all("DivergenceError" in end and "between steps 4 and 8" in end for end in found), found
     # In one step: a step later where the first digest came late.
     first, second = (len(record["steps"]) for _, record in outcomes["error"] if record is not None)
     assert first == second and first in (9, 10)
@@ -166,7 +166,7 @@ def model(tmp_path: Any) -> Iterator[Any]:
 
 def test_a_single_rank_has_no_hook(model: Any) -> None:
     assert ddp.of(model) is not None
-    drift = next(stage for stage in ddp.stages() if isinstance(stage, divergence.Drift))
+    drift = next(stage for stage in ddp.stages() if isinstance(stage, divergence.Divergence))
     assert drift.place not in drift._optimizer_steps._at
 
 
