@@ -119,7 +119,7 @@ def _before(whole: Matrix, patch: str) -> Set[str]:
 
 
 def test_an_id_is_a_file_and_the_name_of_its_stage() -> None:
-    """``torch.x`` stands in ``x.py``, or in the file ``stage.py`` of the room ``x``; a stage without an id helps one."""
+    """``torch.x`` stands in ``x.py``, or in the file ``stage.py`` of the room ``x``; other stages help one."""
     words = {}
     for patch in loader.load().patches.values():
         if patch.toolkit == "torch":
