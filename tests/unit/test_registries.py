@@ -33,7 +33,6 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.log._RANK": "the rank of the last group, for lines that come after it",
     "ddpfix.log._logged": "lines that are logged once",
     "ddpfix.log._logged_about": "lines that are logged once an object, for as long as it lives",
-    "ddpfix.matrix.gone.RENAMED": "a table that is empty as long as no name was changed",
     "ddpfix.patches.fastnlp.peers._HOOK": "what stands in sys.excepthook, which is one",
     "ddpfix.patches.funasr.entry.READ_BY_US": _BY_RUN,
     "ddpfix.patches.funasr.entry._AROUND_MAIN": _REGISTERED,
