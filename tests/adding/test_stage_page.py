@@ -17,7 +17,7 @@ ORDER = "patches/torch/pipeline/order.py"
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy in which the page's four places are."""
     here = tmp_path_factory.mktemp("stage") / "checkout"
-    copied(here, (*TESTS, "conftest.py"))
+    copied(here, (*TESTS, "conftest.py", "later.py"))
     files = blocks(PAGE)
     assert list(files) == [
         "patches/torch/data/empty_batches.py",
