@@ -7,7 +7,7 @@ from typing import Dict, List
 import pytest
 
 from tests.fastnlp import launch, releases
-from tests.fastnlp.launch import FAILURE, Result, Scenario
+from tests.fastnlp.launch import Result, Scenario
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -24,21 +24,6 @@ from fastNLP import logger
 random.seed(1)
 logger.info("only rank 0 prints this")
 """
-# Each rank draws for itself, in each step from a seed of its own: the same with the flag and without it.
-APART = """
-import random
-from tests.fastnlp.models import rank
-original, calls = model.forward, []
-
-def forward(x):
-    calls.append(1)
-    random.seed(2 * len(calls) + rank())
-    return original(x)
-
-model.forward = forward
-"""
-LATE = {"unused": "late", "layerdrop": "stock"}
-SPOKEN = ("bart", "cpt")
 
 
 def scenarios() -> List[Scenario]:
@@ -48,9 +33,7 @@ def scenarios() -> List[Scenario]:
 
 @pytest.fixture(scope="module")
 def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    more = [Scenario(f"{model} bare", model, before=APART) for model in SPOKEN]
-    more += [Scenario(f"{model} apart", model, FLAG, before=APART) for model in SPOKEN]
-    return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("unpatched"), ddpfix=False)
+    return launch.train(scenarios(), tmp_path_factory.mktemp("unpatched"), ddpfix=False)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +46,6 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
         Scenario("again", "bart", settings={"seed": "5"}),
         Scenario("checkpointed", "bart checkpointed", settings={"seed": "5"}),
         Scenario("default", "bart"),
-        *(Scenario(f"{model} late", model, settings=LATE, before=APART) for model in SPOKEN),
-        Scenario("bart late checkpointed", "bart checkpointed", settings=LATE, before=APART),
     ]
     return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("ours"), ddpfix=True)
 
@@ -129,28 +110,3 @@ def test_pythons_generator_goes_on_as_without_ddpfix(unpatched: Results, ours: R
 def test_it_needs_no_setting(ours: Results) -> None:
     assert finished(ours["default"]) == ours["default"][1].ran
     assert ours["default"][0].ddp[0]["find_unused_parameters"]
-
-
-@pytest.mark.parametrize("model", SPOKEN)
-def test_unpatched_without_the_flag_fails(unpatched: Results, model: str) -> None:
-    errors = [result.failure() for result in unpatched[f"{model} bare"] if not result.hung or result.failure()]
-    # A rank that ran every layer raises nothing, and finds the other one gone.
-    assert any(FAILURE in error for error in errors), unpatched[f"{model} bare"]
-    assert all(len(result.steps) < 4 for result in unpatched[f"{model} bare"])
-
-
-@pytest.mark.patches("fastnlp.layerdrop")
-@pytest.mark.parametrize("model", SPOKEN)
-def test_ranks_that_skip_differently_need_no_flag_either(unpatched: Results, ours: Results, model: str) -> None:
-    ran = finished(ours[f"{model} late"])
-    assert ran == finished(unpatched[f"{model} apart"])
-    assert ran != ours[f"{model} late"][1].ran == unpatched[f"{model} apart"][1].ran
-    assert [result.ddp[0]["find_unused_parameters"] for result in ours[f"{model} late"]] == [False, False]
-    # SGD alone: a layer that no rank ran stays, whether its gradients are None or zero.
-    assert ours[f"{model} late"][0].steps == unpatched[f"{model} apart"][0].steps
-
-
-@pytest.mark.patches("fastnlp.layerdrop")
-def test_with_recomputation_as_well(unpatched: Results, ours: Results) -> None:
-    assert finished(ours["bart late checkpointed"]) == finished(unpatched["bart apart"])
-    assert ours["bart late checkpointed"][0].steps == unpatched["bart apart"][0].steps
