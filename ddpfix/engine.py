@@ -11,7 +11,7 @@ import sys
 import threading
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ddpfix import __version__, _env, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings, untested
@@ -46,6 +46,7 @@ class Engine:
         # Toolkits that are known by their marks only: they are looked for when one is imported, or a report is made.
         self.unseen = set(self.matrix.marks)
         self.toolkits = detect.installed_versions(self.matrix, later=self.unseen)
+        self.newer = resolve.newer(self.matrix, self.toolkits)
         self._decided = {d.patch: d for d in resolve.resolve(self.matrix, self.toolkits, self.settings)}
         self.notes: List[str] = []
         self.gate = Gate(_LOCK, self._opened)
@@ -56,6 +57,8 @@ class Engine:
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
         self.failed: Dict[str, str] = {}
+        # Why a patch is left out here, and why in a few words for several of them.
+        self.left_out: Dict[str, Tuple[str, str]] = {}
         self.deferred: List[ModuleType] = []
 
     @property
@@ -81,6 +84,7 @@ class Engine:
         with _RECOGNISING:
             if toolkit in self.unseen:
                 self.toolkits[toolkit] = version
+                self.newer = resolve.newer(self.matrix, self.toolkits)
                 self._decided.update((decision.patch, decision) for decision in decided)
                 for decision in decided:
                     self._arm(decision)
@@ -157,7 +161,8 @@ class Engine:
 
     def _put_in_place(self, module: ModuleType, before: bool = False, only: Optional[List[Armed]] = None) -> None:
         for each in [each for each in self.waiting.of_module(module.__name__) if each.target.before == before]:
-            if each.decision.patch not in self.failed and (only is None or each in only):
+            done = each.decision.patch in self.failed or each.decision.patch in self.left_out
+            if not done and (only is None or each in only):
                 self._apply(each, module)
 
     def catch_up(self) -> None:
@@ -187,14 +192,11 @@ class Engine:
                 if waiting.target.attribute == "*"
                 else site.locate(module, waiting.target.attribute, waiting.target.expects)
             )
-            if waiting.decision.by_look:
-                # It reads code, which takes modules that a usual job does not need.
-                from ddpfix.patching import looks
-
-                looks.refuse_unlike(waiting.decision.nearest, module, waiting.target.attribute, entry.also)
+            if self._is_changed(waiting.decision):
+                return
             _code(self.matrix.patches[patch].code_at(waiting.target))(own, module, owner)
         except Exception as error:
-            self.notes.extend(own.undo())
+            self._drop(patch)
             self.failed[patch] = f"{waiting.target}: {error if isinstance(error, PatchError) else repr(error)}"
             log.warning(
                 f"{patch} is not applied, {module.__name__} stays as it was: {self.failed[patch]}. "
@@ -207,9 +209,43 @@ class Engine:
         if not waiting.for_many:
             self.waiting.remove(waiting)
 
+    def _is_changed(self, decision: Decision) -> bool:
+        """Leave a patch out where a release that is newer than all that were tested has changed a place of it.
+
+        A family of modules is passed over: its patches read the source of each themselves.
+        """
+        if not self.newer or decision.forced or decision.row is None:
+            return False
+        # It reads code, which takes modules that a usual job does not need.
+        from ddpfix.patching import source_hash
+
+        places = [*map(str, decision.row.targets), *self.matrix.patches[decision.patch].also]
+        changed = source_hash.first_changed(places, self.newer, self.matrix.hashes)
+        if changed is None:
+            return False
+        toolkit = top(changed.partition(":")[0])
+        reason = f"{toolkit} {self.toolkits[toolkit]} has changed {changed} (nearest: {self.matrix.newest[toolkit]})"
+        others = self._drop(decision.patch)
+        self.left_out[decision.patch] = (reason, resolve.CHANGED)
+        log.warning("; ".join([f"{decision.patch} is left out: {reason}", *(f"so is {name}" for name in others)]))
+        return True
+
+    def _drop(self, patch: str) -> List[str]:
+        """Take back what a patch has done so far, and leave out those that need it, which are returned."""
+        needing = [d.patch for d in self._decided.values() if patch in self.matrix.patches[d.patch].needs]
+        others = [name for name in needing if self._decided[name].action == State.APPLY]
+        for name in (patch, *others):
+            if name in self.sites:
+                self.notes.extend(self.sites[name].undo())
+            self.places.pop(name, None)
+        self.left_out.update((name, (f"it needs {patch}", f"they need {patch}")) for name in others)
+        return others
+
     def tell_untested(self, decisions: Optional[List[Decision]] = None) -> None:
-        """Say once which imported toolkits have a release that nobody has tested (of those decisions, else of all)."""
-        for name, text in untested.lines(self.matrix, self.decisions if decisions is None else decisions).items():
+        """Say once which imported toolkits are left as they are: of those decisions, else of all."""
+        among = self.decisions if decisions is None else decisions
+        skipped = [each for each in among if each.action == State.SKIP]
+        for name, text in untested.lines(self.matrix, skipped).items():
             if name in sys.modules:
                 log.warning(text)
 
@@ -232,6 +268,8 @@ class Engine:
     def state(self, decision: Decision) -> State:
         if decision.patch in self.failed:
             return State.FAILED
+        if decision.patch in self.left_out:
+            return State.SKIP
         if decision.action != State.APPLY:
             return decision.action
         if decision.patch in self.places:
@@ -251,10 +289,11 @@ class Engine:
                 toolkit=d.toolkit,
                 version=d.version,
                 state=self.state(d),
-                reason=self.failed.get(d.patch, d.reason),
+                reason=self.failed.get(d.patch) or self.left_out.get(d.patch, (d.reason,))[0],
                 tested=d.tested,
                 places=self._places(d.patch),
                 nearest=d.nearest,
+                how=self.left_out.get(d.patch, (d.how,))[-1],
             )
             for d in decisions
         ]
@@ -271,7 +310,7 @@ class Engine:
     def facts(self) -> Dict[str, str]:
         """Return the facts that must be equal on the ranks that have them; rank 0 may import more than the others."""
         imported = [toolkit for toolkit in self.toolkits if toolkit in sys.modules]
-        return resolve.facts(__version__, imported, self.settings, self.decisions, self.failed)
+        return resolve.facts(__version__, imported, self.settings, self.decisions, {**self.failed, **self.left_out})
 
 
 def _code(name: str) -> Any:

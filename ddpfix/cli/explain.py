@@ -76,7 +76,7 @@ def _spoken(patch: model.Patch) -> str:
 
 
 def _controls(patch: model.Patch) -> str:
-    switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to an untested version"
+    switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to a release that was not tested"
     if not patch.default:
         switch = f"{settings.switch_name(patch.id)}=1 switches it on (it is off by default)"
     if patch.setting is None:

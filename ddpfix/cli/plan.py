@@ -97,7 +97,7 @@ def grouped(entries: List[Dict[str, Any]]) -> Table:
     order = list(_STYLES)
     for toolkit, action, tested in sorted(groups, key=lambda g: (toolkits.index(g[0]), order.index(g[1]), not g[2])):
         members = groups[toolkit, action, tested]
-        shown = action + ("" if tested else " (untested)")
+        shown = action + ("" if tested else " (not tested)")
         name = plain(f"{toolkit} {members[0]['version'] or '-'}")
         table.add_row(name, plain(shown, _STYLES[action]), plain(_in_short(action, members)))
     return table
@@ -119,7 +119,7 @@ def _table(entries: List[Dict[str, Any]]) -> Table:
     for heading, keep in (("patch", True), ("toolkit", True), ("action", True), ("what it is for, or why not", False)):
         table.add_column(heading, no_wrap=keep, overflow="fold")
     for entry in entries:
-        action = entry["action"] + ("" if entry["tested"] else " (untested)")
+        action = entry["action"] + ("" if entry["tested"] else " (not tested)")
         toolkit = plain(f"{entry['toolkit']} {entry['version'] or '-'}")
         # Of what will be done, what for; of all else, why not.
         why = entry["problem"] if entry["action"] == State.APPLY and entry["tested"] else entry["reason"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal, TypedDict, Union
 
-# 0 leaves a patch out, 1 asks for one that is off by default, force applies it to a release that nobody has tested.
+# 0 leaves a patch out, 1 asks for one that is off by default, force applies it to a release that was not tested.
 Switch = Union[bool, Literal["0", "1", "force", 0, 1]]
 
 
@@ -15,7 +15,7 @@ class Arguments(TypedDict, total=False):
     unused: Literal["auto", "find", "late", "static", "off"]
     layerdrop: Literal["sync", "off", "stock"]
     overrides: Literal["apply", "off"]
-    untested: Literal["leave", "apply"]
+    untested: Literal["unchanged", "off"]
     uneven: Literal["auto", "pad", "join", "stop", "off"]
     memory: Literal["on", "off"]
     cache: Union[int, float, str]

@@ -31,8 +31,8 @@ def of(content: bytes) -> Optional[Tuple[Matrix, str]]:
         places = tuple(Target(**_tuples(target)) for target in whole["gate"]["places"])
         gate = Gate(places, whole["gate"]["passed"])
         by_id = {patch.id: patch for patch in patches}
-        matrix = Matrix(whole["toolkits"], by_id, rows, whole["version_files"], marks, order, gate)
-        return matrix, whole["digest"]
+        parts = (whole["version_files"], marks, order, gate, whole["newest"], whole["hashes"])
+        return Matrix(whole["toolkits"], by_id, rows, *parts), whole["digest"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -58,19 +58,24 @@ RENAMED: Dict[str, str] = {
     "DDPFIX_DRIFT_STEPS": "DDPFIX_DIVERGENCE",
     "DDPFIX_PAST_WRAPPER": "DDPFIX_BYPASS",
 }
+# Values of a setting: what each stands for, and what to do instead.
+VALUES: Dict[str, Tuple[str, str]] = {
+    "DDPFIX_UNTESTED=apply": ("unchanged", "leave it out, it is the default"),
+    "DDPFIX_UNTESTED=leave": ("off", "DDPFIX_UNTESTED=off applies nothing to a release that was not tested"),
+}
 
 
 def answer(key: str, shown: str = "") -> str:
     """Return the line about a removed name.
 
     Args:
-        key: of :data:`GONE`.
+        key: of :data:`GONE` or :data:`VALUES`.
         shown: the name as it was given, where that differs.
     """
     if key in RENAMED:
         now = RENAMED[key] if shown in ("", key) else _variable(RENAMED[key])
         return f"{shown or key} was renamed in {REMOVED_IN}, and works until {RENAMED_UNTIL}: use {now}"
-    return f"{shown or key} was removed in {REMOVED_IN}: {GONE[key]}"
+    return f"{shown or key} was removed in {REMOVED_IN}: {GONE[key] if key in GONE else VALUES[key][1]}"
 
 
 def of_variable(variable: str) -> Optional[str]:

@@ -103,10 +103,10 @@ SETTINGS: Tuple[Setting, ...] = (
     ),
     Setting(
         "untested",
-        "leave",
-        ("leave", "apply"),
-        "a release of a toolkit that is newer than those that were tested: leave (nothing of it is changed, and a line"
-        " says so), apply (the fixes whose places in it look as in a release that was tested)",
+        "unchanged",
+        ("unchanged", "off"),
+        "a release of a toolkit that was not tested: unchanged (a fix is applied where its places have the code of the"
+        " newest tested release), off (nothing is applied)",
     ),
     Setting(
         "uneven",

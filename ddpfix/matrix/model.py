@@ -124,7 +124,9 @@ class Matrix(NamedTuple):
     ``version_files`` has, for toolkits that ship one, the file in the package that holds its version: a clone in front
     of the installed wheel is what is imported, and the metadata is the wheel's. ``marks`` are those of toolkits without
     a version: the first one that holds decides, and the metadata does not count. ``order`` is that in which patches are
-    put in place: by what stands in ``after``, else by their ids, whatever the order of the file.
+    put in place: by what stands in ``after``, else by their ids, whatever the order of the file. ``newest`` has the
+    newest tested release of a toolkit, and ``hashes`` what the code of places in it is, by ``module:attribute``
+    (:func:`ddpfix.patching.source_hash.of_place`).
     """
 
     toolkits: Mapping[str, str]
@@ -135,6 +137,8 @@ class Matrix(NamedTuple):
     # The ids of all patches, in the order in which they are put in place.
     order: Tuple[str, ...] = ()
     gate: Gate = Gate()
+    newest: Mapping[str, str] = _EMPTY
+    hashes: Mapping[str, str] = _EMPTY
 
     def in_order(self) -> Tuple[str, ...]:
         """Return the ids of the patches in the order in which they are put in place."""

@@ -5,12 +5,14 @@ Nothing is imported and nothing is changed, so ``plan`` can show the decisions o
 
 from __future__ import annotations
 
-from typing import Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+import contextlib
+from typing import Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from packaging.version import Version
 
 from ddpfix.matrix.detect import UNRECOGNISED
 from ddpfix.matrix.model import Matrix, Patch, Row
+from ddpfix.matrix.ranges import parsed
 from ddpfix.matrix.settings import Settings, switch_name, wanted
 from ddpfix.state import State
 
@@ -31,12 +33,21 @@ _OBSERVING = frozenset(
 ) | {"torch.trace", "fastnlp.cause", "fastnlp.logs", "wenet.failures"}
 
 
+# Of a newer release than all that were tested: a place has the code that it has in the newest one.
+UNCHANGED = "unchanged there"
+# It has other code there, and the fix is left out.
+CHANGED = "changed"
+# A row holds for the release.
+WITHIN = "within a tested range"
+# First numbers of versions from here on are those of years.
+_YEARS = 1000
+
+
 class Decision(NamedTuple):
     """What is to be done about one patch, with the reason in words.
 
-    ``tested`` is False when the version lies inside the row's range but is none of the versions that were run, or in no
-    range; then ``nearest`` is the tested one that comes nearest. ``by_look``: it is applied where the places look as in
-    a tested release, and nowhere else.
+    ``tested`` is False for a release that is none of those that were run. ``nearest`` is then the tested one that comes
+    nearest, and ``how`` says by what it is applied all the same: :data:`UNCHANGED`, :data:`WITHIN`, or forced.
     """
 
     patch: str
@@ -48,7 +59,7 @@ class Decision(NamedTuple):
     tested: bool = True
     forced: bool = False
     nearest: str = ""
-    by_look: bool = False
+    how: str = ""
 
 
 _Decider = Callable[..., Decision]
@@ -104,13 +115,12 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
         version = Version(text)
     except ValueError:
         return decision(State.SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
-    rows = matrix.rows_of(patch.id)
-    row = next((row for row in rows if row.versions.holds(version)), None)
-    if row is None:
-        return _outside(decision, patch, rows, version, "force" if switched == "force" else settings["untested"])
-    if row.status != "cured":
+    row = _row(matrix, patch, version)
+    if row is not None and row.status != "cured":
         return decision(State.NOT_AFFECTED if row.status == "not-affected" else State.NOT_CURED, row.why, row=row)
-    return decision(State.APPLY, row.why, row=row, tested=_is_tested(row, version))
+    if row is not None and _is_tested(row, version):
+        return decision(State.APPLY, row.why, row=row)
+    return _untested(decision, matrix, patch, version, row, settings)
 
 
 def facts(
@@ -137,24 +147,57 @@ def facts(
     return found
 
 
-def _outside(decision: _Decider, patch: Patch, rows: Sequence[Row], version: Version, wish: str) -> Decision:
-    """Return the decision about a version that is in no row; ``wish`` is force, apply or leave."""
-    here = f"{patch.toolkit} {version}"
-    tested = [(tested, row) for row in rows if row.status == "cured" for tested in row.tested]
+def is_newer(matrix: Matrix, toolkit: str, version: Version) -> bool:
+    """Return whether a version is newer than all releases of a toolkit that were tested."""
+    newest = matrix.newest.get(toolkit)
+    return newest is not None and parsed(version.public) > parsed(newest)
+
+
+def newer(matrix: Matrix, installed: Mapping[str, Optional[str]]) -> FrozenSet[str]:
+    """Return the toolkits of which a newer release is installed than all that were tested."""
+    found = set()
+    for toolkit, text in installed.items():
+        with contextlib.suppress(ValueError):
+            if text is not None and is_newer(matrix, toolkit, Version(text)):
+                found.add(toolkit)
+    return frozenset(found)
+
+
+def _row(matrix: Matrix, patch: Patch, version: Version) -> Optional[Row]:
+    """Return the row for a version: of a newer release than all that were tested, that of the newest one."""
+    rows = matrix.rows_of(patch.id)
+    if not is_newer(matrix, patch.toolkit, version):
+        return next((row for row in rows if row.versions.holds(version)), None)
+    newest = parsed(matrix.newest[patch.toolkit])
+    if _major(version) != _major(newest):
+        return None
+    return next((row for row in rows if row.versions.holds(newest)), None)
+
+
+def _untested(
+    decision: _Decider, matrix: Matrix, patch: Patch, version: Version, row: Optional[Row], settings: Settings
+) -> Decision:
+    """Return the decision about a release that was not tested; ``row`` is the one for it."""
+    tested = {each: one for one in matrix.rows_of(patch.id) if one.status == "cured" for each in one.tested}
+    is_off = settings["untested"] == "off"
+    if row is not None and not is_off and not is_newer(matrix, patch.toolkit, version):
+        return decision(State.APPLY, row.why, row=row, tested=False, how=WITHIN)
     if not tested:
-        return decision(State.SKIP, f"{here} is in no row of the matrix")
-    nearest, row = _nearest(tested, version)
+        return decision(State.SKIP, f"{patch.toolkit} {version} is in no row of the matrix")
+    nearest = nearest_of(tested, version)
+    here = f"{patch.toolkit} {version} was not tested (nearest: {nearest})"
     more: Dict[str, object] = {"tested": False, "nearest": str(nearest)}
-    if wish == "force":
-        return decision(State.APPLY, f"forced for {here}; nearest tested is {nearest}", row=row, forced=True, **more)
-    last = max(rows, key=lambda row: Version(row.versions.end))
-    # What the last release no longer needed, or what was never cured in it, is no matter of how a place looks.
-    is_newer = last.status == "cured" and version >= Version(last.versions.end)
-    if wish == "apply" and is_newer:
-        why = f"DDPFIX_UNTESTED=apply: {here} is newer than {nearest}, as which its places have to look"
-        return decision(State.APPLY, why, row=last, by_look=True, **more)
-    way = f"; {switch_name(patch.id)}=force applies it"
-    return decision(State.SKIP, f"{here}: untested, nearest {nearest}{way}", nearest=str(nearest))
+    if settings.switched(patch.id) == "force":
+        why = f"{here}: {switch_name(patch.id)}=force"
+        return decision(State.APPLY, why, row=row or tested[nearest], forced=True, how="forced", **more)
+    if row is None or is_off:
+        left = "left as it is by DDPFIX_UNTESTED=off" if is_off else "left as it is"
+        return decision(State.SKIP, f"{here}: {left}; {switch_name(patch.id)}=force applies it", nearest=str(nearest))
+    return decision(State.APPLY, f"{here}: applied where the code is unchanged there", row=row, how=UNCHANGED, **more)
+
+
+def _major(version: Version) -> int:
+    return version.release[0] if version.release[0] < _YEARS else 0
 
 
 def _is_tested(row: Row, version: Version) -> bool:
@@ -162,20 +205,7 @@ def _is_tested(row: Row, version: Version) -> bool:
     return Version(version.public) in row.tested
 
 
-def _nearest(tested: Sequence[Tuple[Version, Row]], version: Version) -> Tuple[Version, Row]:
-    """Return the closer one of the last tested version before ``version`` and the first one after it."""
-    before = [pair for pair in tested if pair[0] <= version]
-    after = [pair for pair in tested if pair[0] > version]
-    neighbours = [max(before, key=_release)] if before else []
-    neighbours += [min(after, key=_release)] if after else []
-    return min(neighbours, key=lambda pair: distance(pair[0], version))
-
-
-def _release(pair: Tuple[Version, Row]) -> Version:
-    return pair[0]
-
-
-def distance(one: Version, other: Version) -> float:
-    """Return how far apart two versions are; the major number weighs most."""
-    parts = zip([*one.release, 0, 0, 0][:3], [*other.release, 0, 0, 0][:3])
-    return abs(sum((a - b) * weight for (a, b), weight in zip(parts, (1e6, 1e3, 1.0))))
+def nearest_of(tested: Iterable[Version], version: Version) -> Version:
+    """Return the last tested version before this one, or the first one."""
+    known = list(tested)
+    return max((each for each in known if each <= version), default=min(known))

@@ -111,6 +111,10 @@ class _Reader:
         name = key.lower().replace("-", "_")
         setting = _BY_NAME.get(name)
         if setting is not None:
+            former = f"{setting.variable}={value.strip().lower()}"
+            if former in gone.VALUES:
+                self.gone.append(gone.answer(former, f"{source}={value.strip()}"))
+                value = gone.VALUES[former][0]
             self.values[name] = setting.validate(value, source)
             self.sources[name] = source
             return

@@ -1,4 +1,4 @@
-"""What is said of a toolkit's release that nobody has tested: one line, the same for every toolkit."""
+"""What is said of a toolkit's release that was not tested: one line, the same for every toolkit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Sequence
 from packaging.version import Version
 
 from ddpfix.matrix.model import Matrix
-from ddpfix.matrix.resolve import Decision, distance
+from ddpfix.matrix.resolve import UNCHANGED, Decision, nearest_of
 from ddpfix.state import State
 
 # How many processes a launcher has started.
@@ -19,27 +19,28 @@ _NO_RANKS = ("torchrun", "torch.distributed.", "compile_worker")
 
 
 def line(matrix: Matrix, toolkit: str, decisions: Sequence[Decision]) -> Optional[str]:
-    """Return the line about a toolkit, or None where its release is in the matrix.
+    """Return the line about a toolkit, or None where its release was tested, or lies within a tested range.
 
     Args:
         matrix: knows its distribution.
         toolkit: its name.
         decisions: about all patches.
     """
-    outside = [each for each in decisions if each.toolkit == toolkit and each.nearest and not each.forced]
-    if not outside:
+    own = [each for each in decisions if each.toolkit == toolkit and each.nearest]
+    ready, left = sum(each.how == UNCHANGED for each in own), [each for each in own if each.action == State.SKIP]
+    if not ready and not left:
         return None
-    version = str(outside[0].version)
-    nearest = min((each.nearest for each in outside), key=lambda one: distance(Version(one), Version(version)))
-    head = f"{toolkit} {version} is none of the releases that ddpfix was tested with (nearest: {nearest})"
-    left = sum(each.action == State.SKIP for each in outside)
-    if any(each.by_look for each in outside):
-        return f"{head}: DDPFIX_UNTESTED=apply applies the fixes whose places look as in a tested release, no others"
-    if Version(version) < Version(nearest):
-        way = f"pip install '{matrix.toolkits[toolkit]}=={nearest}' has them"
-    else:
-        way = "DDPFIX_UNTESTED=apply applies those whose places in it look as in a tested release"
-    return f"{head}: {left} {'fixes are' if left != 1 else 'fix is'} left out, and it runs as without ddpfix; {way}"
+    version = str(own[0].version)
+    nearest = nearest_of((Version(each.nearest) for each in own), Version(version))
+    parts = [f"{_fixes(ready)} applied where the code is unchanged there"] if ready else []
+    parts += [f"{_fixes(len(left))} left out"] if left else []
+    has = f"has {'them' if len(left) != 1 else 'it'}"
+    way = f"; pip install '{matrix.toolkits[toolkit]}=={nearest}' {has}" if left else ""
+    return f"{toolkit} {version} was not tested (nearest: {nearest}): {' and '.join(parts)}{way}"
+
+
+def _fixes(count: int) -> str:
+    return f"{count} fixes are" if count != 1 else "1 fix is"
 
 
 def lines(matrix: Matrix, decisions: Sequence[Decision]) -> Dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import textwrap
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Dict, List, Optional
 
@@ -13,7 +14,7 @@ from ddpfix.state import State
 # The states in the order of a reader's interest, and what each means; a toolkit that is absent is named in one line.
 _MEANINGS = {
     State.FAILED: "raised and was undone",
-    State.SKIP: "left as it is: a release that nobody has tested",
+    State.SKIP: "left as it is: a release that was not tested",
     State.APPLIED: "in place",
     State.REGISTERED: "ready, for when a model is wrapped or a process group made",
     State.ARMED: "waits for its target to be imported",
@@ -39,8 +40,9 @@ class PatchReport:
     reason: str
     tested: bool
     places: List[str] = field(default_factory=list)
-    # The tested release that comes nearest, where this one is in no row of the matrix.
+    # For a release that was not tested: the tested one that comes nearest, and by what the fix is applied or left out.
     nearest: str = ""
+    how: str = ""
 
 
 @dataclass
@@ -73,16 +75,13 @@ class Report:
         toolkits = list(dict.fromkeys(f"{p.toolkit} {p.version}" for p in there))
         count = f"{len(there)} fix{'es' if len(there) != 1 else ''}"
         parts = [f"ddpfix {self.version}: {count} ready{' for ' if toolkits else ''}{', '.join(toolkits)}"]
-        skipped = [p for p in self.patches if p.state == State.SKIP]
-        if skipped:
-            reasons = "; ".join(sorted({p.reason.split(";")[0] for p in skipped}))
-            parts.append(f"{len(skipped)} left out ({reasons})")
+        untested = Counter((f"{p.toolkit} {p.version}", p.how) for p in there if not p.tested)
+        parts += [f"{count} not tested with {release} ({how})" for (release, how), count in untested.items()]
+        skipped = Counter(p.how or p.reason.split(";")[0] for p in self.patches if p.state == State.SKIP)
+        parts += [f"{count} left out ({why})" for why, count in sorted(skipped.items())]
         failed = [p for p in self.patches if p.state == State.FAILED]
         if failed:
             parts.append(f"{len(failed)} failed ({'; '.join(f'{p.id}: {p.reason}' for p in failed)})")
-        untested = [p for p in there if not p.tested]
-        if untested:
-            parts.append("untested: " + ", ".join(sorted({f"{p.toolkit} {p.version}" for p in untested})))
         return "; ".join(parts) + " (python -m ddpfix plan)"
 
     def __repr__(self) -> str:
@@ -121,6 +120,6 @@ def _named(state: State, patches: List[PatchReport]) -> str:
 
 
 def _row(patch: PatchReport) -> str:
-    release = f"{patch.toolkit} {patch.version or ''}".strip() + ("" if patch.tested else " (untested)")
+    release = f"{patch.toolkit} {patch.version or ''}".strip() + ("" if patch.tested else " (not tested)")
     cells = (patch.id, release, str(patch.state), patch.reason)
     return "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in cells) + "</tr>"

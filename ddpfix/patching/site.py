@@ -74,7 +74,7 @@ class Activation(Protocol):
         """Messages about patches that are no longer in place."""
 
     def tell_untested(self) -> None:
-        """Say once which imported toolkits have a release that nobody has tested."""
+        """Say once which imported toolkits are left as they are, because of their release."""
 
     def report(self) -> Any:
         """Return the applied changes as data (:class:`ddpfix.patching.report.Report`)."""

@@ -8,10 +8,14 @@ a subclass that overrides one of them has another hash.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import inspect
-from types import FunctionType
-from typing import Any, Callable, Dict, Iterator, Optional
+import sys
+import textwrap
+from functools import lru_cache, reduce
+from types import FunctionType, ModuleType
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional
 
 from ddpfix.user_code import module_of
 
@@ -28,6 +32,49 @@ def of_forward(module: Any) -> Optional[str]:
         return digest("forward", lambda name: _parsed(_method(owner, name)))
     except (OSError, TypeError, SyntaxError, StopIteration):
         return None
+
+
+def of_place(module: ModuleType, attribute: str) -> Optional[str]:
+    """Return the hash of a function, a class or (``*``) a module; None where it is not there, or has no source.
+
+    A method without source, such as the constructor of a dataclass, has the hash of its class.
+
+    Args:
+        module: has it.
+        attribute: its path in the module.
+    """
+    path = [] if attribute == "*" else attribute.split(".")
+    with contextlib.suppress(AttributeError, SyntaxError, ValueError):
+        found: List[Any] = [reduce(getattr, path, module), reduce(getattr, path[:-1], module)]
+        for each in found:
+            with contextlib.suppress(OSError, TypeError):
+                return None if each is module and path else _of_object(inspect.unwrap(each))
+    return None
+
+
+# Several patches share the constructor of DDP, which takes milliseconds to read.
+@lru_cache(maxsize=None)
+def _of_object(found: Any) -> str:
+    text = textwrap.dedent(inspect.getsource(found))
+    return hashlib.sha256(canonical(ast.parse(text)).encode()).hexdigest()[:12]
+
+
+def first_changed(places: Iterable[str], toolkits: Collection[str], known: Mapping[str, str]) -> Optional[str]:
+    """Return the first place of some toolkits whose code is another than is known.
+
+    Args:
+        places: as ``module:attribute``; what is described in words, a family of modules, and a module that has not been
+            imported are passed over.
+        toolkits: the packages that are examined.
+        known: hashes by place; a place that is in none is one that the release did not have.
+    """
+    for place in places:
+        name, _, attribute = place.partition(":")
+        module = sys.modules.get(name) if name.partition(".")[0] in toolkits else None
+        found = None if module is None else of_place(module, attribute)
+        if found != known.get(place) and module is not None:
+            return place
+    return None
 
 
 def digest(first: str, find: Callable[[str], Optional[ast.AST]]) -> str:

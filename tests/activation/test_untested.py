@@ -1,17 +1,21 @@
-"""Releases that nobody has tested, by edited metadata, on two real ranks: one line, and nothing else by default."""
+"""Releases that were not tested, by edited metadata, on two real ranks."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import List, NamedTuple
 
 import pytest
 import torch
 
-from tests.support import ranks
+from ddpfix.matrix import compiled, loader
+from ddpfix.matrix.compiling import write
+from tests.support import hashes, ranks
 
 PROGRAM = Path(__file__).with_name("untested.py")
-HEAD = "is none of the releases that ddpfix was tested with (nearest: "
+HEAD = " fixes are left out; pip install "
 REDUCTION = "Expected to have finished reduction in the prior iteration"
 
 
@@ -24,8 +28,23 @@ class Job(NamedTuple):
         return [line for line in self.output.splitlines() if HEAD in line]
 
     @property
+    def said(self) -> List[str]:
+        return [line for line in self.output.splitlines() if line.startswith("ddpfix")]
+
+    @property
     def trained(self) -> List[str]:
         return [line for line in self.output.splitlines() if line.startswith("trained")]
+
+
+def as_newest(folder: Path, toolkit: str) -> None:
+    """A copy of the package, for which the code that is installed here is that of the newest tested release."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ranks.ROOT / "ddpfix", folder / "ddpfix", ignore=ignored)
+    (folder / "patches").symlink_to(ranks.ROOT / "patches")
+    whole = loader.load()
+    known = {**whole.hashes, **hashes.noted(whole, toolkit)}
+    text = write.dump(whole._replace(hashes=known), b"")
+    (folder / "ddpfix" / compiled.NAME).write_text(text, encoding="utf-8")
 
 
 def job(folder: Path, toolkit: str, version: str, mode: str, **variables: str) -> Job:
@@ -43,51 +62,77 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job(tmp_path_factory.mktemp("tested"), "torch", torch.__version__, "plain")
 
 
-@pytest.mark.parametrize("version", ["2.16.0", pytest.param("1.13.1", marks=pytest.mark.sampled(inside=False))])
-def test_a_torch_that_nobody_has_tested_is_said_once_and_left_alone(tmp_path: Path, version: str) -> None:
-    found = job(tmp_path, "torch", version, "plain")
+OLD = pytest.param("1.13.1", "apply", marks=pytest.mark.sampled(inside=False))
+
+
+@pytest.mark.parametrize(("version", "untested"), [("3.0.0", "unchanged"), ("2.16.0", "off"), OLD])
+def test_a_torch_that_is_left_as_it_is_is_said_once(tmp_path: Path, version: str, untested: str) -> None:
+    found = job(tmp_path, "torch", version, "plain", DDPFIX_UNTESTED=untested)
     assert REDUCTION in found.output and not found.trained
     (line,) = found.told
-    assert f"torch {version} {HEAD}" in line and "fixes are left out, and it runs as without ddpfix" in line
-    cure = "DDPFIX_UNTESTED=apply applies those" if version > "2" else "pip install 'torch==2.0.1' has them"
-    assert cure in line
+    way = r"\(nearest: [\d.]+\): \d+ fixes are left out; pip install 'torch==[\d.]+' has them"
+    assert re.search(rf"torch {version} was not tested {way}", line)
+    assert found.output.count("DDPFIX_UNTESTED=apply was removed in 1.1.0: leave it out") == (untested == "apply")
 
 
 @pytest.mark.sampled(inside=False)
 def test_the_start_of_torchrun_says_nothing(tmp_path: Path) -> None:
-    found = job(tmp_path, "torch", "2.16.0", "plain", DDPFIX="1")
+    found = job(tmp_path, "torch", "3.0.0", "plain", DDPFIX="1")
     assert len(found.told) == 1
 
 
-def test_a_newer_torch_whose_places_are_unchanged_trains_the_same(tmp_path: Path, tested: Job) -> None:
-    found = job(tmp_path, "torch", "2.16.0", "plain", DDPFIX_UNTESTED="apply")
+NIGHTLY = pytest.param("2.16.0.dev20261101+cpu", marks=pytest.mark.sampled(inside=False))
+START = re.compile(r"ddpfix [\d.]+: (\d+) fixes ready for torch [^,;]+(.*) \(python -m ddpfix plan\)")
+
+
+@pytest.mark.parametrize("version", ["2.99.0", NIGHTLY])
+def test_a_newer_torch_whose_places_are_unchanged_trains_the_same(tmp_path: Path, tested: Job, version: str) -> None:
+    as_newest(tmp_path, "torch")
+    found = job(tmp_path, "torch", version, "plain")
     assert tested.code == 0 and len(tested.trained) == 1 and not tested.told
     assert found.code == 0 and found.trained == tested.trained, found.output
-    (line,) = found.told
-    assert "DDPFIX_UNTESTED=apply applies the fixes whose places look as in a tested release" in line
-    assert "fixes ready for torch 2.16.0" in found.output and "; untested: torch 2.16.0" in found.output
+    # The first line says so, and no other differs.
+    (first,), (other,) = [list(filter(None, map(START.match, each.said))) for each in (tested, found)]
+    assert other[1] == first[1] and f" ready for torch {version}" in other[0]
+    assert re.fullmatch(
+        rf"; \d+ not tested with torch {re.escape(version)} \(unchanged there\)", other[2][len(first[2]) :]
+    )
+    assert {*tested.said} - {first[0]} == {*found.said} - {other[0]} and not found.told
 
 
-def test_a_changed_place_stays_as_it_is(tmp_path: Path) -> None:
-    found = job(tmp_path, "torch", "2.16.0", "changed", DDPFIX_UNTESTED="apply")
-    assert REDUCTION in found.output and not found.trained
-    assert "torch.flag is not applied" in found.output and "does not look as in 2.15.0" in found.output
+def test_a_changed_place_leaves_out_what_is_put_there_alone(tmp_path: Path) -> None:
+    """What marks unused parameters as ready changes this method: DDP's own error is raised, and explained."""
+    as_newest(tmp_path, "torch")
+    found = job(tmp_path, "torch", "2.99.0", "changed")
+    assert REDUCTION in found.output and not found.trained and "got no gradient" in found.output
+    (left,) = [line for line in found.said if "torch.finalize is left out: torch 2.99.0 has changed torch.nn" in line]
+    assert left.endswith(":DistributedDataParallel._match_all_reduce_for_bwd_pass (nearest: 2.15.0)")
+    assert "is not applied" not in found.output and "; 1 left out (changed)" in found.output
 
 
 @pytest.mark.sampled(inside=False)
-def test_another_toolkit_is_said_where_a_model_is_wrapped(tmp_path: Path, tested: Job) -> None:
+def test_the_constructor_of_another_release_leaves_out_all_that_is_put_there(tmp_path: Path) -> None:
+    """2.13 is as if 2.15 had been changed: what needs DDP's constructor is left out, and the rest is in place."""
+    found = job(tmp_path, "torch", "2.99.0", "plain")
+    assert REDUCTION in found.output and not found.trained
+    assert "torch.flag is left out: torch 2.99.0 has changed" in found.output
+
+
+def test_another_toolkit_is_applied_where_its_places_are_unchanged(tmp_path: Path, tested: Job) -> None:
     pytest.importorskip("transformers")
-    found = job(tmp_path, "transformers", "5.99.0", "transformers")
+    as_newest(tmp_path, "transformers")
+    found = job(tmp_path, "transformers", "5.25.0", "transformers")
+    assert found.code == 0 and found.trained == tested.trained, found.output
+    assert "left out" not in found.output and "not tested with transformers 5.25.0 (unchanged there)" in found.output
+
+
+@pytest.mark.sampled(inside=False)
+def test_another_toolkit_that_is_left_as_it_is_is_said_where_a_model_is_wrapped(tmp_path: Path, tested: Job) -> None:
+    pytest.importorskip("transformers")
+    found = job(tmp_path, "transformers", "6.0.0", "transformers")
     assert found.code == 0 and found.trained == tested.trained, found.output
     (line,) = found.told
-    assert f"transformers 5.99.0 {HEAD}5.24.0)" in line and "DDPFIX_UNTESTED=apply applies those" in line
-
-
-def test_another_toolkit_is_applied_by_its_looks(tmp_path: Path, tested: Job) -> None:
-    pytest.importorskip("transformers")
-    found = job(tmp_path, "transformers", "5.99.0", "transformers", DDPFIX_UNTESTED="apply")
-    assert found.code == 0 and found.trained == tested.trained, found.output
-    assert "is not applied" not in found.output and "; untested: transformers 5.99.0" in found.output
+    assert "transformers 6.0.0 was not tested (nearest: 5.24.0): " in line and "fixes are left out" in line
 
 
 @pytest.mark.sampled(inside=False)

@@ -15,12 +15,12 @@ from tests.launchers.spawned import Skipping
 def main(mode: str) -> None:
     if mode == "changed":
         # As if this release had rewritten it.
-        original: Any = DistributedDataParallel.__init__
+        original: Any = DistributedDataParallel._match_all_reduce_for_bwd_pass
 
-        def rewritten(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            original(self, module, *args, **kwargs)
+        def rewritten(self: Any) -> None:
+            original(self)
 
-        DistributedDataParallel.__init__ = rewritten  # type: ignore[method-assign, assignment]
+        DistributedDataParallel._match_all_reduce_for_bwd_pass = rewritten  # type: ignore[method-assign]
     import ddpfix.auto  # noqa: F401
 
     if mode == "lightning":

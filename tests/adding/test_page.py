@@ -35,8 +35,8 @@ def test_the_page_leads_to_a_toolkit_that_works(checkout: Path) -> None:
     assert "apply" in line and "toykit.layerdrop, toykit.options" in line
     assert "ranks skip different layers" in explained
     assert "3 passed" in tested
-    looks = json.loads((checkout / "ddpfix" / "patching" / "looks.json").read_text(encoding="utf-8"))
-    assert any(["toykit 1.0"] in found.values() for place, found in looks.items() if place.startswith("toykit:"))
+    matrix = (checkout / "compat_matrix.yaml").read_text(encoding="utf-8")
+    assert '\n  toykit:\n    release: "1.0"\n    places:\n      "toykit' in matrix
     table = (checkout / "README.md").read_text(encoding="utf-8")
     assert "| [toykit](docs/toykit.md) | 1.0 | 2 | LayerDrop in step on all ranks" in table, generated
     decided = json.loads((checkout / "tests" / "unit" / "fixtures" / "decisions.json").read_text(encoding="utf-8"))

@@ -63,8 +63,8 @@ def run_failed(cell: Cell, folder: Path) -> int:
     return code
 
 
-def looks(cell: Cell, folder: Path) -> int:
-    """Write down how the places of patches look in a cell's release (:mod:`tests.support.looks`); the exit code.
+def hashes(cell: Cell, folder: Path) -> int:
+    """Note the code of places in a cell's release (:mod:`tests.support.hashes`); the exit code.
 
     Raises:
         NothingToRunError: the release cannot be had here.
@@ -73,7 +73,7 @@ def looks(cell: Cell, folder: Path) -> int:
     environ = {**os.environ, **environment.variables(cell, folder.resolve())}
     # The release, where it is unpacked beside its dependencies, and this checkout.
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [environ.get("PYTHONPATH"), str(environment.ROOT)]))
-    return subprocess.call([str(python), "-m", "tests.support.looks"], cwd=environment.ROOT, env=environ)
+    return subprocess.call([str(python), "-m", "tests.support.hashes"], cwd=environment.ROOT, env=environ)
 
 
 def _pytest(cell: Cell, folder: Path, python: Path, tests: Sequence[str]) -> Tuple[int, Dict[str, Any]]:

@@ -104,13 +104,6 @@ def test_a_compiled_matrix_that_is_damaged(change: Any, place: List[int]) -> Non
     assert (found is not None) == (text == TEXT)
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 200_000, b"\xff\xfe", b"nan", b'{"digest": 1e999}', b"null", b"[]"])
-def test_a_compiled_matrix_that_is_none(content: bytes) -> None:
-    assert compiled.of(content) is None
-    content = b"torch\n" + content
-    assert compiled.of(compiled.digest(content).encode() + b"\n" + content) is None
-
-
 @values.FEW
 @given(code=st.one_of(CODES, values.texts, st.from_regex(r"[a-z.]{0,12}:[a-z_]{0,9}", fullmatch=True)))
 def test_a_code_is_looked_for_in_the_package_alone(code: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from typing import Literal, TypedDict, Union
 
-# 0 leaves a patch out, 1 asks for one that is off by default, force applies it to a release that nobody has tested.
+# 0 leaves a patch out, 1 asks for one that is off by default, force applies it to a release that was not tested.
 Switch = Union[bool, Literal["0", "1", "force", 0, 1]]
 
 

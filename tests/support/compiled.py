@@ -15,20 +15,20 @@ ROOT = Path(__file__).resolve().parents[2]
 YAML = ROOT / "compat_matrix.yaml"
 
 
-def anew(root: Path = ROOT, is_complete: bool = True) -> None:
+def anew(root: Path = ROOT) -> None:
     """Compile it (:func:`ddpfix.matrix.compiling.write.write`)."""
     # An environment without PyYAML runs tests of a checkout that was compiled in another one.
     from ddpfix.matrix.compiling.write import write
 
-    write(root, is_complete)
+    write(root)
 
 
 def where_edited() -> None:
-    """Compile it where the package refuses what it finds; what was added may have no result yet."""
+    """Compile it where the package refuses what it finds."""
     try:
         loader.load()
     except MatrixError:
-        anew(is_complete=False)
+        anew()
 
 
 if __name__ == "__main__":

@@ -128,8 +128,7 @@ def written(text: str, made: str) -> str:
 
 def here(toolkit: str, folder: Path = RESULTS) -> int:
     """Run a toolkit's tests in this environment and note the result; returns pytest's exit code."""
-    # What is new in it has no result yet.
-    compiled.anew(is_complete=False)
+    compiled.anew()
     whole = Reader(YAML).untested()
     begun = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/{toolkit.lower()}"]

@@ -186,3 +186,13 @@ def test_a_job_has_the_line_once_and_is_activated() -> None:
 def test_the_docs_have_the_table() -> None:
     text = (readme.DOCS / "usage.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` | {gone.GONE[name]} |" in text for name in NAMES if name not in KINDS)
+
+
+@pytest.mark.parametrize("former", sorted(gone.VALUES))
+def test_a_former_value_stands_for_another_one(former: str, tmp_path: Path) -> None:
+    variable, _, value = former.partition("=")
+    instead, line = gone.VALUES[former]
+    assert len(gone.answer(former)) <= 240 and not line.endswith(".")
+    found = settings.read({}, loader.load().patches, {variable: value.upper()}, tmp_path)
+    assert found.values[variable[len("DDPFIX_") :].lower()] == instead
+    assert found.gone == [f"{variable}={value.upper()} was removed in 1.1.0: {line}"]

@@ -89,7 +89,7 @@ def test_the_table(
     monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
     plan.show({}, everything=True)
     output = capsys.readouterr().out
-    assert re.search(r"transformers.checkpointing .*transformers 5.22.1 .*apply \(untested\)", output)
+    assert re.search(r"transformers.checkpointing .*transformers 5.22.1 .*apply \(not tested\)", output)
     assert re.search(r"torch.flag .*torch 2.13.0 .*apply .*A parameter that gets no gradient", output)
     assert re.search(r"accelerate.intent .*accelerate - .*absent", output)
     assert "nothing is changed" in output
@@ -102,7 +102,7 @@ def test_groups(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], mo
     plan.show({})
     output = capsys.readouterr().out
     assert re.search(r"torch 2.13.0 .*apply .*torch.flag, torch.diagnosis", output)
-    assert re.search(r"transformers 5.22.1 .*apply \(untested\) .*transformers.checkpointing", output)
+    assert re.search(r"transformers 5.22.1 .*apply \(not tested\) .*transformers\.", output)
     assert re.search(r"transformers 5.22.1 .*off .*transformers.layerdrop", output)
     assert re.search(r"accelerate - .*absent .*2 patches", output)
     assert re.search(r"funasr - .*absent .*\d\d patches", output)
@@ -116,7 +116,8 @@ def test_groups_say_why_a_release_is_skipped(versions: Dict[str, Any], capsys: p
     plan.show({})
     output = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert (
-        "transformers.layerdrop" in output and "transformers 6.0.0: untested" in output and "nearest 5.24.0" in output
+        "transformers.layerdrop" in output
+        and "transformers 6.0.0 was not tested (nearest: 5.24.0): left as it is" in output
     )
 
 
@@ -140,7 +141,7 @@ def test_a_skipped_patch_says_how_to_force_it(versions: Dict[str, Any], capsys: 
     plan_read = {entry["id"]: entry for entry in json.loads(capsys.readouterr().out)["patches"]}
     entry = plan_read["transformers.intent"]
     assert entry["action"] == "skip" and entry["targets"] == []
-    assert "nearest 5.24.0" in entry["reason"] and "DDPFIX_TRANSFORMERS_INTENT=force" in entry["reason"]
+    assert "nearest: 5.24.0" in entry["reason"] and "DDPFIX_TRANSFORMERS_INTENT=force" in entry["reason"]
 
 
 def test_no_style_is_missing() -> None:
@@ -253,11 +254,12 @@ def test_the_summary_counts_and_gives_reasons() -> None:
     assert report_of("armed", tested=True).summary() == "ddpfix 9.9: 0 fixes ready (python -m ddpfix plan)"
 
 
-def test_the_summary_names_what_is_untested_once() -> None:
-    assert (
-        report_of("applied", "applied", "armed", tested=False)
-        .summary()
-        .endswith("; untested: kit 1.2 (python -m ddpfix plan)")
+def test_the_summary_counts_what_was_not_tested_and_what_has_changed() -> None:
+    found = report_of("applied", "registered", "armed", tested=False, how="unchanged there")
+    found.patches.append(PatchReport("kit.p9", "kit", "1.2", "skip", "kit 1.2 has changed it", False, how="changed"))
+    assert found.summary() == (
+        "ddpfix 9.9: 2 fixes ready for kit 1.2; 2 not tested with kit 1.2 (unchanged there); 1 left out (changed)"
+        " (python -m ddpfix plan)"
     )
 
 

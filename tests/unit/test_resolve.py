@@ -52,6 +52,7 @@ FIX = matrix_of(
     row(">=0.9,<1.0", status="not-affected"),
     row("<0.9", status="not-cured"),
 )
+NEW = FIX._replace(newest={"kit": "1.9.3"})
 
 
 def test_a_tested_version_is_applied() -> None:
@@ -84,55 +85,68 @@ def test_a_release_candidate_at_a_boundary_is_in_no_row() -> None:
     assert decide(FIX, "1.5.0rc1").action == State.SKIP
 
 
-def test_an_untested_version_outside_is_skipped_with_the_way_to_force_it() -> None:
-    decision = decide(FIX, "2.0.1")
-    assert (decision.action, decision.row) == (State.SKIP, None)
-    assert decision.reason == "kit 2.0.1: untested, nearest 1.9.3; DDPFIX_KIT_FIX=force applies it"
+def test_a_release_of_an_unknown_major_version_is_left_as_it_is() -> None:
+    for version in ("2.0.1", "10.0", "2.0.0rc1", "0.1"):
+        whole = NEW if version != "0.1" else matrix_of(row(">=1.0,<1.5", "1.0.2 1.4.0"))
+        nearest = "1.9.3" if version != "0.1" else "1.0.2"
+        decision = decide(whole, version)
+        assert (decision.action, decision.row, decision.nearest) == (State.SKIP, None, nearest)
+        left = f"kit {version} was not tested (nearest: {nearest}): left as it is; DDPFIX_KIT_FIX=force applies it"
+        assert decision.reason == left
 
 
-@pytest.mark.parametrize(
-    ("version", "nearest"), [("2.0", "1.9.3"), ("3.5.7", "1.9.3"), ("10.0", "1.9.3"), ("2.0.0rc1", "1.9.3")]
-)
-def test_the_nearest_tested_version_is_the_neighbour(version: str, nearest: str) -> None:
-    """6.0 follows 5.24, although its minor number is that of 5.0."""
-    assert f"nearest {nearest};" in decide(FIX, version).reason
-
-
-def test_the_nearest_in_a_gap_is_on_the_closer_side() -> None:
+def test_the_nearest_in_a_gap_is_the_older_one() -> None:
     gap = matrix_of(row("<1.5", "1.0 1.4.2"), row(">=1.9", "1.9.0 2.0"))
-    assert "nearest 1.4.2;" in decide(gap, "1.6.0").reason
-    assert "nearest 1.9.0;" in decide(gap, "1.8.0").reason
-    assert decide(gap, "1.8.0", DDPFIX_KIT_FIX="force").row is gap.rows[1]
+    assert decide(gap, "1.6.0").action == decide(gap, "1.8.0").action == State.SKIP
+    assert decide(gap, "1.6.0").nearest == decide(gap, "1.8.0").nearest == "1.4.2"
+    assert decide(gap, "1.8.0", DDPFIX_KIT_FIX="force").row is gap.rows[0]
 
 
-def test_a_newer_release_is_taken_by_its_looks_where_that_was_asked_for() -> None:
-    decision = decide(FIX, "2.0.1", DDPFIX_UNTESTED="apply")
-    assert (decision.action, decision.by_look, decision.tested) == (State.APPLY, True, False)
-    assert (decision.row, decision.nearest) == (FIX.rows[1], "1.9.3")
-    assert not decide(FIX, "2.0.1", DDPFIX_KIT_FIX="force").by_look
+@pytest.mark.parametrize("version", ["1.9.4", "1.9.3.post1", "1.10.0", "1.99", "1.10.0.dev20261101+cpu", "1.11rc1"])
+def test_a_newer_release_is_taken_where_its_places_are_unchanged(version: str) -> None:
+    """A minor or a patch release, a candidate or a nightly, inside of the last row and behind it."""
+    decision = decide(NEW, version)
+    assert (decision.action, decision.how, decision.tested) == (State.APPLY, resolve.UNCHANGED, False)
+    assert (decision.row, decision.nearest) == (NEW.rows[1], "1.9.3")
+    assert resolve.newer(NEW, {"kit": version, "torch": None}) == {"kit"}
+    assert decide(NEW, version, DDPFIX_UNTESTED="off").action == State.SKIP
+    forced = decide(NEW, version, DDPFIX_UNTESTED="off", DDPFIX_KIT_FIX="force")
+    assert (forced.action, forced.forced, forced.row) == (State.APPLY, True, NEW.rows[1])
 
 
-def test_a_gap_and_what_the_last_row_no_longer_needs_are_no_newer_release() -> None:
-    gap = matrix_of(row("<1.5", "1.0 1.4.2"), row(">=1.9", "1.9.0 2.0"))
-    assert decide(gap, "1.6.0", DDPFIX_UNTESTED="apply").action == State.SKIP
-    mended = matrix_of(row("<1.5", "1.0 1.4.2"), row(">=1.5,<3", status="not-affected"))
-    assert decide(mended, "9.0", DDPFIX_UNTESTED="apply").action == State.SKIP
+def test_a_year_is_no_major_version() -> None:
+    years = matrix_of(row("<202512", "202211 202511"))._replace(newest={"kit": "202511"})
+    assert decide(years, "202607").how == resolve.UNCHANGED and decide(years, "202506").how == resolve.WITHIN
+
+
+def test_a_release_between_tested_ones_is_taken_by_its_row() -> None:
+    decision = decide(NEW, "1.4.1")
+    assert (decision.action, decision.how, decision.reason) == (State.APPLY, resolve.WITHIN, "why >=1.0,<1.5")
+    off = decide(NEW, "1.4.1", DDPFIX_UNTESTED="off")
+    assert off.action == State.SKIP and "left as it is by DDPFIX_UNTESTED=off" in off.reason
+    assert resolve.newer(NEW, {"kit": "1.4.1"}) == resolve.newer(NEW, {"kit": "(unrecognised)"}) == frozenset()
+
+
+def test_what_the_newest_release_no_longer_needs_is_no_fix_of_a_newer_one() -> None:
+    mended = matrix_of(row("<1.5", "1.0 1.4.2"), row(">=1.5,<2", status="not-affected"))
+    assert decide(mended._replace(newest={"kit": "1.9"}), "1.10").action == State.NOT_AFFECTED
+    ended = matrix_of(row("<1.5", "1.0 1.4.2"))._replace(newest={"kit": "1.9"})
+    assert decide(ended, "1.10").action == State.SKIP
 
 
 @pytest.mark.parametrize(
     ("version", "wish", "told"),
     [
-        ("2.0.1", "leave", "1 fix is left out, and it runs as without ddpfix; DDPFIX_UNTESTED=apply applies"),
-        ("2.0.1", "apply", "DDPFIX_UNTESTED=apply applies the fixes whose places look as in a tested release"),
-        ("1.4.0", "leave", None),
+        ("1.10", "unchanged", "1 fix is applied where the code is unchanged there"),
+        ("1.10", "off", "1 fix is left out; pip install 'kit==1.9.3' has it"),
+        ("2.0.1", "unchanged", "1 fix is left out; pip install 'kit==1.9.3' has it"),
+        ("1.4.0", "off", None),
+        ("1.4.1", "unchanged", None),
     ],
 )
-def test_one_line_about_a_release_that_nobody_has_tested(version: str, wish: str, told: Optional[str]) -> None:
-    text = untested.line(FIX, "kit", [decide(FIX, version, DDPFIX_UNTESTED=wish)])
-    assert (text is None) == (told is None)
-    if text is not None and told is not None:
-        assert text.startswith(f"kit {version} is none of the releases that ddpfix was tested with (nearest: 1.9.3): ")
-        assert told in text
+def test_one_line_about_a_release_that_was_not_tested(version: str, wish: str, told: Optional[str]) -> None:
+    text = untested.line(NEW, "kit", [decide(NEW, version, DDPFIX_UNTESTED=wish)])
+    assert text == (told and f"kit {version} was not tested (nearest: 1.9.3): {told}")
 
 
 def test_force_applies_the_row_of_the_neighbour() -> None:
@@ -381,7 +395,7 @@ def test_a_release_that_nobody_knows_is_left_alone() -> None:
         assert decision.action in ((State.SKIP, State.OFF) if decision.toolkit in installed else (State.ABSENT,))
         if decision.patch == "transformers.intent":
             # The neighbour of 6.0 is the last release of 5, not 5.0 with the nearest number.
-            assert "nearest 5.24.0" in decision.reason
+            assert decision.nearest == "5.24.0"
 
 
 def test_a_patch_that_is_off_by_default_waits_for_its_switch() -> None:

@@ -37,7 +37,7 @@ def test_defaults() -> None:
     found = settle()
     assert dict(found.values) == {
         "unused": "auto",
-        "untested": "leave",
+        "untested": "unchanged",
         "layerdrop": "sync",
         "overrides": "apply",
         "uneven": "auto",

@@ -69,6 +69,6 @@ def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values
 
 
 def _untested(text: str) -> Finding:
-    """Return the finding of a release that nobody has tested; its line has the cure behind the semicolon."""
+    """Return the finding of a release that was not tested; its line has the cure behind the semicolon."""
     what, _, cure = text.partition("; ")
     return Finding("warning", "patches", what, cure or "where it fails, take the nearest release")

@@ -29,15 +29,10 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def matrix(self, is_complete: bool = True) -> Matrix:
-        """Return the whole matrix; raise MatrixError for errors in it.
-
-        Args:
-            is_complete: whether the part ``tested:`` has to fit the rows. It is generated from results, after the rows
-                were written.
-        """
+    def matrix(self) -> Matrix:
+        """Return the whole matrix; raise MatrixError for errors in it."""
         top = self._top()
-        return tested.with_tested(self._untested(top), top["tested"], is_complete)
+        return tested.with_tested(self._untested(top), top["tested"])
 
     def untested(self) -> Matrix:
         """Return the matrix without the part ``tested:``, which is generated from results and may be outdated."""
@@ -51,7 +46,7 @@ class Reader:
         schema = whole.mapping(optional=None).get("schema")
         if schema is not None:
             schema.choice((SCHEMA,), "schema")
-        return whole.mapping(required=("schema", "toolkits", "patches", "tested"), optional=("gate",))
+        return whole.mapping(required=("schema", "toolkits", "patches", "tested"), optional=("gate", "hashes"))
 
     def _untested(self, top: Mapping[str, Node]) -> Matrix:
         toolkits = read_toolkits(top["toolkits"])
@@ -75,7 +70,9 @@ class Reader:
                     f"patch {name!r} has the moment gate, and there is no part gate: that says what opens it"
                 )
         order = _order(nodes, patches)
-        return Matrix(toolkits.names, patches, tuple(every), toolkits.files, toolkits.marks, order, gate)
+        hashes = _hashes(top["hashes"], toolkits) if "hashes" in top else {}
+        names, files, marks = toolkits.names, toolkits.files, toolkits.marks
+        return Matrix(names, patches, tuple(every), files, marks, order, gate, hashes=hashes)
 
     def _gate(self, node: Node, toolkits: Toolkits) -> Gate:
         entry = node.mapping(required=("places", "passed"))
@@ -141,11 +138,28 @@ def _examined(node: Node) -> Dict[str, Tuple[str, ...]]:
     """Hashes of examined forwards, by name."""
     found: Dict[str, Tuple[str, ...]] = {}
     for name, entry in node.mapping(optional=None).items():
-        for item in entry.items():
-            if not _HASH.match(item.text()):
-                item.fail(f"{item.text()!r} is no hash of a forward; accepted are 12 hexadecimal digits, quoted")
-        found[name] = entry.texts()
+        found[name] = tuple(_hash(item) for item in entry.items())
     return found
+
+
+def _hashes(node: Node, toolkits: Toolkits) -> Dict[str, str]:
+    """Return the hash of each place's code in the newest tested release of its toolkit."""
+    found: Dict[str, str] = {}
+    for toolkit, entry in node.mapping(optional=None).items():
+        if toolkit not in toolkits.names:
+            entry.fail(f"toolkit {toolkit!r} is not known; accepted are {', '.join(toolkits.names)}")
+        keys = entry.mapping(required=("release", "places"))
+        keys["release"].version()
+        for place, item in keys["places"].mapping(optional=None).items():
+            found[place] = _hash(item)
+    return found
+
+
+def _hash(node: Node) -> str:
+    text = node.text()
+    if not _HASH.match(text):
+        node.fail(f"{text!r} is no hash of code; accepted are 12 hexadecimal digits, quoted")
+    return text
 
 
 def _refuse_shared_variables(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> None:

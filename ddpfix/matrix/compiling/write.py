@@ -12,18 +12,17 @@ from ddpfix.matrix.compiling.reader import Reader
 from ddpfix.matrix.model import Matrix, Row
 
 
-def write(root: Path, is_complete: bool = True) -> Path:
+def write(root: Path) -> Path:
     """Compile the matrix of a checkout for the package in it; return the file that was written.
 
     Args:
         root: the folder of the checkout.
-        is_complete: see :meth:`ddpfix.matrix.compiling.reader.Reader.matrix`.
 
     Raises:
         MatrixError: the matrix has an error, which the message locates by file and line.
     """
     yaml = root / "compat_matrix.yaml"
-    text = dump(Reader(yaml).matrix(is_complete), yaml.read_bytes())
+    text = dump(Reader(yaml).matrix(), yaml.read_bytes())
     path = root / "ddpfix" / compiled.NAME
     # Another process may be reading it.
     part = path.with_name(f"{path.name}.{os.getpid()}")
@@ -45,6 +44,8 @@ def dump(matrix: Matrix, yaml: bytes) -> str:
         "version_files": dict(matrix.version_files),
         "order": list(matrix.order),
         "gate": {"places": [target._asdict() for target in matrix.gate.places], "passed": matrix.gate.passed},
+        "newest": dict(matrix.newest),
+        "hashes": dict(matrix.hashes),
         "marks": {toolkit: [mark._asdict() for mark in marks] for toolkit, marks in matrix.marks.items()},
         "patches": [
             {
