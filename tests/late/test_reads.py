@@ -15,7 +15,7 @@ SILENT: Dict[str, Tuple[str, Dict[str, str]]] = {
     "auto": ("branches", {}),
     "late": ("branches", {"unused": "late"}),
     "find": ("branches", {"unused": "find"}),
-    "drift": ("branches", {"divergence": "1000"}),
+    "divergence": ("branches", {"divergence": "1000"}),
     "layerdrop": ("speech", {}),
     "layerdrop, late": ("speech", {"unused": "late"}),
     "layerdrop, find": ("speech", {"unused": "find"}),
