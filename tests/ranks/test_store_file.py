@@ -24,8 +24,8 @@ SCRIPT = """
 import os, signal, sys
 if os.environ.get("TEST_DDPFIX"):
     import ddpfix.auto
-    from ddpfix.patches.torch import store_file
-    store_file._PATIENCE = 2.0
+    from ddpfix.patches.torch.jobs import init_file
+    init_file._PATIENCE = 2.0
 from torch import distributed
 distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], world_size=2, rank=int(sys.argv[1]))
 print("is up", flush=True)
