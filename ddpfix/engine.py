@@ -265,47 +265,10 @@ class Engine:
         self.waiting.clear()
         return problems
 
-    def state(self, decision: Decision) -> State:
-        if decision.patch in self.failed:
-            return State.FAILED
-        if decision.patch in self.left_out:
-            return State.SKIP
-        if decision.action != State.APPLY:
-            return decision.action
-        if decision.patch in self.places:
-            return State.APPLIED
-        own = self.sites.get(decision.patch)
-        if self.waiting.is_held(decision.patch) or (own is not None and own.registered):
-            return State.REGISTERED
-        return State.ARMED if self.waiting.has(decision.patch) else State.NOTHING_TO_DO
-
     def report(self) -> Report:
-        from ddpfix.patching.report import PatchReport, Report
+        from ddpfix.patching import report
 
-        decisions = self.decisions
-        entries = [
-            PatchReport(
-                id=d.patch,
-                toolkit=d.toolkit,
-                version=d.version,
-                state=self.state(d),
-                reason=self.failed.get(d.patch) or self.left_out.get(d.patch, (d.reason,))[0],
-                tested=d.tested,
-                places=self._places(d.patch),
-                nearest=d.nearest,
-                how=self.left_out.get(d.patch, (d.how,))[-1],
-            )
-            for d in decisions
-        ]
-        return Report(__version__, True, dict(self.toolkits), dict(self.settings.values), entries, list(self.notes))
-
-    def _places(self, patch: str) -> List[str]:
-        """Return the places of a patch; for one that is registered only, those where it will act."""
-        if patch not in self.places and self.waiting.is_held(patch):
-            return [str(target) for target in self.matrix.gate.places]
-        if patch in self.places or patch not in self.sites:
-            return list(self.places.get(patch, []))
-        return list(dict.fromkeys(self.sites[patch].registered))
+        return report.made(self, __version__)
 
     def facts(self) -> Dict[str, str]:
         """Return the facts that must be equal on the ranks that have them; rank 0 may import more than the others."""

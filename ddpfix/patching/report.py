@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from ddpfix.state import State
 
@@ -123,3 +123,51 @@ def _row(patch: PatchReport) -> str:
     release = f"{patch.toolkit} {patch.version or ''}".strip() + ("" if patch.tested else " (not tested)")
     cells = (patch.id, release, str(patch.state), patch.reason)
     return "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in cells) + "</tr>"
+
+
+def made(engine: Any, version: str) -> Report:
+    """Return the report of an activation.
+
+    Args:
+        engine: of the activation.
+        version: of ddpfix.
+    """
+    entries = [
+        PatchReport(
+            id=decision.patch,
+            toolkit=decision.toolkit,
+            version=decision.version,
+            state=_state(engine, decision),
+            reason=engine.failed.get(decision.patch) or engine.left_out.get(decision.patch, (decision.reason,))[0],
+            tested=decision.tested,
+            places=_places(engine, decision.patch),
+            nearest=decision.nearest,
+            how=engine.left_out.get(decision.patch, (decision.how,))[-1],
+        )
+        for decision in engine.decisions
+    ]
+    return Report(version, True, dict(engine.toolkits), dict(engine.settings.values), entries, list(engine.notes))
+
+
+def _state(engine: Any, decision: Any) -> State:
+    if decision.patch in engine.failed:
+        return State.FAILED
+    if decision.patch in engine.left_out:
+        return State.SKIP
+    if decision.action != State.APPLY:
+        return decision.action
+    if decision.patch in engine.places:
+        return State.APPLIED
+    own = engine.sites.get(decision.patch)
+    if engine.waiting.is_held(decision.patch) or (own is not None and own.registered):
+        return State.REGISTERED
+    return State.ARMED if engine.waiting.has(decision.patch) else State.NOTHING_TO_DO
+
+
+def _places(engine: Any, patch: str) -> List[str]:
+    """Return the places of a patch; for one that is registered only, those where it will act."""
+    if patch not in engine.places and engine.waiting.is_held(patch):
+        return [str(target) for target in engine.matrix.gate.places]
+    if patch in engine.places or patch not in engine.sites:
+        return list(engine.places.get(patch, []))
+    return list(dict.fromkeys(engine.sites[patch].registered))
