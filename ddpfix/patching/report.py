@@ -155,7 +155,7 @@ def _state(engine: Any, decision: Any) -> State:
     if decision.patch in engine.left_out:
         return State.SKIP
     if decision.action != State.APPLY:
-        return decision.action
+        return State(decision.action)
     if decision.patch in engine.places:
         return State.APPLIED
     own = engine.sites.get(decision.patch)

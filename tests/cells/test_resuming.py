@@ -34,7 +34,7 @@ def recorded(folder: Path, **changed: Any) -> table.Cell:
 def test_a_cell_that_ran_is_not_missing_even_if_a_fix_had_no_test_in_it(tmp_path: Path) -> None:
     cell = recorded(tmp_path)
     assert not results.is_missing(cell, tmp_path)
-    assert len(results.cured(cell)) > 15 and "torch.fsdp" not in results.cured(cell)
+    assert len(results.cured(cell)) > 10 and "torch.fsdp" not in results.cured(cell)
 
 
 @pytest.mark.parametrize("changed", [{"recorded": None}, {"failed": 1}, {"cured": ["torch.finalize"]}])
@@ -155,7 +155,7 @@ def test_tests_that_failed_run_again_alone_and_the_result_says_so(tmp_path: Path
     other = {**RECORD, "patches": ["torch.hang"], "passed": 1, "failed": 0, "failures": []}
     third = results.with_second(second, other, 1.0)
     assert (third["passed"], third["failed"], third["again"]) == (5, 0, ["a", "b"]) and "failures" not in third
-    assert third["patches"] == ["torch.divergence", "torch.hang", "torch.finalize"]
+    assert third["patches"] == ["torch.divergence", "torch.finalize", "torch.hang"]
 
 
 @pytest.mark.parametrize("changed", [{"passed": 1}, {"passed": 0, "failed": 2, "failures": ["a", "c"]}])
