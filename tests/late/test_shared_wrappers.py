@@ -13,7 +13,7 @@ from ddpfix.patches.torch.pipeline import backward, ddp
 from ddpfix.patches.torch.pipeline.optimizer_hooks import Steps
 from ddpfix.patches.torch.pipeline.shared import Shared
 from ddpfix.patches.torch.tracing import async_values
-from ddpfix.patches.torch.unused import skipped_layers
+from ddpfix.patches.torch.unused import accumulation, skipped_layers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
@@ -113,8 +113,8 @@ def test_what_a_model_skips_is_followed_without_the_patch_before_torch_2_4(monke
     skipped_layers.follow(model)
     followed = cast(Any, skipped_layers.SKIPPED.of(model))
     # What is taken out with the patch that holds decisions for a window.
-    skipped_layers.Hold().ended(model)
-    model.detach(skipped_layers.Hold.place)
+    accumulation.Hold().ended(model)
+    model.detach(accumulation.Hold.place)
     assert followed.forward_ended in model.after
     skipped_layers.leave(model)
     assert followed.forward_ended not in model.after and skipped_layers.SKIPPED.of(model) is None

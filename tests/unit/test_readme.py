@@ -8,6 +8,7 @@ from typing import Set
 
 import pytest
 
+from tests.later import LATER, later
 from tests.support import readme
 
 ROOT = readme.README.parent
@@ -102,3 +103,15 @@ def test_commands_of_the_project_exist() -> None:
             path = ROOT.joinpath(*name.split("."))
             found = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
             assert "__main__" in found.name or '__name__ == "__main__"' in found.read_text(encoding="utf-8"), name
+
+
+def test_what_is_left_for_later_is_there() -> None:
+    for key in LATER:
+        file, _, function = key.partition("::")
+        source = ROOT / "tests" / f"{file}.py"
+        assert source.exists() and (not function or f"def {function}(" in source.read_text(encoding="utf-8")), key
+
+
+def test_tests_share_their_turns() -> None:
+    tests = [("unit/test_site", "test_x"), *[("harm/test_harm", f"test_{number}") for number in range(5)]]
+    assert list(later(tests)) == [False, False, True, False, True, False]
