@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 # Hundreds of processes import the same modules: where this is set, each of them would compile all of ddpfix anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# As torchrun has it for its ranks: several workers on few cores would otherwise wait for each other's threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # fast: no ranks. ranks: two real ones or more. cells: another environment, which `nox -s cells` makes.
 TIERS: Dict[str, str] = {
     "unit": "fast",
