@@ -53,7 +53,7 @@ PATCHED = [
     *(Plan(kind, kind) for kind in OTHERS),
     *([Plan("evaluated", evaluated=True)] if EVENTS else []),
     Plan("fsdp1-speecht5", "fsdp1", model="speecht5"),
-    Plan("families", KINDS[-1], model="", steps=2),
+    Plan("families", KINDS[-1], model="", steps=4),
 ]
 UNPATCHED = [
     *(Plan(kind, kind, steps=2) for kind in KINDS),
