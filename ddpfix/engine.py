@@ -196,10 +196,10 @@ class Engine:
                 return
             _code(self.matrix.patches[patch].code_at(waiting.target))(own, module, owner)
         except Exception as error:
-            self._drop(patch)
+            needing = "".join(f" {name} needs it, and is left out." for name in self._drop(patch))
             self.failed[patch] = f"{waiting.target}: {error if isinstance(error, PatchError) else repr(error)}"
             log.warning(
-                f"{patch} is not applied, {module.__name__} stays as it was: {self.failed[patch]}. "
+                f"{patch} is not applied, {module.__name__} stays as it was: {self.failed[patch]}.{needing} "
                 f"{settings.switch_name(patch)}=0 silences this."
             )
             return

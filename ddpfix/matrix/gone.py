@@ -45,7 +45,8 @@ GONE: Dict[str, str] = {
     "ddpfix[trace]": "a trace is JSON lines, and needs no package",
 }
 
-# Each works for one release more, and a line says so. Both names are those of settings, or both those of patches.
+# Each works for one release more, and a line says so. Both names are those of settings, or both those of patches. Where
+# two of them have become one, the later one here counts: a job that asked for an error does not lose it.
 RENAMED: Dict[str, str] = {
     "torch.unused": "torch.flag",
     "torch.late": "torch.finalize",
@@ -54,8 +55,8 @@ RENAMED: Dict[str, str] = {
     "torch.drift": "torch.divergence",
     "torch.past": "torch.bypass",
     "speechbrain.past": "speechbrain.bypass",
-    "DDPFIX_DRIFT": "DDPFIX_DIVERGENCE",
     "DDPFIX_DRIFT_STEPS": "DDPFIX_DIVERGENCE",
+    "DDPFIX_DRIFT": "DDPFIX_DIVERGENCE",
     "DDPFIX_PAST_WRAPPER": "DDPFIX_BYPASS",
 }
 # Values of a setting: what each stands for, and what to do instead.
@@ -81,6 +82,13 @@ def answer(key: str, shown: str = "") -> str:
 def of_variable(variable: str) -> Optional[str]:
     """Return the key of a variable that was removed or renamed: that of a setting, or the switch of a patch."""
     return next((key for key in (*RENAMED, *GONE) if key[:6] != "ddpfix" and _variable(key) == variable.upper()), None)
+
+
+def age(variable: str) -> int:
+    """Return the place of a variable among those of one source: renamed ones first, so that a new name counts."""
+    key = of_variable(variable)
+    names = list(RENAMED)
+    return names.index(key) if key in RENAMED else len(names)
 
 
 def _variable(key: str) -> str:

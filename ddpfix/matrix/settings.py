@@ -143,7 +143,7 @@ class _Reader:
         return f"{source[: 2 * LONGEST]} is not a setting of ddpfix: {where}{hint}"
 
     def table(self, table: Mapping[str, object], where: str) -> None:
-        for key, value in table.items():
+        for key, value in sorted(table.items(), key=lambda item: gone.age(switch_name(item[0]))):
             try:
                 text = pyproject.as_text(value)
             except ValueError as error:
@@ -153,8 +153,7 @@ class _Reader:
     def environment(self, environ: Mapping[str, str]) -> None:
         # An empty variable says nothing, as everywhere in a shell, and as with DDPFIX itself.
         given = [name for name, value in environ.items() if name.startswith(PREFIX) and value.strip()]
-        # Where somebody sets both names of a renamed one, the new name counts: it is read last.
-        for variable in sorted(given, key=lambda name: gone.of_variable(name) is None):
+        for variable in sorted(given, key=gone.age):
             self.set(variable[len(PREFIX) :], environ[variable], variable)
 
     def off_switches(self, environ: Mapping[str, str]) -> None:

@@ -113,6 +113,17 @@ def test_where_both_names_are_set_the_new_one_counts(names: None, turned: bool, 
     assert settings.read({}, loader.load().patches, environ, tmp_path)["seed"] == "5"
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_job_that_asked_for_an_error_keeps_it(turned: bool, tmp_path: Path) -> None:
+    both = [("DDPFIX_DRIFT", "error"), ("DDPFIX_DRIFT_STEPS", "50")]
+    given = dict(reversed(both) if turned else both)
+    patches = loader.load().patches
+    assert settings.read({}, patches, given, tmp_path)["divergence"] == "error"
+    keywords = {variable[len("DDPFIX_") :].lower(): value for variable, value in given.items()}
+    assert settings.read(keywords, patches, {}, tmp_path)["divergence"] == "error"
+    assert settings.read({}, patches, {"DDPFIX_DRIFT_STEPS": "50"}, tmp_path)["divergence"] == "50"
+
+
 def test_a_renamed_option_and_a_renamed_patch_are_answered(names: None, capsys: Any) -> None:
     words, _ = cli._split(["plan", "--seeds", "7"])
     assert cli._parser().parse_args(words).seed == "7"

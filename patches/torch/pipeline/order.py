@@ -14,7 +14,7 @@ ORDER = (
     "unaveraged",  # Reads what the stage above has learned of hooks.
     "bypass",  # Looks at the finished wrapper only, and changes nothing of it.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
-    "second_backward",  # Notes where a step begins, in models that the stages above have the flag set for.
+    "reentrant",  # Notes where a step begins, in models that the stages above have the flag set for.
     "buffers",  # Notes which forwards wait for a backward, which no stage above changes.
     "diagnosis",  # Innermost: it completes the error that DDP raises.
 )

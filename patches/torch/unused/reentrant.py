@@ -28,7 +28,7 @@ from ..internals import autograd, reducer
 from ..pipeline import ddp
 from ..pipeline.checkpoints import Checkpoints
 
-PLACE = "second_backward"
+PLACE = "reentrant"
 _PLAIN = (int, float, bool, str, type(None))
 
 
