@@ -7,7 +7,7 @@ import pytest
 from tests.support import ledger
 
 # python -m tests.support.ledger prints what they are.
-PRODUCT, TESTS = 39_022, 76_991
+PRODUCT, TESTS = 39_029, 77_002
 
 
 @pytest.mark.parametrize(("folders", "most"), [(ledger.PRODUCT, PRODUCT), (("tests",), TESTS)])
