@@ -169,8 +169,6 @@ def _row(matrix: Matrix, patch: Patch, version: Version) -> Optional[Row]:
     if not is_newer(matrix, patch.toolkit, version):
         return next((row for row in rows if row.versions.holds(version)), None)
     newest = parsed(matrix.newest[patch.toolkit])
-    if _major(version) != _major(newest):
-        return None
     return next((row for row in rows if row.versions.holds(newest)), None)
 
 
@@ -180,6 +178,8 @@ def _untested(
     """Return the decision about a release that was not tested; ``row`` is the one for it."""
     tested = {each: one for one in matrix.rows_of(patch.id) if one.status == "cured" for each in one.tested}
     is_off = settings["untested"] == "off"
+    if row is not None and is_newer(matrix, patch.toolkit, version) and not _is_known_major(matrix, patch, version):
+        row = None
     if row is not None and not is_off and not is_newer(matrix, patch.toolkit, version):
         return decision(State.APPLY, row.why, row=row, tested=False, how=WITHIN)
     if not tested:
@@ -196,8 +196,10 @@ def _untested(
     return decision(State.APPLY, f"{here}: applied where the code is unchanged there", row=row, how=UNCHANGED, **more)
 
 
-def _major(version: Version) -> int:
-    return version.release[0] if version.release[0] < _YEARS else 0
+def _is_known_major(matrix: Matrix, patch: Patch, version: Version) -> bool:
+    """Return whether a release has the major number of the newest one that was tested; years are none."""
+    known, given = parsed(matrix.newest[patch.toolkit]).release[0], version.release[0]
+    return known == given or min(known, given) >= _YEARS
 
 
 def _is_tested(row: Row, version: Version) -> bool:
