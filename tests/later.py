@@ -12,9 +12,9 @@ from typing import Dict, Iterable, Iterator, Tuple
 
 LATER: Dict[str, int] = {
     # The law: programs of each kind and loops of each theme stay.
-    "harm/test_harm": 2,
+    "harm/test_harm": 3,
     "harm/loops/test_loops": 0,
-    "late/loops/test_loops::test_plain_torch_does_what_is_declared": 12,
+    "late/loops/test_loops::test_plain_torch_does_what_is_declared": 24,
     "late/loops/test_loops::test_ddpfix_keeps_the_law": 5,
     "late/test_exact": 0,
     "late/test_manual": 0,
@@ -30,16 +30,17 @@ LATER: Dict[str, int] = {
     "activation/test_real_torch::test_tools_see_torch_as_it_is": 0,
     "activation/test_children": 0,
     "launchers/test_lines": 0,
-    "packaging/test_wheel::test_install_use_and_uninstall": 2,
+    "packaging/test_wheel::test_install_use_and_uninstall": 0,
     "packaging/test_editable": 0,
     "packaging/test_odd_machines": 0,
     "wenet/test_launch::test_every_way_to_switch_it_on": 3,
     "wenet/test_launch::test_a_recipe_with_one_process_a_gpu": 0,
     # What is said: one test of each kind stays.
+    "late/test_divergence": 0,
+    "late/test_divergence::test_ranks_that_differ_say_so_and_equal_ones_do_not": 1,
     "late/test_unaveraged": 0,
     "late/test_short_runs": 0,
     "ranks/test_apart": 0,
-    "ranks/test_apart::test_a_skipped_backward_is_the_cause": 1,
     "ranks/test_apart::test_a_short_run_that_was_never_averaged_hears_of_it_at_its_end": 1,
     "ranks/test_connecting": 0,
     "ranks/test_ranks": 0,
@@ -57,6 +58,7 @@ LATER: Dict[str, int] = {
     "late/test_slower_on": 0,
     # Layers in step stay in tests/wenet, tests/unit/test_gate.py and the programs of tests/harm that draw.
     "layerdrop/test_compile": 0,
+    "layerdrop/test_families": 3,
     "layerdrop/test_recompute": 2,
     "skipping/test_shapes": 0,
     "skipping/test_sharded": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
@@ -109,6 +110,20 @@ def as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     if name in PLAIN:
         plain, ours = ([record["steps"] for _, record in outcomes[each] if record] for each in (f"plain-{name}", name))
         assert plain == ours
+
+
+def test_ranks_that_differ_say_so_and_equal_ones_do_not(tmp_path: Path) -> None:
+    """What the README's command runs of the programs below."""
+    switched = {**EVERY, "torch_divergence": "0"}
+    plans = [
+        Scenario("rates", function="parting:rates", settings=EVERY),
+        Scenario("switched", function="parting:rates", settings=switched),
+        Scenario("right", function=f"parting:{RIGHT[0]}", settings=EVERY),
+    ]
+    found = launch.train(plans, tmp_path)
+    first, second = lines(found["rates"])
+    assert first == second and len(first) == 1 and SAID in first[0]
+    assert lines(found["switched"]) == lines(found["right"]) == [[], []]
 
 
 @pytest.mark.parametrize("name", PARTED)
