@@ -112,6 +112,9 @@ def test_what_is_left_for_later_is_there() -> None:
         assert source.exists() and (not function or f"def {function}(" in source.read_text(encoding="utf-8")), key
 
 
-def test_tests_share_their_turns() -> None:
-    tests = [("unit/test_site", "test_x"), *[("harm/test_harm", f"test_{number}") for number in range(5)]]
-    assert list(later(tests)) == [False, False, True, False, True, False]
+def test_tests_share_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LATER, "some/test_file", 2)
+    monkeypatch.setitem(LATER, "some/test_file::test_never", 0)
+    functions = ["test_a", "test_never", "test_b", "test_c", "test_d"]
+    tests = [("unit/test_site", "test_x"), *[("some/test_file", function) for function in functions]]
+    assert list(later(tests)) == [False, False, True, True, False, True]
