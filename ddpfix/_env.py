@@ -85,11 +85,7 @@ def _is_worker(launched: bool) -> bool:
 
 
 def is_second(other: Optional[str]) -> bool:
-    """Return whether another copy of ddpfix is at work in this process, which is reported once.
-
-    Args:
-        other: its file, or None.
-    """
+    """Return whether another copy of ddpfix is at work in this process, which is reported once."""
     if other is not None and other not in _reported:
         _reported.append(other)
         say(f"this copy does nothing, because another one is at work in this process: {os.path.dirname(other)}")

@@ -31,11 +31,7 @@ class Background:
         return System.pid() == self._pid and not self._ended.is_set()
 
     def join(self, seconds: float) -> None:
-        """Wait for its end, unless it is the thread that asks.
-
-        Args:
-            seconds: at most.
-        """
+        """Wait for its end, unless it is the thread that asks."""
         if self.is_alive() and threading.get_ident() != self._number:
             self._ended.wait(seconds)
 

@@ -111,8 +111,6 @@ def setting(name: str, requested: object, effective: object, note: str = "") -> 
 
     Args:
         name: as the user writes it.
-        requested: what was asked for; None where nothing was.
-        effective: what is in force.
         note: what became of it on the way.
     """
     if name in SETTINGS or len(SETTINGS) < _MOST:
@@ -187,7 +185,6 @@ def once(message: str, about: object = None) -> None:
     """A line of information, once an activation, or once for an object.
 
     Args:
-        message: the line.
         about: the object that it concerns, to which a weak reference must be possible.
     """
     if first_time(message, about):

@@ -31,11 +31,7 @@ def is_installed(file: str) -> bool:
 
 
 def line(frame: Optional[FrameType]) -> str:
-    """Return the innermost line of the user's own files, from a frame outwards: "train.py:88"; "" where there is none.
-
-    Args:
-        frame: the innermost one of a stack.
-    """
+    """Return the innermost line of the user's own files, from a frame outwards: "train.py:88"; "" if there is none."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

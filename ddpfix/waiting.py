@@ -58,11 +58,7 @@ class Waiting:
                     same[each.target] = False
 
     def stubs(self, toolkit: str) -> List[Tuple[Target, bool]]:
-        """Return the functions that need a stub now, once: (function, whether its call opens the gate).
-
-        Args:
-            toolkit: the package of which some modules have been imported.
-        """
+        """Return the functions that need a stub now, once: (function, whether its call opens the gate)."""
         if not self._held:
             return []
         ready = [name for name in self._stubs if name.partition(".")[0] == toolkit and name in sys.modules]

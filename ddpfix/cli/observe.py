@@ -31,9 +31,6 @@ def observe(rest: List[str], steps: str, as_json: bool, chosen: Mapping[str, str
 
     Args:
         rest: the script, ``-m module``, ``-c code``, or program, with its arguments.
-        steps: optimizer steps, as given.
-        as_json: print JSON.
-        chosen: settings given on the command line, by name.
 
     Raises:
         SettingsError, MatrixError: bad input, which is refused before anything runs.

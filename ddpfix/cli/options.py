@@ -47,11 +47,7 @@ class _Gone(argparse.Action):
 
 
 class _Words:
-    """Gives argcomplete the values of a setting.
-
-    Args:
-        values: those that have a name.
-    """
+    """Gives argcomplete the values of a setting."""
 
     def __init__(self, values: Sequence[str]) -> None:
         self._values = list(values)

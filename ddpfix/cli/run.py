@@ -22,10 +22,6 @@ from ddpfix.matrix import loader, settings
 def become(rest: List[str], chosen: Mapping[str, str]) -> int:
     """Replace this process by the command; on Windows, where that breaks the process tree, run it as a child.
 
-    Args:
-        rest: the words after the options: a script, ``-m module``, ``-c code``, or a program, with its arguments.
-        chosen: settings given on the command line, by name.
-
     Raises:
         SettingsError, MatrixError: bad input is refused here, where the user sees it, and not in every child.
     """

@@ -25,7 +25,6 @@ def held(module: Any, path: Sequence[str]) -> Any:
     """Return what a module holds; None where it lacks it, UNREADABLE where to read it would run code that does more.
 
     Args:
-        module: any module.
         path: names, of which each is an attribute of the one before.
     """
     value = module

@@ -29,7 +29,6 @@ def skipping_truth(outcomes: Callable[[bool], Outcome], whole: bool) -> Optional
     """Return the truth with which fewer calls run; None where the comparison does not decide about them.
 
     Args:
-        outcomes: gives the outcome for a truth.
         whole: whether all of the calls together are one layer, which one of them runs.
     """
     for truth in (True, False):
@@ -45,8 +44,6 @@ class Walk:
     """One way through statements with a given truth of the comparison.
 
     Args:
-        atom: the comparison.
-        truth: what it gives.
         known: ``known(condition)`` is the truth of other conditions, None where that is unknown.
         runs: ``runs(call)``: whether a node is one of the calls to be found.
     """

@@ -14,7 +14,6 @@ class ByPatch(cover.Covered):
     Where DDP does not look for unused parameters, a layer that is left out has gradients of zeros.
 
     Args:
-        method: its name.
         rate: ``rate(module)`` gives the largest rate of a module.
     """
 
@@ -28,14 +27,7 @@ class ByPatch(cover.Covered):
 
 
 def record(site: Site, owner: type, method: str, rate: Callable[[Any], float]) -> None:
-    """Record that a patch leaves out layers in a method of a class, so that DDP and all reports know of it.
-
-    Args:
-        site: of the patch.
-        owner: the class.
-        method: the name of the method.
-        rate: see :class:`ByPatch`.
-    """
+    """Record that a patch leaves out layers in a method of a class, so that DDP and all reports know of it."""
     cover.remember(site, owner, [ByPatch(method, rate)])
 
 
@@ -43,7 +35,6 @@ def needs_flag(module: Any, decided: bool) -> bool:
     """Return whether a module that skips layers leaves parameters without a gradient, for which DDP would wait.
 
     Args:
-        module: one of those that :func:`ddpfix.layerdrop.skipping.active` gives.
         decided: whether the program has decided that DDP looks for no unused parameters.
     """
     covered = (cover.COVERED.get(level) for level in type(module).__mro__)

@@ -34,7 +34,6 @@ class Left(NamedTuple):
 
     Attributes:
         layer: the layer's index in its list; -1 for the module itself.
-        rate: the name of its rate.
         is_certain: whether nothing else in the function runs the layer.
     """
 
@@ -65,9 +64,7 @@ class Comparison:
     """Takes the place of one comparison in the copy of a function.
 
     Args:
-        decision: what was found out about it.
         site: its number in the function.
-        rate: the name of its rate.
         examined: whether the code was examined: a module that draws for itself counts as a layer, wherever it stands.
     """
 
@@ -100,10 +97,7 @@ class Call:
     """One training call of a function that skips layers.
 
     Args:
-        module: whose function it is.
         base: a stream of :mod:`ddpfix.layerdrop.schedule`; None: this rank's own numbers count, and are recorded.
-        replica: the wrapped model that the module is a part of.
-        method: the name of the function.
     """
 
     def __init__(self, module: Any, base: Optional[int], replica: Optional[training.Replica], method: str = "") -> None:
@@ -120,9 +114,6 @@ class Call:
         """Return what a comparison gives: this rank's own truth, or the other one.
 
         Args:
-            comparison: the one that asks.
-            truth: what this rank's own number gives.
-            rate: what the number is compared with.
             layers: of which one is the layer; empty where the module draws for itself.
         """
         layer = self.module if comparison.draws_itself else next(filter(_is_layer, layers), None)
@@ -145,12 +136,7 @@ class Call:
         return self._replica is not None and self._replica.flagged
 
     def drops(self, layer: Any, rate: float) -> bool:
-        """Return whether all ranks skip a layer of the module, for a patch that leaves it out by itself.
-
-        Args:
-            layer: a module in the list of layers.
-            rate: at which it is skipped.
-        """
+        """Return whether all ranks skip a layer of the module, for a patch that leaves it out by itself."""
         if self.base is None or self._replica is None:
             return False
         skipped = schedule.uniform(schedule.fold(self.base, 0, self._replica.key(layer)[1]), 0) < rate
@@ -193,10 +179,7 @@ class StepCall(Call):
     """A call within a step: when it ends, it adds the layers that it skipped to the step.
 
     Args:
-        step: the training forward of the wrapped model.
-        name: of the module.
         number: of its calls in this step.
-        method: the name of the function.
     """
 
     def __init__(

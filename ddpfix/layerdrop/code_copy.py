@@ -46,12 +46,6 @@ def chosen(found: decisions.Found, examined: bool) -> Tuple[Decision, ...]:
 def scheduled(function: FunctionType, traits: Traits, examined: bool, owner: Optional[type] = None) -> FunctionType:
     """Return a copy whose comparisons ask the current call (:data:`ddpfix.layerdrop.call.CURRENT`).
 
-    Args:
-        function: draws for layers.
-        traits: what is particular to the toolkit's code.
-        examined: whether the code was examined (see :class:`ddpfix.layerdrop.call.Comparison`).
-        owner: the class whose method it is.
-
     Raises:
         PatchError: its source is not what runs.
     """
@@ -72,9 +66,7 @@ def without_skips(function: FunctionType, zero: Tuple[str, ...] = (), owner: Opt
     """Return a copy that never skips, and reads 0 for every rate that it takes from ``self``.
 
     Args:
-        function: draws for layers, or scales by a rate.
         zero: names of rates beside those that its draws are compared with.
-        owner: the class whose method it is.
 
     Raises:
         PatchError: its source is not what runs.

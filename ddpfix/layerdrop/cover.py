@@ -57,12 +57,8 @@ def cover(
     """Put the schedule into the methods of ``owner`` that draw (see :func:`drawing_methods`).
 
     Args:
-        site: records the change.
-        owner: the class whose own ``__dict__`` holds the methods.
         choose: ``choose(module, args, kwargs, method)`` gives the :class:`Call` of a training forward; None: no change.
         rate: ``rate(module)`` gives the rate in force, where it is not the largest that the methods compare with.
-        traits: what is particular to the toolkit's code.
-        examined: whether the code was examined.
 
     Raises:
         PatchError: no method has the expected shape; nothing was changed.
@@ -109,8 +105,6 @@ def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tupl
     """Have ``owner`` run as at rate 0, whatever rates its instances hold.
 
     Args:
-        site: records the change.
-        owner: the class whose own ``__dict__`` holds the methods.
         method: the method, where it is not one that draws: one that reads a rate, to scale with it.
         zero: the names of rates that are read as 0, beside those of its draws.
 

@@ -30,9 +30,7 @@ class Found(NamedTuple):
 
     Attributes:
         scope: of its definition, in which helpers and vectors of truths are written out.
-        decisions: all of them.
         values: what names stand for that came with a helper.
-        helpers: the functions that are written out.
     """
 
     scope: Scope
@@ -52,7 +50,6 @@ def of(function: FunctionType, owner: Optional[type] = None) -> Found:
     """Return the decisions of a function; none where it draws nothing.
 
     Args:
-        function: that is read.
         owner: the class whose method it is, whose other methods may draw for it; None where that is not known.
 
     Raises:
@@ -93,7 +90,6 @@ def in_scope(
     """Return the decisions of a function whose scope is known.
 
     Args:
-        scope: of the function.
         given: the layers that a loop of another method hands to it, if one does.
         is_whole: whether it is all that its module does, and not a part of that.
         drawing: calls of other functions that draw.

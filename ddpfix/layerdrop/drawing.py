@@ -80,10 +80,6 @@ def check(owner: type, module: Any) -> None:
     Other generators are the program's own way to agree. A rate in a tensor could be read from a device only by waiting
     for it.
 
-    Args:
-        owner: the class whose method draws.
-        module: an instance.
-
     Raises:
         PatchError: it draws from another generator, has another rate, or its source could not be read.
     """
@@ -165,10 +161,6 @@ def _has_parameters(module: Any) -> bool:
 
 def found(inner: Any, owner: type) -> decisions.Found:
     """Return what was found out about a function below all decorators.
-
-    Args:
-        inner: the function.
-        owner: the class whose method it is.
 
     Raises:
         PatchError: it is no Python function, or its source is not what runs.

@@ -21,9 +21,6 @@ def share(site: Site, owner: type, examined: bool, **more: Any) -> None:
     """Have all ranks skip the same layers in the training forwards of wrapped models, or none with ``off``.
 
     Args:
-        site: has the settings.
-        owner: a class that draws for layers.
-        examined: whether its code was.
         more: what is particular to the toolkit's code, for :func:`.cover.cover`.
     """
     if is_off(site):
@@ -43,12 +40,7 @@ def is_off(site: Site) -> bool:
 
 
 def unless_switched_off(site: Site, change: Change) -> Change:
-    """Leave the classes of a toolkit whose own fix its user has switched off (``DDPFIX_<TOOLKIT>_LAYERDROP=0``).
-
-    Args:
-        site: has the settings.
-        change: what is done to all other classes.
-    """
+    """Leave the classes of a toolkit whose own fix its user has switched off (``DDPFIX_<TOOLKIT>_LAYERDROP=0``)."""
 
     def changed(site_: Site, owner: type, examined: bool) -> Any:
         toolkit = module_of(owner).partition(".")[0].lower()

@@ -28,8 +28,6 @@ class Helper(NamedTuple):
 
     Attributes:
         name: of the method, or the global name.
-        function: what it stood for.
-        is_method: whether it is a method of the module.
     """
 
     name: str
@@ -40,7 +38,6 @@ class Helper(NamedTuple):
         """Return whether it is what a module would call.
 
         Args:
-            module: whose forward calls it.
             home: the global names of that forward.
         """
         if not self.is_method:
@@ -52,9 +49,7 @@ class Inlined(NamedTuple):
     """A definition with the results of its helpers in it.
 
     Attributes:
-        tree: the definition.
         values: what names stand for that came with a helper.
-        helpers: all of these.
     """
 
     tree: ast.FunctionDef
@@ -66,9 +61,7 @@ def inlined(function: FunctionType, tree: ast.FunctionDef, owner: Optional[type]
     """Return the definition of a function with its helpers that draw in it.
 
     Args:
-        function: that is read.
         tree: its definition, which stays as it is.
-        owner: the class whose method it is; None where that is not known.
     """
     change = _Calls(Scope(tree, outer_of(function)), function, owner)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and change.helper(node) is not None]
@@ -92,13 +85,7 @@ def _found(owner: type, name: str) -> Any:
 
 
 def drawing(scope: Scope, function: FunctionType, owner: Optional[type]) -> List[ast.Call]:
-    """Return the calls of functions that draw and could not be written out: they have several statements, say.
-
-    Args:
-        scope: of the definition, as it is analyzed.
-        function: that it is the definition of.
-        owner: the class whose method it is.
-    """
+    """Return the calls of functions that draw and could not be written out: they have several statements, say."""
     kind = function.__qualname__.rpartition(".")[0].rpartition(".")[2].lstrip("_")
     found = []
     for node in ast.walk(scope.tree):

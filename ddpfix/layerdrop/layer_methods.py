@@ -16,7 +16,6 @@ class Given(NamedTuple):
     """A parameter that is a layer.
 
     Attributes:
-        name: of the parameter.
         holders: the attributes of the module that hold the layers.
         is_always: whether no call of the method has anything else there.
     """
@@ -27,12 +26,7 @@ class Given(NamedTuple):
 
 
 def layers(function: FunctionType, owner: type) -> Optional[Given]:
-    """Return the parameter of a method for which loops of its class have a layer.
-
-    Args:
-        function: the method.
-        owner: its class.
-    """
+    """Return the parameter of a method for which loops of its class have a layer."""
     found = {given for caller in _callers(function, owner) for given in _given(function, caller)}
     given = sorted(each for each in found if each is not None)
     return given[0]._replace(is_always=len(found) == 1) if given else None

@@ -22,7 +22,6 @@ def with_entries(tree: ast.FunctionDef, outer: Dict[str, Any]) -> Scope:
 
     Args:
         tree: the definition, which stays as it is.
-        outer: see :class:`Scope`.
     """
     scope = Scope(tree, outer)
     if not any(entries_in(scope, loop) for loop in _loops(tree)):

@@ -65,7 +65,6 @@ class Scope:
     """The names of one function: what is assigned to them, what the global ones stand for, which loop they are in.
 
     Args:
-        tree: the definition.
         outer: the names of its module, and what it has from functions around it.
         entries: expressions that are an entry of a vector of truths, with the comparison that the vector is.
     """

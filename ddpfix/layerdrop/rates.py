@@ -26,13 +26,7 @@ def name_of(scope: Scope, decision: Decision) -> str:
 
 
 def reader(found: Found, decisions: Sequence[Decision], function: FunctionType) -> Reader:
-    """Return a function that gives the rate of a module, the largest if there are several.
-
-    Args:
-        found: what was found out about the function.
-        decisions: the ones that count.
-        function: has the names of its module.
-    """
+    """Return a function that gives the rate of a module, the largest if there are several."""
     readers = [_reader(found.scope, each, function) for each in decisions if each.rate is not None]
     if len(readers) == 1:
         return readers[0]

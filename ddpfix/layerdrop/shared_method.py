@@ -31,9 +31,6 @@ class Covered:
     """A method that draws, and its copy that follows the schedule.
 
     Args:
-        owner: the class that has it.
-        method: its name.
-        traits: what is particular to the toolkit's code.
         examined: whether it was examined; what is certain of any code is shared elsewhere.
 
     Raises:

@@ -19,7 +19,6 @@ def rate_of(module: Any, has_peers: bool = True) -> float:
     """Return the rate at which a module skips layers, or is skipped; 0 for one that does not draw, or that never skips.
 
     Args:
-        module: any module.
         has_peers: whether it stands in a list of modules of its class; one that does not is an augmentation, say.
     """
     rates = [_rate_at(level, module, has_peers) for level in type(module).__mro__]

@@ -59,9 +59,7 @@ def changed(function: FunctionType, tree: ast.FunctionDef, values: Mapping[str, 
     """Return a copy of a function that runs a changed tree.
 
     Args:
-        function: the one that the tree was read from.
         tree: its definition, in which ``values`` are used as free variables.
-        values: what these names stand for.
     """
     code: Any = _compiled(function, tree, tuple(values), ())
     cells: Dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))

@@ -29,10 +29,6 @@ class Replica:
 
     The iteration counts training forwards with gradients enabled, so that an evaluation, on one rank or on all, does
     not shift anything. Every micro-batch of gradient accumulation is an iteration of its own.
-
-    Args:
-        module: the model inside of the wrapper.
-        seed: of its decisions.
     """
 
     def __init__(self, module: Any, seed: int) -> None:
@@ -117,8 +113,6 @@ class Step:
     """One training forward of a wrapped model: gives out streams and records what was skipped.
 
     Args:
-        replica: what this rank knows of the model.
-        iteration: the number of the forward.
         reached: whether a gradient has reached the outputs of this forward: its backward is running, or has been run.
     """
 
@@ -187,9 +181,6 @@ def forget() -> None:
 
 def skipped_layers(wrapper: Any) -> List[Skip]:
     """Return the layers that the last training forward of a DDP- or FSDP-wrapped model skipped, on every rank alike.
-
-    Args:
-        wrapper: the ``DistributedDataParallel`` or ``FullyShardedDataParallel`` module.
 
     Raises:
         LookupError: ddpfix did not see this model being wrapped.

@@ -17,12 +17,7 @@ _CHANGED = "its number is not known to be uniform, and one for each layer"
 
 
 def in_scope(scope: Scope, drawing: Sequence[ast.Call] = ()) -> List[Decision]:
-    """Return such decisions of a function in which no other was found.
-
-    Args:
-        scope: of the function.
-        drawing: calls of other functions that draw.
-    """
+    """Return such decisions of a function in which no other was found."""
     found = [*_drawn_layers(scope), *_read_entries(scope), *_counted(scope), *_single(scope)]
     return (found or [*_by_functions(scope, drawing)])[:1]
 

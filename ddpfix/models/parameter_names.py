@@ -12,7 +12,6 @@ def in_short(names: Sequence[str], every: Sequence[str] = ()) -> str:
     """Return the modules of some parameters, at most four words; a parameter of the model itself goes by its own name.
 
     Args:
-        names: of the parameters.
         every: of all parameters of the model; so does a parameter then whose module holds others as well.
     """
     words: List[str] = []

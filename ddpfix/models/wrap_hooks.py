@@ -35,8 +35,6 @@ def before_wrap(site: Site, action: Callable[[Any], object], waiting: bool = Fal
     """Have ``action(model)`` called before a model is wrapped, until the patch is undone.
 
     Args:
-        site: of the patch that asks.
-        action: what is called.
         waiting: whether it is of use only where something waits for the gradient of each parameter.
     """
     site.register(_BEFORE_WAITING if waiting else _BEFORE, action)
@@ -46,10 +44,6 @@ def run_before_wrap(model: Any, waiting: bool = True) -> Optional[Exception]:
     """Call everything that registered with :func:`before_wrap`; returns what one of them raised.
 
     The other ranks have to learn of it before anything is raised, or they would wait for this one.
-
-    Args:
-        model: the module that is about to be wrapped.
-        waiting: whether something will wait for the gradient of each parameter.
     """
     try:
         for action in [*_BEFORE, *(_BEFORE_WAITING if waiting else ())]:

@@ -21,9 +21,7 @@ def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
     """Fill ``setting``, ``unused`` and ``advice``.
 
     Args:
-        found: what was seen.
         skipping: what skips layers and trains, in words.
-        names: of all parameters.
     """
     found.advice.clear()
     found.setting, found.unused = "", "auto"

@@ -27,13 +27,7 @@ _is_compiling: Callable[[], bool] = _compiling if _compiling is not None else to
 
 
 class ModuleCalls:
-    """Observes calls of modules from ``start`` to ``stop``.
-
-    Args:
-        owner: finds the model that a module belongs to.
-        past: what to do about calls past a wrapper.
-        phases: learns of forward and backward.
-    """
+    """Observes calls of modules from ``start`` to ``stop``."""
 
     def __init__(self, owner: Owner, past: Optional[Past] = None, phases: Optional[Phases] = None) -> None:
         self._owner, self._past, self._phases = owner, past, phases

@@ -21,7 +21,6 @@ class Owners:
     """The models of a program, in the order of their first training forward.
 
     Attributes:
-        subjects: one a model.
         replaced: models that were wrapped after they had been called: what holds their modules has to ask again.
     """
 
@@ -33,7 +32,6 @@ class Owners:
         """Return the model of a module that is called in training, with gradients; None where nothing is trained.
 
         Args:
-            module: the module that is called.
             around: the calls of modules that this one is in, the outermost first.
         """
         if not (torch.is_grad_enabled() and module.training and _trains(module)):

@@ -29,7 +29,6 @@ class Phases:
     On an accelerator, the peak of torch's allocator is reset at the beginning of each phase.
 
     Attributes:
-        device: where the model is that runs.
         phase: the one that has begun last; "" between steps.
     """
 

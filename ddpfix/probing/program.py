@@ -26,7 +26,6 @@ class Program:
 
     Args:
         steps: optimizer steps after which ``done`` is called.
-        past: what to do about calls past a wrapper.
         done: called once, within the last step's hook.
     """
 

@@ -27,7 +27,6 @@ class Subject:
 
     Args:
         model: a module, without the wrapper of DDP.
-        wrapper: the DDP module around it, if there is one.
     """
 
     def __init__(self, model: Any, wrapper: Any = None) -> None:
@@ -91,7 +90,6 @@ class Subject:
         """A module of this model is called.
 
         Args:
-            module: the module.
             again: whether this is a recomputation in backward.
             first: whether no other module of this model is around the call.
         """

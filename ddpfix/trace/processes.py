@@ -8,12 +8,7 @@ from typing import Any
 
 
 def has_exited(pid: Any, host: Any) -> bool:
-    """Return whether a process has exited; False where it ran on another machine, and nobody here knows.
-
-    Args:
-        pid: of the process, from a trace.
-        host: its machine, from a trace.
-    """
+    """Return whether a process has exited; False where it ran on another machine, and nobody here knows."""
     if type(pid) is not int or not 0 < pid < 2**31 or host != socket.gethostname() or os.name == "nt":
         return False
     try:

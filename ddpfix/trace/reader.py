@@ -26,11 +26,8 @@ class Run:
 
     Attributes:
         rank: from the name of the file.
-        file: the file with the lines.
         header: the ``run`` line, with ``patches`` from a later line if there is one.
         models: ``model`` lines, by the order in which the models were wrapped.
-        events: ``event`` lines.
-        settings: ``setting`` lines.
         stalls: ``at`` lines: where the rank was when it had been at one place for some seconds.
         end: the ``end`` line; None if the process was killed, or still runs.
         steps: the columns of :data:`~ddpfix.trace.schema.COLUMNS`, of equal length; None where a value is missing.
@@ -52,7 +49,6 @@ class Trace:
     """A folder.
 
     Attributes:
-        folder: where it is.
         runs: the last process of each rank.
         earlier: the files of processes before it (a job that was started again into the same folder), by rank;
             :func:`read_run` reads one.
@@ -65,9 +61,6 @@ class Trace:
 
 def read(folder: Path) -> Trace:
     """Read the trace in a folder.
-
-    Args:
-        folder: the value of ``DDPFIX_TRACE``.
 
     Raises:
         TraceError: it is no folder, has no trace, or a file is damaged elsewhere than at its end.
@@ -102,9 +95,6 @@ def files(folder: Path) -> List[Tuple[int, Optional[int], Path]]:
 
 def read_run(file: Path) -> Run:
     """Read one process of a rank.
-
-    Args:
-        file: a ``rank-00000.jsonl``.
 
     Raises:
         TraceError: see :func:`read`.

@@ -28,10 +28,8 @@ class Column(NamedTuple):
     """One column of the step rows.
 
     Attributes:
-        name: as the files have it.
         kind: ``int``, ``float`` or ``ints`` (a list of integers).
         unit: of its values; "" for a number without one.
-        meaning: half a sentence.
     """
 
     name: str

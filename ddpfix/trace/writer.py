@@ -42,7 +42,6 @@ class Writer:
 
     Args:
         folder: where it is to be; it is made if it is not there.
-        rank: this rank.
         place: gives the step and the place where the program is, and since when (``time.perf_counter``).
         limit: bytes of the file.
     """
@@ -125,11 +124,7 @@ class Writer:
                 self._lock.release()
 
     def close(self, how: Optional[str]) -> None:
-        """Write the rest and the end, and close the file.
-
-        Args:
-            how: of the ``end`` line.
-        """
+        """Write the rest and the end, and close the file."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(5.0)

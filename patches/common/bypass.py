@@ -61,9 +61,7 @@ def route(site: Site, wrapper: Any, ranks: Sequence[int], told: Callable[[str], 
     """Have the training forwards of a wrapped module go through its wrapper, wherever they are called.
 
     Args:
-        site: of the patch.
         wrapper: the model under DDP; called on all ranks in the same order.
-        ranks: the global ranks of its group.
         told: makes the message from a place in the program ("train.py:33").
     """
     module = wrapper.module

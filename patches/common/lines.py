@@ -14,7 +14,6 @@ class Lines(NamedTuple):
     """The lines of one toolkit; "" where it has none, and the line for DDP itself is given.
 
     Attributes:
-        name: what its users call it.
         callers: the beginnings of the names of the modules that wrap a model for it. A script counts as the module
             that its path spells (``wenet/bin/train.py``).
         find: has DDP look for unused parameters.

@@ -38,12 +38,7 @@ def _trains(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def chosen(args: argparse.Namespace, words: Sequence[str]) -> Optional[bool]:
-    """Return what the user chose for the option; None where nothing was chosen.
-
-    Args:
-        args: of the task, parsed.
-        words: of the command line.
-    """
+    """Return what the user chose for the option; None where nothing was chosen."""
     value = bool(getattr(args, _OPTION, False))
     typed = any(word.partition("=")[0] == f"--{_OPTION}" for word in words)
     return value if value or typed or _OPTION in _config(getattr(args, "config", None)) else None

@@ -52,7 +52,6 @@ def intended_ddp_kwargs(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, An
     """Return the keywords for DDP that a user gave, wherever he put them; what stands in the right place wins.
 
     Args:
-        torch_kwargs: what was given under that name.
         kwargs: all other keywords, those of ``Trainer`` and ``Evaluator`` among them.
     """
     right = torch_kwargs.get("ddp_kwargs")

@@ -33,12 +33,7 @@ def claim(rank: int, cause: str) -> bool:
 
 
 def first_cause(rank: int, pids: List[int]) -> str:
-    """Return why another rank failed before this one, as far as it can be known, in words ("": it cannot).
-
-    Args:
-        rank: this rank.
-        pids: the processes of the other ranks on this machine.
-    """
+    """Return why another rank failed before this one, as far as it can be known, in words ("": it cannot)."""
     cause = _waited_for(pids)
     return f"ddpfix: rank {rank} {_NOT_FIRST} {cause}" if cause else ""
 

@@ -58,7 +58,6 @@ def completed(given: Mapping[str, Any], without: str) -> Dict[str, Any]:
 
     Args:
         given: keywords; the mapping is left as it is.
-        without: the line that switches the flag off, for the message.
     """
     result = dict(given)
     if result.get(FLAG) is not None:

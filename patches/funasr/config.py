@@ -41,7 +41,6 @@ def truth(value: Any, key: str) -> Optional[bool]:
 
     Args:
         value: what the configuration holds; a text that was quoted on the way ("false") would be true as it stands.
-        key: what the setting is called, for the message.
 
     Raises:
         ValueError: it is none of the accepted values.

@@ -29,7 +29,6 @@ class Claim:
         family: the class (of FunASR, or a subclass of it) that this is about.
         unused_names: names below which the parameters lie.
         when: whether it holds for an instance as it is configured.
-        reason: why, in words.
         examined: for the model ("") and those of its modules that decide it, the names of the code it is true for; the
             matrix has the hashes.
     """

@@ -123,9 +123,6 @@ class _Turn:
     """One layer in one forward: computed and scaled, or left out.
 
     Args:
-        layer: the module.
-        rate: at which it is dropped.
-        dropped: whether it is, now.
         zeros: whether the parameters of a dropped layer get gradients of zeros.
     """
 

@@ -91,8 +91,6 @@ def of_rank(device: str, rank: Optional[int], keeps: bool) -> str:
     """Return the device of a process.
 
     Args:
-        device: the requested device.
-        rank: the local rank, None without a launcher.
         keeps: whether the release keeps the device as it is typed (1.1.0 on). There one process may choose its GPU, and
             a process that sees too few GPUs for its rank sees one of its own.
     """

@@ -20,12 +20,9 @@ class Line:
         arg_parser: the release's parser; it ends the run where something is not accepted.
         options: the run options by name, those that only we know included.
         tree: the yaml's top level with its tags; empty where it cannot be read.
-        path: of the yaml.
         items: the command line without it, in its order.
         user_values: what was typed for each run option, as a truth value for flags and as text for others.
         values: the run options as they will be returned.
-        typed: names of the run options that were typed.
-        of_yaml: names of the run options whose value is the yaml's.
     """
 
     arg_parser: argparse.ArgumentParser

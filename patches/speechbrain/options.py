@@ -13,11 +13,7 @@ Given = Tuple[bool, Any]
 
 
 class Options(Dict[str, Any]):
-    """The parser's dict before 1.1.0, which also knows what was typed; copies of it are plain dicts.
-
-    Attributes:
-        typed: names that the user typed on the command line.
-    """
+    """The parser's dict before 1.1.0, which also knows what was typed; copies of it are plain dicts."""
 
     typed: FrozenSet[str] = frozenset()
 
@@ -30,11 +26,6 @@ def user_value(run_opts: Any, hparams: Any, name: str) -> Given:
 
     False in a dict is the parser's default as well, and so nothing given. A null in the yaml is nothing given; a quoted
     "True" or "False" there is what it means.
-
-    Args:
-        run_opts: what ``Brain`` got: a dict, ``RunOptions``, or None.
-        hparams: what ``Brain`` got: a mapping, or None.
-        name: the option's name.
 
     Returns:
         (True, value), or (False, None) where he gave none.

@@ -13,7 +13,6 @@ class Item:
     """Words that belong together: a ``--name`` with its values, or others.
 
     Attributes:
-        words: as they were typed.
         option: the run option that the first one names; None for an override of the yaml.
     """
 

@@ -73,7 +73,6 @@ class Run:
     """One process under the probe.
 
     Args:
-        steps: optimizer steps after which it ends.
         file: where the findings go, as JSON; None: to stderr, as text.
     """
 

@@ -37,7 +37,6 @@ class _Written(NamedTuple):
     """A rate that was set on a config above a module that does not read it there.
 
     Attributes:
-        rate: its value.
         attribute: the module's own rate, or "" where it reads a config of its own.
         kept: the object that is the module's own rate since then: another one was set later.
     """

@@ -118,9 +118,7 @@ def _compare(seconds: float, given: str, was_up: bool) -> None:
     """Have the group's time limit be the user's, or say what does it.
 
     Args:
-        seconds: the user's.
         given: where the user gave it, as code.
-        was_up: whether the group was up before.
     """
     if not timeouts.group_is_up():
         return

@@ -26,9 +26,7 @@ class Agreed:
     """Batches until the last rank has none (with a filler), or until the first one has none.
 
     Args:
-        loader: this rank's batches.
         filling: what ranks train on that have no batch any more; None: all stop at the shortest.
-        group: a gloo group of all ranks.
 
     Raises:
         RuntimeError: on every rank, where a rank's loader has failed (there it is the loader's own error), or where a

@@ -19,11 +19,6 @@ from ddpfix.matrix import loader, settings
 def show(model: str, loop: str, steps: int) -> int:
     """Run both trainings and print what happened.
 
-    Args:
-        model: ``wavlm`` or ``bart``.
-        loop: who trains: ``plain`` DDP, ``accelerate`` or ``trainer``.
-        steps: optimizer steps under ddpfix.
-
     Returns:
         0 if the unpatched training failed as expected and ddpfix passed, 1 if not, 2 if something is missing, 130
         after Ctrl-C.

@@ -87,13 +87,7 @@ def _start_file(file: Path, here: Path) -> Optional[Dict[str, Any]]:
 
 
 def is_intact(content: bytes, file: Path, here: Path) -> bool:
-    """Return whether a file has the content that its installer recorded, or that a checkout has.
-
-    Args:
-        content: what is in it.
-        file: where it is.
-        here: the folder of the package that is imported.
-    """
+    """Return whether a file has the content that its installer recorded, or that a checkout has."""
     own = here / "ddpfix.pth"
     if own.is_file():
         return content == own.read_bytes()

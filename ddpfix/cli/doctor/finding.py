@@ -12,9 +12,6 @@ class Finding(NamedTuple):
 
     Attributes:
         level: :data:`BLOCKS` if no training can run like this, else :data:`WARNING`.
-        about: the section that it comes from.
-        text: what is wrong.
-        cure: what to do.
     """
 
     level: str

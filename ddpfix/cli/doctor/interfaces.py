@@ -13,10 +13,7 @@ class Interface(NamedTuple):
     """One address of an interface.
 
     Attributes:
-        name: of the interface.
         family: ``socket.AF_INET`` or ``AF_INET6``.
-        address: in text.
-        is_up: whether the interface is up and running.
         loops: whether it is the loopback, which may have other addresses as well.
     """
 

@@ -26,8 +26,6 @@ def look(torch: Optional[Any], shm: Path = Path("/dev/shm"), files: Optional[Tup
     """Return the section.
 
     Args:
-        torch: the module, or None where it cannot be imported.
-        shm: where shared memory is.
         files: soft and hard limit of open files; this process's by default.
     """
     findings: List[Finding] = []

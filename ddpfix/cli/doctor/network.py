@@ -29,13 +29,7 @@ def look(
     environ: Optional[Mapping[str, str]] = None,
     every: Optional[Sequence[Interface]] = None,
 ) -> Section:
-    """Return the section.
-
-    Args:
-        backend: the one that would be taken.
-        environ: the environment; this process's by default.
-        every: the addresses of this machine; looked for by default.
-    """
+    """Return the section."""
     environ = os.environ if environ is None else environ
     findings: List[Finding] = []
     every = _here(findings) if every is None else every
@@ -125,8 +119,6 @@ def select(words: str, every: Sequence[Interface], family: Optional[int] = None)
 
     Args:
         words: beginnings of names, with commas; ``^`` in front excludes them, ``=`` wants whole names.
-        every: the addresses of this machine.
-        family: of addresses; any by default.
     """
     exclude = words.startswith("^")
     words = words[exclude:]

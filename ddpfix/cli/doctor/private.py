@@ -13,8 +13,6 @@ def text(words: str, home: Optional[str] = None, user: Optional[str] = None) -> 
     """Words in which the home folder is ``~``, and the user's name as a part of a path is ``USER``.
 
     Args:
-        words: a path, or a message with paths.
-        home: the home folder; this process's by default.
         user: the name; this process's by default. root is everybody's.
     """
     home = _home() if home is None else home

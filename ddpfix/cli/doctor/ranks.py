@@ -34,8 +34,6 @@ def show(limit: float, backend: Optional[str], as_json: bool) -> int:
 
     Args:
         limit: seconds for each collective, and for the ranks to come.
-        backend: asked for, or None.
-        as_json: print JSON.
 
     Returns:
         0, 1 if something stops a training (rank 0 and ranks with an error), 2 without a launcher.

@@ -13,8 +13,6 @@ class Finding(NamedTuple):
 
     Attributes:
         subject: also the name of a part of the page.
-        level: one of the words above.
-        text: the sentence.
         lines: what stands below it, ``cause: ...`` or ``advice: ...``; code to paste follows after a line break.
     """
 

@@ -92,7 +92,6 @@ class Grid(Table):
         """Add a rank's values.
 
         Args:
-            row: of the table.
             pieces: where each value goes, as :meth:`Timeline.pieces` has it.
             values: one a step of the rank; None is left out.
             weights: how many steps each value stands for; None for one each.

@@ -30,12 +30,7 @@ _PARTS = (
 
 
 def make(runs: Sequence[Data], plotly: str) -> str:
-    """Return the page as text.
-
-    Args:
-        runs: the data of one run, or of two.
-        plotly: the source of plotly.js.
-    """
+    """Return the page as text."""
     drawn = figures.make(runs)
     specs = [_spec(number, figure) for number, each in enumerate(drawn) for figure in each]
     script = (_ASSETS / "page.js").read_text(encoding="utf-8")

@@ -25,9 +25,6 @@ RECORDS, NAMED = 25, 50
 def load(folder: Path) -> Dict[str, Any]:
     """Return the trace in a folder, added up; one rank's files are in memory at a time.
 
-    Args:
-        folder: the value of ``DDPFIX_TRACE``.
-
     Raises:
         TraceError: there is no trace, or a file of it is damaged.
     """
@@ -127,7 +124,6 @@ def _straggler(per_rank: List[Dict[str, Any]], usual: Dict[int, float], judged: 
     """Return the rank whose own work takes longest in its usual step; None without times of two ranks.
 
     Args:
-        per_rank: the means of each rank.
         usual: by rank, the median of its own time, which a few long batches do not move.
         judged: how many steps tell which rank was the slowest.
     """

@@ -23,11 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 def place(rank: int) -> Dict[str, Any]:
-    """Return the name of this host, and the first and the last of its ranks as far as the launcher tells them.
-
-    Args:
-        rank: this process's global rank.
-    """
+    """Return the name of this host, and the first and the last of its ranks as far as the launcher tells them."""
     first, last = rank, rank
     # Torch elastic alone is known to number the ranks of a host one after the other: mpirun may deal them out.
     with contextlib.suppress(KeyError, ValueError):
@@ -41,9 +37,7 @@ def sentence(store: Any, records: Any, ranks: Sequence[int]) -> str:
     """Return the places of ranks, with a space in front: `` Rank 1 is on host node-b.``; empty where none is known.
 
     Args:
-        store: of the default group.
         records: the keys under which ranks have left their facts, each under its number.
-        ranks: global ranks.
     """
     by_host: Dict[str, List[int]] = {}
     for rank in ranks:

@@ -89,11 +89,7 @@ def _met(hold: Callable[[], int]) -> int:
 
 
 def agreed(name: str) -> Optional[int]:
-    """Return the seed on which a group has agreed first (:func:`meet`), or None.
-
-    Args:
-        name: of the group.
-    """
+    """Return the seed on which a group has agreed first (:func:`meet`), or None."""
     store = stores.passing_store()
     return None if store is None else remembered(store, _seed_of(name))
 
@@ -216,10 +212,8 @@ class _Rendezvous:
         """Wait for a key. Past the limit it goes on as long as no rank is missing: they are only late.
 
         Args:
-            key: what is waited for.
             missing: gives the ranks without ddpfix; called past the limit.
             awaited: gives the ranks on which it depends.
-            stretch: a factor for the limit.
         """
         limit, last = self.limit * stretch, _patience()
 

@@ -20,10 +20,7 @@ class End(NamedTuple):
     """How a rank has ended.
 
     Attributes:
-        rank: which one.
-        text: in words.
         step: the training forwards that it had begun, if its program came to its end.
-        work: what it has done (:class:`ddpfix.ranks.groups.work.Work`), if its program came to its end.
     """
 
     rank: int
@@ -36,10 +33,7 @@ class Life(NamedTuple):
     """A sign of life.
 
     Attributes:
-        host: the name of the machine.
         space: where the number of the process means something.
-        pid: the process.
-        step: the training forwards that it had begun.
         beat: counts these signs.
     """
 
@@ -51,12 +45,7 @@ class Life(NamedTuple):
 
 
 class Bulletin:
-    """One rank's view of it.
-
-    Args:
-        connection: to the store.
-        rank: this rank.
-    """
+    """One rank's view of it."""
 
     def __init__(self, connection: Connection, rank: int) -> None:
         self._store = connection.store

@@ -15,11 +15,7 @@ from ddpfix.system import System
 
 
 def write(error: BaseException) -> bool:
-    """Write the error that is being handled, unless there is a file already; returns whether it was written.
-
-    Args:
-        error: the one that ends this rank.
-    """
+    """Write the error that is being handled, unless there is a file already; returns whether it was written."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
         return False
@@ -68,21 +64,12 @@ def is_wanted() -> bool:
 
 
 def write_uncaught(error: BaseException) -> bool:
-    """Write an error that has ended the program, as :func:`write` does.
-
-    Args:
-        error: with its traceback.
-    """
+    """Write an error that has ended the program, as :func:`write` does."""
     return write_text(f"{type(error).__name__}: {error}", tracebacks.text(error))
 
 
 def write_text(message: str, trace: str) -> bool:
-    """Return the same for a failure that is no exception any more.
-
-    Args:
-        message: the failure in words.
-        trace: how it came to it.
-    """
+    """Return the same for a failure that is no exception any more."""
     if not is_wanted():
         return False
     about = {"py_callstack": trace, "timestamp": str(int(System.time()))}

@@ -26,11 +26,7 @@ def _keys(store: Any) -> Any:
 
 
 def announce(error: BaseException) -> None:
-    """Leave this rank's error for the others, unless another rank has left one, and for torch elastic.
-
-    Args:
-        error: the one that is being handled.
-    """
+    """Leave this rank's error for the others, unless another rank has left one, and for torch elastic."""
     from torch import distributed
 
     if default_store() is None or isinstance(error, PeerFailedError):
@@ -85,11 +81,7 @@ def cause_in(store: Any, rank: int) -> Optional[str]:
 
 
 class PeerFailedError(RuntimeError):
-    """This rank ends because another one has failed; the message says which, and why.
-
-    Args:
-        text: the cause that the other rank left.
-    """
+    """This rank ends because another one has failed; the message says which, and why."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"ddpfix: {text} (this rank ends because of it)")

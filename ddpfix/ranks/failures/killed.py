@@ -31,11 +31,7 @@ _UNKNOWN = (
 
 
 def how(pid: int) -> str:
-    """Return how a process of this machine has ended, in a sentence; what is not known is not said.
-
-    Args:
-        pid: of a process that has exited.
-    """
+    """Return how a process of this machine has ended, in a sentence; what is not known is not said."""
     status = _status(pid)
     if not status:
         return _UNKNOWN
@@ -67,7 +63,6 @@ def stat_fields(pid: int, path: str = "stat") -> List[str]:
     """Return the fields of a process that follow the name of its program, the letter of its state first.
 
     Args:
-        pid: of a process of this machine.
         path: of the file below the process's folder that has them.
 
     Raises:

@@ -44,9 +44,7 @@ def sentence(rank: int, step: Optional[int], error: BaseException) -> str:
     """Return one line: "rank 1 failed in step 41: IndexError: list index out of range (aug.py:12)".
 
     Args:
-        rank: the global rank that has failed.
         step: the training forwards that it has begun; None where nothing counts them.
-        error: with its traceback.
     """
     return f"rank {rank} failed{in_step(step)}: {words(error)}"
 

@@ -41,7 +41,6 @@ class Failure(NamedTuple):
     """What has ended the program of this rank.
 
     Attributes:
-        text: in words.
         follows: whether it says no more than that another rank is gone.
         write: writes torch elastic's error file.
     """
@@ -55,11 +54,7 @@ class Sentinel:
     """The thread of one rank; see the module.
 
     Args:
-        store: of the default group.
-        rank: this rank.
-        size: the number of ranks.
         step: gives the number of the training forward that was begun last.
-        done: gives what this rank has done.
     """
 
     def __init__(

@@ -25,8 +25,6 @@ class Exit(NamedTuple):
     """A call of ``sys.exit`` with a code that is an error.
 
     Attributes:
-        code: what it was called with.
-        place: where, in words.
         handled: the error that was being handled, in one line; empty where there was none.
         trace: its traceback, or the stack of the call.
         follows: whether that error only says that another rank is gone.
@@ -49,12 +47,7 @@ def last() -> Optional[Exit]:
 
 
 class _Mark(Dict[str, Any]):
-    """The empty attributes of one SystemExit, which live as long as it does.
-
-    Args:
-        exit: the call that has raised it.
-        caller: the frame of that call.
-    """
+    """The empty attributes of one SystemExit, which live as long as it does."""
 
     __slots__ = ("_exit", "_thread", "_stack")
 
@@ -83,11 +76,7 @@ def _ends_a_worker(frame: FrameType) -> bool:
 
 
 class _Described:
-    """Stands in for ``sys.exit``, and looks like the built-in function; no class binds it.
-
-    Args:
-        original: the function.
-    """
+    """Stands in for ``sys.exit``, and looks like the built-in function; no class binds it."""
 
     __slots__ = ("__weakref__", "_original")
 

@@ -12,9 +12,7 @@ class Members(NamedTuple):
     """The ranks that train one model.
 
     Attributes:
-        name: of their group (:func:`name_of`).
         ranks: their global ranks, in the group's order.
-        rank: this process's global rank.
     """
 
     name: str
@@ -23,12 +21,7 @@ class Members(NamedTuple):
 
 
 def name_of(group: Any, ranks: Sequence[int]) -> str:
-    """Return a short name for a process group, the same on all of its ranks; two groups of the same ranks differ.
-
-    Args:
-        group: a process group; None is the default one.
-        ranks: its global ranks, in its order.
-    """
+    """Return a short name for a process group, the same on all of its ranks; two groups of the same ranks differ."""
     return hashlib.sha1(f"{_torchs_name(group)}:{','.join(map(str, ranks))}".encode()).hexdigest()[:12]
 
 

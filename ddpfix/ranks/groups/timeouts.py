@@ -17,19 +17,12 @@ def group_is_up() -> bool:
 
 
 def shortest(group: Any = None) -> Optional[float]:
-    """Return the shortest limit of a group's backends; None where none of them tells its own (mpi).
-
-    Args:
-        group: a process group; None is the default one.
-    """
+    """Return the shortest limit of a group's backends; None where none of them tells its own (mpi)."""
     return min((internals.limit_of(backend) for backend in _backends(group)), default=None)
 
 
 def lengthen(limit: float) -> bool:
     """Have the default group wait longer, from the next collective on; a limit that is longer stays.
-
-    Args:
-        limit: seconds.
 
     Returns:
         whether no backend gives up before ``limit``. Where one would and cannot be changed, none is.

@@ -52,11 +52,7 @@ class Work(NamedTuple):
 
 
 def difference(works: Mapping[int, Work]) -> str:
-    """Return in what ranks differ that call backward different numbers of times, with what to do; "" if they do not.
-
-    Args:
-        works: by rank.
-    """
+    """Return in what ranks differ that call backward different numbers of times, with what to do; "" if they do not."""
     known = {rank: work for rank, work in works.items() if work.backwards}
     if len(known) < 2:
         return ""

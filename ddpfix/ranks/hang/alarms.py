@@ -20,8 +20,6 @@ class Finding(NamedTuple):
 
     Attributes:
         text: what was said; "" where nothing was seen to be wrong.
-        folder: where the stacks are.
-        may_end: whether the job may be ended for it.
     """
 
     text: str
@@ -30,13 +28,7 @@ class Finding(NamedTuple):
 
 
 class Alarms:
-    """One rank's view of it.
-
-    Args:
-        connection: to the store.
-        rank: this rank.
-        size: the number of ranks.
-    """
+    """One rank's view of it."""
 
     def __init__(self, connection: Connection, rank: int, size: int) -> None:
         self._store = connection.store
@@ -52,13 +44,7 @@ class Alarms:
         return None if found is None else Who(*found)
 
     def leave(self, how: str, step: Optional[int], work: Work) -> None:
-        """This rank leaves its process group, or comes to the end of its program.
-
-        Args:
-            how: in words.
-            step: the training forwards that it has begun.
-            work: what it has done (:class:`ddpfix.ranks.groups.work.Work`).
-        """
+        """This rank leaves its process group, or comes to the end of its program."""
         put(self._store(), f"left/{self._rank}", System.json([how, step, work]))
 
     def left(self, rank: int) -> Optional[Tuple[str, Optional[int], Work]]:

@@ -19,7 +19,6 @@ class Loading(NamedTuple):
     Attributes:
         batches: how many it has given.
         epoch: of its sampler; None where it has no number, or 0, which a sampler also has where nobody sets it.
-        workers: what is wrong with its workers, in words.
     """
 
     batches: int

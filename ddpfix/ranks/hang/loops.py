@@ -86,10 +86,6 @@ def shared(one: Sequence[Standing], other: Sequence[Standing]) -> bool:
 def left(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[str, int, bool]]:
     """Return the loop that one rank is past and another one is in, or None where there is none.
 
-    Args:
-        one: the functions on the stack of a rank.
-        other: those of another rank.
-
     Returns:
         Its file, its first line, and whether both are in one loop around it, so that the other may be in a later turn.
     """

@@ -59,8 +59,6 @@ class Alarm:
     """One alarm that this rank has answered.
 
     Attributes:
-        number: which one.
-        at: when it was answered.
         told: what was found; None as long as that is not known.
         since: the seconds for which this rank had begun no collective.
     """
@@ -77,14 +75,9 @@ class Monitor:
     """The thread of one rank; see the module.
 
     Args:
-        store: of the default group.
-        rank: this rank.
-        size: the number of ranks.
         step: gives the number of the training forward that was begun last.
-        given: the limits.
         folder: of the stacks, as the user has it; "" for one below the folder for temporary files.
         micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
-        work: gives what this rank has done.
     """
 
     def __init__(

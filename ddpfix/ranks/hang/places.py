@@ -62,13 +62,7 @@ _SOURCE = 60
 
 
 class Spot(NamedTuple):
-    """One frame of a stack.
-
-    Attributes:
-        file: of the code.
-        line: that runs.
-        name: of the function.
-    """
+    """One frame of a stack."""
 
     file: str
     line: int
@@ -84,10 +78,8 @@ class Place(NamedTuple):
     """Where a rank stands.
 
     Attributes:
-        phase: one of those above.
         what: the function of torch or of the program, in words.
         where: the user's file and line ("train.py:88"); the innermost one outside of torch where there is none.
-        source: the text of that line.
     """
 
     phase: str

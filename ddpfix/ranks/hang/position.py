@@ -31,13 +31,9 @@ class Position(NamedTuple):
     """Where a rank is, as it tells the others.
 
     Attributes:
-        rank: which one.
         step: the training forwards that it has begun; None where nothing counts them.
         counts: the collectives that it has begun, by group.
         phase: one of :mod:`.places`.
-        what: the function, in words.
-        where: the user's file and line.
-        source: the text of that line.
         call: kind and sizes of the collective that the program called, in words; "" for others.
         moving: whether its stack has changed since the last collective began.
         still: seconds for which the stack has stood as it is.
@@ -51,7 +47,6 @@ class Position(NamedTuple):
         micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
         peer: the only rank that it waits for, in a call to or from one rank; None for others.
         loops: the functions on its stack, with the loops around their lines (:mod:`ddpfix.ranks.hang.loops`).
-        work: what it has done (:class:`ddpfix.ranks.groups.work.Work`).
         patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
         ended: collectives of the default group that a GPU has ended, which are begun before; None if unknown.
     """
@@ -105,10 +100,8 @@ class Tracker:
     """Follows the main thread of this rank.
 
     Args:
-        rank: this rank.
         step: gives the number of the training forward that was begun last.
         micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
-        work: gives what this rank has done.
     """
 
     def __init__(

@@ -23,9 +23,7 @@ class Who(NamedTuple):
     """The process of a rank.
 
     Attributes:
-        host: the name of the machine.
         space: where the number of the process means something.
-        pid: the number.
     """
 
     host: str
@@ -42,7 +40,6 @@ def state(pid: int, path: str = "stat") -> str:
     """Return Linux's letter for the state of a process of this machine: Z for an exited one; "" if not known.
 
     Args:
-        pid: the process.
         path: of the file below the process's folder that tells it.
     """
     if not os.path.isdir("/proc/self"):

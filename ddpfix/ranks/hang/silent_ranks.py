@@ -14,7 +14,6 @@ class Absent(NamedTuple):
     """A rank that does not answer.
 
     Attributes:
-        rank: which one.
         how: one of those above.
         text: its process, in words.
         step: where it has ended, if it has said so.

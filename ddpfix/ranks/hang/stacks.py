@@ -28,8 +28,6 @@ def write(where: str, rank: int, text: str) -> bool:
 
     Args:
         where: the folder, which is made if it is not there.
-        rank: this rank.
-        text: a line in front of them.
     """
     try:
         os.makedirs(where, exist_ok=True)

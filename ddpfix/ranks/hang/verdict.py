@@ -27,7 +27,6 @@ class Verdict(NamedTuple):
     Attributes:
         cause: in one word, of those in :mod:`.words`.
         ranks: the ones that the others wait for, or that do something else than the others.
-        text: the sentences.
         may_end: whether the job may be ended: not while somebody debugs it.
     """
 
@@ -38,13 +37,7 @@ class Verdict(NamedTuple):
 
 
 def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: float) -> Optional[Verdict]:
-    """Return the fault of a job; None if none is seen.
-
-    Args:
-        positions: of the ranks that have answered.
-        absent: the other ranks.
-        limit: seconds of waiting that are too long.
-    """
+    """Return the fault of a job; None if none is seen."""
     waiting = [each for each in positions.values() if each.may_wait()]
     if not any(each.still >= 0.9 * limit for each in waiting) or any(map(_ends_by_itself, waiting)):
         return None

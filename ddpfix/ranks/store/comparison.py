@@ -31,7 +31,6 @@ class Finding(NamedTuple):
 
     Attributes:
         rank: one of them.
-        text: what it has found.
         ranks: how many of them there are.
     """
 
@@ -46,8 +45,6 @@ class Found(NamedTuple):
     Attributes:
         findings: the different ones, four at most, this rank's own among them.
         silent: the ranks that have said nothing within the limit; None where there are too many ranks to look at each.
-        answered: how many ranks have said something.
-        size: how many ranks there are.
     """
 
     findings: List[Finding]
@@ -61,10 +58,6 @@ def compare(name: str, rank: int, ranks: Sequence[int], text: str, limit: float 
 
     Args:
         name: of what is compared; the same on all ranks, and used once.
-        rank: this rank.
-        ranks: the global ranks of the group.
-        text: what this rank has found.
-        limit: seconds to wait for the others.
 
     Returns:
         None where there is no store, or it does not answer.

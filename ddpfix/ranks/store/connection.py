@@ -34,8 +34,6 @@ class Connection:
 
     Args:
         store: of the default group; it is not kept alive, see :func:`ddpfix.ranks.store.keys`.
-        name: of the keys.
-        own: whether to open another connection.
     """
 
     def __init__(self, store: Any, name: str, own: bool = True) -> None:

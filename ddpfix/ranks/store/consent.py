@@ -22,8 +22,6 @@ def all_come(name: str, ranks: Sequence[int], limit: float) -> bool:
 
     Args:
         name: of the place; the same on all ranks, and each rank asks once.
-        ranks: the global ranks of the group.
-        limit: seconds to wait.
     """
     store = default_store()
     if store is None or len(ranks) == 1:

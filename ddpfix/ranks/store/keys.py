@@ -205,9 +205,7 @@ def pauses(first: float, last: float, size: int) -> Tuple[float, float]:
     """Seconds between two looks for :func:`look_until`: longer ones where many ranks look.
 
     Args:
-        first: at first.
         last: at most, where few ranks look.
-        size: the number of ranks that look.
     """
     return first, max(last, size / _LOOKS)
 
@@ -222,11 +220,8 @@ def look_until(
     """Poll until something is found; returns whether it was.
 
     Args:
-        found: looks once.
         give_up: called with the seconds that this has taken so far, as long as nothing is found.
         pauses: seconds between two looks: short at first, because ranks mostly come together, and at most.
-        late: seconds after which the line is logged.
-        line: a message for the user, logged once.
     """
     wait, pause = Wait(), pauses[0]
     while not found():

@@ -32,8 +32,6 @@ def report(name: str, text: str, warns: bool = False) -> None:
 
     Args:
         name: of the kind of line, and of the model that it is about; the same on all ranks.
-        text: the line.
-        warns: whether it is a warning, and no information.
     """
     if not log.first_time(f"{name}: {text}"):
         return

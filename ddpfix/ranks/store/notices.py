@@ -25,11 +25,7 @@ _READERS: List[Reader] = []
 
 
 class Reader:
-    """Reads the notices of all ranks, in a thread of one rank.
-
-    Args:
-        period: seconds between two looks.
-    """
+    """Reads the notices of all ranks, in a thread of one rank."""
 
     def __init__(self, period: float) -> None:
         self.period, self._read = period, 0
@@ -91,7 +87,6 @@ def ask(topic: str, place: int, ranks: Sequence[int], limit: float) -> bool:
     Args:
         topic: the same on all ranks; each has a listener for it.
         place: from which on they are to act; all ranks come to it after the one that asks.
-        ranks: of the group.
         limit: seconds to wait, at most; the time of three looks, or ten seconds, where that is less.
     """
     store = default_store()

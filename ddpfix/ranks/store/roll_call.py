@@ -32,7 +32,6 @@ class RollCall:
 
     Args:
         name: the same on all ranks, and not used for anything else.
-        ranks: the global ranks of the group.
         limit: seconds after which a rank that has not come is considered to do something else.
     """
 
@@ -68,12 +67,7 @@ class RollCall:
 
 
 def limit_of(group: Any, most: float = LIMIT) -> float:
-    """Seconds to wait in a group: less than its collectives do, so that the cause is reported before they give up.
-
-    Args:
-        group: a process group; None is the default one.
-        most: the largest value.
-    """
+    """Seconds to wait in a group: less than its collectives do, so that the cause is reported before they give up."""
     limit = timeouts.shortest(group)
     return most if limit is None else min(most, limit / 2)
 
@@ -82,7 +76,6 @@ def name_of_next(group: str, kind: str) -> str:
     """Return a name for the next thing of a kind that the members of a group have in one order, the same on all.
 
     Args:
-        group: its name (:func:`ddpfix.ranks.groups.names.name_of`).
         kind: things of another kind are counted apart.
     """
     return f"{group}/{kind}/{count(group_store(), f'{group}/{kind}')}"

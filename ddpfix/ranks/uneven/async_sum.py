@@ -56,7 +56,6 @@ def _connects(default: Any, patience: float) -> bool:
     group that is given up after minutes is made first, unless the default group is connected by gloo already.
 
     Args:
-        default: the group of all ranks.
         patience: seconds by which a rank may come here later than another one.
     """
     from torch import distributed
@@ -89,7 +88,6 @@ class PendingSum:
 
     Args:
         numbers: the numbers of this rank; every rank has as many.
-        group: a process group; None is the default one.
         device: where its backend takes tensors.
     """
 

@@ -13,7 +13,6 @@ def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> 
     Args:
         numbers: the numbers of this rank; every rank has as many.
         device: where the group takes its tensors, if its backend is not gloo.
-        group: a process group; None is the default one.
 
     Raises:
         RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failures.first_failure.PeerFailedError` if

@@ -19,11 +19,9 @@ class Epoch:
     """One epoch of this rank, of which a toolkit makes a subclass; an iterator of its batches.
 
     Args:
-        loader: this rank's batches.
         group: a gloo group of all ranks.
 
     Attributes:
-        size: how many ranks there are.
         batch: the batch that was fetched ahead, or :data:`NOTHING`.
         steps: how many batches have been given, on every rank.
     """

@@ -43,12 +43,7 @@ def policy(site: Site, toolkit: str) -> str:
 
 
 def line(numbers: Sequence[int], target: int) -> str:
-    """Return the line about ranks with different numbers of batches.
-
-    Args:
-        numbers: the number of each rank.
-        target: how many each of them trains on.
-    """
+    """Return the line about ranks with different numbers of batches."""
     most, least = max(numbers), min(numbers)
     head = f"ranks have {least} to {most} batches: each trains {target} steps in this epoch"
     if target == least:

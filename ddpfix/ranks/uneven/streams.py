@@ -37,7 +37,6 @@ class Epoch(lookahead.Epoch):
     Args:
         loader: this rank's batches; it is begun again where they are to be read again.
         stop: whether all ranks end with the first one that has no more.
-        group: a gloo group of all ranks.
     """
 
     def __init__(self, loader: Any, stop: bool, group: Any) -> None:

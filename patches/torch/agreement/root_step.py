@@ -27,9 +27,6 @@ class First:
     """The moment at which ranks agree on a model, and what its stages have determined.
 
     Args:
-        site: of the patch that it belongs to.
-        model: the module that ranks compare.
-        members: the ranks that train it together.
         waits: whether something waits for the gradient of each parameter, as FSDP does.
     """
 
@@ -63,8 +60,6 @@ def put(site: Site, owner: type, factory: Callable[[Any], Callable[..., Any]]) -
     """Make the forward of a class the step of its models.
 
     Args:
-        site: of the patch that asks.
-        owner: the class.
         factory: ``factory(original)`` returns the forward that is called in its place.
     """
     site.wrap_hot(owner, "forward", factory)
@@ -73,11 +68,7 @@ def put(site: Site, owner: type, factory: Callable[[Any], Callable[..., Any]]) -
 
 
 def is_inner(model: Any) -> bool:
-    """Return whether a call begins no step: it is an evaluation, a part of a step, or a recomputation.
-
-    Args:
-        model: the module whose mode tells whether it trains.
-    """
+    """Return whether a call begins no step: it is an evaluation, a part of a step, or a recomputation."""
     if not model.training or not torch.is_grad_enabled():
         return True
     return training.current() is not None or recomputed.in_backward()
@@ -87,11 +78,9 @@ def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = Tr
     """Agree with the other ranks on a model; its state on this rank, or None where ranks cannot agree.
 
     Args:
-        site: of the patch that asks.
         root: what is called in each step.
         model: the module in it, or the root itself.
         members: the ranks that train it together; all of them have to come.
-        waits: see :class:`First`.
     """
     unasked = site.keep(Unasked).roots
     if root in unasked:

@@ -54,11 +54,7 @@ class Mark(Follower):
 
 
 class Agreement(ddp.Stage):
-    """Compares the ranks of a model's group before DDP's first collective, and counts its steps.
-
-    Args:
-        site: of the patch that it belongs to.
-    """
+    """Compares the ranks of a model's group before DDP's first collective, and counts its steps."""
 
     place = "agreement"
 
@@ -89,12 +85,7 @@ class Agreement(ddp.Stage):
 
 
 class Steps:
-    """The steps of one model: each training forward is one, also under ``no_sync``.
-
-    Args:
-        model: the model under DDP.
-        replica: its state on this rank.
-    """
+    """The steps of one model: each training forward is one, also under ``no_sync``."""
 
     def __init__(self, model: ddp.Wrapped, replica: training.Replica) -> None:
         self.model, self.replica = model, replica
@@ -141,9 +132,7 @@ def agree_on(site: Site, model: Any, members: rendezvous.Members, failure: Optio
     """Compare with the other ranks, and return the shared seed (None: ranks cannot agree here).
 
     Args:
-        site: of the patch that asks.
         model: the module that is wrapped, after the wrap hooks have run on it.
-        members: of its group.
         failure: what the wrap hooks raised on this rank.
 
     Raises:

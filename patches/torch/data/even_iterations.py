@@ -28,8 +28,6 @@ class Passes:
     """The iterations of all loaders.
 
     Attributes:
-        forwards: the training forwards, from which a pass knows that it trains.
-        meetings: where the ranks come together.
         reads_again: whether a loader is read again just now.
     """
 
@@ -49,7 +47,6 @@ class Passes:
         Args:
             stop: whether all ranks end with the first one that has no more batches; else they read theirs again.
             held: the loaders that a toolkit's own patch looks after.
-            clocks: count the training forwards.
         """
         self._stop, self._held, self.forwards = stop, held, clocks
         self.meetings = even_lengths.Synchronised(clocks)
@@ -115,8 +112,6 @@ class Pass:
     """One pass over a loader.
 
     Args:
-        passes: all of them.
-        loader: a DataLoader.
         stop: whether all ranks end with the first one that has no more batches.
 
     Attributes:
@@ -133,12 +128,7 @@ class Pass:
         self._batches: Optional[Iterator[Any]] = None
 
     def next(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
-        """Return the next batch.
-
-        Args:
-            iterator: of the loader.
-            original: its own ``__next__``.
-        """
+        """Return the next batch."""
         if self._batches is None:
             self._batches = self._agreed(iterator, original)
         if self._batches is None:

@@ -49,9 +49,6 @@ class LeftError(Exception):
 class Synchronised:
     """The state of ranks that synchronise in iterations of their loaders.
 
-    Args:
-        forwards: the training forwards, which are the same on all ranks.
-
     Attributes:
         over: whether they did not once: then nothing is done any more.
     """
@@ -71,12 +68,8 @@ def batches(
     """Return the rest of a pass, as many batches as on the other ranks; None where it is to be left as it is.
 
     Args:
-        meetings: of this process.
         source: the rest of this rank's own batches; begun again, they are read from the beginning.
-        loader: where they come from.
-        asker: the line of the loop.
         given: how many batches this rank has had in this pass.
-        stop: whether all ranks end with the first one that has no more.
     """
     store = default_store()
     if meetings.over or store is None:
@@ -117,12 +110,7 @@ def _left(source: Any, loader: Any, given: int) -> int:
 
 
 class Counted:
-    """A known number of batches, the first ones again where there are fewer.
-
-    Args:
-        source: this rank's own.
-        number: how many batches to give.
-    """
+    """A known number of batches, the first ones again where there are fewer."""
 
     def __init__(self, source: Any, number: int) -> None:
         self._batches, self._left = iter(source), number
@@ -145,11 +133,8 @@ class Streamed(streams.Epoch):
     """Ranks agree one batch ahead.
 
     Args:
-        meetings: of this process.
-        source: this rank's own batches.
         given: how many it has had in this pass.
         stop: whether all ranks end with the first one that has no more.
-        group: a gloo group of all ranks.
         place: the name of this pass, on all ranks.
     """
 

@@ -12,8 +12,6 @@ class Case(Protocol):
     """What the explanation of an error reads, see :class:`.stage.Watched`.
 
     Attributes:
-        model: its record.
-        evidence: what is known of its steps.
         wrapped_by: the modules that have wrapped it, the outermost first.
         number: how many errors were explained: what ranks compare has a name of its own each time.
         is_inside: whether backwards are made while the wrapped module's own forward runs.

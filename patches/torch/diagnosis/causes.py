@@ -14,13 +14,7 @@ _RATE = re.compile(r"layer_?drop|stochastic_depth", re.IGNORECASE)
 
 
 class Cause(NamedTuple):
-    """Why some parameters got no gradient.
-
-    Attributes:
-        kind: one of the names below.
-        text: a sentence about them.
-        groups: the parameters.
-    """
+    """Why some parameters got no gradient."""
 
     kind: str
     text: str
@@ -37,13 +31,7 @@ UNKNOWN = "unknown"
 
 
 def find(model: ddp.Wrapped, evidence: Evidence, groups: Sequence[Group]) -> List[Cause]:
-    """Return the causes, each with its parameters; the one with the most parameters comes first.
-
-    Args:
-        model: its record.
-        evidence: what is known of its last step.
-        groups: the parameters without gradient.
-    """
+    """Return the causes, each with its parameters; the one with the most parameters comes first."""
     by_kind: Dict[Tuple[str, str], List[Group]] = {}
     finder = _Finder(model, evidence)
     for group in groups:

@@ -35,9 +35,6 @@ Output = Tuple[Any, "weakref.ref[Any]"]
 class Evidence:
     """The evidence on one model.
 
-    Args:
-        model: its record.
-
     Attributes:
         steps: steps that were to be reduced so far; forwards before one backward are of one step.
         ran: the ids of the modules that ran in the last step; None where that was not noted.

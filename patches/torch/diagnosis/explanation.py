@@ -25,12 +25,7 @@ Cure = Tuple[str, Sequence[str]]
 
 
 def unfinished(case: Case, message: str) -> str:
-    """On parameters without gradient ("Expected to have finished reduction").
-
-    Args:
-        case: of the model.
-        message: torch's.
-    """
+    """On parameters without gradient ("Expected to have finished reduction")."""
     model, evidence = case.model, case.evidence
     missing = evidence.missing or evidence.all_missing(message)
     groups = parameter_groups.collapsed(names_of(model, missing), model.names)
@@ -98,14 +93,7 @@ def _not_static(case: Case) -> List[Cure]:
 
 
 def twice(case: Case, message: str, error: BaseException, roots: Any) -> str:
-    """On a parameter that was ready twice; "" if it belongs to another model.
-
-    Args:
-        case: of a model.
-        message: torch's.
-        error: what was raised.
-        roots: the tensors that the backward was called for.
-    """
+    """On a parameter that was ready twice; "" if it belongs to another model."""
     model, evidence = case.model, case.evidence
     named = _TWICE.search(message)
     number = int(named[1]) if named is not None else -1

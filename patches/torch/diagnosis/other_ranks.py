@@ -14,15 +14,7 @@ from .case import Case
 
 
 class Others:
-    """What the other ranks have found about the same step.
-
-    Args:
-        case: of the model.
-        numbers: the parameters that this rank has found.
-
-    Attributes:
-        here: this rank, in words.
-    """
+    """What the other ranks have found about the same step."""
 
     def __init__(self, case: Case, numbers: Sequence[int]) -> None:
         self._model, self._own = case.model, System.json(sorted(numbers))

@@ -12,7 +12,6 @@ class Group(NamedTuple):
 
     Attributes:
         module: its name, "" for the model itself.
-        names: the whole names of the parameters.
         whole: whether these are all parameters of the module that DDP reduces.
     """
 
@@ -22,12 +21,7 @@ class Group(NamedTuple):
 
 
 def collapsed(names: Sequence[str], every: Sequence[str]) -> List[Group]:
-    """Parameters by the highest module all of whose parameters are among them, or by the module that holds them.
-
-    Args:
-        names: of the parameters.
-        every: the names of all parameters of the model.
-    """
+    """Parameters by the highest module all of whose parameters are among them, or by the module that holds them."""
     total, found = _counts(every), _counts(names)
     groups: Dict[str, List[str]] = {}
     whole: Dict[str, bool] = {}

@@ -73,8 +73,6 @@ class Watched:
     """What is known of one model.
 
     Args:
-        model: its record.
-        backwards: tells it of them.
         wrapped_by: what has wrapped it, if that was found before; None: what calls now.
     """
 

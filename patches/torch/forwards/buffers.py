@@ -70,11 +70,7 @@ class _Forward:
 
 
 class Forwards:
-    """The forwards of one model under DDP whose graphs no backward has reached.
-
-    Args:
-        wrapper: the model under DDP.
-    """
+    """The forwards of one model under DDP whose graphs no backward has reached."""
 
     def __init__(self, wrapper: Any) -> None:
         self._norms = [weakref.ref(module) for module in wrapper.module.modules() if _keeps_statistics(module)]
@@ -143,7 +139,6 @@ class Writes:
     """The buffers of a model in front of a broadcast.
 
     Args:
-        wrapper: the model under DDP.
         unread: ids of buffers whose values no backward reads.
     """
 

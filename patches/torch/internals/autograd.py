@@ -42,7 +42,6 @@ class View:
 
     Args:
         parameters: in DDP's order.
-        nodes: the nodes of these parameters (:func:`accumulators`).
     """
 
     def __init__(self, parameters: Sequence[Any], nodes: Sequence[Any]) -> None:
@@ -141,7 +140,6 @@ def leaves(outputs: Sequence[Any], given: Sequence[Any]) -> Iterator[Any]:
     """Yield the leaves to which the graph of some tensors leads.
 
     Args:
-        outputs: the tensors.
         given: nodes behind which nothing is looked for.
     """
     for tensor in outputs:

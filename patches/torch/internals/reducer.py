@@ -42,7 +42,6 @@ def has_reduced(reducer: Any, parameter: Any, before: Tuple[Any, int]) -> Option
     It is one function, since it is called in each step: what a step has not touched before is in no cache.
 
     Args:
-        reducer: one that can be asked.
         parameter: one of the model's, see :func:`.tensors.written`.
         before: what that function has returned in front of the backward.
     """
@@ -66,13 +65,7 @@ def missing(reducer: Any) -> Tuple[List[int], bool]:
 
 
 def mark_ready(reducer: Any, parameters: Sequence[Any], indices: Sequence[int]) -> None:
-    """Mark parameters as ready, without gradient; called within a backward, or a callback of one.
-
-    Args:
-        reducer: DDP's own.
-        parameters: all of them, in its order.
-        indices: the parameters that it waits for.
-    """
+    """Mark parameters as ready, without gradient; called within a backward, or a callback of one."""
     # Gradients come from the last layer to the first, and DDP rebuilds its buckets in the order of the first step.
     ordered = sorted(indices, reverse=True)
     hook = getattr(reducer, "_autograd_hook", None)

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reporter(DuringGroup):
-    """Tells the other ranks why this one fails, and this one why another one did.
-
-    Args:
-        step: gives the number of the training forward that was begun last.
-        work: gives what this rank has done.
-    """
+    """Tells the other ranks why this one fails, and this one why another one did."""
 
     place = "failures"
 

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Monitored(DuringGroup):
-    """The watch of one activation.
-
-    Args:
-        site: has the limits, the folder for stacks, and what counts steps.
-    """
+    """The watch of one activation."""
 
     place = "hang"
 

@@ -91,12 +91,7 @@ class Backwards:
         self._followed: Set[str] = set()
 
     def follow(self, site: Site, place: str) -> None:
-        """Wrap ``torch.autograd.backward`` until the patch is undone, which may ask for it with each of its models.
-
-        Args:
-            site: of the patch.
-            place: whose patch it is.
-        """
+        """Wrap ``torch.autograd.backward`` until the patch is undone, which may ask for it with each of its models."""
         if place not in self._followed:
             self._shared.join(site, place, None, self._put_on)
             self._followed.add(place)

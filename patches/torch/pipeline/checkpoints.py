@@ -33,22 +33,11 @@ class Checkpoints:
         return self._inherited(*args)
 
     def count(self, site: Site, owner: Any) -> None:
-        """Count them (:data:`.autograd.HIDING`) until the patch is undone.
-
-        Args:
-            site: of the patch.
-            owner: the class ``CheckpointFunction``.
-        """
+        """Count them (:data:`.autograd.HIDING`) until the patch is undone."""
         self._shared.join(site, "count", None, functools.partial(self._put_on, owner))
 
     def run(self, site: Site, owner: Any, run: Run) -> None:
-        """Count them, and have them run by another function, until the patch is undone.
-
-        Args:
-            site: of the patch.
-            owner: the class ``CheckpointFunction``.
-            run: see :data:`Run`.
-        """
+        """Count them, and have them run by another function, until the patch is undone."""
         self._shared.join(site, "run", attribution.uncounted(run), functools.partial(self._put_on, owner))
 
     def _put_on(self, owner: Any, site: Site) -> None:

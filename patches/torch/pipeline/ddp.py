@@ -69,8 +69,6 @@ def put(site: Site, owner: Any, stage: Stage) -> None:
     """Put a stage in its place, until the patch is undone.
 
     Args:
-        site: of the patch that the stage belongs to.
-        owner: the class ``DistributedDataParallel``.
         stage: not one whose place is taken already.
     """
     _STAGES.join(site, stage.place, stage, functools.partial(_wrap, owner))

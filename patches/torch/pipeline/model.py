@@ -30,7 +30,6 @@ class Wrapped:
     Attributes:
         parameters: the parameters that DDP reduces, in the order of the reducer's own numbers, as they were at
             construction.
-        names: the names of these parameters.
         holds: whether all micro-batches of an accumulation window skip the same layers.
         flag_is_ours: whether find_unused_parameters=True was set by ddpfix and by nobody else.
         averages: whether all ranks have the same gradients after a reduction; not known under a hook of the user's.

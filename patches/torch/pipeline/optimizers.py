@@ -43,12 +43,7 @@ def is_alone(model: ddp.Wrapped) -> bool:
 
 
 def trained(optimizer: Any, known: Sequence[Any] = ()) -> List[ddp.Wrapped]:
-    """Return the replicated models of which an optimizer has parameters.
-
-    Args:
-        optimizer: any of torch's kind.
-        known: models that are left out.
-    """
+    """Return the replicated models of which an optimizer has parameters."""
     held: Set[int] = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found = [model for model in ddp.known() if model not in known and not is_alone(model)]
     return [model for model in found if any(id(parameter) in held for parameter in model.parameters)]

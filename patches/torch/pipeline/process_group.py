@@ -83,8 +83,6 @@ class ProcessGroup:
         """Have a follower called until the patch is undone.
 
         Args:
-            site: of the patch.
-            module: ``distributed_c10d``.
             follower: not one whose place is taken already.
         """
         self._shared.join(site, follower.place, follower, functools.partial(self._put_on, module))

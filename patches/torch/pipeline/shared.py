@@ -13,7 +13,6 @@ class Shared(Generic[T]):
     """The subscribers of one wrapper, in a written order.
 
     Args:
-        name: of the wrapper's own site.
         order: the places that subscribers may take, the first one first.
     """
 
@@ -28,9 +27,6 @@ class Shared(Generic[T]):
         """Subscribe until the patch is undone.
 
         Args:
-            site: of the patch.
-            place: one of the order, which nobody has taken.
-            subscriber: what is called.
             put_on: puts the wrapper on, through the site that it is given; one that fails leaves nothing behind.
 
         Raises:

@@ -12,7 +12,6 @@ class Call:
     """A call of DDP's constructor, before it runs.
 
     Attributes:
-        bound: the arguments, as torch's constructor takes them.
         arguments: the same by name, as they will be passed on; a stage may change them.
         facts: values that a stage stores for later stages, and for its own ``built``.
         number: the name of this model in messages between the ranks of its group; "" as long as it has none.

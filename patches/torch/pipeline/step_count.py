@@ -145,13 +145,7 @@ class Clocks:
         self._shared: Shared[None] = Shared("torch.clock", ("failures", "divergence", "uneven"))
 
     def follow(self, site: Site, owner: Any, place: str) -> None:
-        """Count until the patch is undone.
-
-        Args:
-            site: of the patch.
-            owner: the class ``DistributedDataParallel``.
-            place: whose patch it is.
-        """
+        """Count until the patch is undone."""
         self.backwards, self.optimizer_steps = site.keep(Backwards), site.keep(Steps)
         self._shared.join(site, place, None, functools.partial(self._put_on, owner))
 

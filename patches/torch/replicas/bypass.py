@@ -24,11 +24,7 @@ def route(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 class Bypass(ddp.Stage):
-    """Has training forwards of wrapped models go through their wrappers.
-
-    Args:
-        site: of the patch that it belongs to.
-    """
+    """Has training forwards of wrapped models go through their wrappers."""
 
     place = "bypass"
 

@@ -36,9 +36,6 @@ class DivergenceError(RuntimeError):
 class Counts:
     """What all optimizers of one model have in common.
 
-    Args:
-        clock: counts the forwards that have prepared a reduction.
-
     Attributes:
         watches: how many of its optimizers were watched.
         reported: whether it was said that its replicas differ.
@@ -65,8 +62,6 @@ class Comparison:
     """One optimizer's part of one model.
 
     Args:
-        model: its record.
-        counts: of the model.
         mode: ``error``, or one that warns.
         every: optimizer steps between two looks, at least.
     """
@@ -209,11 +204,7 @@ class Comparison:
 
 
 class Pace:
-    """How often to look, so that looking takes at most a small share of the run.
-
-    Args:
-        every: the least number of steps between two looks.
-    """
+    """How often to look, so that looking takes at most a small share of the run."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -229,11 +220,7 @@ class Pace:
         self._spent += System.perf_counter() - self._since
 
     def steps(self, done: int) -> int:
-        """After how many steps to look again; called within :meth:`timed`.
-
-        Args:
-            done: how many steps there were so far.
-        """
+        """After how many steps to look again; called within :meth:`timed`."""
         (before, begun), now = self._begun, System.perf_counter()
         spent = self._spent + now - self._since
         self._begun, self._since, self._spent = (done, now), now, 0.0

@@ -52,7 +52,6 @@ class Divergence(ddp.Stage):
     """Watches the optimizers of models that DDP replicates.
 
     Args:
-        steps: of optimizers.
         mode: ``warn`` or ``error``.
         every: optimizer steps between two comparisons, at least.
     """
@@ -167,11 +166,7 @@ def _compare_rest(left: List[Tuple[Counts, Seen]]) -> None:
 
 
 class AtEnd(Follower):
-    """Says what differs, and which models were never averaged, when the process group or the process ends.
-
-    Attributes:
-        speakers: who says it, in their order.
-    """
+    """Says what differs, and which models were never averaged, when the process group or the process ends."""
 
     place = "unaveraged"
 

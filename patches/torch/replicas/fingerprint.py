@@ -75,11 +75,7 @@ class Look:
     """Parameters right after a step, computed without a wait for a device.
 
     Args:
-        step: how many steps the optimizer has done.
-        forwards: how many forwards have prepared a reduction.
         parameters: those for which :func:`comparable` holds, by name.
-        optimizer: the one that has stepped.
-        averaged: how many reductions DDP has ended; None where nobody counts them.
     """
 
     def __init__(
@@ -186,7 +182,6 @@ class Difference(NamedTuple):
     """How this rank differs from the first one of its group.
 
     Attributes:
-        numbers: of the parameters that differ.
         most: the largest difference that the samples of these show; NaN where one of them is.
         rates: (name, there, here) of each hyperparameter that differs.
     """

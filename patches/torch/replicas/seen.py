@@ -27,9 +27,6 @@ class Seen:
     """What was seen of one optimizer's part of one model, step by step.
 
     Args:
-        model: its record.
-        clock: of the model.
-        name: of the keys in the store.
         searches: whether the optimizer takes its steps by the loss of its closure.
 
     Attributes:
@@ -76,9 +73,6 @@ class Seen:
         """Keep a look, or leave it for the others.
 
         Args:
-            own: the keys.
-            here: what was seen.
-            names: of the parameters.
             local: steps since the look before whose gradients were not averaged.
             following: the step after which this rank looks next.
         """
@@ -106,9 +100,7 @@ class Seen:
         """Return the difference from the first rank in a look of which the store has both; "" where there is none.
 
         Args:
-            own: the keys.
             shared: keys that tell the other ranks.
-            steps: how many there were.
         """
         for step, here in list(self._waiting.items()):
             if not has(own, f"digest/{step}"):

@@ -21,9 +21,7 @@ class Where(NamedTuple):
     Attributes:
         rank: the one that has compared itself.
         first: the one that it has compared itself with.
-        name: of the model's class.
         before: the optimizer step after which they were compared before; 0 for none.
-        step: the one after which they differ.
     """
 
     rank: int
@@ -41,10 +39,6 @@ def diverged(where: Where, found: Difference, names: Sequence[str], count: int, 
     """Return the line about parameters that differ although both ranks have moved them by the same gradients.
 
     Args:
-        where: which replicas, and since when.
-        found: the difference.
-        names: of the parameters that differ.
-        count: how many were compared.
         cause: the first one to check, in a sentence with a space after it; "" for none.
     """
     parts = [
@@ -78,11 +72,7 @@ def averaged_apart(
     """Return the line about ranks that have averaged different numbers of times.
 
     Args:
-        where: which replicas, and since when.
-        names: of the parameters that differ.
-        count: how many were compared.
         numbers: how often this rank has averaged by that step, and the first one.
-        cause: as above.
     """
     here, there = ("once" if number == 1 else f"{number} times" for number in numbers)
     return (
@@ -96,12 +86,8 @@ def never_averaged(name: str, steps: int, place: str, ranks: Tuple[int, int], di
     """Return the line about a model whose every forward ran under ``no_sync``.
 
     Args:
-        name: of its class.
-        steps: the optimizer steps that it has made.
         place: the user's line of the first of these forwards; "" where it is not known.
         ranks: this one, and the one that it was compared with.
-        differ: the names of the parameters that differ.
-        count: how many were compared.
     """
     return (
         f"no gradient of {name} was averaged in {steps} optimizer steps: each forward ran under"

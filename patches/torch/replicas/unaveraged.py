@@ -103,16 +103,7 @@ class Unaveraged(ddp.Stage):
 
 
 class Local:
-    """One model that DDP has not reduced yet.
-
-    Args:
-        model: its record.
-        clock: counts its forwards.
-
-    Attributes:
-        steps: the optimizer steps that it has made so.
-        number: its name.
-    """
+    """One model that DDP has not reduced yet."""
 
     def __init__(self, model: ddp.Wrapped, clock: Clock) -> None:
         self._model, self._clock = weakref.ref(model), clock

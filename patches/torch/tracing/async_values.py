@@ -35,9 +35,6 @@ class Ring:
     def copy(self, tensor: Any) -> Optional[Value]:
         """Have a number copied; the result gives it when it is there, and None before.
 
-        Args:
-            tensor: of one element, on an accelerator.
-
         Returns:
             None where the device has no events: nobody knows when a value has come.
         """

@@ -24,12 +24,7 @@ _OWN = "ddpfix: "
 
 
 def run(site: Site, rank: int) -> Dict[str, Any]:
-    """Return the values of the ``run`` line.
-
-    Args:
-        site: of the patch.
-        rank: this rank.
-    """
+    """Return the values of the ``run`` line."""
     grouped = distributed.is_available() and distributed.is_initialized()
     report = site.activation.report() if site.activation is not None else None
     return {

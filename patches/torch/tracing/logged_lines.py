@@ -16,12 +16,7 @@ _MOST = 1000
 
 
 class Heard:
-    """Listens to the log until :meth:`end`.
-
-    Args:
-        is_on: tells whether the trace is written.
-        step: gives the number of optimizer steps so far.
-    """
+    """Listens to the log until :meth:`end`."""
 
     def __init__(self, is_on: Callable[[], bool], step: Callable[[], int]) -> None:
         self._is_on, self._step = is_on, step

@@ -34,11 +34,7 @@ _at_end = reducer.at_end_of_backward
 
 
 class Recorder:
-    """The trace of this process.
-
-    Args:
-        site: of the patch.
-    """
+    """The trace of this process."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

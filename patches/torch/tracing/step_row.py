@@ -23,14 +23,11 @@ class StepRow:
     Attributes:
         times: seconds by place.
         inner: seconds of forwards and backwards within the optimizer's step (a closure).
-        backwards: how many there were.
-        losses: of these.
         waits: seconds in which they waited for other ranks.
         norm: what ``clip_grad_norm_`` returned last.
         skipped: the numbers of skipped layers.
         unused: the numbers of parameters without a gradient.
         sent: bytes of gradients that were communicated; None where no model is under DDP.
-        seen: the inputs.
         optimizers: the ids of those that have stepped.
     """
 
@@ -93,12 +90,7 @@ class Memory:
         self._found: Dict[str, Any] = {}
 
     def columns(self, now: float, device: Any) -> Dict[str, Any]:
-        """``peak`` and ``reserved``, as far as they are known; at most some tenths of a second old.
-
-        Args:
-            now: the time.
-            device: where the parameters are.
-        """
+        """``peak`` and ``reserved``, as far as they are known; at most some tenths of a second old."""
         if now - self._looked >= _MEMORY:
             self._looked = now
             self._found = _of_device(device) if devices.is_accelerator(device) else _of_process()

@@ -138,11 +138,7 @@ def _steps(site: Site, recording: Recorder) -> None:
 
 
 class Trace(ddp.Stage):
-    """Times the forwards of models under DDP.
-
-    Args:
-        recording: the trace of this process.
-    """
+    """Times the forwards of models under DDP."""
 
     place = "trace"
 

@@ -39,8 +39,6 @@ class Traced:
     """What a trace has of one model.
 
     Args:
-        recorder: of this process.
-        model: its record.
         number: how many models were wrapped before.
         first_layer: the number of its first layer in rows; the layers of all models are numbered one after the other.
         first_parameter: the same for parameters.
@@ -174,9 +172,6 @@ class LayerCalls:
 
     It is for LayerDrop as the toolkit ships it: where ddpfix draws for the layers it knows what is skipped. The hook is
     one for all modules, and is there during a forward only: a hook on a layer would be saved with it.
-
-    Args:
-        layers: the modules.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:

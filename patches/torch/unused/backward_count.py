@@ -25,12 +25,7 @@ from .transitions import OPTIMIZER
 
 
 class Backwards:
-    """The backwards of one model's steps.
-
-    Args:
-        model: its record.
-        steps: of optimizers.
-    """
+    """The backwards of one model's steps."""
 
     def __init__(self, model: ddp.Wrapped, steps: Steps) -> None:
         self._model = model

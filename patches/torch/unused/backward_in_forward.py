@@ -18,12 +18,7 @@ from .transitions import FORWARD, UNPREPARED
 
 
 class Within:
-    """The backwards within forwards of one model, from the first one on.
-
-    Args:
-        hooked: its reductions, see :class:`.steady.Hooked`.
-        wrapper: the model's.
-    """
+    """The backwards within forwards of one model, from the first one on."""
 
     def __init__(self, hooked: Any, wrapper: Any) -> None:
         self._hooked, self._wrapper = weakref.ref(hooked), weakref.ref(wrapper)

@@ -58,7 +58,6 @@ class Finalize(ddp.Stage):
     """Finalizes where DDP has no flag and the user has not set ``find_unused_parameters=False`` explicitly.
 
     Args:
-        site: of the patch.
         everywhere: also where the user has set it.
     """
 

@@ -37,13 +37,7 @@ _NOTICED_STEPS = 2
 
 
 class Finalizer:
-    """The reductions of one model under DDP.
-
-    Args:
-        model: its record.
-        steps: of optimizers.
-        backwards: all backwards of the process.
-    """
+    """The reductions of one model under DDP."""
 
     def __init__(self, model: ddp.Wrapped, steps: Steps, backwards: Backwards) -> None:
         self._model = model
@@ -256,11 +250,7 @@ class Finalizer:
         self.backwards.wait()
 
     def backward_ended_unfinished(self, effect: str) -> None:
-        """Finalize after a backward that has ended, and was noticed only then.
-
-        Args:
-            effect: what it has done with the parameters, see :class:`.autograd.View`.
-        """
+        """Finalize after a backward that has ended, and was noticed only then."""
         self._effect = effect
         left, self.left_to_torch = self.left_to_torch, False
         if not left:

@@ -151,12 +151,7 @@ def _was_dropped(arguments: Dict[str, Any]) -> bool:
 
 
 def _skipping(model: Any, decided: bool) -> List[Tuple[str, Any, float]]:
-    """Return the modules that skip layers for whose gradients DDP would wait; it waits for none of a frozen layer.
-
-    Args:
-        model: the module to be wrapped.
-        decided: whether the program has decided about the flag.
-    """
+    """Return the modules that skip layers for whose gradients DDP would wait; it waits for none of a frozen layer."""
     found = (entry for entry in cover.active(model) if _trainable(entry[1]))
     return [entry for entry in found if by_patch.needs_flag(entry[1], decided)]
 

@@ -18,9 +18,6 @@ from .states import Reduction
 class FirstStep:
     """Keeps the gradients of a rank until the next step begins.
 
-    Args:
-        reduction: of the model.
-
     Attributes:
         streams: those of the accelerator in which gradients came to the outputs.
     """

@@ -9,11 +9,7 @@ from .local_gradients import FirstStep
 
 
 class Outputs:
-    """Puts hooks on the nodes behind outputs; on the tensors themselves they would be visible (when one is saved, say).
-
-    Args:
-        reached: called with the gradients that come to an output.
-    """
+    """Puts hooks on the nodes behind outputs: on the tensors themselves they would be visible, as when one is saved."""
 
     def __init__(self, reached: Callable[[Any], None]) -> None:
         self._reached, self._hook = reached, Prehook(reached)
@@ -22,7 +18,6 @@ class Outputs:
         """Put a hook on each of these.
 
         Args:
-            outputs: tensors that autograd has made.
             first: the model's first step, which notes which outputs a gradient has reached; None in later ones.
         """
         for tensor in outputs:

@@ -22,7 +22,6 @@ class Marks:
     """The parameters that are left out of the reduction that runs.
 
     Args:
-        model: its record.
         arrivals: the gradients that have come, where they are recorded; it holds the numbers of these parameters.
         ask: called before something is left out that other ranks may have used.
     """
@@ -76,11 +75,7 @@ class Marks:
         reducer.mark_ready(self._reducer, self._parameters, indices)
 
     def mark_missing(self, effect: str) -> None:
-        """Mark all parameters that DDP still waits for; called at the end of a backward.
-
-        Args:
-            effect: what it has done with the parameters, see :class:`.autograd.View`.
-        """
+        """Mark all parameters that DDP still waits for; called at the end of a backward."""
         if self._arrivals.on:
             self.mark([n for n in self._arrivals.missing() if n not in self.left_out])
         elif effect is autograd.UNSEEN and not reducer.unfinished(self._reducer):
@@ -116,9 +111,6 @@ class Marks:
 
     def check_finished(self, is_first: bool) -> None:
         """Called when DDP's own end has run, after parameters were marked.
-
-        Args:
-            is_first: whether it is the first reduction of the model.
 
         Raises:
             RuntimeError: DDP still waits for gradients.
@@ -173,7 +165,6 @@ def _kept(gradient: Any, views: bool) -> Any:
     """Return what restores a gradient that DDP averages in place: itself and a copy, or None.
 
     Args:
-        gradient: of a parameter that is left out.
         views: whether it is a view of a bucket, which DDP averages with the flag, too.
     """
     return None if gradient is None else (gradient, None if views else gradient.clone())

@@ -40,12 +40,7 @@ def kept(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 class NonReentrant:
-    """The checkpoints of models that have the flag.
-
-    Args:
-        module: ``torch.utils.checkpoint``.
-        reentrant: runs a reentrant one.
-    """
+    """The checkpoints of models that have the flag."""
 
     def __init__(self, module: ModuleType, reentrant: Callable[..., Any]) -> None:
         self._module, self._reentrant = module, reentrant
@@ -124,11 +119,7 @@ def _hides(output: Any, args: Sequence[Any], model: ddp.Wrapped) -> bool:
 
 
 class Guard:
-    """Has a second backward of a step raise, in one model.
-
-    Args:
-        model: its record.
-    """
+    """Has a second backward of a step raise, in one model."""
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._wrapper = weakref.ref(model.wrapper)

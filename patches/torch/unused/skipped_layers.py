@@ -22,9 +22,6 @@ Layer = Tuple[str, int]
 class SkippedLayers:
     """What the forwards of one wrapped model have skipped since its last reduction.
 
-    Args:
-        model: its record.
-
     Attributes:
         parameters: the numbers of those that no rank has used.
     """

@@ -70,13 +70,7 @@ class Hooked(Protocol):
 
 
 class Steady:
-    """The steps of one model as long as they repeat each other.
-
-    Args:
-        model: its record.
-        hooked: its reductions.
-        backwards: calls this one before and after each backward.
-    """
+    """The steps of one model as long as they repeat each other."""
 
     def __init__(self, model: ddp.Wrapped, hooked: Hooked, backwards: Backwards) -> None:
         self._model, self._hooked = model, weakref.ref(hooked)

@@ -11,11 +11,7 @@ from ..pipeline import ddp
 
 
 class Absent:
-    """The parameters without a gradient in all backwards of the step so far.
-
-    Args:
-        model: its record.
-    """
+    """The parameters without a gradient in all backwards of the step so far."""
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._model = model
@@ -34,7 +30,6 @@ class Absent:
         """Record what a reduction has left out.
 
         Args:
-            numbers: of the parameters.
             zeros: whether some of them had no gradient before, and have zeros now, since ranks could not exchange
                 which of them no rank has used.
         """

@@ -33,12 +33,6 @@ _LOOKS = 4
 class UsedMap:
     """The exchanges of one model, each after a reduction.
 
-    Args:
-        model: its record.
-        reduction: of the model.
-        marks: what a reduction has left out.
-        backwards: all backwards of the process, after which ranks exchange.
-
     Attributes:
         next: the first reduction, counted from 1, after which this rank looks or exchanges, as after all later ones.
         is_on: whether ranks exchange now.
@@ -137,7 +131,6 @@ class UsedMap:
         """Return the parameters that no rank has used; None where ranks cannot know.
 
         Args:
-            unused: the numbers of those that this rank has left out.
             goes_on: whether this rank has left something out of the step.
         """
         number = self._reduction.reductions

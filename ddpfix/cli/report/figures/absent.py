@@ -8,12 +8,7 @@ Data = Dict[str, Any]
 
 
 def why(subject: str, data: Data) -> str:
-    """Return the reason; asked only where there is no figure.
-
-    Args:
-        subject: a part of the page.
-        data: of the run.
-    """
+    """Return the reason; asked only where there is no figure."""
     steps, unused, layers = data["steps"], data["unused"], data["layers"]
     if not steps:
         return "the run has no step"

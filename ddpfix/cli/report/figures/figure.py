@@ -30,11 +30,7 @@ class Figure(NamedTuple):
 
     Attributes:
         name: the same for the same figure of two runs.
-        subject: the part of the page that it belongs to.
-        title: of the figure.
-        about: how it is read.
         spec: ``data`` and ``layout`` for plotly.js, ``meta`` for the page, and ``compact``, the height on a phone.
-        table: the numbers.
         legend: a colour and its meaning, each.
         is_scale: whether colours between those of the legend stand for what lies between.
         choice: a label and the names to choose from, where the figure shows one of several.
