@@ -6,8 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpfix import _env
-from ddpfix.cli.plan import new_console
-from ddpfix.cli.words import plain
+from ddpfix.cli.plan import new_console, plain
 from ddpfix.matrix import gone, loader, model, settings
 from ddpfix.matrix.near_names import near
 

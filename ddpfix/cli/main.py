@@ -8,7 +8,6 @@ import sys
 from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 
 from ddpfix import __version__, _env
-from ddpfix.cli import probe
 from ddpfix.cli.doctor import command as doctor
 from ddpfix.cli.options import add_gone, add_settings
 from ddpfix.cli.report import command as report
@@ -95,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
     commands: Any = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
     _add_run(commands)
-    probe.add(commands)
+    _add_probe(commands)
     plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
     plan.add_argument("--all", action="store_true", help="each patch with its reason, also those that do not apply")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -185,3 +184,26 @@ def _demo(options: argparse.Namespace) -> int:
     from ddpfix.cli.demo import command
 
     return command.show(options.model, options.loop, options.steps)
+
+
+def _add_probe(commands: Any) -> None:
+    parser = commands.add_parser(
+        "probe",
+        help="run a script on one rank for a few optimizer steps, and say what they show",
+        allow_abbrev=False,
+        usage="ddpfix probe [--steps 3] [--json] [options] (script | -m module | -c code | program) [args ...]",
+        description="Ends the script after some optimizer steps, with exit code 0, and prints what was seen.",
+    )
+    parser.add_argument("--steps", default="3", metavar="STEPS", help="optimizer steps [3]")
+    parser.add_argument("--json", action="store_true", help="the findings as JSON; the script prints to stderr")
+    add_settings(parser)
+    parser.set_defaults(action=_probe)
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from ddpfix.cli import observe
+
+    if not options.rest or options.rest in (["-m"], ["-c"]):
+        sys.stderr.write("ddpfix: probe needs a script, -m module, -c code, or a program\n")
+        return 2
+    return observe.observe(options.rest, options.steps, options.json, _chosen(options))

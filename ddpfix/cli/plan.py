@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpfix import __version__
-from ddpfix.cli.words import plain
+from ddpfix._env import printable
 from ddpfix.matrix import detect, loader, resolve, settings, untested
 from ddpfix.state import State
 
@@ -125,3 +125,8 @@ def _table(entries: List[Dict[str, Any]]) -> Table:
         why = entry["problem"] if entry["action"] == State.APPLY and entry["tested"] else entry["reason"]
         table.add_row(plain(entry["id"]), toolkit, plain(action, _STYLES[entry["action"]]), plain(why))
     return table
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Return one line in which nothing is markup or commands the terminal: what is not printable is escaped."""
+    return Text(printable(text), style=style)

@@ -216,3 +216,36 @@ def _announce(replica: training.Replica) -> None:
     text = f"all ranks skip the same layers of {', '.join(named)}"
     if named and log.first_time(text):
         log.info(text)
+
+
+class ByPatch(Covered):
+    """A method whose layers a patch leaves out by itself (:meth:`Call.drops`), because its code computes all of them.
+
+    Where DDP does not look for unused parameters, a layer that is left out has gradients of zeros.
+
+    Args:
+        rate: ``rate(module)`` gives the largest rate of a module.
+    """
+
+    def __init__(self, method: str, rate: Callable[[Any], float]) -> None:
+        self.method, self.rate = method, rate
+        self.helpers, self.path, self.never, self.examined = (), (), False, True
+        self.others, self.refused = [], []
+
+    def applies(self, module: Any, has_peers: bool) -> bool:
+        return True
+
+
+def record(site: Site, owner: type, method: str, rate: Callable[[Any], float]) -> None:
+    """Record that a patch leaves out layers in a method of a class, so that DDP and all reports know of it."""
+    remember(site, owner, [ByPatch(method, rate)])
+
+
+def needs_flag(module: Any, decided: bool) -> bool:
+    """Return whether a module that skips layers leaves parameters without a gradient, for which DDP would wait.
+
+    Args:
+        decided: whether the program has decided that DDP looks for no unused parameters.
+    """
+    covered = (COVERED.get(level) for level in type(module).__mro__)
+    return not decided or not any(isinstance(each, ByPatch) for each in covered)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import functools
 from types import FunctionType
-from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ddpfix.layerdrop import branches, helpers, layer_methods, loops, masks, source, unshared
+from ddpfix.layerdrop import branches, helpers, loops, masks, source, unshared
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Number, Scope, may_draw, outer_of
-from ddpfix.layerdrop.syntax import names_in
+from ddpfix.layerdrop.syntax import names_in, names_of
+from ddpfix.patching.site import PatchError
 
 # Where toolkits draw for their layers, beside the methods that these call by their names; a list of layers that drops
 # some does it where it is iterated over.
@@ -74,7 +75,7 @@ def written_out(function: FunctionType, owner: Optional[type]) -> Found:
 @functools.lru_cache(maxsize=512)
 def _in(function: FunctionType, owner: Optional[type]) -> Found:
     found = written_out(function, owner)
-    given = layer_methods.layers(function, owner) if owner is not None and loops.for_loops(found.scope) == [] else None
+    given = layers(function, owner) if owner is not None and loops.for_loops(found.scope) == [] else None
     drawing = helpers.drawing(found.scope, function, owner)
     return found._replace(decisions=in_scope(found.scope, given, function.__name__ in METHODS, drawing).decisions)
 
@@ -85,7 +86,7 @@ def draws(function: FunctionType, owner: Optional[type]) -> bool:
 
 
 def in_scope(
-    scope: Scope, given: Optional[layer_methods.Given] = None, is_whole: bool = True, drawing: Sequence[ast.Call] = ()
+    scope: Scope, given: Optional[Given] = None, is_whole: bool = True, drawing: Sequence[ast.Call] = ()
 ) -> Found:
     """Return the decisions of a function whose scope is known.
 
@@ -100,7 +101,7 @@ def in_scope(
     return Found(scope, tuple(found or unshared.in_scope(scope, drawing)))
 
 
-def _decision(scope: Scope, node: Any, given: Optional[layer_methods.Given], is_whole: bool) -> Optional[Decision]:
+def _decision(scope: Scope, node: Any, given: Optional[Given], is_whole: bool) -> Optional[Decision]:
     """Return the decision that a comparison with something drawn takes; None if it decides about no layer."""
     kinds = (ast.FunctionDef, ast.Lambda, ast.comprehension)
     around = [each for each in scope.above(node) if isinstance(each, kinds)]
@@ -131,7 +132,7 @@ def _by_itself(scope: Scope, node: ast.Compare) -> Optional[Decision]:
     return None if skip is None else _checked(scope, node, skip, (), frozenset(), bool(outcomes(skip).reached))
 
 
-def _of_given(scope: Scope, node: ast.Compare, given: layer_methods.Given) -> Optional[Decision]:
+def _of_given(scope: Scope, node: ast.Compare, given: Given) -> Optional[Decision]:
     """Return the decision about a layer that the function was handed."""
     calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and given.name in names_in(each)}
     outcomes = loops.outcomes_of(scope, scope.tree.body, node, calls.__contains__)
@@ -274,3 +275,50 @@ def _is_rate_name(scope: Scope, name: str, seen: FrozenSet[str]) -> bool:
         # An entry of a list of rates beside that of the layers.
         return is_rate(scope, source, seen | {name})
     return all(value is not None and is_rate(scope, value, seen | {name}) for value in scope.values[name])
+
+
+class Given(NamedTuple):
+    """A parameter that is a layer.
+
+    Attributes:
+        holders: the attributes of the module that hold the layers.
+        is_always: whether no call of the method has anything else there.
+    """
+
+    name: str
+    holders: FrozenSet[str]
+    is_always: bool = True
+
+
+def layers(function: FunctionType, owner: type) -> Optional[Given]:
+    """Return the parameter of a method for which loops of its class have a layer."""
+    found = {given for caller in _callers(function, owner) for given in _given(function, caller)}
+    given = sorted(each for each in found if each is not None)
+    return given[0]._replace(is_always=len(found) == 1) if given else None
+
+
+def _callers(function: FunctionType, owner: type) -> Iterator[FunctionType]:
+    """Yield the methods of a class that name a function, as far as no subclass in between has other ones."""
+    own = [each for level in owner.__mro__ for each in vars(level).values()]
+    for each in own:
+        if type(each) is FunctionType and each is not function and function.__name__ in names_of(each.__code__):
+            yield each
+
+
+def _given(function: FunctionType, caller: FunctionType) -> Iterator[Optional[Given]]:
+    """Yield what each call of the method is given: the layer of a loop's turn, or None."""
+    try:
+        scope = Scope(source.tree_of(caller), outer_of(caller))
+    except PatchError:
+        yield None
+        return
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    for node in ast.walk(scope.tree):
+        if isinstance(node, ast.Call) and scope.path(node.func) == (function.__name__,):
+            loop = scope.loop(node)
+            turns = loops.elements(scope, loop) if isinstance(loop, ast.For) else frozenset()
+            words = {word.arg: word.value for word in node.keywords if word.arg is not None}
+            given = {**dict(zip(names, node.args)), **words}
+            found = [name for name, value in given.items() if isinstance(value, ast.Name) and value.id in turns]
+            is_one = len(found) == 1 and isinstance(loop, ast.For)
+            yield Given(found[0], loops.attributes(scope, [loop.iter])) if is_one else None  # type: ignore[union-attr]

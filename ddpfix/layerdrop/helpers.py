@@ -38,7 +38,7 @@ class Helper(NamedTuple):
         """Return whether it is what a module would call.
 
         Args:
-            home: the global names of that forward.
+            home: the global names of the module's forward.
         """
         if not self.is_method:
             return home.get(self.name) is self.function

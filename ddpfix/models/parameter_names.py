@@ -12,7 +12,7 @@ def in_short(names: Sequence[str], every: Sequence[str] = ()) -> str:
     """Return the modules of some parameters, at most four words; a parameter of the model itself goes by its own name.
 
     Args:
-        every: of all parameters of the model; so does a parameter then whose module holds others as well.
+        every: of all parameters of the model; a parameter whose module holds others as well then keeps its own name.
     """
     words: List[str] = []
     known = set(names)

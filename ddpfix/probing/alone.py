@@ -9,7 +9,7 @@ import torch
 
 from ddpfix import devices
 from ddpfix.models import internals
-from ddpfix.probing import graph, phases
+from ddpfix.probing import phases, subject
 from ddpfix.probing.advice import advise
 from ddpfix.probing.module_calls import ModuleCalls
 from ddpfix.probing.restore import kept
@@ -190,10 +190,10 @@ def _own_loss(output: Any) -> Tuple[Any, str]:
         return output[0], "the first entry of the output"
     if _is_number(output):
         return output, "the output"
-    summed: List[Any] = [t.float().sum() for t in graph.tensors(output) if t.is_floating_point() and t.requires_grad]
+    summed: List[Any] = [t.float().sum() for t in subject.tensors(output) if t.is_floating_point() and t.requires_grad]
     if summed:
         return torch.stack([each.to(summed[0].device) for each in summed]).sum(), _SUM
-    if any(True for _ in graph.tensors(output)):
+    if any(True for _ in subject.tensors(output)):
         return torch.zeros(()), "none: no output has a graph"
     raise TypeError(f"the output, a {type(output).__name__}, holds no tensor: give loss_fn(output, batch)")
 

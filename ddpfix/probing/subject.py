@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
 from ddpfix.layerdrop import cover
 from ddpfix.models import internals, parameter_names, wrap_hooks
-from ddpfix.probing import graph
 from ddpfix.probing.result import Checkpoint, Result, Skipping
 from ddpfix.user_code import line
 
@@ -106,7 +105,7 @@ class Subject:
     def returned(self, output: Any) -> None:
         """The output of a forward that no other module of this model is around."""
         self._has_returned = True
-        found = graph.leaves(output)
+        found = leaves(output)
         if found is not None:
             self._reached = found if self._reached is None else self._reached | found
 
@@ -284,3 +283,39 @@ def _layers(module: Any) -> List[Any]:
         return list(layers.children())
     lists = [list(child.children()) for child in module.children() if isinstance(child, torch.nn.ModuleList)]
     return max(lists, key=len, default=[])
+
+
+def leaves(output: Any) -> Optional[Set[int]]:
+    """Return the ids of the tensors whose gradient the outputs can accumulate; None where no output has a graph."""
+    roots = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    if not roots:
+        return None
+    found = {id(tensor) for tensor in roots if tensor.grad_fn is None}
+    waiting = [tensor.grad_fn for tensor in roots if tensor.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.add(id(variable))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
+
+
+def tensors(output: Any) -> Iterator[Any]:
+    """Yield the tensors in an output: in lists, tuples, dicts and data classes, as DDP finds them."""
+    if isinstance(output, torch.Tensor):
+        yield output
+        return
+    inside: Any = ()
+    if isinstance(output, (list, tuple)):
+        inside = output
+    elif hasattr(output, "values") and callable(output.values) and hasattr(output, "keys"):
+        inside = list(output.values())
+    elif hasattr(type(output), "__dataclass_fields__"):
+        inside = [getattr(output, name, None) for name in type(output).__dataclass_fields__]
+    for value in inside:
+        yield from tensors(value)

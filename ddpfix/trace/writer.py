@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
@@ -243,3 +244,27 @@ def _encoded(line: Row) -> bytes:
     if isinstance(text, str) and len(text) > _LONGEST_TEXT:
         line["text"] = text[:_LONGEST_TEXT] + "..."
     return (json.dumps(line, separators=(",", ":"), default=str) + "\n").encode("utf-8")
+
+
+# Children that are forked (workers of a loader) leave the files of their parent alone.
+_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+_WATCHED: List[bool] = []
+
+
+def watch(owner: Any) -> None:
+    """Have ``owner.forked()`` called in forked children. Python cannot take its hook back; it is set once a process."""
+    _OPEN.add(owner)
+    if not _WATCHED and hasattr(os, "register_at_fork"):
+        _WATCHED.append(True)
+        os.register_at_fork(after_in_child=_forked)
+
+
+def forget(owner: Any) -> None:
+    """Call it no more."""
+    _OPEN.discard(owner)
+
+
+def _forked() -> None:
+    for owner in list(_OPEN):
+        owner.forked()
+    _OPEN.clear()

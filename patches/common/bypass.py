@@ -23,8 +23,8 @@ from ddpfix import log
 from ddpfix.models import recomputed
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
-from ddpfix.ranks.groups.names import name_of
-from ddpfix.ranks.store import consent, roll_call
+from ddpfix.ranks.groups.internals import name_of
+from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import default_store
 
 from ..torch.internals.tensors import tensors_in
@@ -157,7 +157,7 @@ class Route:
     def _ask(self, frame: FrameType) -> bool:
         described = _described(frame)
         digest = hashlib.sha1(described.encode()).hexdigest()[:12]
-        agreed = consent.all_come(f"{self._name}/{digest}", self._ranks, roll_call.limit_of(None, _LIMIT))
+        agreed = roll_call.all_come(f"{self._name}/{digest}", self._ranks, roll_call.limit_of(None, _LIMIT))
         where = line(frame)
         if agreed:
             log.once(self._told(where))

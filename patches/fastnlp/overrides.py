@@ -17,7 +17,10 @@ from ddpfix import log
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
 
-from .names import FLAG, SPELLING
+FLAG = "find_unused_parameters"
+# The line that hands a setting to DDP in 1.0.x, and the one of 0.7.0.
+SPELLING = "torch_kwargs={'ddp_kwargs': {%s}}"
+
 
 # What nothing but DDP takes: wherever one of these stands, it is intended for DDP.
 _CLEAR = (FLAG, "static_graph", "broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "check_reduction")

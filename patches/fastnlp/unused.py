@@ -18,7 +18,7 @@ from ddpfix import log
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
 
-from .names import FLAG, SPELLING
+from .overrides import FLAG, SPELLING
 
 _FAILURE = "'Expected to have finished reduction'"
 

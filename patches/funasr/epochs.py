@@ -13,7 +13,7 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
-from ddpfix.ranks.uneven import gather_rows
+from ddpfix.ranks.uneven import async_sum
 
 from . import jsonl
 from .batches import Counts
@@ -78,7 +78,7 @@ def alone() -> bool:
 
 def gather_counts(epoch: Epoch, batches: int) -> List[List[int]]:
     """Gather every rank's number of batches and counts, by rank: one small collective an epoch."""
-    epoch.ranks = gather_rows.gathered([batches, *epoch.counts.numbers()], epoch.trainer.device)
+    epoch.ranks = async_sum.gathered([batches, *epoch.counts.numbers()], epoch.trainer.device)
     return epoch.ranks
 
 

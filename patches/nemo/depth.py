@@ -18,7 +18,7 @@ from typing import Any, Callable, List, Tuple
 
 import torch
 
-from ddpfix.layerdrop import by_patch, cover, everywhere, training
+from ddpfix.layerdrop import cover, everywhere, training
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import PatchError, Site
 
@@ -37,7 +37,7 @@ def put(site: Site, module: ModuleType, owner: Any) -> None:
         return
     site.wrap_hot(owner, _METHOD, _forward)
     skip_frames(vars(owner)[_METHOD])
-    by_patch.record(site, owner, _METHOD, _rate)
+    cover.record(site, owner, _METHOD, _rate)
 
 
 def _check(site: Site, owner: Any) -> None:

@@ -17,8 +17,8 @@ from ddpfix import log
 from ddpfix.modules import globals_of
 from ddpfix.patching.site import Site
 
-from . import parser, words, yaml_options
-from .line import AFTER, BEFORE, KNOWN, Line
+from . import parser, yaml_options
+from .line import AFTER, BEFORE, KNOWN, Line, items
 from .options import Options
 from .parser import Option
 
@@ -70,7 +70,7 @@ def _line(owner: Any, argv: List[str]) -> Optional[Line]:
     arg_parser = parser.of(owner)
     known = {**{option.name: option for option in KNOWN}, **parser.options(arg_parser)}
     tree = yaml_options.read(path)
-    line = Line(arg_parser, known, tree, path, words.items(argv, path, known, tree))
+    line = Line(arg_parser, known, tree, path, items(argv, path, known, tree))
     for item in line.items:
         if item.option is not None:
             line.user_values[item.option.name] = _typed(line, item.option, item.texts)

@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset
 from ddpfix import log
 from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks.uneven import gather_rows, streams
+from ddpfix.ranks.uneven import async_sum, streams
 from ddpfix.ranks.uneven.policy import Held, line, policy
 
 from . import brains
@@ -80,7 +80,7 @@ def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
         return loader
     # A LoopedLoader holds the loader that it reads.
     held.hold(getattr(loader, "loader", loader))
-    numbers, totals = zip(*gather_rows.gathered(remaining(loader), brain.device))
+    numbers, totals = zip(*async_sum.gathered(remaining(loader), brain.device))
     if UNKNOWN in numbers:
         group = brains.cpu_group()
         if group is None:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
 from ddpfix.patching.site import Site
-from ddpfix.ranks.groups.names import name_of
+from ddpfix.ranks.groups.internals import name_of
 from ddpfix.ranks.store import roll_call
 from ddpfix.user_code import module_of
 

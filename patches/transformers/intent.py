@@ -10,12 +10,13 @@ from types import ModuleType
 from typing import Any, Optional
 
 from ddpfix.models import wrap_hooks
+from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
 
-from .object_notes import Notes
-
 FLAG = "find_unused_parameters"
-_NOTES: Notes[Optional[bool]] = Notes()
+# What the user chose, by the handler of accelerate's: a dataclass that compares by value, and whose every attribute is
+# passed on to torch.
+_NOTES: ByIdentity[Optional[bool]] = ByIdentity()
 
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
@@ -42,7 +43,7 @@ def _arguments_built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
     built = wrapped(*args, **kwargs)
     for handler in built.get("kwargs_handlers") or ():
         if hasattr(handler, FLAG):
-            _NOTES.put(handler, instance.args.ddp_find_unused_parameters)
+            _NOTES[handler] = instance.args.ddp_find_unused_parameters
     return built
 
 
@@ -53,16 +54,16 @@ def _model_wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         model = wrapped(*args, **kwargs)
     handler = getattr(getattr(instance, "accelerator", None), "ddp_handler", None)
     if handler is not None:
-        _NOTES.put(handler, user_value)
+        _NOTES[handler] = user_value
     return model
 
 
 def _handler_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     wrapped(*args, **kwargs)
     if FLAG in kwargs:
-        _NOTES.put(instance, bool(kwargs[FLAG]))
+        _NOTES[instance] = bool(kwargs[FLAG])
 
 
 def _prepared(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    with wrap_hooks.user_chose(_NOTES.of(getattr(instance, "ddp_handler", None))):
+    with wrap_hooks.user_chose(_NOTES.get(getattr(instance, "ddp_handler", None))):
         return wrapped(*args, **kwargs)

@@ -19,16 +19,15 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Optional
 
 from ddpfix import log
+from ddpfix.models.identity import ByIdentity
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups import timeouts
 
-from .object_notes import Notes
-
 # Seconds: what torch gives a group of which nothing is said; NCCL gets less since 2.2.
 _LONGEST_DEFAULT = 1800
 # accelerate's handlers whose time limit the user has given.
-_GIVEN: Notes[bool] = Notes()
+_GIVEN: ByIdentity[bool] = ByIdentity()
 
 
 def accelerate_handler(site: Site, module: ModuleType, owner: Any) -> None:
@@ -63,12 +62,12 @@ def _handler_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     wrapped(*args, **kwargs)
     # backend, init_method, timeout
     if (args[2] if len(args) > 2 else kwargs.get("timeout")) is not None:
-        _GIVEN.put(instance, True)
+        _GIVEN[instance] = True
 
 
 def _passed_on(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    if _GIVEN.of(instance):
+    if _GIVEN.get(instance):
         result.setdefault("timeout", instance.timeout)
     return result
 
@@ -77,7 +76,7 @@ def _accelerator_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> No
     was_up = timeouts.group_is_up()
     wrapped(*args, **kwargs)
     handler: Any = getattr(instance, "init_handler", None)
-    if _GIVEN.of(handler) and isinstance(handler.timeout, timedelta):
+    if _GIVEN.get(handler) and isinstance(handler.timeout, timedelta):
         seconds = handler.timeout.total_seconds()
         _compare(seconds, f"InitProcessGroupKwargs(timeout=timedelta(seconds={seconds:g}))", was_up)
 

@@ -6,17 +6,18 @@ What ranks exchange about the next batch: how many have one, and how many have f
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import distributed
 
 from ddpfix import log
+from ddpfix.patching import temporary
 from ddpfix.ranks.failures import first_failure
-from ddpfix.ranks.uneven import gather_rows, lookahead
+from ddpfix.ranks.uneven import async_sum, lookahead
 from ddpfix.system import System
 
-from .filler import Filler
+from ..torch.internals.tensors import is_norm
 
 # How long a rank counts what it leaves out (seconds); a loader that is slower than this has "at least" so many.
 _COUNTING = 1.0
@@ -159,7 +160,7 @@ def without_utterances(batch: Any) -> bool:
 
 def _by_rank(number: int, group: Any) -> List[int]:
     """Every rank's number; once in an uneven epoch, so ranks wait for each other."""
-    return [row[0] for row in gather_rows.gathered([number], group=group)]
+    return [row[0] for row in async_sum.gathered([number], group=group)]
 
 
 def _tell_filled(epoch: _Epoch) -> None:
@@ -189,3 +190,48 @@ def _tell_left(epoch: _Epoch) -> None:
         f"ranks stopped after {steps} steps, when the first one had no more batches; {least}{sum(left)} batches of"
         f" {having} ranks are left out in this epoch (under DDP, DDPFIX_UNEVEN=join trains them)"
     )
+
+
+class Filler:
+    """The smallest batch of this epoch so far, for a model under DDP."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.size = -1
+        self.kept: Any = None
+        # What is in force while this rank's gradients are zero.
+        self.silence: Optional[contextlib.ExitStack] = None
+
+    def keep(self, batch: Any) -> None:
+        """Called with each batch that is trained on; the smallest one costs least."""
+        size = _elements(batch)
+        if self.kept is None or size < self.size:
+            self.size, self.kept = size, batch
+
+    def batch(self) -> Any:
+        """Return the batch; from the first one on until :meth:`end`, this rank's gradients are zero."""
+        if self.silence is None:
+            self.silence = contextlib.ExitStack()
+            self._begin(self.silence)
+        return dict(self.kept) if isinstance(self.kept, dict) else self.kept
+
+    def _begin(self, stack: contextlib.ExitStack) -> None:
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                # Before DDP sees it, and also where a loss is not finite (zero times infinity would not be zero).
+                stack.enter_context(parameter.register_hook(torch.zeros_like))
+        for module in self.model.modules():
+            if is_norm(module) and module.track_running_stats:
+                # Rank 0's statistics become those of the others: they are not to become those of this one batch.
+                stack.enter_context(temporary.replaced(module, "momentum", 0.0))
+
+    def end(self) -> None:
+        """The rank has gradients again, from the next epoch on."""
+        if self.silence is not None:
+            self.silence.close()
+        self.silence = self.kept = None
+
+
+def _elements(batch: Any) -> int:
+    parts: Iterable[Any] = batch.values() if isinstance(batch, dict) else batch
+    return sum(part.numel() for part in parts if isinstance(part, torch.Tensor))

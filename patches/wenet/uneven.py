@@ -7,8 +7,8 @@ rates; deepspeed and FSDP have a barrier with a time limit instead, which cannot
 Here each rank fetches one batch ahead, and ranks agree on batch n+1 while step n runs (:mod:`.batches`). All ranks
 then take the same number of steps, so that nothing else in an epoch is uneven:
 
-join: ranks that are done go on with zero gradients (:mod:`.filler`) until the last one is. Nothing is dropped, and the
-    mean over ranks is the one of ``model.join``. DDP only.
+join: ranks that are done go on with zero gradients (:mod:`.batches`) until the last one is. Nothing is dropped,
+    and the mean over ranks is the one of ``model.join``. DDP only.
 stop: all ranks stop when the first one is done, and the rest is left out, and counted.
 """
 
@@ -30,7 +30,7 @@ from ddpfix.patching.site import PatchError, Site
 from ddpfix.ranks.uneven import async_sum
 from ddpfix.ranks.uneven.policy import Held, policy
 
-from . import batches, filler
+from . import batches
 
 # In every release the training loader is the fourth argument of Executor.train.
 _LOADER = 3
@@ -65,7 +65,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         if group is None:
             return wrapped(*args, **kwargs)
         model = given["model"]
-        filling = None if stop or kind != "torch_ddp" else filler.Filler(model)
+        filling = None if stop or kind != "torch_ddp" else batches.Filler(model)
         if kind != "torch_ddp" and not stop and site.settings["uneven"] != "auto":
             log.info(f"{kind} has no uneven={site.settings['uneven']}: it does the nearest to it, uneven=stop")
         held.hold(given[loader])

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpfix.ranks.agreement import presence, rendezvous
+from ddpfix.ranks.agreement import rendezvous
 
 MODELS = 3
 
@@ -44,7 +44,7 @@ def in_group(stage: Dict[str, Any]) -> List[int]:
     members = stage.get("members") or list(range(size))
     group = distributed.new_group(members)
     # ddpfix is activated in this group a second time; a rank counts once all the same.
-    presence.announce()
+    rendezvous.announce()
     seeds = (
         [wrapped(rank, members, group, stage["seed"] + number) for number in range(MODELS)] if rank in members else []
     )

@@ -11,7 +11,7 @@ from typing import Dict, List
 import pytest
 from torch import distributed
 
-from ddpfix.ranks.agreement import presence, rendezvous
+from ddpfix.ranks.agreement import rendezvous
 from ddpfix.ranks.failures.bulletin import Bulletin
 from ddpfix.ranks.failures.sentinel import Sentinel
 from ddpfix.ranks.groups import internals
@@ -73,8 +73,8 @@ def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.Monke
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 1)
     monkeypatch.setattr(sys, "last_value", ValueError("before the restart"), raising=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    presence.announce()
-    presence.announce_end()
+    rendezvous.announce()
+    rendezvous.announce_end()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     first = meeting_of(0, store, monkeypatch)
     assert first._missing([1]) == [1], "the mark of the earlier start is not one of this"
@@ -121,7 +121,7 @@ def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         store.get("read")
         _of_torch(store, monkeypatch)
         monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
-        presence.announce()
+        rendezvous.announce()
         server.kill()
         server.wait(20)
     with pytest.raises(rendezvous.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):

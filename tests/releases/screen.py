@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddpfix.cli import plan
-from ddpfix.cli.words import plain
+from ddpfix.cli.plan import plain
 from tests.releases.compare import FINE
 from tests.releases.watch import HOLDS, LOOK, NOT_COMPARED
 

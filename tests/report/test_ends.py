@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional
 import pytest
 
 from ddpfix.cli.report import findings, page, summary
-from ddpfix.cli.report.finding import BAD, Finding
+from ddpfix.cli.report.words import BAD, Finding
 from tests.support import ranks, traces
 from tests.support.pages import Page
 

@@ -19,7 +19,7 @@ from ddpfix.patches.torch.replicas import comparison, divergence
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ranks.agreement import presence, rendezvous
+from ddpfix.ranks.agreement import rendezvous
 from ddpfix.ranks.hang import monitor as hang
 from ddpfix.ranks.hang import stacks
 from ddpfix.ranks.store import keys as stores
@@ -80,7 +80,7 @@ def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -
     """
 
     def rank(number: int) -> Any:
-        presence.announce()
+        rendezvous.announce()
         facts = {**FACTS, "LayerDrop": "off"} if number == differs else FACTS
         return rendezvous.meet(rendezvous.Members("all", world.ranks, number), facts, SEED + number, limit)
 

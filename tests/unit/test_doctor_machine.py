@@ -9,13 +9,9 @@ from typing import Dict, List
 
 import pytest
 
-from ddpfix.cli.doctor import (
-    interfaces,
-    limits,
-    network,
-)
+from ddpfix.cli.doctor import limits, network
 from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding
-from ddpfix.cli.doctor.interfaces import Interface
+from ddpfix.cli.doctor.network import Interface
 
 V4, V6 = int(socket.AF_INET), int(socket.AF_INET6)
 LO = [Interface("lo", V4, "127.0.0.1"), Interface("lo", V6, "::1")]
@@ -113,7 +109,7 @@ def test_interfaces_that_ranks_cannot_meet_over(
 
 def test_the_interfaces_of_this_machine() -> None:
     """As the system's own list of names has them; loopback has its address everywhere."""
-    found = interfaces.here()
+    found = list(network.addresses())
     assert {each.name for each in found} <= {name for _, name in socket.if_nameindex()}
     assert any(each.address == "127.0.0.1" and each.is_loopback for each in found)
 
@@ -126,7 +122,7 @@ def test_another_address_of_the_loopback_is_the_loopbacks(monkeypatch: pytest.Mo
     state = psutil.net_if_stats()["lo"]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [address], "eth0": [address]})
     monkeypatch.setattr(psutil, "net_if_stats", lambda: {"lo": state})
-    assert [(each.name, each.is_loopback) for each in interfaces.here()] == [("lo", True), ("eth0", False)]
+    assert [(each.name, each.is_loopback) for each in network.addresses()] == [("lo", True), ("eth0", False)]
 
 
 def test_a_host_of_a_thousand_containers() -> None:

@@ -19,7 +19,7 @@ ALLOWED: Dict[str, Set[str]] = {
     "ddpfix/__main__.py": {"sys.exit"},
     "ddpfix/cli/demo/ranks.py": {"os.kill"},
     # Signal 0 asks whether a process is there.
-    "ddpfix/trace/processes.py": {"os.kill"},
+    "ddpfix/cli/report/logged.py": {"os.kill"},
     "patches/fastnlp/peers.py": {"os.kill"},
     # `ddpfix probe` ends the process that it has started for three steps.
     "patches/torch/probe.py": {"os._exit"},

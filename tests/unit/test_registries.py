@@ -57,7 +57,7 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.models.wrap_hooks._EXCLUDED": _REGISTERED,
     "ddpfix.models.wrap_hooks._NOT_REENTRANT": _REGISTERED,
     "ddpfix.models.wrap_hooks._REASONS": _REGISTERED,
-    "ddpfix.trace.forks._OPEN": "what the one hook at forks calls",
+    "ddpfix.trace.writer._OPEN": "what the one hook at forks calls",
 }
 # They outlive an activation, and the next one may see them.
 OF_PROCESS: Dict[str, str] = {
@@ -66,12 +66,14 @@ OF_PROCESS: Dict[str, str] = {
     "ddpfix.log.UNLISTED": "threads of ours that run: each takes itself out at its end",
     "ddpfix.patches.torch.pipeline.backward.RUNS": "threads in which a backward runs; empty outside of one",
     "ddpfix.patches.torch.internals.autograd.HIDING": "only ever compared with itself earlier in one backward",
+    "ddpfix.patches.transformers.intent._NOTES": "what the user chose, by a handler of accelerate's while it lives",
+    "ddpfix.patches.transformers.timeouts._GIVEN": "what the user gave, by a handler of accelerate's while it lives",
     "ddpfix.patches.transformers.overrides._PATHS": "where a class reads its rate: a cache of its source, by class",
     "ddpfix.ranks.uneven.async_sum._GROUPS": "groups live as long as the default one, and cannot be destroyed alone",
     "ddpfix.ranks.store.notices._READERS": "the thread of this rank that reads what other ranks ask",
     "ddpfix.ranks.store.keys._SESSIONS": "counts of keys in the group's store, which keeps them for its own length",
     "ddpfix.import_hook.RUNNING": "modules that are executed: each takes itself out at its end",
-    "ddpfix.trace.forks._WATCHED": "whether Python's hook at forks is set, which cannot be taken back",
+    "ddpfix.trace.writer._WATCHED": "whether Python's hook at forks is set, which cannot be taken back",
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddpfix.patches.wenet import batches, filler
+from ddpfix.patches.wenet import batches
 
 from tests.wenet.uneven_tiny_model import Tiny, features
 
@@ -21,7 +21,7 @@ def test_a_filler_has_zero_gradients_and_leaves_the_statistics() -> None:
     model = Tiny().train()
     before = gradients(model, features(1))
     statistics = {name: value.clone() for name, value in model.named_buffers()}
-    filling = filler.Filler(model)
+    filling = batches.Filler(model)
     filling.keep({"feats": features(2)})
     filling.keep({"feats": features(0)})
     filling.keep({"feats": features(1)})

@@ -9,19 +9,61 @@ own configuration.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from ddpfix.cli.doctor import interfaces, private
+from ddpfix.cli.doctor import private
 from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section
-from ddpfix.cli.doctor.interfaces import Interface
 
 # What NCCL tries in turn where nobody has chosen.
 _AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 _FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
 # Interfaces that are shown; a host of containers has hundreds.
 _SHOWN = 24
+
+
+class Interface(NamedTuple):
+    """One address of an interface.
+
+    Attributes:
+        family: ``socket.AF_INET`` or ``AF_INET6``.
+        loops: whether it is the loopback, which may have other addresses as well.
+    """
+
+    name: str
+    family: int
+    address: str
+    is_up: bool = True
+    loops: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.loops or ipaddress.ip_address(self.address).is_loopback
+
+    @property
+    def kind(self) -> str:
+        """The family and the kind of the address, which itself is nobody's business: ``IPv4 private``."""
+        place = ipaddress.ip_address(self.address)
+        kinds = (("loopback", place.is_loopback), ("link-local", place.is_link_local), ("private", place.is_private))
+        return f"IPv{place.version} {next((name for name, holds in kinds if holds), 'public')}"
+
+
+def addresses() -> Iterator[Interface]:
+    """Yield all addresses of this machine as psutil has them, those of IPv4 first; OSError: the system refuses."""
+    import psutil
+
+    states = psutil.net_if_stats()
+    every = psutil.net_if_addrs()
+    for family in _FAMILIES.values():
+        for name, addresses in every.items():
+            state = states.get(name)
+            is_up, flags = (True, "") if state is None else (state.isup, getattr(state, "flags", ""))
+            for each in addresses:
+                if each.family == family:
+                    # A link-local address of IPv6 has its zone behind it.
+                    yield Interface(name, family, each.address.partition("%")[0], is_up, "loopback" in flags.split(","))
 
 
 def look(
@@ -48,7 +90,7 @@ def look(
 
 def _here(findings: List[Finding]) -> List[Interface]:
     try:
-        return interfaces.here()
+        return list(addresses())
     except (OSError, AttributeError, ValueError) as error:
         text = f"the network interfaces could not be read: {private.error(error)}"
         findings.append(Finding(WARNING, "network", text, "nothing, if ranks connect; else run ip addr"))

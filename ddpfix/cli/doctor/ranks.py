@@ -19,7 +19,7 @@ from ddpfix import __version__, _env
 from ddpfix.cli import plan
 from ddpfix.cli.doctor import choices, examination, private, screen
 from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, in_order
-from ddpfix.cli.words import plain
+from ddpfix.cli.plan import plain
 from ddpfix.matrix import detect, loader, resolve
 
 # Ranks and values that are named; of more there is a count.

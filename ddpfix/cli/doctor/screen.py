@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ddpfix.cli import plan
 from ddpfix.cli.doctor.finding import BLOCKS
-from ddpfix.cli.words import plain
+from ddpfix.cli.plan import plain
 
 # Problems that are printed; --json has all.
 _SHOWN = 30

@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpfix.cli.report import words
-from ddpfix.cli.report.finding import BAD, GOOD, PLAIN, Finding
+from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
 from ddpfix.ranks.failures.last_words import says_that_another_exited, without_explanation
 
 Data = Dict[str, Any]

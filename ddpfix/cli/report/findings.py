@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ddpfix.cli.report import endings, summary, words
-from ddpfix.cli.report.finding import BAD, GOOD, PLAIN, Finding
+from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
 
 Data = Dict[str, Any]
 PART_NAMES = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpfix.trace import clean, processes
+from ddpfix.trace import clean
 from ddpfix.trace.reader import Run
 
 # Texts that differ; ranks that are named a text.
@@ -60,7 +62,7 @@ class Logged:
             self.hosts[host] = self.hosts.get(host, 0) + 1
         how = "no last line" if run.end is None else clean.text(run.end.get("how"))
         self.ends.setdefault(how if how in self.ends or len(self.ends) < TEXTS else "other", []).append(run.rank)
-        if run.end is None and processes.has_exited(header.get("pid"), header.get("host")):
+        if run.end is None and has_exited(header.get("pid"), header.get("host")):
             self.exited.append(run.rank)
         moments = [row.get("time") for row in (*clean.rows(run.events)[-1:], clean.table(run.end))]
         known = list(filter(None, map(clean.number, [*moments, *run.steps["time"][-1:]])))
@@ -124,3 +126,16 @@ def _head(header: Dict[str, Any]) -> Dict[str, Any]:
         for name, each in settings
     ]
     return found
+
+
+def has_exited(pid: Any, host: Any) -> bool:
+    """Return whether a process has exited; False where it ran on another machine, and nobody here knows."""
+    if type(pid) is not int or not 0 < pid < 2**31 or host != socket.gethostname() or os.name == "nt":
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -15,7 +15,7 @@ from typing import Any, Dict, Optional, Sequence
 
 from ddpfix.cli.report import compare, figures, findings, head, tables
 from ddpfix.cli.report.figures.figure import TABLE_ROWS, Figure, Table
-from ddpfix.cli.report.finding import BAD, GOOD, PLAIN, Finding
+from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
 
 Data = Dict[str, Any]
 _ASSETS = Path(__file__).with_name("assets")

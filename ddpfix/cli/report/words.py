@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence
+
+# What a finding means for the reader: to be looked at, fine, or neither.
+BAD, GOOD, PLAIN = "attention", "good", "plain"
+
+
+class Finding(NamedTuple):
+    """One sentence about one subject.
+
+    Attributes:
+        subject: also the name of a part of the page.
+        lines: what stands below it, ``cause: ...`` or ``advice: ...``; code to paste follows after a line break.
+    """
+
+    subject: str
+    level: str
+    text: str
+    lines: Sequence[str] = ()
+
 
 GIB = 2**30
 UNKNOWN = "unknown"

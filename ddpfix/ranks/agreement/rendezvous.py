@@ -9,16 +9,19 @@ so the work of a rank does not grow with the world size.
 from __future__ import annotations
 
 import contextlib
+import sys
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 from ddpfix.ranks.agreement import hosts
-from ddpfix.ranks.agreement.presence import ANY, ENDED
 from ddpfix.ranks.groups import timeouts as limits
-from ddpfix.ranks.groups.names import Members as Members
+from ddpfix.ranks.groups.internals import Members as Members
 from ddpfix.ranks.store import keys as stores
 from ddpfix.ranks.store.keys import (
     count,
+    default_store,
+    enter,
+    group_store,
     has,
     is_here,
     keys,
@@ -248,3 +251,33 @@ def _patience() -> float:
 def _causes(names: List[str]) -> List[str]:
     """Return the facts from which others follow: which fixes are applied follows from a release and from settings."""
     return [name for name in names if name == "ddpfix" or name.startswith("DDPFIX_")] or names
+
+
+# Ranks that have ended with an error: how many, and each under its number.
+ENDED, ANY = "ended", "any"
+
+
+def announce() -> None:
+    """Leave a mark in the store that ddpfix is active on this rank; called when the process group has been initialized.
+
+    Other ranks wait for a late rank that has left its mark, but not for one without a mark or one that ended with an
+    error. In a store of the program's own there is no mark.
+    """
+    store = group_store()
+    if store is not None:
+        enter(store)
+
+
+def announce_end() -> None:
+    """Tell the ranks that may be waiting for this one that it ends with an error; nothing where it ends without."""
+    if getattr(sys, "last_value", None) is None:
+        return
+    # The process that holds the store may have ended already, and then nobody can be told.
+    with contextlib.suppress(Exception):
+        from torch import distributed
+
+        store = default_store()
+        if store is not None:
+            store = keys(store, ENDED)
+            store.add(str(distributed.get_rank()), 1)
+            store.add(ANY, 1)

@@ -1,10 +1,15 @@
-"""What torch keeps of process groups under names that are not public."""
+"""What torch keeps of process groups under names that are not public, and how many collectives it counts in each.
+
+gloo counts what goes from one rank to another as well: a rank with fewer does not owe one to the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 from datetime import timedelta
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
 def default_group() -> Any:
@@ -108,3 +113,61 @@ def recorded() -> List[Tuple[int, int]]:
         return []
     groups = json.loads(dump(includeCollectives=False)).get("pg_status", {}).values()
     return [(int(each["last_enqueued_collective"]), int(each["last_completed_collective"])) for each in groups]
+
+
+def counts() -> Dict[str, int]:
+    """Return the number of collectives by group, as far as its backend tells; the key is the same on all its ranks."""
+    members = table("pg_group_ranks")
+    found: Dict[str, int] = {}
+    for group, name in list(table("pg_names").items()):
+        with contextlib.suppress(Exception):
+            ranks = hashlib.sha1(",".join(map(str, sorted(members[group]))).encode()).hexdigest()[:12]
+            found[f"{name} {ranks}"] = collectives_of(group)
+    return found
+
+
+def ended() -> Optional[int]:
+    """Return how many collectives of the default group have ended, as torch's flight recorder has it; None if unknown.
+
+    It numbers the groups in its own way: the one that has begun as many as the default group is taken, if there is one.
+    """
+    with contextlib.suppress(Exception):
+        begun = collectives_of(default_group())
+        found = [completed for enqueued, completed in recorded() if enqueued == begun]
+        if len(found) == 1 and found[0] >= 0:
+            return found[0]
+    return None
+
+
+def groups() -> List[Any]:
+    """Return the groups that this rank is in."""
+    return list(table("pg_names"))
+
+
+def is_beyond(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
+    """Return whether torch counts more of a common group for us than for another rank."""
+    return any(count > theirs[name] for name, count in ours.items() if name in theirs)
+
+
+class Members(NamedTuple):
+    """The ranks that train one model.
+
+    Attributes:
+        ranks: their global ranks, in the group's order.
+    """
+
+    name: str
+    ranks: List[int]
+    rank: int
+
+
+def name_of(group: Any, ranks: Sequence[int]) -> str:
+    """Return a short name for a process group, the same on all of its ranks; two groups of the same ranks differ."""
+    return hashlib.sha1(f"{_torchs_name(group)}:{','.join(map(str, ranks))}".encode()).hexdigest()[:12]
+
+
+def _torchs_name(group: Any) -> str:
+    """Return the name under which torch keeps the keys of a group in its store, the same on all ranks therefore."""
+    from torch.distributed import distributed_c10d
+
+    return str(table("pg_names").get(distributed_c10d.group.WORLD if group is None else group, ""))

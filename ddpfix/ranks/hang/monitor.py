@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, killed
-from ddpfix.ranks.groups import collectives, timeouts
+from ddpfix.ranks.groups import internals, timeouts
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import processes, silent_ranks, stacks, verdict
 from ddpfix.ranks.hang.alarms import Alarms, Finding
@@ -157,7 +157,7 @@ class Monitor:
 
     def _limit(self) -> float:
         """Seconds that are too long: fewer than collectives wait, so that this is said first."""
-        known = [timeouts.shortest(group) for group in collectives.groups()]
+        known = [timeouts.shortest(group) for group in internals.groups()]
         self._least = min([self._given.hang, *(PART * each for each in known if each)])
         return self._least
 

@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix import devices
-from ddpfix.ranks.groups import calls, collectives
+from ddpfix.ranks.groups import calls, internals
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import loaders, loops, places, processes
 from ddpfix.system import System
@@ -129,7 +129,7 @@ class Tracker:
 
     def look(self) -> float:
         """Look once; returns the seconds since the last collective began (where none are counted, the last step)."""
-        counts = collectives.counts()
+        counts = internals.counts()
         if counts != self._counts or (not counts and self._step() != self._step_then):
             self._counts = counts
             self._progressed()
@@ -203,7 +203,7 @@ class Tracker:
             patience=call.limit,
             loops=loops.of(frames),
             work=self._work(),
-            ended=collectives.ended() if place.phase == places.DEVICE else None,
+            ended=internals.ended() if place.phase == places.DEVICE else None,
         )
 
     def _place(self, frames: List[FrameType]) -> places.Place:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ddpfix.ranks.groups import calls, collectives, work
+from ddpfix.ranks.groups import calls, internals, work
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import places, words
@@ -128,7 +128,7 @@ def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) ->
             most[name] = max(count, most.get(name, count))
     uncounted = any(one.what in POINT_TO_POINT for one in waiting)
     for each in positions.values():
-        if collectives.is_beyond(most, each.counts) or (uncounted or not each.counts) and not each.may_wait():
+        if internals.is_beyond(most, each.counts) or (uncounted or not each.counts) and not each.may_wait():
             found.add(each.rank)
     return found
 

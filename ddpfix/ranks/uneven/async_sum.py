@@ -9,7 +9,7 @@ from typing import Any, List, Optional, Sequence
 from ddpfix import log
 from ddpfix.ranks.failures import first_failure
 from ddpfix.ranks.groups import internals
-from ddpfix.ranks.store import consent
+from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import count, default_store
 from ddpfix.system import System
 
@@ -66,12 +66,12 @@ def _connects(default: Any, patience: float) -> bool:
     place, ranks = f"gloo/{count(store, 'gloo')}", list(range(default.size()))
     limit = _CONNECT + _EACH * len(ranks)
     # Whoever is late (rank 0 prepares the data of all) is not to be taken for one that gloo cannot reach.
-    if not consent.all_come(f"{place}/here", ranks, patience):
+    if not roll_call.all_come(f"{place}/here", ranks, patience):
         return False
     begun, probe = System.monotonic(), _made(timedelta(seconds=limit))
     if probe is None:
-        consent.refuse(place, ranks)
-    elif consent.all_come(place, ranks, limit + _LATER):
+        roll_call.refuse(place, ranks)
+    elif roll_call.all_come(place, ranks, limit + _LATER):
         distributed.destroy_process_group(probe)
         return True
     log.warning(
@@ -88,7 +88,7 @@ class PendingSum:
 
     Args:
         numbers: the numbers of this rank; every rank has as many.
-        device: where its backend takes tensors.
+        device: where the group's backend takes tensors.
     """
 
     def __init__(self, numbers: Sequence[int], group: Any, device: Any = "cpu") -> None:
@@ -118,3 +118,23 @@ class PendingSum:
             raise first_failure.PeerFailedError(cause) from error
         sums: List[int] = self._numbers.tolist()
         return sums
+
+
+def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> List[List[int]]:
+    """Return one row a rank, in the order of ranks; every rank of the group has to call this.
+
+    Args:
+        numbers: the numbers of this rank; every rank has as many.
+        device: where the group takes its tensors, if its backend is not gloo.
+
+    Raises:
+        RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failures.first_failure.PeerFailedError` if
+        it left a cause.
+    """
+    from torch import distributed
+
+    width, rank = len(numbers), distributed.get_rank(group)
+    table = [0] * (width * distributed.get_world_size(group))
+    table[rank * width : (rank + 1) * width] = numbers
+    values = PendingSum(table, group, "cpu" if distributed.get_backend(group) == "gloo" else device).result()
+    return [values[begin : begin + width] for begin in range(0, len(values), width)]

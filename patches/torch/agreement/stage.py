@@ -13,7 +13,7 @@ from ddpfix import log
 from ddpfix.layerdrop import cover, schedule, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks.agreement import presence, rendezvous
+from ddpfix.ranks.agreement import rendezvous
 
 from ..internals import process_groups
 from ..internals.wrapper import inner
@@ -47,10 +47,10 @@ class Mark(Follower):
     place = "agreement"
 
     def up(self) -> None:
-        presence.announce()
+        rendezvous.announce()
 
     def exits(self) -> None:
-        presence.announce_end()
+        rendezvous.announce_end()
 
 
 class Agreement(ddp.Stage):

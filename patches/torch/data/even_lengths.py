@@ -12,9 +12,9 @@ from torch.utils import data
 
 from ddpfix import log
 from ddpfix.ranks.groups import timeouts
-from ddpfix.ranks.store import consent
+from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import count, default_store, has, keys, look_until, put
-from ddpfix.ranks.uneven import async_sum, gather_rows, lookahead, policy, streams
+from ddpfix.ranks.uneven import async_sum, lookahead, policy, streams
 from ddpfix.ranks.uneven.async_sum import PendingSum
 
 from ..internals import process_groups
@@ -79,7 +79,7 @@ def batches(
     place = f"uneven/{count(store, 'uneven')}/{meetings.forwards.begun}/{loop}"
     # Another rank that waits in a collective meanwhile is not to run into its limit.
     limit = min(_LIMIT, (timeouts.shortest() or _LIMIT) / 4)
-    if not consent.all_come(place, process_groups.ranks_of(None), limit):
+    if not roll_call.all_come(place, process_groups.ranks_of(None), limit):
         meetings.give_up(
             f"not all ranks asked for batch {given + 1} of a {type(loader.dataset).__name__} after the same training"
             f" step (waited up to {limit:g} s): DDPFIX_UNEVEN does nothing from here on"
@@ -89,7 +89,7 @@ def batches(
     if group is None:
         meetings.give_up("ranks cannot agree on their numbers of batches: this needs gloo, which is unavailable here")
         return None
-    numbers = [row[0] for row in gather_rows.gathered([_left(source, loader, given)], group=group)]
+    numbers = [row[0] for row in async_sum.gathered([_left(source, loader, given)], group=group)]
     if _UNKNOWN in numbers:
         return Streamed(meetings, source, given, stop, group, place)
     if len(set(numbers)) == 1:

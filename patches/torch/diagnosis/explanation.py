@@ -10,8 +10,7 @@ from typing import Any, List, Sequence, Tuple
 from ...common.lines import release
 from ..unused.states import REDUCTION
 from . import causes, parameter_groups, toolkit_lines
-from .case import Case
-from .other_ranks import Others, names_of
+from .other_ranks import Case, Others, names_of
 
 _TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
 _LINE = "\n    "

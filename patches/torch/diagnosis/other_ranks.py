@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import List, Protocol, Sequence, Tuple
 
 from ddpfix.ranks.store import comparison
 from ddpfix.system import System
@@ -10,7 +10,23 @@ from ddpfix.system import System
 from ..internals import process_groups
 from ..pipeline import ddp
 from . import parameter_groups
-from .case import Case
+from .evidence import Evidence
+
+
+class Case(Protocol):
+    """What the explanation of an error reads, see :class:`.stage.Watched`.
+
+    Attributes:
+        wrapped_by: the modules that have wrapped it, the outermost first.
+        number: how many errors were explained: what ranks compare has a name of its own each time.
+        is_inside: whether backwards are made while the wrapped module's own forward runs.
+    """
+
+    model: ddp.Wrapped
+    evidence: Evidence
+    wrapped_by: Tuple[str, ...]
+    number: int
+    is_inside: bool
 
 
 class Others:

@@ -8,7 +8,7 @@ from torch import distributed
 
 from ddpfix.ranks.agreement.rendezvous import Members
 from ddpfix.ranks.groups.internals import is_torchs as is_torchs
-from ddpfix.ranks.groups.names import name_of
+from ddpfix.ranks.groups.internals import name_of
 
 
 def ranks_of(group: Any) -> List[int]:

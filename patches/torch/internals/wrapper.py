@@ -1,4 +1,4 @@
-"""What DDP's wrapper keeps under names that are not public."""
+"""What the wrappers of DDP and FSDP keep under names that are not public."""
 
 from __future__ import annotations
 
@@ -68,3 +68,13 @@ def delays(wrapper: Any) -> bool:
     return bool(
         getattr(wrapper, "_delay_all_reduce_params", None) or getattr(wrapper, "_delay_all_reduce_all_params", False)
     )
+
+
+def is_inner(wrapper: Any) -> bool:
+    """Return whether FSDP has found that a wrapper is a part of another one."""
+    return getattr(wrapper, "_is_root", None) is False
+
+
+def reduces(wrapper: Any) -> bool:
+    """Return whether gradients are reduced, as they are not under ``no_sync``."""
+    return bool(wrapper._sync_gradients)

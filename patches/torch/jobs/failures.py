@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.work import Work
 
-from ..pipeline.process_group import ProcessGroup
+from ..pipeline.process_group import DuringGroup, ProcessGroup
 from ..pipeline.step_count import Clocks
-from .during_group import DuringGroup
 
 if TYPE_CHECKING:
     from ddpfix.ranks.failures.sentinel import Sentinel

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ddpfix.patching.site import Site
 
-from ..pipeline.process_group import ProcessGroup
+from ..pipeline.process_group import DuringGroup, ProcessGroup
 from ..pipeline.step_count import Clocks
-from .during_group import DuringGroup
 
 if TYPE_CHECKING:
     from ddpfix.ranks.hang.monitor import Monitor

@@ -182,7 +182,7 @@ class Difference(NamedTuple):
     """How this rank differs from the first one of its group.
 
     Attributes:
-        most: the largest difference that the samples of these show; NaN where one of them is.
+        most: the largest difference that the samples of these parameters show; NaN where one of them is.
         rates: (name, there, here) of each hyperparameter that differs.
     """
 

@@ -17,7 +17,7 @@ from ddpfix.patching.site import Site
 
 from ..agreement import root_step
 from ..agreement import stage as agreement
-from ..internals import fully_sharded, process_groups
+from ..internals import process_groups, wrapper
 
 
 def steps(site: Site, module: ModuleType, owner: Any) -> None:
@@ -33,7 +33,7 @@ def fully_shard(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _forward(site: Site, original: Any) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if root_step.is_inner(self) or fully_sharded.is_inner(self):
+        if root_step.is_inner(self) or wrapper.is_inner(self):
             return original(self, *inputs, **kwargs)
         replica = _replica(site, self, lambda: process_groups.of_fsdp1(self), self.process_group)
         if replica is None:
@@ -42,7 +42,7 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
         # last micro-batch keeps a gradient that is never reduced, and FSDP raises an AssertionError.
         if replica.open:
             replica.iteration -= 1
-        replica.open = not fully_sharded.reduces(self)
+        replica.open = not wrapper.reduces(self)
         token = training.enter(replica)
         try:
             output = original(self, *inputs, **kwargs)

@@ -18,8 +18,8 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.patching.site import Site
-from ddpfix.trace import forks, schema
-from ddpfix.trace.writer import Writer
+from ddpfix.trace import schema
+from ddpfix.trace.writer import Writer, forget, watch
 
 from ..internals import reducer
 from ..pipeline import optimizers
@@ -82,7 +82,7 @@ class Recorder:
         self._heard.begin(writer)
         self.on = writer.open()
         if self.on:
-            forks.watch(self)
+            watch(self)
             # Also at the end of a process that multiprocessing has started, which runs no other handlers.
             self._finalize = util.Finalize(None, self._exit, exitpriority=100)
         return self.on
@@ -94,7 +94,7 @@ class Recorder:
         if self._finalize is not None:
             self._finalize.cancel()
             self._finalize = None
-        forks.forget(self)
+        forget(self)
         self._close("ended")
 
     def _exit(self) -> None:

@@ -23,7 +23,7 @@ class StepRow:
     Attributes:
         times: seconds by place.
         inner: seconds of forwards and backwards within the optimizer's step (a closure).
-        waits: seconds in which they waited for other ranks.
+        waits: seconds in which backwards waited for other ranks.
         norm: what ``clip_grad_norm_`` returned last.
         skipped: the numbers of skipped layers.
         unused: the numbers of parameters without a gradient.

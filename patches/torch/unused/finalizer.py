@@ -22,8 +22,7 @@ from ..pipeline.optimizer_hooks import Steps
 from . import backward_count, states, transitions, unregistered
 from .backward_in_forward import Within
 from .gradient_hooks import Arrivals
-from .local_gradients import FirstStep
-from .output_hooks import Outputs
+from .local_gradients import FirstStep, Outputs
 from .ready_marks import Marks
 from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING
 from .steady import Steady

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.layerdrop import by_patch, cover
+from ddpfix.layerdrop import cover
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Registry, Site
 from ddpfix.user_code import package_that_calls, whose
@@ -153,7 +153,7 @@ def _was_dropped(arguments: Dict[str, Any]) -> bool:
 def _skipping(model: Any, decided: bool) -> List[Tuple[str, Any, float]]:
     """Return the modules that skip layers for whose gradients DDP would wait; it waits for none of a frozen layer."""
     found = (entry for entry in cover.active(model) if _trainable(entry[1]))
-    return [entry for entry in found if by_patch.needs_flag(entry[1], decided)]
+    return [entry for entry in found if cover.needs_flag(entry[1], decided)]
 
 
 def _trainable(module: Any) -> bool:

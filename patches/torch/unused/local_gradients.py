@@ -7,10 +7,11 @@ another backward follows, so that the sum is rounded as if there had been one re
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, Optional, Set
+from typing import Any, Callable, Iterable, List, Optional, Set
 
 from ddpfix import devices
 
+from ..internals.tensors import Prehook
 from .backward_count import Gradients
 from .states import Reduction
 
@@ -88,3 +89,24 @@ class Output:
         # The engine runs a node, and this hook before it, in the stream of its forward.
         self._streams.update(devices.current_stream(each.device) for each in gradients if each is not None)
         self._reduction.output_reached(gradients)
+
+
+class Outputs:
+    """Puts hooks on the nodes behind outputs: on the tensors themselves they would be visible, as when one is saved."""
+
+    def __init__(self, reached: Callable[[Any], None]) -> None:
+        self._reached, self._hook = reached, Prehook(reached)
+
+    def hook(self, outputs: Iterable[Any], first: Optional[FirstStep]) -> None:
+        """Put a hook on each of these.
+
+        Args:
+            first: the model's first step, which notes which outputs a gradient has reached; None in later ones.
+        """
+        for tensor in outputs:
+            if first is not None:
+                tensor.grad_fn.register_prehook(first.output())
+            elif tensor.output_nr == 0:
+                self._hook.put(tensor.grad_fn)
+            else:
+                tensor.grad_fn.register_prehook(self._reached)

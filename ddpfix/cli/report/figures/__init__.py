@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
-from ddpfix.cli.report.figures import absent, layers, memory, parameters, scales, seconds
+from ddpfix.cli.report.figures import layers, memory, parameters, scales, seconds
 from ddpfix.cli.report.figures.figure import Figure
 
-why = absent.why
 # In the order of the page.
 _MAKERS = (layers.make, seconds.make, memory.make, parameters.make)
 
@@ -16,3 +15,24 @@ def make(runs: Sequence[Dict[str, Any]]) -> List[List[Figure]]:
     """Return all figures for which a run has data, for each run; the same figure of two runs has the same scale."""
     most = scales.of(runs)
     return [[figure for maker in _MAKERS for figure in maker(data, most)] for data in runs]
+
+
+def why(subject: str, data: Dict[str, Any]) -> str:
+    """Return the reason; asked only where there is no figure."""
+    steps, unused, layers = data["steps"], data["unused"], data["layers"]
+    if not steps:
+        return "the run has no step"
+    known = {
+        "layers": layers is not None,
+        "time": data["time"]["mean"]["total"] is not None,
+        "memory": bool(data["memory"]["records"]),
+        "unused": unused["known"],
+        "loss": any(value is not None for value in data["series"]["loss"]["mean"]),
+    }
+    if not known[subject]:
+        return "the trace does not have it"
+    if subject == "layers":
+        return "no layer was skipped"
+    if subject == "unused" and not unused["groups"]:
+        return "every parameter had a gradient in each step"
+    return "a single step" if steps == 1 else "too few steps"
