@@ -7,7 +7,7 @@ import pytest
 from tests.support import ledger
 
 # python -m tests.support.ledger prints what they are.
-PRODUCT, TESTS = 39_031, 77_026
+PRODUCT, TESTS = 38_038, 77_024
 
 
 @pytest.mark.parametrize(("folders", "most"), [(ledger.PRODUCT, PRODUCT), (("tests",), TESTS)])
