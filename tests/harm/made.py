@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 class Net(nn.Module):
@@ -70,11 +71,24 @@ def fit(model: Any, rank: int, steps: int = 5, optimizer: Optional[Any] = None, 
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     loss = torch.zeros(())
     for x, y in batches(rank, steps):
-        optimizer.zero_grad()
-        loss = (model(x, **how) - y).pow(2).mean()
-        loss.backward()
-        optimizer.step()
+        loss = stepped(model, optimizer, x, y, **how)
     return float(loss.item())
+
+
+def stepped(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor, **how: Any) -> torch.Tensor:
+    """Make one step and return its loss."""
+    optimizer.zero_grad()
+    loss: torch.Tensor = (model(x, **how) - y).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def fitted(rank: int) -> Any:
+    """Return a model under DDP of which each step uses all, trained on this rank's batches."""
+    wrapped = DistributedDataParallel(net())
+    fit(wrapped, rank, other=True)
+    return wrapped
 
 
 def state(model: Any) -> Dict[str, torch.Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,17 +71,17 @@ _KNOWN: Dict[str, Program] = {}
 
 
 def program(**about: Any) -> Callable[[Callable[[int, int], Any]], Callable[[int, int], Any]]:
-    """Register a function as a program.
+    """Say more of a program than that it is one: each function of a kind that takes rank and size is.
 
     Args:
         about: fields of :class:`Program`.
     """
 
-    def registered(run: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-        _add(Program(f"{run.__module__.rpartition('.')[2]}/{run.__name__}", run, **about))
+    def marked(run: Any) -> Any:
+        run.about = about
         return run
 
-    return registered
+    return marked
 
 
 def script(kind: str, name: str, **about: Any) -> None:
@@ -100,11 +102,21 @@ def _add(one: Program) -> None:
     _KNOWN[one.name] = one
 
 
+@functools.lru_cache(maxsize=None)
+def _import(kind: str) -> None:
+    """Import a kind's file, and register its functions of rank and size."""
+    module = importlib.import_module(f"tests.harm.kinds.{kind}")
+    for run in vars(module).values():
+        own = inspect.isfunction(run) and run.__module__ == module.__name__
+        if own and [*inspect.signature(run).parameters] == ["rank", "size"]:
+            _add(Program(f"{kind}/{run.__name__}", run, **getattr(run, "about", {})))
+
+
 def load() -> Dict[str, Program]:
     """Return all programs by name, kinds in the order of their files."""
     for file in sorted((HERE / "kinds").glob("*.py")):
         if file.stem != "__init__":
-            importlib.import_module(f"tests.harm.kinds.{file.stem}")
+            _import(file.stem)
     return dict(_KNOWN)
 
 
@@ -114,7 +126,7 @@ def one(name: str) -> Program:
     Raises:
         KeyError: there is none of that name.
     """
-    importlib.import_module(f"tests.harm.kinds.{name.partition('/')[0]}")
+    _import(name.partition("/")[0])
     return _KNOWN[name]
 
 

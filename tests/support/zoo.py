@@ -239,55 +239,16 @@ def _weigh(tensors: List[Tensor]) -> Tensor:
 
 # Finding the classes.
 
-# These draw in a loop of their forward, or use a name like layerdrop there, but skip no layer.
+# These use a name like layerdrop, but skip no layer.
 NOT_LAYER_SKIPS: Mapping[str, str] = {
-    "PerceiverMultimodalPreprocessor": "masks tokens of each modality with a Bernoulli tensor",
-    "ViltEmbeddings": "samples patches of each image",
     "AlbertAttention": "has a local variable whose name ends in layer_dropout, the result of an ordinary dropout",
     "AlbertSdpaAttention": "the same",
+    "BitStage": "hands a rate of drop path, which is by sample, to each of its layers while it is built",
 }
-
 LAYERDROP = re.compile(r"layer_?drop", re.IGNORECASE)
-# Parsing is slow, so files with none of these are not parsed. Weight initialisation and the usual
-# per-sample drop path (its shape has a name) are no layer skips and would match half of the library.
-HINT = re.compile(
-    r"(?<!init\.)\b(rand\((?!shape)|(randint|randrange|random|random_|random_sample|ranf|sample|uniform_?|bernoulli_?"
-    r"|binomial|multinomial|geometric_?|choice|getrandbits|gauss|\w+variate|integers|normal|poisson)\()|layer_?drop",
-    re.IGNORECASE,
-)
+# A call that draws one number. Weight initialisation and the usual drop path by sample give a shape.
+DRAW = re.compile(r"(?<!\w)(torch\.rand\((\[\]|\(\)|\[?1\]?)(\)|, device)|random\.(random|uniform)\(|uniform\(0, ?1\))")
 BUILDING = ("__init__", "_init_weights", "post_init", "reset_parameters", "init_weights")
-RANDOM_METHODS = (
-    "random",
-    "uniform",
-    "randint",
-    "randrange",
-    "getrandbits",
-    "choice",
-    "gauss",
-    "betavariate",
-    "expovariate",
-    "triangular",
-)
-# numpy's distributions and how many positional arguments they take before a size.
-NUMPY_BEFORE_SIZE = {
-    "random": 0,
-    "random_sample": 0,
-    "ranf": 0,
-    "sample": 0,
-    "rand": 0,
-    "choice": 1,
-    "binomial": 2,
-    "uniform": 2,
-    "normal": 2,
-    "integers": 2,
-    "randint": 2,
-    "geometric": 1,
-    "exponential": 1,
-    "poisson": 1,
-}
-TORCH_FACTORIES = ("rand", "randint")
-# In these the shape is that of a tensor made elsewhere, so they count wherever a loop holds them.
-TENSOR_DRAWS = ("bernoulli", "bernoulli_", "uniform_", "random_", "multinomial", "binomial", "geometric_")
 
 
 def drawing_classes() -> Dict[str, List[str]]:
@@ -326,130 +287,37 @@ def _classes_of_file(path: Path) -> FrozenSet[str]:
 
 
 def drawing_classes_of(source: str) -> Set[str]:
-    """The classes of one source text whose forward draws a layer-level skip, exclusions included."""
-    if not HINT.search(source):
+    """The classes of one source text whose forward draws a layer-level skip, exclusions included.
+
+    Signs: any use of a layerdrop rate after construction, or a number that is drawn in a loop.
+    """
+    if not (LAYERDROP.search(source) or DRAW.search(source)):
+        # Parsing is slow.
         return set()
-    tree = ast.parse(source)
-    helpers = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    found = {node.name for node in classes if _draws(node, helpers)}
+    classes = {node: _methods(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
+    draws = (
+        node for node, own in classes.items() if "forward" in own and any(_draws(each, source) for each in own.values())
+    )
+    found = {node.name for node in draws}
     # A class that inherits its forward draws too.
-    for node in classes:
-        if "forward" not in _methods(node) and found & {_last_name(base) for base in node.bases}:
-            found.add(node.name)
-    return found
+    heirs = [node for node, own in classes.items() if "forward" not in own]
+    return found | {node.name for node in heirs if found & set(map(_name, node.bases))}
 
 
 def _methods(node: ast.ClassDef) -> Dict[str, ast.FunctionDef]:
-    return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+    own = (item for item in node.body if isinstance(item, ast.FunctionDef))
+    return {item.name: item for item in own if item.name not in BUILDING}
 
 
-def _draws(node: ast.ClassDef, helpers: Mapping[str, ast.FunctionDef]) -> bool:
-    """Whether a class draws a scalar per layer, by any of four signs, the broadest that stay exact.
-
-    Signs: a scalar (or one number per layer) drawn in a loop of ``forward`` or of a method that it
-    calls; a call, from such a loop, of a function that draws one; a scalar drawn by ``forward`` itself
-    outside loops (a layer that decides on its own skip); any use of a layerdrop rate after construction.
-    """
-    methods = _methods(node)
-    if "forward" not in methods:
-        return False
-    reached = _reached("forward", methods)
-    callable_ones = dict(helpers, **methods)
-    return (
-        any(_in_loop(methods[name], callable_ones) for name in reached)
-        or _draws_itself(methods["forward"])
-        or any(_reads_layerdrop(methods[name]) for name in reached)
-    )
+def _draws(method: ast.AST, source: str) -> bool:
+    inside = list(ast.walk(method))
+    loops = (node for node in inside if isinstance(node, (ast.For, ast.While, ast.ListComp)))
+    rates = any(LAYERDROP.search(_name(node)) for node in inside)
+    return rates or any(DRAW.search(ast.get_source_segment(source, node) or "") for node in loops)
 
 
-def _reached(start: str, methods: Mapping[str, ast.FunctionDef]) -> Set[str]:
-    """Methods of the class that ``start`` calls, directly or through others."""
-    seen: Set[str] = set()
-    todo = [start]
-    while todo:
-        name = todo.pop()
-        if name in methods and name not in seen and name not in BUILDING:
-            seen.add(name)
-            todo.extend(_last_name(call.func) for call in _calls(methods[name]))
-    return seen
-
-
-def _in_loop(method: ast.AST, helpers: Mapping[str, ast.FunctionDef]) -> bool:
-    loops = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
-    for loop in (node for node in ast.walk(method) if isinstance(node, loops)):
-        for call in _calls(loop):
-            helper = helpers.get(_last_name(call.func))
-            if _is_scalar_draw(call) or (helper is not None and _draws_itself(helper)):
-                return True
-    return False
-
-
-def _draws_itself(function: ast.AST) -> bool:
-    """Whether a function draws a scalar for certain, in a loop or not."""
-    return any(_is_scalar_draw(call) and _is_certain(call) for call in _calls(function))
-
-
-def _calls(node: ast.AST) -> List[ast.Call]:
-    return [item for item in ast.walk(node) if isinstance(item, ast.Call)]
-
-
-def _last_name(node: ast.AST) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _owner(call: ast.Call) -> str:
-    """The name before the last dot: ``torch``, ``random`` (also for ``np.random``), or nothing."""
-    return _last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-
-
-def _is_scalar_draw(call: ast.Call) -> bool:
-    name, owner = _last_name(call.func), _owner(call)
-    if name in TENSOR_DRAWS:
-        return True
-    if owner == "torch" and name in TORCH_FACTORIES:
-        return _scalar_shape(call)
-    if owner in ("random", "rng", "generator") and (name in NUMPY_BEFORE_SIZE or name in RANDOM_METHODS):
-        return _no_size(call, name)
-    # A generator bound to a bare name, as in `from random import uniform`.
-    return isinstance(call.func, ast.Name) and name in ("rand", "uniform", "random", "randint")
-
-
-def _is_certain(call: ast.Call) -> bool:
-    return _last_name(call.func) not in TENSOR_DRAWS
-
-
-def _scalar_shape(call: ast.Call) -> bool:
-    """Whether torch.rand and its like make one number: an empty shape or nothing but ones."""
-    skip = 0
-    if _last_name(call.func) == "randint":
-        skip = min(2, max(0, len(call.args) - 1))
-    sizes = [word.value for word in call.keywords if word.arg == "size"] or list(call.args[skip:])
-    flat: List[ast.expr] = []
-    for size in sizes:
-        flat.extend(size.elts if isinstance(size, (ast.List, ast.Tuple)) else [size])
-    return all(isinstance(size, ast.Constant) and size.value == 1 for size in flat) or _counts_layers(flat)
-
-
-def _counts_layers(sizes: List[ast.expr]) -> bool:
-    """Whether a shape is a number of layers: the decisions of one forward drawn in one go."""
-    return len(sizes) == 1 and any("layers" in _last_name(node) for node in ast.walk(sizes[0]))
-
-
-def _no_size(call: ast.Call, name: str) -> bool:
-    if any(word.arg == "size" for word in call.keywords):
-        return False
-    sizes = call.args[NUMPY_BEFORE_SIZE.get(name, len(call.args)) :]
-    return all(isinstance(size, ast.Constant) and size.value == 1 for size in sizes) or _counts_layers(sizes)
-
-
-def _reads_layerdrop(method: ast.AST) -> bool:
-    for node in ast.walk(method):
-        if isinstance(node, (ast.Attribute, ast.Name)) and LAYERDROP.search(_last_name(node)):
-            return True
-    return False
+def _name(node: ast.AST) -> str:
+    return getattr(node, "attr", "") or getattr(node, "id", "")
 
 
 # Answering the draws from a script.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, net, state
+from tests.harm.made import fit, fitted, net, state
 from tests.harm.program import program, script
 
 
@@ -21,23 +21,17 @@ def constructor_fails_on_one_rank(rank, size):
         frozen = net().requires_grad_(False)
         with contextlib.suppress(RuntimeError):
             DDP(frozen)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
-    return state(wrapped)
+    return state(fitted(rank))
 
 
-@program()
 def constructor_fails_for_wrong_devices(rank, size):
     if rank == 1:
         for devices in ([0, 1], ["cuda:7"]):
             with contextlib.suppress(ValueError, RuntimeError):
                 DDP(net(), device_ids=devices)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
-    return state(wrapped)
+    return state(fitted(rank))
 
 
-@program()
 def constructor_fails_on_all_ranks(rank, size):
     failures = []
     for make in (lambda: DDP(nn.ReLU()), lambda: DDP(net(), dim="x", device_ids=[9])):
@@ -45,12 +39,10 @@ def constructor_fails_on_all_ranks(rank, size):
             make()
         except Exception as failure:
             failures.append(type(failure).__name__)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     return failures, state(wrapped)
 
 
-@program()
 def own_module_raises_while_it_is_wrapped(rank, size):
     class Choosy(DDP):
         def __init__(self, module, ready):
@@ -69,7 +61,6 @@ def own_module_raises_while_it_is_wrapped(rank, size):
     return tries, state(wrapped)
 
 
-@program()
 def copy_that_one_rank_alone_tries(rank, size):
     """Rank 0 looks at a copy; then all train another with a backward a head."""
     wrapped = DDP(net())
@@ -137,8 +128,7 @@ def store_of_ones_own(rank, size):
     folder = os.path.join(tempfile.gettempdir(), "store")
     os.makedirs(folder, exist_ok=True)
     dist.init_process_group("gloo", store=Minimal(folder), rank=rank, world_size=size)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     found = state(wrapped)
     dist.barrier()
     if rank == 0:
@@ -174,8 +164,7 @@ def keys_of_a_store_are_counted(rank, size):
     port = int(os.environ["MASTER_PORT"])
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    fitted(rank)
     dist.barrier()
     count = store.num_keys()
     dist.barrier()
@@ -202,7 +191,6 @@ def files_of_a_file_store(rank, size):
     return count
 
 
-@program()
 def prefix_that_the_program_waits_on(rank, size):
     store = dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
     before = store.add("counter", 1)
@@ -230,7 +218,6 @@ def one_rank_wraps_nothing(rank, size):
     return state(wrapped)
 
 
-@program()
 def models_in_another_order(rank, size):
     """Each rank wraps two models on groups of one in an order of its own, then a common one."""
     alone = [dist.new_group([each]) for each in range(size)]
@@ -241,7 +228,6 @@ def models_in_another_order(rank, size):
     return state(wrapped)
 
 
-@program()
 def group_made_anew(rank, size):
     found = []
     for turn in range(3):
@@ -256,15 +242,12 @@ def group_made_anew(rank, size):
     return found
 
 
-@program()
 def different_environment_on_each_rank(rank, size):
     os.environ["MY_SETTING"] = str(rank)
     import logging
 
     logging.basicConfig(level=logging.ERROR if rank else logging.INFO)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
-    return state(wrapped)
+    return state(fitted(rank))
 
 
 script("agreement", "spawned_ranks", ranks=1)

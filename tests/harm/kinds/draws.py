@@ -53,6 +53,21 @@ def trained(encoder, rank, steps=6, **how):
     return out, state(wrapped), wrapped.module[1].seen
 
 
+def drawn(name, steps=6, **about):
+    """Make a program of an encoder that is trained."""
+
+    def marked(encoder):
+        def run(rank, size):
+            return trained(encoder, rank, steps)
+
+        run.__name__ = name
+        globals()[name] = program(needs=PACKAGE, may=(SKIPS,), **about)(run)
+        return encoder
+
+    return marked
+
+
+@drawn("gain_of_uniform", sample=True)
 class Gain(Encoder):
     def forward(self, x):
         x = x * random.uniform(0.8, 1.2)
@@ -63,11 +78,7 @@ class Gain(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,), sample=True)
-def gain_of_uniform(rank, size):
-    return trained(Gain, rank)
-
-
+@drawn("noise_of_a_whole_tensor")
 class Noise(Encoder):
     def forward(self, x):
         for layer in self.layers:
@@ -79,11 +90,7 @@ class Noise(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def noise_of_a_whole_tensor(rank, size):
-    return trained(Noise, rank)
-
-
+@drawn("augmentation_of_this_rank", steps=12)
 class Coin(Encoder):
     def forward(self, x):
         if self.training and random.random() < 0.5:
@@ -96,11 +103,7 @@ class Coin(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def augmentation_of_this_rank(rank, size):
-    return trained(Coin, rank, steps=12)
-
-
+@drawn("draw_as_item")
 class Item(Encoder):
     def forward(self, x):
         for layer in self.layers:
@@ -112,11 +115,7 @@ class Item(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def draw_as_item(rank, size):
-    return trained(Item, rank)
-
-
+@drawn("draw_moved_to_a_device")
 class Device(Encoder):
     def forward(self, x):
         for layer in self.layers:
@@ -128,11 +127,7 @@ class Device(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def draw_moved_to_a_device(rank, size):
-    return trained(Device, rank)
-
-
+@drawn("draw_expanded")
 class Expanded(Encoder):
     def forward(self, x):
         for layer in self.layers:
@@ -142,11 +137,7 @@ class Expanded(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def draw_expanded(rank, size):
-    return trained(Expanded, rank)
-
-
+@drawn("draw_in_where")
 class Where(Encoder):
     def forward(self, x):
         for layer in self.layers:
@@ -154,11 +145,7 @@ class Where(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def draw_in_where(rank, size):
-    return trained(Where, rank)
-
-
+@drawn("percents_that_skip_nothing")
 class Percent(Encoder):
     def forward(self, x):
         for index, layer in enumerate(self.layers):
@@ -167,11 +154,6 @@ class Percent(Encoder):
                 continue
             x = x + layer(x).tanh()
         return x
-
-
-@program(needs=PACKAGE, may=(SKIPS,))
-def percents_that_skip_nothing(rank, size):
-    return trained(Percent, rank)
 
 
 @program(needs=PACKAGE, due=(SKIPS,))
@@ -204,6 +186,7 @@ def scale_of_two_skips_a_fifth(rank, size):
     return 60 < skipped < 140
 
 
+@drawn("draw_logged_and_pickled")
 class Logged(Encoder):
     def forward(self, x):
         for layer in self.layers:
@@ -215,11 +198,7 @@ class Logged(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def draw_logged_and_pickled(rank, size):
-    return trained(Logged, rank)
-
-
+@drawn("generator_of_its_own")
 class Generator(Encoder):
     def __init__(self, **how):
         super().__init__(**how)
@@ -233,11 +212,7 @@ class Generator(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def generator_of_its_own(rank, size):
-    return trained(Generator, rank)
-
-
+@drawn("mask_of_spec_augment")
 class MaskedTime(Encoder):
     """SpecAugment: where a mask begins, and how wide it is."""
 
@@ -254,11 +229,7 @@ class MaskedTime(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def mask_of_spec_augment(rank, size):
-    return trained(MaskedTime, rank)
-
-
+@drawn("draw_used_twice")
 class Mixed(Encoder):
     """One draw serves the layer and the size of its noise."""
 
@@ -271,11 +242,7 @@ class Mixed(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def draw_used_twice(rank, size):
-    return trained(Mixed, rank)
-
-
+@drawn("all_draws_at_once")
 class Threshold(Encoder):
     """Rates that grow with depth, drawn at once."""
 
@@ -290,11 +257,7 @@ class Threshold(Encoder):
         return x
 
 
-@program(needs=PACKAGE, may=(SKIPS,))
-def all_draws_at_once(rank, size):
-    return trained(Threshold, rank)
-
-
+@drawn("scheduled_sampling")
 class Teacher(Encoder):
     """Scheduled sampling next to LayerDrop: the same comparison, another purpose."""
 
@@ -308,11 +271,6 @@ class Teacher(Encoder):
                 continue
             x = x + layer(x).tanh()
         return x
-
-
-@program(needs=PACKAGE, may=(SKIPS,))
-def scheduled_sampling(rank, size):
-    return trained(Teacher, rank)
 
 
 @program(ranks=1, needs=PACKAGE, may=(SKIPS,))

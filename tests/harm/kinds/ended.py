@@ -9,9 +9,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, net, state
+from tests.harm.made import fit, fitted, net, state
 from tests.harm.program import program, script
 
 LATE = 27
@@ -48,8 +47,7 @@ def pipeline_whose_first_stage_is_done(rank, size):
 
 @program(slow=True)
 def point_to_point_after_training(rank, size):
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     box = one(0)
     if rank:
         dist.send(one(1), 0)
@@ -156,8 +154,7 @@ def queue_in_the_store(rank, size):
 
 @program(ranks=3, slow=True)
 def long_evaluation_on_one_rank(rank, size):
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     if rank == 0:
         time.sleep(LATE)
     dist.barrier()

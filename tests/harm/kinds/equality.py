@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from tests.harm.made import Net, batches, fit, net, state
+from tests.harm.made import Net, batches, fit, net, state, stepped
 from tests.harm.program import program
 
 
@@ -46,7 +46,6 @@ class Labelled(DDP):
         return hash(self.name)
 
 
-@program()
 def wrapper_that_completes_its_hash(rank, size):
     first = Labelled(net(), "student")
     fit(first, rank, other=True)
@@ -81,7 +80,6 @@ class Sized(Net):
         return hash(self.wide)
 
 
-@program()
 def models_that_are_equal(rank, size):
     torch.manual_seed(0)
     students = [DDP(Sized()) for _ in range(3)]
@@ -107,7 +105,6 @@ class Counted(torch.optim.SGD):
         return hash(self.defaults["lr"])
 
 
-@program()
 def optimizers_that_are_equal(rank, size):
     found = []
     for kind in (Same, Counted):
@@ -139,7 +136,6 @@ class Loads(DataLoader):
         return isinstance(other, Loads)
 
 
-@program()
 def loaders_and_samplers_that_are_equal(rank, size):
     rows = Rows()
     loaders = [Loads(rows, 2, sampler=Shards(rows)) for _ in range(2)]
@@ -172,7 +168,6 @@ class Watched(DDP):
         return super().__getattr__(name)
 
 
-@program()
 def attributes_of_a_wrapper_that_are_counted(rank, size):
     wrapped = Watched(net())
     made = list(Watched.seen)
@@ -225,7 +220,6 @@ class Noted(Net):
         return super().children()
 
 
-@program()
 def attributes_of_a_module_that_are_counted(rank, size):
     torch.manual_seed(0)
     module = Noted()
@@ -260,13 +254,10 @@ def parameters_of_a_class_of_their_own(rank, size):
     Heavy.seen.clear()
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     for x, y in batches(rank, 40):
-        optimizer.zero_grad()
-        (wrapped(x) - y).pow(2).mean().backward()
-        optimizer.step()
+        stepped(wrapped, optimizer, x, y)
     return collections.Counter(made), collections.Counter(Heavy.seen), [each.detach() for each in wrapped.parameters()]
 
 
-@program()
 def wrapper_saved_and_read(rank, size):
     wrapped = Unhashable(net())
     fit(wrapped, rank, optimizer=torch.optim.SGD(wrapped.module.parameters(), 0.1), other=True)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, net, state
+from tests.harm.made import fit, fitted, net, state
 from tests.harm.program import program, script
 
 
@@ -22,12 +22,9 @@ def exit_that_is_caught(rank, size):
 
     with contextlib.suppress(SystemExit):
         option()
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
-    return state(wrapped)
+    return state(fitted(rank))
 
 
-@program()
 def step_that_is_tried_again(rank, size):
     wrapped, tries = DDP(net()), 0
     for turn in range(4):
@@ -40,7 +37,6 @@ def step_that_is_tried_again(rank, size):
     return tries, state(wrapped)
 
 
-@program()
 def interrupt_that_is_caught(rank, size):
     wrapped = DDP(net())
     with contextlib.suppress(KeyboardInterrupt):
@@ -49,7 +45,6 @@ def interrupt_that_is_caught(rank, size):
     return state(wrapped)
 
 
-@program()
 def warnings_as_errors(rank, size):
     wrapped = DDP(net())
     with warnings.catch_warnings():
@@ -61,7 +56,6 @@ def warnings_as_errors(rank, size):
     return state(wrapped)
 
 
-@program()
 def thread_that_fails(rank, size):
     """A logger's thread dies; the training does not mind."""
     seen = []
@@ -70,20 +64,16 @@ def thread_that_fails(rank, size):
     worker.start()
     worker.join()
     threading.excepthook = threading.__excepthook__
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     return seen, state(wrapped)
 
 
-@program()
 def child_that_fails(rank, size):
     codes = [subprocess.call([sys.executable, "-c", f"import sys; sys.exit({code})"]) for code in (1, 0)]
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     return codes, state(wrapped)
 
 
-@program()
 def loader_that_raises_at_its_end(rank, size):
     def numbers():
         yield from range(5)
@@ -99,7 +89,6 @@ def loader_that_raises_at_its_end(rank, size):
     return count, state(wrapped)
 
 
-@program()
 def loss_that_is_not_finite(rank, size):
     wrapped, skipped = DDP(net()), 0
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
@@ -115,7 +104,6 @@ def loss_that_is_not_finite(rank, size):
     return skipped, state(wrapped)
 
 
-@program()
 def backward_that_fails_and_is_dropped(rank, size):
     """The loss of one batch needs no gradient; all ranks see that and go on."""
     wrapped, failures = DDP(net()), 0
@@ -128,7 +116,6 @@ def backward_that_fails_and_is_dropped(rank, size):
     return failures, state(wrapped)
 
 
-@program()
 def collective_refused_and_caught(rank, size):
     failures = 0
     for bad in (lambda: dist.all_reduce("text"), lambda: dist.broadcast(torch.ones(1), src=9)):
@@ -140,7 +127,6 @@ def collective_refused_and_caught(rank, size):
     return failures, fit(DDP(net()), rank, other=True)
 
 
-@program()
 def early_end_of_a_generator(rank, size):
     closed = []
 
@@ -153,12 +139,10 @@ def early_end_of_a_generator(rank, size):
     for number in lines():
         if number == 3:
             break
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     return closed, state(wrapped)
 
 
-@program()
 def error_kept_for_later(rank, size):
     """A runner in the manner of pytest: outcomes are collected, the error's traceback is kept."""
     outcomes = []
@@ -179,7 +163,6 @@ def error_kept_for_later(rank, size):
     return outcomes
 
 
-@program()
 def timeout_of_an_alarm(rank, size):
     import signal
 

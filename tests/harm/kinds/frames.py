@@ -67,7 +67,6 @@ def warnings_of_a_model_by_level(rank, size):
     return found
 
 
-@program()
 def warnings_of_a_hook_by_level(rank, size):
     wrapped = DDP(net())
     found = []
@@ -78,7 +77,6 @@ def warnings_of_a_hook_by_level(rank, size):
     return found
 
 
-@program()
 def warnings_that_are_shown_once(rank, size):
     """Each module keeps what was shown of its lines."""
     model, shown = warns(), []
@@ -104,7 +102,6 @@ class Checked(DDP):
         super().register_comm_hook(state, hook)
 
 
-@program()
 def warnings_of_a_constructor(rank, size):
     found = caught(lambda: DDP(net(), check_reduction=True))
     wrapped = []
@@ -131,7 +128,6 @@ class Named(str):
         return super().lower()
 
 
-@program()
 def warnings_of_a_group_that_comes_up(rank, size):
     """The group of the suite makes room for one of the program's own."""
     dist.destroy_process_group()
@@ -202,7 +198,6 @@ def tracebacks_of_refused_calls(rank, size):
     ]
 
 
-@program()
 def tracebacks_of_checkpoints(rank, size):
     wrapped = DDP(Breaks())
     x = torch.ones(2, 4, requires_grad=True)

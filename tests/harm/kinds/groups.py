@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, net, state, two
+from tests.harm.made import fit, fitted, net, state, two
 from tests.harm.program import program
 
 
@@ -123,13 +123,11 @@ def default_group_that_stands_for_many(rank, size):
     """A backend of the program's own as the default group, with a store that nobody else writes into."""
     dist.Backend.register_backend("alone", lambda store, rank, size, limit: Alone(size), devices=["cpu"])
     dist.init_process_group("alone", store=dist.HashStore(), rank=0, world_size=8)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     dist.destroy_process_group()
     return state(wrapped)
 
 
-@program()
 def passed_on_to_gloo(rank, size):
     """Ranks meet in it, a backward a head, and the program counts its all-reduces."""
     group = Averaged(dist.new_group(list(range(size))))
@@ -144,7 +142,6 @@ def passed_on_to_gloo(rank, size):
     return state(wrapped), group.steps
 
 
-@program()
 def one_of_each_kind(rank, size):
     """A model over gloo, and one over a group of its own on rank 1 alone; steps take turns."""
     shared = DDP(net())
@@ -156,7 +153,6 @@ def one_of_each_kind(rank, size):
     return state(shared), own and state(own)
 
 
-@program()
 def fully_sharded_over_it(rank, size):
     wrapped = FullyShardedDataParallel(net(rank), process_group=Alone(), device_id=torch.device("cpu"))
     fit(wrapped, rank, steps=3 + rank, other=True)
@@ -189,7 +185,6 @@ def ranks_in_threads(rank, size):
     return found
 
 
-@program()
 def trained_after_its_group_is_gone(rank, size):
     """The wrapper is kept, and its model is trained on by itself, with a new optimizer."""
     wrapped = DDP(net(), process_group=dist.new_group(list(range(size))))

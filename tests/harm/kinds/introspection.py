@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torch.utils.data import DataLoader
 
-from tests.harm.made import batches, fit, net, state
+from tests.harm.made import batches, fit, fitted, net, state
 from tests.harm.program import program
 
 CALLS = {
@@ -74,32 +74,26 @@ def signatures(rank, size):
     return of_all(lambda each: _without_places(inspect.signature(each)))
 
 
-@program()
 def full_argument_specs(rank, size):
     return of_all(lambda each: _without_places(inspect.getfullargspec(each)))
 
 
-@program()
 def type_hints(rank, size):
     return of_all(lambda each: sorted(map(str, typing.get_type_hints(each).items())))
 
 
-@program()
 def names_and_texts(rank, size):
     return of_all(lambda each: [each.__module__, each.__qualname__, each.__doc__, inspect.isfunction(each)])
 
 
-@program()
 def sources(rank, size):
     return of_all(lambda each: inspect.getsource(each))
 
 
-@program()
 def help_of_the_wrapper(rank, size):
     return pydoc.render_doc(DDP), pydoc.render_doc(DataLoader), pydoc.render_doc(dist.init_process_group)
 
 
-@program()
 def autospecs(rank, size):
     mocked = mock.create_autospec(DDP)
     wrapped = mocked(net(), find_unused_parameters=True)
@@ -115,7 +109,6 @@ def autospecs(rank, size):
     return failures, sorted(name for name in dir(mocked) if not name.startswith("_")), str(group.call_args)
 
 
-@program()
 def names_in_classes_and_modules(rank, size):
     places = (DDP, DataLoader, torch.optim.Optimizer, torch.optim.SGD, CheckpointFunction, nn.Module)
     return [sorted(dir(each)) for each in places]
@@ -149,7 +142,6 @@ class Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@program()
 def calls_counted_in_the_constructor(rank, size):
     with Counted() as functions:
         wrapped = DDP(net())
@@ -159,7 +151,6 @@ def calls_counted_in_the_constructor(rank, size):
     return functions.names, operators.names
 
 
-@program()
 def calls_counted_in_steps(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
@@ -172,7 +163,6 @@ def calls_counted_in_steps(rank, size):
     return functions.names, operators.names
 
 
-@program()
 def calls_counted_with_the_flag(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     with Counted() as functions, Dispatched() as operators:
@@ -192,7 +182,6 @@ class Watched(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@program()
 def batches_of_a_tensor_subclass(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
@@ -207,8 +196,7 @@ def batches_of_a_tensor_subclass(rank, size):
 @program(may=(r"is not in place any more",))
 def mocks_of_the_program(rank, size):
     with mock.patch.object(DDP, "forward", autospec=True, side_effect=DDP.forward) as called:
-        wrapped = DDP(net())
-        fit(wrapped, rank, other=True)
+        wrapped = fitted(rank)
         count = called.call_count
     fit(wrapped, rank, other=True)
     with mock.patch("torch.distributed.barrier") as barrier:
@@ -216,7 +204,6 @@ def mocks_of_the_program(rank, size):
     return count, barrier.call_count, state(wrapped)
 
 
-@program()
 def wrapt_around_torch(rank, size):
     calls = []
 
@@ -226,13 +213,11 @@ def wrapt_around_torch(rank, size):
 
     for owner, name in ((DDP, "__init__"), (DDP, "forward"), (torch.optim.SGD, "step"), (dist, "all_reduce")):
         wrapt.wrap_function_wrapper(owner, name, note)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     dist.all_reduce(torch.ones(1))
     return calls, state(wrapped)
 
 
-@program()
 def replaced_and_put_back(rank, size):
     kept, count = DDP.__init__, []
 
@@ -248,7 +233,6 @@ def replaced_and_put_back(rank, size):
     return count, DDP.__init__ is kept
 
 
-@program()
 def functions_of_a_class(rank, size):
     """A class hands out the same function each time, which refuses what is no instance."""
     found = [DDP.__init__ is DDP.__init__, DDP.forward is DDP.forward, DataLoader.__iter__ is DataLoader.__iter__]
@@ -278,7 +262,6 @@ class Answers(nn.Module):
         return Output(self.net(x, other=True), x)
 
 
-@program()
 def outputs_that_are_dataclasses(rank, size):
     wrapped = DDP(Answers())
     for x, _ in batches(rank, 4):
@@ -287,7 +270,6 @@ def outputs_that_are_dataclasses(rank, size):
     return type(out).__name__, out.hidden is x, [each.grad for each in wrapped.parameters()]
 
 
-@program()
 def warnings_and_logs_of_a_run(rank, size):
     text = io.StringIO()
     handler = logging.StreamHandler(text)

@@ -27,7 +27,6 @@ def backward_for_each_head(rank, size):
     return state(wrapped)
 
 
-@program()
 def all_gradients_by_one_of_two_backwards(rank, size):
     wrapped = DDP(two(0), find_unused_parameters=True)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
@@ -39,7 +38,6 @@ def all_gradients_by_one_of_two_backwards(rank, size):
     return state(wrapped)
 
 
-@program()
 def branch_by_rank_with_the_flag(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     optimizer = torch.optim.Adam(wrapped.parameters(), 0.01)
@@ -50,7 +48,6 @@ def branch_by_rank_with_the_flag(rank, size):
     return state(wrapped)
 
 
-@program()
 def gradient_penalty(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
@@ -73,7 +70,6 @@ class Checked(nn.Module):
         return checkpoint(self.layers, self.first(x), True, use_reentrant=self.reentrant)
 
 
-@program()
 def reentrant_checkpoint(rank, size):
     torch.manual_seed(0)
     wrapped = DDP(Checked(True))
@@ -81,7 +77,6 @@ def reentrant_checkpoint(rank, size):
     return state(wrapped)
 
 
-@program()
 def checkpoint_beside_the_flag(rank, size):
     torch.manual_seed(0)
     wrapped = DDP(Checked(False), find_unused_parameters=True)
@@ -131,7 +126,6 @@ def reentrant_checkpoints_that_hide_nothing_beside_the_flag(rank, size):
     return state(wrapped)
 
 
-@program()
 def static_graph(rank, size):
     torch.manual_seed(0)
     wrapped = DDP(Checked(True), static_graph=True)
@@ -139,7 +133,6 @@ def static_graph(rank, size):
     return state(wrapped)
 
 
-@program()
 def compressed_gradients(rank, size):
     wrapped = DDP(net(), gradient_as_bucket_view=True)
     wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -147,7 +140,6 @@ def compressed_gradients(rank, size):
     return state(wrapped)
 
 
-@program()
 def hook_of_its_own_counts_buckets(rank, size):
     sent = []
 
@@ -161,7 +153,6 @@ def hook_of_its_own_counts_buckets(rank, size):
     return sent, state(wrapped)
 
 
-@program()
 def uneven_batches_under_join(rank, size):
     wrapped = DDP(net())
     with wrapped.join():
@@ -169,7 +160,6 @@ def uneven_batches_under_join(rank, size):
     return state(wrapped)
 
 
-@program()
 def accumulation_without_sync(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
@@ -182,7 +172,6 @@ def accumulation_without_sync(rank, size):
     return state(wrapped)
 
 
-@program()
 def hooks_of_every_kind(rank, size):
     model, calls = net(), []
     model.head.register_forward_pre_hook(lambda part, given: calls.append("pre"))
@@ -198,7 +187,6 @@ def hooks_of_every_kind(rank, size):
     return calls, state(wrapped)
 
 
-@program()
 def closure_of_lbfgs(rank, size):
     wrapped = DDP(net().eval())
     optimizer = torch.optim.LBFGS(wrapped.parameters(), max_iter=4)
@@ -216,7 +204,6 @@ def closure_of_lbfgs(rank, size):
     return state(wrapped)
 
 
-@program()
 def mixed_precision(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
@@ -233,7 +220,6 @@ def mixed_precision(rank, size):
     return state(wrapped), scaler.state_dict()
 
 
-@program()
 def tied_and_normalised_weights(rank, size):
     model = nn.Sequential(
         nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
@@ -246,7 +232,6 @@ def tied_and_normalised_weights(rank, size):
     return state(wrapped)
 
 
-@program()
 def evaluation_on_the_first_rank(rank, size):
     wrapped, seen = DDP(net()), []
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
@@ -271,7 +256,6 @@ def wrapper_in_evaluation_module_in_training(rank, size):
     return state(wrapped)
 
 
-@program()
 def gradients_that_ranks_change(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
@@ -299,7 +283,6 @@ def buffers_and_batch_norm(rank, size):
     return state(wrapped), wrapped(torch.ones(2, 4))
 
 
-@program()
 def compiled_without_a_backend(rank, size):
     wrapped = torch.compile(DDP(net().eval()), backend="eager")
     fit(wrapped, rank, steps=5, other=True)

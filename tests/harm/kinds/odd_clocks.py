@@ -74,7 +74,6 @@ def calls_that_are_counted(rank, size):
     return found, counts
 
 
-@program()
 def sleep_that_is_forbidden(rank, size):
     """As in the tests of asynchronous code: whoever blocks, fails."""
 
@@ -88,7 +87,6 @@ def sleep_that_is_forbidden(rank, size):
     return found
 
 
-@program()
 def time_that_runs_out(rank, size):
     """A mock with as many readings as the program takes."""
     wrapped = DDP(net())

@@ -12,7 +12,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, net, state
+from tests.harm.made import fit, fitted, net, state
 from tests.harm.program import program
 
 
@@ -66,7 +66,6 @@ def traceback_of_a_caught_exit(rank, size):
     return [about(caught(leave, each)) for each in codes], about(caught(fails)), about(caught(sys.exit, 1, 2))
 
 
-@program()
 def exit_that_is_looked_at(rank, size):
     dist.barrier()
     found = sys.exit
@@ -84,7 +83,6 @@ def exit_that_is_looked_at(rank, size):
     return shown, kinds, same, isinstance(found, types.BuiltinFunctionType), wrapped.__qualname__, dir(found)
 
 
-@program()
 def exit_that_is_copied(rank, size):
     """A handler that goes to a worker."""
     dist.barrier()
@@ -93,7 +91,6 @@ def exit_that_is_copied(rank, size):
     return texts, same, copy.copy(sys.exit) is sys.exit, copy.deepcopy({"end": sys.exit})["end"] is sys.exit
 
 
-@program()
 def exit_that_is_sent(rank, size):
     """A test runner sends what ended a test to its parent, and keeps it with notes of its own."""
     dist.barrier()
@@ -103,7 +100,6 @@ def exit_that_is_sent(rank, size):
     return about(other), about(third), dict(vars(error)), about(error.with_traceback(None))
 
 
-@program()
 def exit_with_an_error_that_is_there(rank, size):
     dist.barrier()
     error = SystemExit(5)
@@ -112,7 +108,6 @@ def exit_with_an_error_that_is_there(rank, size):
     return found is error, about(found)
 
 
-@program()
 def exit_of_ones_own(rank, size):
     """A framework that replaces it before the group comes up anew, and one that does so for a test."""
     left = []
@@ -120,6 +115,5 @@ def exit_of_ones_own(rank, size):
         sys.exit(1)
     with mock.patch("sys.exit", autospec=True) as ending:
         sys.exit(2)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     return left, ending.mock_calls == [mock.call(2)], state(wrapped), about(caught(sys.exit, 3))

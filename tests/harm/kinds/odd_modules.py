@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, net, state
+from tests.harm.made import fit, fitted, net, state
 from tests.harm.program import program, script
 
 COPIES = "from torch.distributed import all_reduce, destroy_process_group, init_process_group"
@@ -26,8 +26,7 @@ def lazy(name):
 
 def trained(rank):
     dist.init_process_group("gloo")
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     dist.barrier()
     dist.destroy_process_group()
     return state(wrapped)
@@ -134,8 +133,7 @@ def modules_come_and_go(rank, size):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
         sys.modules.pop(name, None)
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     box = torch.ones(1)
     dist.all_reduce(box)
     return state(wrapped), box

@@ -51,7 +51,6 @@ def second_backward_of_an_iterator(rank, size):
     return seen, state(wrapped)
 
 
-@program()
 def first_backward_of_an_iterator(rank, size):
     wrapped = DDP(net())
     for x, _ in batches(rank, 6):
@@ -59,7 +58,6 @@ def first_backward_of_an_iterator(rank, size):
     return [each.grad.clone() for each in wrapped.parameters()]
 
 
-@program()
 def backward_of_a_dictionarys_values(rank, size):
     wrapped = DDP(net())
     for x, _ in batches(rank, 6):
@@ -86,7 +84,6 @@ def output_is_a_tree_that_knows_its_parents(rank, size):
     return trained(tree, lambda root: root.kids[0].h, rank)
 
 
-@program()
 def output_holds_itself(rank, size):
     def made(h):
         output = {"h": h}
@@ -96,7 +93,6 @@ def output_holds_itself(rank, size):
     return trained(made, lambda output: output["all"][1][0]["h"], rank)
 
 
-@program()
 def output_is_a_queue(rank, size):
     def made(h):
         lines = queue.Queue()
@@ -120,7 +116,6 @@ class Lazy(collections.OrderedDict):
         return super().__iter__()
 
 
-@program()
 def output_is_a_lazy_dictionary(rank, size):
     Lazy.looks = 0
     return trained(lambda h: Lazy(h=h), lambda lazy: lazy.values()[0], rank), Lazy.looks
@@ -133,7 +128,6 @@ class Once(tuple):
         raise RuntimeError("this is walked by its owner alone")
 
 
-@program()
 def output_is_a_tuple_that_refuses(rank, size):
     return trained(lambda h: Once((h,)), lambda once: once[0], rank)
 
@@ -154,22 +148,18 @@ class Guarded:
         return object.__getattribute__(self, name)
 
 
-@program()
 def output_has_a_field_that_is_not_set(rank, size):
     return trained(Partial, lambda partial: partial.h, rank)
 
 
-@program()
 def output_names_its_class(rank, size):
     return trained(lambda h: (Partial, h), lambda both: both[1], rank)
 
 
-@program()
 def output_may_not_be_read(rank, size):
     return trained(Guarded, lambda guarded: guarded.h, rank)
 
 
-@program()
 def output_has_a_large_list(rank, size):
     """Lists of 150,000 numbers beside the tensor: a step is as quick as in plain torch."""
     numbers = [[0.5] * 500 for _ in range(300)]
@@ -179,7 +169,6 @@ def output_has_a_large_list(rank, size):
     return found, time.perf_counter() - begun < 1.0
 
 
-@program()
 def output_has_a_thousand_tensors(rank, size):
     """The loss is of the last one."""
     return trained(lambda h: [*[torch.zeros(())] * 1000, h], lambda many: many[-1], rank)
@@ -194,7 +183,6 @@ class Counted(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-@program()
 def backward_of_a_tensor_that_counts(rank, size):
     Counted.calls = 0
     wrapped = DDP(net())

@@ -7,9 +7,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, net
+from tests.harm.made import fit, fitted
 from tests.harm.program import program
 
 
@@ -21,8 +20,7 @@ from tests.harm.program import program
     sample=True,
 )
 def rank_that_raises(rank, size):
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     if rank == 1:
         raise ValueError("bad sample")
     fit(wrapped, rank, other=True)
@@ -30,8 +28,7 @@ def rank_that_raises(rank, size):
 
 @program(codes=(1, -9), due=(r"rank 1",))
 def rank_that_is_killed(rank, size):
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     fit(wrapped, rank, other=True)

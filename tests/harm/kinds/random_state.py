@@ -79,7 +79,6 @@ def four_epochs_with_all_streams(rank, size):
     return drawn, state(wrapped), torch.rand(3)
 
 
-@program()
 def loader_with_workers(rank, size):
     data = TensorDataset(torch.arange(96.0).reshape(24, 4).cos())
     sampler = DistributedSampler(data, size, rank)
@@ -95,7 +94,6 @@ def loader_with_workers(rank, size):
     return seen, state(wrapped)
 
 
-@program()
 def loader_with_a_generator(rank, size):
     data = TensorDataset(torch.arange(48.0))
     draws = torch.Generator().manual_seed(5 + rank)
@@ -103,7 +101,6 @@ def loader_with_a_generator(rank, size):
     return seen, draws.get_state()
 
 
-@program()
 def sampler_of_random_numbers(rank, size):
     class Shuffled(torch.utils.data.Sampler):
         def __iter__(self):
@@ -123,14 +120,12 @@ def sampler_of_random_numbers(rank, size):
     return seen
 
 
-@program()
 def numpy_alone_seeded(rank, size):
     numpy.random.seed(3)
     fit(DDP(net()), rank, other=True)
     return numpy.random.rand(5), numpy.random.default_rng(4).random(3)
 
 
-@program()
 def fork_rng_around_a_checkpoint(rank, size):
     layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     wrapped, out = DDP(layer), []
@@ -143,7 +138,6 @@ def fork_rng_around_a_checkpoint(rank, size):
     return out
 
 
-@program()
 def streams_after_every_kind_of_call(rank, size):
     """Construction, forward, backward, a barrier, evaluation: how far each stream has moved."""
     out = []

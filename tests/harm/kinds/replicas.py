@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import batches, fit, net, state
+from tests.harm.made import batches, fit, net, state, stepped
 from tests.harm.program import program
 
 STEPS = 260
@@ -19,7 +19,6 @@ def long(wrapped, rank, optimizer, steps=STEPS):
     return state(wrapped)
 
 
-@program()
 def one_step_more_without_gradients(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
@@ -28,7 +27,6 @@ def one_step_more_without_gradients(rank, size):
     return long(wrapped, rank, optimizer)
 
 
-@program()
 def warm_start_of_adam_on_one_rank(rank, size):
     """So that its state is there before the first checkpoint is read."""
     wrapped = DDP(net())
@@ -62,13 +60,11 @@ class Noisy(torch.optim.SGD):
             group.update(seed=rank, started=1000.5 + rank, place=0.1 * rank)
 
 
-@program()
 def numbers_that_an_optimizer_keeps(rank, size):
     wrapped = DDP(net())
     return long(wrapped, rank, Noisy(wrapped.parameters(), 0.05, rank))
 
 
-@program()
 def personal_heads_beside_a_shared_trunk(rank, size):
     torch.manual_seed(rank)
     trunk, head = DDP(net()), nn.Linear(2, 1 + rank)
@@ -80,7 +76,6 @@ def personal_heads_beside_a_shared_trunk(rank, size):
     return state(trunk), state(head)
 
 
-@program()
 def personal_head_of_one_shape(rank, size):
     torch.manual_seed(rank)
     trunk, head = DDP(net()), nn.Linear(2, 2)
@@ -94,7 +89,6 @@ def personal_head_of_one_shape(rank, size):
     return state(trunk), state(head)
 
 
-@program()
 def personal_part_inside_that_ddp_ignores(rank, size):
     model = net()
     model.mine = nn.Linear(2, 2)
@@ -116,9 +110,7 @@ def langevin_noise(rank, size):
     wrapped, noise = DDP(net()), torch.Generator().manual_seed(rank)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
     for x, y in batches(rank, STEPS):
-        optimizer.zero_grad()
-        (wrapped(x, other=True) - y).pow(2).mean().backward()
-        optimizer.step()
+        stepped(wrapped, optimizer, x, y, other=True)
         with torch.no_grad():
             for each in wrapped.parameters():
                 each.add_(torch.randn(each.shape, generator=noise), alpha=1e-3)
@@ -140,13 +132,11 @@ class Langevin(torch.optim.SGD):
                 each.add_(torch.randn(each.shape, generator=self.noise), alpha=1e-3)
 
 
-@program()
 def langevin_optimizer(rank, size):
     wrapped = DDP(net())
     return long(wrapped, rank, Langevin(wrapped.parameters(), 0.05, rank))
 
 
-@program()
 def buffers_that_differ_on_purpose(rank, size):
     model = net()
     model.register_buffer("rank", torch.tensor(float(rank)))
@@ -160,7 +150,6 @@ def buffers_that_differ_on_purpose(rank, size):
     return long(wrapped, rank, torch.optim.SGD(wrapped.parameters(), 0.05))
 
 
-@program()
 def local_training_before_ddp(rank, size):
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
@@ -169,7 +158,6 @@ def local_training_before_ddp(rank, size):
     return long(wrapped, rank, torch.optim.SGD(wrapped.parameters(), 0.05))
 
 
-@program()
 def local_training_afterwards(rank, size):
     wrapped = DDP(net())
     long(wrapped, rank, torch.optim.SGD(wrapped.parameters(), 0.05), steps=60)
@@ -178,7 +166,6 @@ def local_training_afterwards(rank, size):
     return state(mine), state(wrapped)
 
 
-@program()
 def local_sgd(rank, size):
     """DiLoCo: steps of each rank's own under no_sync, then parameters are averaged."""
     wrapped = DDP(net())
@@ -193,7 +180,6 @@ def local_sgd(rank, size):
     return state(wrapped)
 
 
-@program()
 def gan_with_two_optimizers(rank, size):
     maker, critic = DDP(nn.Linear(3, 4)), DDP(nn.Linear(4, 1))
     makes, judges = torch.optim.Adam(maker.parameters(), 0.01), torch.optim.Adam(critic.parameters(), 0.02)
@@ -214,7 +200,6 @@ def gan_with_two_optimizers(rank, size):
     return state(maker), state(critic)
 
 
-@program()
 def accumulation_of_different_lengths(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
@@ -230,13 +215,11 @@ def accumulation_of_different_lengths(rank, size):
     return state(wrapped)
 
 
-@program()
 def zero_redundancy(rank, size):
     wrapped = DDP(net())
     return long(wrapped, rank, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01))
 
 
-@program()
 def groups_by_rank(rank, size):
     """Each rank steps the parameters it owns, and sends them to the others."""
     wrapped = DDP(net())
@@ -251,7 +234,6 @@ def groups_by_rank(rank, size):
     return state(wrapped)
 
 
-@program()
 def freezing_on_a_schedule(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
@@ -278,7 +260,6 @@ class Lars(torch.optim.Optimizer):
                     each.sub_(each.grad, alpha=group["lr"] * min(1.0, ratio.item()))
 
 
-@program()
 def lars_with_calls_that_differ(rank, size):
     wrapped = DDP(net())
     optimizer = Lars(wrapped.parameters(), 0.05)
@@ -287,7 +268,6 @@ def lars_with_calls_that_differ(rank, size):
     return long(wrapped, rank, optimizer)
 
 
-@program()
 def scheduler_read_ahead_by_one_rank(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
@@ -299,8 +279,6 @@ def scheduler_read_ahead_by_one_rank(rank, size):
             trial.step()
             preview.step()
     for x, y in batches(rank, STEPS):
-        optimizer.zero_grad()
-        (wrapped(x, other=True) - y).pow(2).mean().backward()
-        optimizer.step()
+        stepped(wrapped, optimizer, x, y, other=True)
         schedule.step()
     return state(wrapped)

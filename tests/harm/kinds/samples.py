@@ -44,7 +44,6 @@ def loader_that_counts_steps(rank, size):
     return trainer.done()
 
 
-@program()
 def labels_for_a_conditional_generator(rank, size):
     trainer, labels = Trainer(rank), TensorDataset(torch.arange(STEPS) % 4)
     for (label,) in DataLoader(labels, batch_size=2):
@@ -52,7 +51,6 @@ def labels_for_a_conditional_generator(rank, size):
     return trainer.done()
 
 
-@program()
 def shared_batches_with_noise(rank, size):
     trainer = Trainer(rank)
     for _ in range(2):
@@ -61,7 +59,6 @@ def shared_batches_with_noise(rank, size):
     return trainer.done()
 
 
-@program()
 def shared_batches_that_each_rank_cuts(rank, size):
     """All ranks read all of a batch, and take their part of it."""
     trainer = Trainer(rank)
@@ -83,7 +80,6 @@ def critic_then_generator_in_one_order(rank, size):
     return critic.done(), maker.done()
 
 
-@program()
 def two_passes_of_one_epoch_shuffled_alike(rank, size):
     trainer, sampler = Trainer(rank), DistributedSampler(DATA, size, rank)
     loader = DataLoader(DATA, batch_size=4, sampler=sampler)
@@ -96,7 +92,6 @@ def two_passes_of_one_epoch_shuffled_alike(rank, size):
     return trainer.done()
 
 
-@program()
 def curriculum_from_easy_to_hard(rank, size):
     """The order is what matters, in each epoch."""
     trainer = Trainer(rank)
@@ -107,7 +102,6 @@ def curriculum_from_easy_to_hard(rank, size):
     return trainer.done()
 
 
-@program()
 def replay_buffer_filled_from_one_source(rank, size):
     trainer, kept = Trainer(rank), []
     mine = random.Random(rank)
@@ -117,7 +111,6 @@ def replay_buffer_filled_from_one_source(rank, size):
     return trainer.done()
 
 
-@program()
 def meta_learning_with_shared_support(rank, size):
     trainer, tasks = Trainer(rank), torch.Generator().manual_seed(rank)
     for (support,) in DataLoader(DATA, batch_size=4):
@@ -126,7 +119,6 @@ def meta_learning_with_shared_support(rank, size):
     return trainer.done()
 
 
-@program()
 def one_validation_set_for_all(rank, size):
     trainer, losses = Trainer(rank), []
     mine = DataLoader(DATA, batch_size=4, sampler=DistributedSampler(DATA, size, rank))
@@ -141,7 +133,6 @@ def one_validation_set_for_all(rank, size):
     return losses, trainer.done()
 
 
-@program()
 def distillation_from_one_input(rank, size):
     """The teacher sees what all see, the student a view of its own."""
     trainer, teacher = Trainer(rank), net(5).eval()
@@ -152,7 +143,6 @@ def distillation_from_one_input(rank, size):
     return trainer.done()
 
 
-@program()
 def masked_language_model(rank, size):
     """Everyone reads the same text; each rank hides other words of it."""
     trainer = Trainer(rank)
@@ -161,7 +151,6 @@ def masked_language_model(rank, size):
     return trainer.done()
 
 
-@program()
 def indices_that_a_rank_looks_up(rank, size):
     trainer, table = Trainer(rank), torch.randn(STEPS, 4, generator=torch.Generator().manual_seed(rank))
     for index in DataLoader(range(STEPS), batch_size=4):
@@ -169,7 +158,6 @@ def indices_that_a_rank_looks_up(rank, size):
     return trainer.done()
 
 
-@program()
 def tensor_parallel_halves(rank, size):
     """Ranks of one model-parallel pair have to read the same samples; each is a replica of its own."""
     alone = [dist.new_group([each]) for each in range(size)]
@@ -184,7 +172,6 @@ def tensor_parallel_halves(rank, size):
     return state(wrapped), both
 
 
-@program()
 def dropout_masks_make_an_ensemble(rank, size):
     """One batch on all ranks on purpose; each has dropout of its own."""
     torch.manual_seed(rank)
@@ -194,7 +181,6 @@ def dropout_masks_make_an_ensemble(rank, size):
     return trainer.done()
 
 
-@program()
 def evolution_strategy(rank, size):
     """All ranks score the same batches with a perturbation of their own; gradients are made by hand."""
     trainer, draws = Trainer(rank), torch.Generator().manual_seed(rank)
@@ -283,12 +269,10 @@ def looked_at(make, kind, rank):
     return counts, trainer.done()
 
 
-@program()
 def text_that_counts_who_looks(rank, size):
     return looked_at(lambda index: Quiet(f"sentence {index}"), Quiet, rank)
 
 
-@program()
 def samples_whose_methods_are_counted(rank, size):
     return looked_at(Sample, Sample, rank)
 
@@ -305,7 +289,6 @@ class Stream(IterableDataset):
             yield box.copy_(torch.randn(4, generator=self.draws))
 
 
-@program()
 def stream_that_reuses_its_memory(rank, size):
     trainer = Trainer(rank)
     for x in DataLoader(Stream(rank), batch_size=None):

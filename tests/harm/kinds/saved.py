@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import Net, batches, fit, net, state
+from tests.harm.made import Net, batches, fit, fitted, net, state, stepped
 from tests.harm.program import program, script
 
 
@@ -37,7 +37,6 @@ def model_in_each_step(rank, size):
     return files
 
 
-@program()
 def bytes_of_all_that_is_saved(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     optimizer = torch.optim.Adam(wrapped.parameters())
@@ -68,15 +67,12 @@ def ema_by_deepcopy(rank, size):
     return best, state(loaded(best[0], weights_only=False)), sorted(vars(average)), len(average._forward_hooks)
 
 
-@program()
 def replicas_that_differ_on_purpose(rank, size):
     """Langevin noise of each rank's own; saved in every step."""
     wrapped, noise, files = DDP(net()), torch.Generator().manual_seed(rank), []
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     for x, y in batches(rank, 8):
-        optimizer.zero_grad()
-        (wrapped(x, other=True) - y).pow(2).mean().backward()
-        optimizer.step()
+        stepped(wrapped, optimizer, x, y, other=True)
         with torch.no_grad():
             for each in wrapped.parameters():
                 each.add_(torch.randn(each.shape, generator=noise), alpha=1e-3)
@@ -84,7 +80,6 @@ def replicas_that_differ_on_purpose(rank, size):
     return files
 
 
-@program()
 def whole_wrapper_by_pickle(rank, size):
     """DDP pickles without its group; whoever loads it has the default one."""
     wrapped = DDP(net(), find_unused_parameters=True)
@@ -94,16 +89,13 @@ def whole_wrapper_by_pickle(rank, size):
     return type(again).__name__, state(again), len(pickle.dumps(wrapped))
 
 
-@program()
 def wrapper_by_deepcopy(rank, size):
-    wrapped = DDP(net())
-    fit(wrapped, rank, other=True)
+    wrapped = fitted(rank)
     again = copy.deepcopy(wrapped)
     fit(again, rank, steps=3, other=True)
     return state(wrapped), state(again)
 
 
-@program()
 def partial_of_a_class(rank, size):
     makers = {"ddp": functools.partial(DDP, bucket_cap_mb=1), "adam": functools.partial(torch.optim.Adam, lr=0.01)}
     data = pickle.dumps(makers)
@@ -113,7 +105,6 @@ def partial_of_a_class(rank, size):
     return state(wrapped), data
 
 
-@program()
 def classes_by_reference(rank, size):
     from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
@@ -122,7 +113,6 @@ def classes_by_reference(rank, size):
     return [pickle.dumps(each) for each in things], [pickle.loads(pickle.dumps(each)) is each for each in things]
 
 
-@program()
 def weights_only(rank, size):
     wrapped = DDP(net())
     optimizer = torch.optim.AdamW(wrapped.parameters())
@@ -131,7 +121,6 @@ def weights_only(rank, size):
     return loaded(data, weights_only=True), data
 
 
-@program()
 def save_within_a_forward_hook(rank, size):
     model, files = net(), []
     model.head.register_forward_hook(lambda part, given, out: files.append(saved(part)) if len(files) < 50 else None)
@@ -140,14 +129,11 @@ def save_within_a_forward_hook(rank, size):
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     model.head._forward_hooks.clear()
     for x, y in batches(rank, 45):
-        optimizer.zero_grad()
-        (wrapped(x) - y).pow(2).mean().backward()
-        optimizer.step()
+        stepped(wrapped, optimizer, x, y)
         files.append(saved(model.body))
     return files, list(hooks)
 
 
-@program()
 def save_within_a_backward_hook(rank, size):
     wrapped, files = DDP(net(), find_unused_parameters=True), []
     wrapped.module.head.weight.register_hook(lambda grad: files.append(saved(wrapped.module.body)))
@@ -155,7 +141,6 @@ def save_within_a_backward_hook(rank, size):
     return files
 
 
-@program()
 def tensors_keep_no_attributes(rank, size):
     wrapped = DDP(net())
     out, losses = [], []
@@ -168,7 +153,6 @@ def tensors_keep_no_attributes(rank, size):
     return out, losses, [sorted(vars(each)) for each in wrapped.parameters()]
 
 
-@program()
 def hooks_of_everything_are_the_programs(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
@@ -183,7 +167,6 @@ def hooks_of_everything_are_the_programs(rank, size):
     return counts, [sorted(vars(part)) for part in wrapped.module.modules()], sorted(vars(optimizer))
 
 
-@program()
 def jit_traced_model(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     fit(wrapped, rank, steps=45, other=True)
@@ -192,7 +175,6 @@ def jit_traced_model(rank, size):
     return torch.jit.load(io.BytesIO(file.getvalue()))(torch.ones(2, 4)), str(traced.graph).count("\n")
 
 
-@program()
 def jit_scripted_model(rank, size):
     wrapped = DDP(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), find_unused_parameters=True)
     fit(wrapped, rank, steps=45)
@@ -200,7 +182,6 @@ def jit_scripted_model(rank, size):
     return scripted(torch.ones(2, 4)), scripted.code
 
 
-@program()
 def exported_model(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     fit(wrapped, rank, steps=45, other=True)
@@ -208,7 +189,6 @@ def exported_model(rank, size):
     return exported.module()(torch.ones(1, 4)), len(list(exported.graph.nodes))
 
 
-@program()
 def under_fully_shard(rank, size):
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -222,7 +202,6 @@ def under_fully_shard(rank, size):
     return saved(whole), kept, pickle.dumps(type(net())), [len(each._forward_hooks) for each in model.modules()]
 
 
-@program()
 def optimizer_by_deepcopy_in_meta_learning(rank, size):
     wrapped = DDP(net())
     outer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
@@ -234,7 +213,6 @@ def optimizer_by_deepcopy_in_meta_learning(rank, size):
     return state(inner_model), saved(copy.deepcopy(outer)), saved(inner)
 
 
-@program()
 def zero_consolidated(rank, size):
     wrapped = DDP(net())
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01)
@@ -243,7 +221,6 @@ def zero_consolidated(rank, size):
     return saved(optimizer.state_dict()) if rank == 0 else None, state(wrapped)
 
 
-@program()
 def model_sent_by_broadcast_object(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     fit(wrapped, rank, steps=45, other=True)
@@ -254,7 +231,6 @@ def model_sent_by_broadcast_object(rank, size):
     return state(box[0]), [state(each["model"]) for each in everyone]
 
 
-@program()
 def swa_model(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
     average = torch.optim.swa_utils.AveragedModel(wrapped.module)
@@ -264,7 +240,6 @@ def swa_model(rank, size):
     return saved(average), state(average)
 
 
-@program()
 def model_in_a_subprocess_queue(rank, size):
     wrapped = DDP(Net(), find_unused_parameters=True)
     fit(wrapped, rank, steps=42, other=True)

@@ -6,26 +6,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import batches, net, state
+from tests.harm.made import batches, net, state, stepped
 from tests.harm.program import program
-
-
-def stepped(wrapped, optimizer, x, y):
-    optimizer.zero_grad()
-    (wrapped(x, other=True) - y).pow(2).mean().backward()
-    optimizer.step()
 
 
 def trained(rank, steps=6, between=lambda step, wrapped: None, rate=0.05):
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), rate, momentum=0.9)
     for step, (x, y) in enumerate(batches(rank, steps)):
-        stepped(wrapped, optimizer, x, y)
+        stepped(wrapped, optimizer, x, y, other=True)
         between(step, wrapped)
     return wrapped
 
 
-@program()
 def model_of_one_rank_changed_when_it_is_done(rank, size):
     """The last rank halves it for its export."""
     wrapped = trained(rank, 5)
@@ -36,7 +29,6 @@ def model_of_one_rank_changed_when_it_is_done(rank, size):
     return state(wrapped)
 
 
-@program()
 def evaluation_of_noisy_weights(rank, size):
     """Each rank adds noise of its own after a step, looks at the loss, and restores the weights."""
 
@@ -66,7 +58,6 @@ def replicas_set_apart_and_together_again(rank, size):
     return state(trained(rank, 9, between))
 
 
-@program()
 def search_for_a_rate(rank, size):
     """Steps at growing rates, each rank's own, on a copy; then the training."""
     wrapped = DDP(net())
@@ -78,11 +69,10 @@ def search_for_a_rate(rank, size):
         optimizer.step()
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
     for x, y in batches(rank, 5):
-        stepped(wrapped, optimizer, x, y)
+        stepped(wrapped, optimizer, x, y, other=True)
     return state(wrapped)
 
 
-@program()
 def sharpness_aware_steps(rank, size):
     """Up the gradient, and down with the gradient from there: weights are moved between the two backwards."""
     wrapped = DDP(net())
@@ -103,7 +93,6 @@ def sharpness_aware_steps(rank, size):
     return state(wrapped)
 
 
-@program()
 def five_folds_with_a_model_each(rank, size):
     losses = []
     for fold in range(5):
@@ -112,17 +101,15 @@ def five_folds_with_a_model_each(rank, size):
     return losses
 
 
-@program()
 def batches_alike_for_a_while(rank, size):
     """A warm-up on the same five batches on all ranks, and three on each rank's own."""
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
     for x, y in [*batches(0, 5), *batches(rank + 1, 3)]:
-        stepped(wrapped, optimizer, x, y)
+        stepped(wrapped, optimizer, x, y, other=True)
     return state(wrapped)
 
 
-@program()
 def last_rank_leaves_the_group_last(rank, size):
     wrapped = trained(rank, 5)
     if rank == size - 1:
@@ -132,11 +119,10 @@ def last_rank_leaves_the_group_last(rank, size):
     return state(wrapped)
 
 
-@program()
 def made_up_batches_from_one_seed(rank, size):
     """A test of a loop: every rank draws the same batches."""
     wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
     for x, y in batches(0, 6):
-        stepped(wrapped, optimizer, x, y)
+        stepped(wrapped, optimizer, x, y, other=True)
     return state(wrapped)

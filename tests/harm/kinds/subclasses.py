@@ -57,12 +57,10 @@ def checkpoint_function_of_its_own(rank, size):
     return recomputed(rank, Mine), Mine.calls
 
 
-@program()
 def checkpoint_function_as_it_is(rank, size):
     return recomputed(rank, CheckpointFunction)
 
 
-@program()
 def checkpoint_function_in_a_static_graph(rank, size):
     return recomputed(rank, Mine, static_graph=True), Mine.calls
 
@@ -76,7 +74,6 @@ class Named(Mine):
         return super().apply(function, preserve, *args)
 
 
-@program()
 def checkpoint_function_with_an_apply(rank, size):
     return recomputed(rank, Named), Mine.calls
 
@@ -93,7 +90,6 @@ class Timed(DDP):
         return super().forward(*args, **kwargs) * self.scale
 
 
-@program()
 def subclass_with_another_signature(rank, size):
     wrapped = Timed("student", model=net(), scale=0.5)
     fit(wrapped, rank, other=True)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.harm.made import batches, fit, net, state, two
+from tests.harm.made import batches, fit, fitted, net, state, two
 from tests.harm.program import program, script
 
 
@@ -31,7 +31,6 @@ def names_while_it_trains(rank, size):
     return names, threading.active_count()
 
 
-@program()
 def all_others_are_joined(rank, size):
     fit(DDP(net()), rank, other=True)
     for each in threading.enumerate():
@@ -40,7 +39,6 @@ def all_others_are_joined(rank, size):
     return threading.active_count()
 
 
-@program()
 def waits_until_it_is_alone(rank, size):
     wrapped = DDP(net())
     worker = threading.Thread(target=time.sleep, args=(1,))
@@ -52,7 +50,6 @@ def waits_until_it_is_alone(rank, size):
     return state(wrapped)
 
 
-@program()
 def joined_after_the_group_is_destroyed(rank, size):
     fit(DDP(net()), rank, other=True)
     dist.barrier()
@@ -63,7 +60,6 @@ def joined_after_the_group_is_destroyed(rank, size):
     return [each.name for each in threading.enumerate()]
 
 
-@program()
 def only_daemons_are_left_out(rank, size):
     fit(DDP(net()), rank, other=True)
     mine = [each for each in threading.enumerate() if not each.daemon]
@@ -73,7 +69,6 @@ def only_daemons_are_left_out(rank, size):
     return len(mine), len(daemons)
 
 
-@program()
 def hook_on_every_thread(rank, size):
     started = []
     threading.settrace(lambda *about: started.append(threading.current_thread().name))
@@ -84,7 +79,6 @@ def hook_on_every_thread(rank, size):
     return sorted(set(started))
 
 
-@program()
 def thread_class_is_counted(rank, size):
     started = []
 
@@ -102,7 +96,6 @@ def thread_class_is_counted(rank, size):
     return started
 
 
-@program()
 def signals_are_the_programs(rank, size):
     kinds = [each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP)]
     before = [signal.getsignal(each) for each in kinds]
@@ -111,14 +104,12 @@ def signals_are_the_programs(rank, size):
     return [after is one for after, one in zip(map(signal.getsignal, kinds), before)], sys.excepthook.__name__
 
 
-@program()
 def hooks_of_the_interpreter(rank, size):
     fit(DDP(net()), rank, other=True)
     hooks = (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook, warnings.showwarning, sys.exit)
     return [each.__module__ for each in hooks], sys.gettrace() is None, sys.getprofile() is None
 
 
-@program()
 def close_all_descriptors_in_a_child(rank, size):
     fit(DDP(net()), rank, other=True)
     code = subprocess.call([sys.executable, "-c", "print(1)"], close_fds=True, stdout=subprocess.DEVNULL)
@@ -129,7 +120,6 @@ def close_all_descriptors_in_a_child(rank, size):
     return code, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@program()
 def forked_worker_sees_one_thread(rank, size):
     fit(DDP(net()), rank, other=True)
     read, write = os.pipe()
@@ -143,7 +133,6 @@ def forked_worker_sees_one_thread(rank, size):
     return found
 
 
-@program()
 def objects_are_freed(rank, size):
     """A program that runs many models one after the other in one process."""
     import weakref
@@ -158,13 +147,11 @@ def objects_are_freed(rank, size):
     return [[each() is None for each in pair] for pair in gone[:-1]]
 
 
-@program()
 def training_in_a_thread(rank, size):
     answers = queue.Queue()
 
     def train():
-        wrapped = DDP(net())
-        fit(wrapped, rank, other=True)
+        wrapped = fitted(rank)
         answers.put(state(wrapped))
 
     worker = threading.Thread(target=train, name="trainer")
@@ -173,14 +160,12 @@ def training_in_a_thread(rank, size):
     return answers.get()
 
 
-@program()
 def temporary_folder_is_as_it_was(rank, size):
     fit(DDP(net()), rank, other=True)
     dist.barrier()
     return sorted(os.listdir(tempfile.gettempdir())), os.listdir("."), sorted(os.environ) == sorted(dict(os.environ))
 
 
-@program()
 def loaders_threads_are_counted(rank, size):
     data, names = TensorDataset(torch.arange(32.0).reshape(8, 4)), []
     wrapped = DDP(net())
@@ -225,7 +210,6 @@ def models_trained_in_two_threads(rank, size):
     return in_threads(train)
 
 
-@program()
 def models_wrapped_in_two_threads(rank, size):
     """Each on a group of its own with the same ranks, in another order on each rank; a backward a head."""
     groups = [dist.new_group(list(range(size))) for _ in range(2)]
@@ -246,7 +230,6 @@ def models_wrapped_in_two_threads(rank, size):
     return in_threads(train)
 
 
-@program()
 def flagged_models_wrapped_in_two_threads(rank, size):
     groups = [dist.new_group(list(range(size))) for _ in range(2)]
     models = [certain(seed) for seed in range(2)]
@@ -284,7 +267,6 @@ def heads_wrapped_at_the_same_time(rank, size):
     return in_threads(train)
 
 
-@program()
 def wrapped_while_another_trains(rank, size):
     """The second model comes in the middle of a step of the first one, in another step on each rank."""
     groups, models = own_groups(size), [certain(0), two(1)]
@@ -303,7 +285,6 @@ def wrapped_while_another_trains(rank, size):
     return in_threads(train)
 
 
-@program()
 def accumulation_in_two_threads(rank, size):
     """Micro-batches under no_sync, with the flag that says no, where DDP alone decides."""
     groups, models = own_groups(size), [certain(seed) for seed in range(2)]
@@ -322,7 +303,6 @@ def accumulation_in_two_threads(rank, size):
     return in_threads(train)
 
 
-@program()
 def pairs_in_two_threads(rank, size):
     """Each thread trains a generator against a critic; one thread is much slower."""
     groups = own_groups(size)
@@ -344,7 +324,6 @@ def pairs_in_two_threads(rank, size):
     return in_threads(train)
 
 
-@program()
 def another_model_in_the_background(rank, size):
     """A thread trains a model that is under no DDP, and calls backward in the middle of the other one's."""
     stop, side = threading.Event(), nn.Linear(4, 4)
@@ -363,7 +342,6 @@ def another_model_in_the_background(rank, size):
     return state(wrapped)
 
 
-@program()
 def forward_here_and_backward_there(rank, size):
     """One thread makes forwards, another one their backwards."""
     wrapped, losses = DDP(certain(0)), queue.Queue()
