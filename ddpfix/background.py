@@ -16,11 +16,7 @@ from ddpfix.system import System
 
 
 class Background:
-    """A thread that runs a function, and ends with the process at the latest.
-
-    Args:
-        run: the function; an error of it is logged at the level debug.
-    """
+    """A thread that runs a function, whose error is logged at the level debug, and ends with the process."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._pid, self._number, self._ended = System.pid(), 0, threading.Event()

@@ -40,10 +40,7 @@ def is_capturing() -> bool:
 
 
 def event(device: Any, timed: bool = False) -> Any:
-    """Return an event on the current stream of a device; None where a kind has no events.
-
-    The device is the tensor's or the model's own, which the program need not have made current.
-    """
+    """Return an event on the current stream of the tensor's or the model's own device; None where a kind has none."""
     module = _module(device.type)
     made = getattr(module, "Event", None) or getattr(getattr(module, "event", None), "Event", None)
     if made is None:

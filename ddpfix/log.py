@@ -182,11 +182,7 @@ def from_rank(rank: int, message: str, warns: bool) -> None:
 
 
 def once(message: str, about: object = None) -> None:
-    """A line of information, once an activation, or once for an object.
-
-    Args:
-        about: the object that it concerns, to which a weak reference must be possible.
-    """
+    """A line of information, once an activation, or once for an object to which a weak reference is possible."""
     if first_time(message, about):
         info(message)
 

@@ -22,12 +22,7 @@ def is_users(file: str) -> bool:
     # Not made absolute: the folder in which the process works may be gone. Libraries are imported by absolute paths.
     path = os.path.normpath(file)
     library = file.startswith("<") or path.startswith((*_LIBRARIES, *OWN))
-    return not library and not is_installed(path)
-
-
-def is_installed(file: str) -> bool:
-    """Return whether a file is an installed package's."""
-    return any(folder in file for folder in _INSTALLED)
+    return not library and not any(folder in path for folder in _INSTALLED)
 
 
 def line(frame: Optional[FrameType]) -> str:

@@ -30,11 +30,7 @@ def add_gone(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 class _Gone(argparse.Action):
-    """Answers an option with its line; a renamed one sets what its new name does.
-
-    Args:
-        key: of the option in a table of :mod:`ddpfix.matrix.gone`.
-    """
+    """Answers an option with the line of its key in a table of ``gone``; a renamed one sets what its new name does."""
 
     def __init__(self, *names: Any, key: str, **keywords: Any) -> None:
         super().__init__(*names, **keywords)

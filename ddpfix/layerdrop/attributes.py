@@ -22,11 +22,7 @@ _PLAIN = (FunctionType, MethodType, staticmethod, classmethod, type, MemberDescr
 
 
 def held(module: Any, path: Sequence[str]) -> Any:
-    """Return what a module holds; None where it lacks it, UNREADABLE where to read it would run code that does more.
-
-    Args:
-        path: names, of which each is an attribute of the one before.
-    """
+    """Return what a module holds by a path of names; None where it lacks it, UNREADABLE where to read it runs code."""
     value = module
     for name in path:
         if not _may_read(value, name):

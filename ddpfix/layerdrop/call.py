@@ -94,11 +94,7 @@ class Comparison:
 
 
 class Call:
-    """One training call of a function that skips layers.
-
-    Args:
-        base: a stream of :mod:`ddpfix.layerdrop.schedule`; None: this rank's own numbers count, and are recorded.
-    """
+    """One training call of a function that skips layers; without a stream as base, this rank's own numbers count."""
 
     def __init__(self, module: Any, base: Optional[int], replica: Optional[training.Replica], method: str = "") -> None:
         self.module, self.base, self._replica, self.method = module, base, replica, method
@@ -111,11 +107,7 @@ class Call:
         self._last = 0
 
     def decide(self, comparison: Comparison, truth: Any, rate: Any, layers: Any) -> Any:
-        """Return what a comparison gives: this rank's own truth, or the other one.
-
-        Args:
-            layers: of which one is the layer; empty where the module draws for itself.
-        """
+        """Return this rank's own truth of a comparison, or the other; without layers the module draws for itself."""
         layer = self.module if comparison.draws_itself else next(filter(_is_layer, layers), None)
         key = None if layer is None else self._key(comparison, layer)
         try:
@@ -176,11 +168,7 @@ class Call:
 
 
 class StepCall(Call):
-    """A call within a step: when it ends, it adds the layers that it skipped to the step.
-
-    Args:
-        number: of its calls in this step.
-    """
+    """A call within a step, the number-th of its module: at its end it adds the layers that it skipped to the step."""
 
     def __init__(
         self, module: Any, base: Optional[int], step: training.Step, name: str, number: int, method: str = ""

@@ -44,11 +44,7 @@ def chosen(found: decisions.Found, examined: bool) -> Tuple[Decision, ...]:
 
 
 def scheduled(function: FunctionType, traits: Traits, examined: bool, owner: Optional[type] = None) -> FunctionType:
-    """Return a copy whose comparisons ask the current call (:data:`ddpfix.layerdrop.call.CURRENT`).
-
-    Raises:
-        PatchError: its source is not what runs.
-    """
+    """Return a copy whose comparisons ask the current call; PatchError where its source is not what runs."""
     found = decisions.of(function, owner)
     named = {f"_comparison_{site}": each for site, each in enumerate(chosen(found, examined))}
     values: Dict[str, Any] = {
@@ -218,11 +214,7 @@ def _unless_shared(name: str, check: Callable[..., bool]) -> Callable[..., bool]
 
 
 def rebuild(function: Any, inner: Any, replacement: Any) -> Any:
-    """Return a copy of a chain of decorators around ``inner`` that ends in ``replacement``.
-
-    Raises:
-        PatchError: a decorator does not hold what it decorates in a closure.
-    """
+    """Copy a chain of decorators around ``inner`` onto ``replacement``; PatchError where one holds it in no closure."""
     if function is inner:
         return replacement
     below = function.__wrapped__

@@ -60,11 +60,7 @@ def of(function: FunctionType, owner: Optional[type] = None) -> Found:
 
 
 def written_out(function: FunctionType, owner: Optional[type]) -> Found:
-    """Return the definition of a function as it is analyzed, without its decisions.
-
-    Raises:
-        PatchError: its source is unavailable, or is not what runs.
-    """
+    """Return a function's definition as it is analyzed, without its decisions; PatchError as :func:`of`."""
     inlined = helpers.inlined(function, source.tree_of(function), owner)
     scope = masks.with_entries(inlined.tree, {**outer_of(function), **inlined.values})
     return Found(scope, (), inlined.values, inlined.helpers)

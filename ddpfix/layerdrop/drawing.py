@@ -160,11 +160,7 @@ def _has_parameters(module: Any) -> bool:
 
 
 def found(inner: Any, owner: type) -> decisions.Found:
-    """Return what was found out about a function below all decorators.
-
-    Raises:
-        PatchError: it is no Python function, or its source is not what runs.
-    """
+    """Return what was found out about a function below all decorators; PatchError where its source is not what runs."""
     if not isinstance(inner, FunctionType):
         raise PatchError(f"{inner!r} is not a Python function")
     return decisions.of(inner, owner)

@@ -18,11 +18,7 @@ Change = Callable[[Site, type, bool], Any]
 
 
 def share(site: Site, owner: type, examined: bool, **more: Any) -> None:
-    """Have all ranks skip the same layers in the training forwards of wrapped models, or none with ``off``.
-
-    Args:
-        more: what is particular to the toolkit's code, for :func:`.cover.cover`.
-    """
+    """Have all ranks skip the same layers in training forwards of wrapped models, or none with ``off``."""
     if is_off(site):
         cover.never_skip(site, owner)
     else:
@@ -51,11 +47,7 @@ def unless_switched_off(site: Site, change: Change) -> Change:
 
 
 def put(site: Site, owner: type, change: Change) -> None:
-    """Change a class whose method draws, once.
-
-    Raises:
-        PatchError: it does not draw.
-    """
+    """Change a class whose method draws, once; PatchError where it does not draw."""
     if cover.drawing_method(owner) is None:
         raise PatchError(
             f"{owner.__qualname__} draws for no layers: none of {', '.join(decisions.METHODS)} compares a draw"

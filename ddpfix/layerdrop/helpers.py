@@ -24,33 +24,21 @@ _SIMPLE = (ast.Name, ast.Attribute, ast.Constant, ast.expr_context)
 
 
 class Helper(NamedTuple):
-    """A function whose result stands in the place of its call.
-
-    Attributes:
-        name: of the method, or the global name.
-    """
+    """A function, by the name of the method or the global one, whose result stands in the place of its call."""
 
     name: str
     function: Any
     is_method: bool
 
     def is_still(self, module: Any, home: Dict[str, Any]) -> bool:
-        """Return whether it is what a module would call.
-
-        Args:
-            home: the global names of the module's forward.
-        """
+        """Return whether it is what a module would call, whose forward has these global names."""
         if not self.is_method:
             return home.get(self.name) is self.function
         return self.name not in vars(module) and _found(type(module), self.name) is self.function
 
 
 class Inlined(NamedTuple):
-    """A definition with the results of its helpers in it.
-
-    Attributes:
-        values: what names stand for that came with a helper.
-    """
+    """A definition with the results of its helpers in it, and the values of the names that came with these."""
 
     tree: ast.FunctionDef
     values: Dict[str, Any]
@@ -58,11 +46,7 @@ class Inlined(NamedTuple):
 
 
 def inlined(function: FunctionType, tree: ast.FunctionDef, owner: Optional[type]) -> Inlined:
-    """Return the definition of a function with its helpers that draw in it.
-
-    Args:
-        tree: its definition, which stays as it is.
-    """
+    """Return the definition of a function with its helpers that draw in it; ``tree`` stays as it is."""
     change = _Calls(Scope(tree, outer_of(function)), function, owner)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and change.helper(node) is not None]
     if not calls:

@@ -18,11 +18,7 @@ _CONVERSIONS = ("tolist", "cpu", "numpy", "bool", "detach")
 
 
 def with_entries(tree: ast.FunctionDef, outer: Dict[str, Any]) -> Scope:
-    """Return the scope of a definition, with the entries of such vectors read where their loop's turn begins.
-
-    Args:
-        tree: the definition, which stays as it is.
-    """
+    """Return the scope of a definition, with the entries of such vectors read where their loop's turn begins."""
     scope = Scope(tree, outer)
     if not any(entries_in(scope, loop) for loop in _loops(tree)):
         return scope

@@ -22,11 +22,7 @@ _FUTURES = sum({getattr(__future__, name).compiler_flag for name in __future__.a
 
 
 def tree_of(function: FunctionType) -> ast.FunctionDef:
-    """Return the definition of a function, with its own line numbers.
-
-    Raises:
-        PatchError: its source is unavailable, or is not what runs.
-    """
+    """Return the definition of a function, with its own line numbers; PatchError where that is not what runs."""
     tree = definition(_text(function), function.__code__.co_firstlineno)
     try:
         if not any(_same(_compiled(function, tree, (), names), function.__code__) for names in _imports(function)):
@@ -37,11 +33,7 @@ def tree_of(function: FunctionType) -> ast.FunctionDef:
 
 
 def definition(text: str, line: int) -> ast.FunctionDef:
-    """Parse the definition of one function, indented or not, whose first line has the number ``line``.
-
-    Raises:
-        PatchError: there is no such definition.
-    """
+    """Parse a function's definition, indented or not, whose first line is number ``line``; PatchError: it is none."""
     indented = text[:1].isspace()
     try:
         module = ast.parse("if 1:\n" + text if indented else text)
@@ -56,11 +48,7 @@ def definition(text: str, line: int) -> ast.FunctionDef:
 
 
 def changed(function: FunctionType, tree: ast.FunctionDef, values: Mapping[str, Any]) -> FunctionType:
-    """Return a copy of a function that runs a changed tree.
-
-    Args:
-        tree: its definition, in which ``values`` are used as free variables.
-    """
+    """Return a copy of a function that runs a changed tree, in which ``values`` are used as free variables."""
     code: Any = _compiled(function, tree, tuple(values), ())
     cells: Dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells.update({name: CellType(value) for name, value in values.items()})

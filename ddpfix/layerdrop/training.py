@@ -13,10 +13,7 @@ from ddpfix.models.identity import ByIdentity
 
 
 class Skip(NamedTuple):
-    """One skipped layer: the module that holds it, which call in this iteration, and the layer's index.
-
-    ``part`` names the branch of the layer that was skipped; empty if the whole layer was.
-    """
+    """One skipped layer: its module, which call in this iteration, its index, and its branch (empty: all of it)."""
 
     module: str
     call: int
@@ -110,11 +107,7 @@ _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 
 
 class Step:
-    """One training forward of a wrapped model: gives out streams and records what was skipped.
-
-    Args:
-        reached: whether a gradient has reached the outputs of this forward: its backward is running, or has been run.
-    """
+    """One training forward of a wrapped model, which gives out streams; ``reached``: its backward runs, or has run."""
 
     def __init__(self, replica: Replica, iteration: int, reached: bool = False) -> None:
         self.replica, self.iteration, self.reached = replica, iteration, reached

@@ -32,11 +32,7 @@ _USER_CHOICE: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_user_
 
 
 def before_wrap(site: Site, action: Callable[[Any], object], waiting: bool = False) -> None:
-    """Have ``action(model)`` called before a model is wrapped, until the patch is undone.
-
-    Args:
-        waiting: whether it is of use only where something waits for the gradient of each parameter.
-    """
+    """Have ``action(model)`` called before a model is wrapped; ``waiting``: where something waits for each gradient."""
     site.register(_BEFORE_WAITING if waiting else _BEFORE, action)
 
 

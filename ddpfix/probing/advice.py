@@ -18,11 +18,7 @@ _LATE = "DDPFIX=1 trains it without the flag, with the same result"
 
 
 def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
-    """Fill ``setting``, ``unused`` and ``advice``.
-
-    Args:
-        skipping: what skips layers and trains, in words.
-    """
+    """Fill ``setting``, ``unused`` and ``advice``; ``skipping`` says in words what skips layers and trains."""
     found.advice.clear()
     found.setting, found.unused = "", "auto"
     flagged = skipping + found.reasons

@@ -18,22 +18,14 @@ _CONTAINERS = (torch.nn.ModuleDict, torch.nn.ModuleList)
 
 
 class Owners:
-    """The models of a program, in the order of their first training forward.
-
-    Attributes:
-        replaced: models that were wrapped after they had been called: what holds their modules has to ask again.
-    """
+    """A program's models by their first training forward; who holds modules of a replaced one has to ask again."""
 
     def __init__(self) -> None:
         self.subjects: List[Subject] = []
         self.replaced: List[Subject] = []
 
     def of(self, module: Any, around: List[Any]) -> Optional[Subject]:
-        """Return the model of a module that is called in training, with gradients; None where nothing is trained.
-
-        Args:
-            around: the calls of modules that this one is in, the outermost first.
-        """
+        """Return the model of a module called in training, with gradients, within the calls ``around``; else None."""
         if not (torch.is_grad_enabled() and module.training and _trains(module)):
             return None
         if isinstance(module, DistributedDataParallel):

@@ -22,11 +22,7 @@ _UNDEFINED_COUNTS = internals.AT_ANY_TIME
 
 
 class Subject:
-    """What is known of one model.
-
-    Args:
-        model: a module, without the wrapper of DDP.
-    """
+    """What is known of one model, the module without the wrapper of DDP."""
 
     def __init__(self, model: Any, wrapper: Any = None) -> None:
         self.model, self.wrapper = model, wrapper

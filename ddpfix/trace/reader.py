@@ -16,10 +16,6 @@ class TraceError(ValueError):
     """A trace cannot be read; the message names the file and the line, and says what is wrong."""
 
 
-def _no_columns() -> Dict[str, List[Any]]:
-    return {name: [] for name in schema.NAMES}
-
-
 @dataclass
 class Run:
     """One process of one rank.
@@ -41,7 +37,7 @@ class Run:
     settings: List[Row] = field(default_factory=list)
     stalls: List[Row] = field(default_factory=list)
     end: Optional[Row] = None
-    steps: Dict[str, List[Any]] = field(default_factory=_no_columns)
+    steps: Dict[str, List[Any]] = field(default_factory=lambda: {name: [] for name in schema.NAMES})
 
 
 @dataclass
@@ -60,11 +56,7 @@ class Trace:
 
 
 def read(folder: Path) -> Trace:
-    """Read the trace in a folder.
-
-    Raises:
-        TraceError: it is no folder, has no trace, or a file is damaged elsewhere than at its end.
-    """
+    """Read the trace in a folder; TraceError: there is none, or a file is damaged elsewhere than at its end."""
     trace = Trace(folder)
     for rank, attempt, file in files(folder):
         if attempt is None:
@@ -75,11 +67,7 @@ def read(folder: Path) -> Trace:
 
 
 def files(folder: Path) -> List[Tuple[int, Optional[int], Path]]:
-    """Return the files with lines in a folder: rank, number of the earlier process or None, path; by rank.
-
-    Raises:
-        TraceError: it is no folder, cannot be read, or has no trace.
-    """
+    """Return the files with lines in a folder: rank, number of the earlier process or None, path; by rank."""
     try:
         found = [(schema.rank_of(file), file) for file in folder.iterdir()]
     except (OSError, ValueError) as error:
@@ -94,11 +82,7 @@ def files(folder: Path) -> List[Tuple[int, Optional[int], Path]]:
 
 
 def read_run(file: Path) -> Run:
-    """Read one process of a rank.
-
-    Raises:
-        TraceError: see :func:`read`.
-    """
+    """Read one process of a rank; TraceError as :func:`read`."""
     place = schema.rank_of(file)
     if place is None:
         raise TraceError(f"{file}: is no file of a trace (rank-00000.jsonl)")

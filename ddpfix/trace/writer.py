@@ -99,11 +99,7 @@ class Writer:
             self._rows.append(row)
 
     def flush(self, patient: bool = False) -> None:
-        """Write everything now, without the values that have not come.
-
-        Args:
-            patient: write only what is complete.
-        """
+        """Write everything now, without the values that have not come; if ``patient``, only what is complete."""
         with self._lock:
             if not self.on:
                 return

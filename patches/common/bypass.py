@@ -92,10 +92,7 @@ def _forget(reference: Any) -> None:
 
 
 class Route:
-    """Takes the calls of one wrapped module.
-
-    Args: as of :func:`route`; ``name`` is the same on all ranks.
-    """
+    """Takes the calls of one wrapped module: arguments as of :func:`route`, and a name that all ranks share."""
 
     def __init__(self, wrapper: Any, ranks: Sequence[int], name: str, told: Callable[[str], str]) -> None:
         self._wrapper, self._module = weakref.ref(wrapper), weakref.ref(wrapper.module)

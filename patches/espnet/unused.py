@@ -21,11 +21,7 @@ _OPTION = "unused_parameters"
 
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    """Wrap ``AbsTask.main_worker``, in which a rank builds its model, wraps and trains it.
-
-    Raises:
-        PatchError: it has no such method.
-    """
+    """Wrap ``AbsTask.main_worker``, in which a rank builds its model, wraps and trains it."""
     if not callable(getattr(owner, "main_worker", None)):
         raise PatchError(f"{owner.__qualname__} has no main_worker")
     site.wrap(owner, "main_worker", _trains)

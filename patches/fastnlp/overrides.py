@@ -52,11 +52,7 @@ def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
 
 
 def intended_ddp_kwargs(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the keywords for DDP that a user gave, wherever he put them; what stands in the right place wins.
-
-    Args:
-        kwargs: all other keywords, those of ``Trainer`` and ``Evaluator`` among them.
-    """
+    """Return the keywords for DDP that a user gave, wherever he put them; what stands in the right place wins."""
     right = torch_kwargs.get("ddp_kwargs")
     result: Dict[str, Any] = dict(right) if right is not None else {}
     for place, name, value in _misplaced(torch_kwargs, kwargs):

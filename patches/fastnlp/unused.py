@@ -54,11 +54,7 @@ def _made(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def completed(given: Mapping[str, Any], without: str) -> Dict[str, Any]:
-    """Return a copy of what the user gave, with the flag where he did not set it.
-
-    Args:
-        given: keywords; the mapping is left as it is.
-    """
+    """Return a copy of what the user gave, with the flag where he did not set it."""
     result = dict(given)
     if result.get(FLAG) is not None:
         if not result[FLAG]:

@@ -37,14 +37,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:
 
 
 def truth(value: Any, key: str) -> Optional[bool]:
-    """True, False, or None where nothing is set.
-
-    Args:
-        value: what the configuration holds; a text that was quoted on the way ("false") would be true as it stands.
-
-    Raises:
-        ValueError: it is none of the accepted values.
-    """
+    """True, False, or None where nothing is set; a quoted "false" means what it says. ValueError: none of these."""
     if value is None:
         return None
     known = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}

@@ -22,11 +22,7 @@ _RUNNING: ContextVar[Optional[Epoch]] = ContextVar("ddpfix_funasr_epoch", defaul
 
 
 class Samplers:
-    """What is known of samplers that cannot say it themselves.
-
-    Attributes:
-        read: how often one was read outside of any epoch: orders differ from one time to the next.
-    """
+    """What each sampler gave, and how often it was read outside of any epoch: its orders differ from time to time."""
 
     def __init__(self) -> None:
         self.read: MutableMapping[Any, int] = WeakKeyDictionary()

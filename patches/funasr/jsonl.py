@@ -15,11 +15,7 @@ from ddpfix.patching.site import PatchError, Site
 
 
 class LeftOut:
-    """How many utterances each limit left out.
-
-    Attributes:
-        by_index: by index dataset, and by limit.
-    """
+    """How many utterances each limit left out, by index dataset."""
 
     def __init__(self) -> None:
         self.by_index: MutableMapping[Any, Dict[str, int]] = WeakKeyDictionary()

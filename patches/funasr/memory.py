@@ -128,7 +128,7 @@ def _one_list(original: Any, sampler: Any, kind: str, limits: Limits, counts: Co
     batches = whole_steps(batches, ranks, sampler.epoch, counts)
     if kind in _CLIMBING and sampler.shuffle and sampler.is_training:
         batches = mixed(batches, ranks, sampler.epoch, limits)
-    if sampler.rank != 0 and _same_list(sampler):
+    if sampler.rank != 0 and not rank_split(sampler.dataset):
         # All ranks have counted the same: rank 0 reports.
         vars(counts).update(vars(Counts()))
     if kind == "EspnetStyleBatchSampler":
@@ -162,10 +162,6 @@ def _muted(file: Optional[str]) -> Iterator[None]:
         yield
     finally:
         logging.getLogger().removeFilter(other)
-
-
-def _same_list(sampler: Any) -> bool:
-    return not rank_split(sampler.dataset)
 
 
 def rank_split(dataset: Any) -> bool:

@@ -67,7 +67,7 @@ def _agreed(epoch: epochs.Epoch, known: epochs.Samplers, sampler: Any, batches: 
     target = _target(epoch, sampler, numbers, stop)
     if target and not batches:
         # Only in validation, where fewer samples than ranks are no reason to stop a training run.
-        batches = [[_shortest(sampler.dataset)]]
+        batches = [[min(range(len(sampler.dataset)), key=sampler.dataset.get_source_len)]]
     epoch.batches = target
     assert epoch.ranks is not None
     for row, number in zip(epoch.ranks, numbers):
@@ -83,11 +83,7 @@ _REPEATED, _CUT = -2, -1
 
 
 def _target(epoch: epochs.Epoch, sampler: Any, numbers: List[int], stop: bool) -> int:
-    """Return how many batches each rank is to have.
-
-    Raises:
-        RuntimeError: on every rank, if a rank has nothing to train on.
-    """
+    """Return how many batches each rank is to have; RuntimeError on every rank, if one has nothing to train on."""
     empty = [str(rank) for rank, number in enumerate(numbers) if not number]
     resumed = not any(numbers) and getattr(sampler, "start_step", 0) > 0
     if empty and epoch.training and not resumed:
@@ -99,7 +95,3 @@ def _target(epoch: epochs.Epoch, sampler: Any, numbers: List[int], stop: bool) -
     if not stop or empty:
         return max(numbers)
     return min(numbers)
-
-
-def _shortest(dataset: Any) -> int:
-    return min(range(len(dataset)), key=dataset.get_source_len)

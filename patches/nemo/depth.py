@@ -26,11 +26,7 @@ _METHOD, _RATES, _LAYERS = "forward_internal", "layer_drop_probs", "layers"
 
 
 def put(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on the method that goes through the layers; with ``off`` it drops none, and scales none.
-
-    Raises:
-        PatchError: what it does with a dropped layer has changed.
-    """
+    """Put on the method that goes through the layers; with ``off`` it drops none, and scales none."""
     _check(site, owner)
     if everywhere.is_off(site):
         site.wrap_hot(owner, _METHOD, _without)
@@ -120,11 +116,7 @@ def _shadowed(original: Callable[..., Any], encoder: Any, layers: List[_Turn], a
 
 
 class _Turn:
-    """One layer in one forward: computed and scaled, or left out.
-
-    Args:
-        zeros: whether the parameters of a dropped layer get gradients of zeros.
-    """
+    """One layer in one forward: computed and scaled, or left out, with gradients of zeros where ``zeros`` says so."""
 
     def __init__(self, layer: Any, rate: float, dropped: bool, zeros: bool) -> None:
         self._layer, self._rate, self._dropped, self._zeros = layer, rate, dropped, zeros

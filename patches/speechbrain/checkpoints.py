@@ -40,10 +40,6 @@ def _keep(wrapped: Any, checkpointer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _delete(wrapped: Any, checkpointer: Any, args: Any, kwargs: Any) -> Any:
-    if not _KEEPING.get() or _deletes_here():
+    if not _KEEPING.get() or import_module("speechbrain.utils.distributed").if_main_process():
         return wrapped(*args, **kwargs)
     return None
-
-
-def _deletes_here() -> bool:
-    return bool(import_module("speechbrain.utils.distributed").if_main_process())

@@ -13,11 +13,7 @@ from .parser import Option
 
 @dataclass
 class Item:
-    """Words that belong together: a ``--name`` with its values, or others.
-
-    Attributes:
-        option: the run option that the first one names; None for an override of the yaml.
-    """
+    """A ``--name`` with its values, or other words; without an option, the name is an override of the yaml."""
 
     words: List[str]
     option: Optional[Option] = None

@@ -69,11 +69,7 @@ def _wrapped(compared: Compared, wrapped: Any, brain: Any, args: Any, kwargs: An
 
 
 class Compared:
-    """Compares what DDP leaves out, once for each module.
-
-    Args:
-        shares: whether modules that differ become those of the first rank.
-    """
+    """Compares what DDP leaves out, once for each module; if it shares, what differs becomes that of the first rank."""
 
     def __init__(self, shares: bool) -> None:
         self._shares = shares

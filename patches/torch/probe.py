@@ -70,11 +70,7 @@ def _group(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Run:
-    """One process under the probe.
-
-    Args:
-        file: where the findings go, as JSON; None: to stderr, as text.
-    """
+    """One process under the probe; without a file for JSON, the findings go to stderr as text."""
 
     def __init__(self, steps: int, file: Optional[Path]) -> None:
         self._wanted, self._file = steps, file

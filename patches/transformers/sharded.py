@@ -23,11 +23,7 @@ from .layerdrop import FSDP_CHECK
 
 
 def skip(site: Site, module: ModuleType, owner: Any) -> None:
-    """Let the copies of forwards that follow the schedule skip (:data:`~ddpfix.layerdrop.code_copy.SKIPPABLE_CHECKS`).
-
-    Raises:
-        PatchError: transformers no longer has the function that they call.
-    """
+    """Let the copies of forwards that follow the schedule skip; PatchError: transformers no longer has the function."""
     if not callable(getattr(module, FSDP_CHECK, None)):
         raise PatchError(f"{module.__name__} has no {FSDP_CHECK}")
     site.register(code_copy.SKIPPABLE_CHECKS, FSDP_CHECK)

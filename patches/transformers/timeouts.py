@@ -114,11 +114,7 @@ def _with_limit(original: Callable[..., None], limit: timedelta) -> Callable[...
 
 
 def _compare(seconds: float, given: str, was_up: bool) -> None:
-    """Have the group's time limit be the user's, or say what does it.
-
-    Args:
-        given: where the user gave it, as code.
-    """
+    """Have the group's time limit be the user's, or say what does it; ``given`` is where he gave it, as code."""
     if not timeouts.group_is_up():
         return
     has = timeouts.shortest()

@@ -172,11 +172,7 @@ def _tell_filled(epoch: _Epoch) -> None:
 
 
 def _tell_left(epoch: _Epoch) -> None:
-    """How much is left out in this epoch.
-
-    Raises:
-        RuntimeError: on all ranks, where they stop at once, because some have nothing.
-    """
+    """How much is left out in this epoch; RuntimeError on all ranks where they stop at once: some have nothing."""
     steps, having, size = epoch.steps, epoch.having, epoch.size
     if not steps:
         raise RuntimeError(

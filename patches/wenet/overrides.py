@@ -64,11 +64,7 @@ def _apply(configs: Dict[str, Any], item: str) -> None:
 
 
 def _place(configs: Any, name: str) -> Tuple[Any, Any, List[str]]:
-    """(section, key in it, parts that are missing) of a dotted name; the key is the last one where nothing is missing.
-
-    Raises:
-        ValueError: the name leads through something that is no section.
-    """
+    """(section, key in it, parts that are missing) of a dotted name; ValueError: it leads through no section."""
     section, parts = configs, name.split(".")
     for index, part in enumerate(parts):
         key = _key(section, part, ".".join(parts[:index]))

@@ -21,11 +21,7 @@ def truth(text: str) -> Optional[bool]:
 
 
 def like(old: Any, text: str, name: str) -> Any:
-    """Return the value that ``text`` means where ``old`` stood.
-
-    Raises:
-        ValueError: it means none; the message names the key and says what is accepted.
-    """
+    """Return the value that ``text`` means where ``old`` stood; ValueError says which ones are accepted."""
     if text.lower() in _NULL:
         return None
     if isinstance(old, dict):

@@ -8,11 +8,7 @@ BLOCKS, WARNING = "blocks", "warning"
 
 
 class Finding(NamedTuple):
-    """One problem.
-
-    Attributes:
-        level: :data:`BLOCKS` if no training can run like this, else :data:`WARNING`.
-    """
+    """One problem; its level is :data:`BLOCKS` if no training can run like this, else :data:`WARNING`."""
 
     level: str
     about: str

@@ -23,11 +23,7 @@ class Room(NamedTuple):
 
 
 def look(torch: Optional[Any], shm: Path = Path("/dev/shm"), files: Optional[Tuple[int, int]] = None) -> Section:
-    """Return the section.
-
-    Args:
-        files: soft and hard limit of open files; this process's by default.
-    """
+    """Return the section; ``files`` are the soft and the hard limit of open files, this process's by default."""
     findings: List[Finding] = []
     strategy = torch.multiprocessing.get_sharing_strategy() if torch is not None else None
     soft, hard = open_files() if files is None else files

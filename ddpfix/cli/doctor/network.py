@@ -157,11 +157,7 @@ def _all_loopback(names: Sequence[str], every: Sequence[Interface]) -> bool:
 
 
 def select(words: str, every: Sequence[Interface], family: Optional[int] = None) -> List[str]:
-    """Return the interfaces that a value of ``NCCL_SOCKET_IFNAME`` selects.
-
-    Args:
-        words: beginnings of names, with commas; ``^`` in front excludes them, ``=`` wants whole names.
-    """
+    """Return what ``NCCL_SOCKET_IFNAME`` selects: beginnings of names; ``^`` in front excludes, ``=`` wants whole."""
     exclude = words.startswith("^")
     words = words[exclude:]
     whole = words.startswith("=")

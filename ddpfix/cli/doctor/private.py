@@ -10,11 +10,7 @@ from typing import Optional
 
 
 def text(words: str, home: Optional[str] = None, user: Optional[str] = None) -> str:
-    """Words in which the home folder is ``~``, and the user's name as a part of a path is ``USER``.
-
-    Args:
-        user: the name; this process's by default. root is everybody's.
-    """
+    """Words in which the home folder is ``~``, and the user's name in a path is ``USER``; root is everybody's."""
     home = _home() if home is None else home
     if len(home) > 1:
         words = re.sub(re.escape(home.rstrip("/")) + r"(?![\w.-])", "~", words)

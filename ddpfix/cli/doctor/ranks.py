@@ -32,9 +32,6 @@ _CURE = "check that each rank was started, and that the hosts reach each other (
 def show(limit: float, backend: Optional[str], as_json: bool) -> int:
     """Run the collectives, and print on rank 0 what was found.
 
-    Args:
-        limit: seconds for each collective, and for the ranks to come.
-
     Returns:
         0, 1 if something stops a training (rank 0 and ranks with an error), 2 without a launcher.
     """

@@ -36,7 +36,7 @@ def make(data: Data) -> List[Finding]:
     """Return the findings, causes before consequences."""
     dead = _deaths(data)
     failures = _failures(data)
-    causes = [each for each in failures if not _is_consequence(each.words)]
+    causes = [each for each in failures if not (each.words.startswith(_PEERS) or says_that_another_exited(each.words))]
     known = causes if causes or dead else failures
     found = [_death(event, data) for event in dead.values()]
     found += [_failure(each, data) for each in known[:_MOST]]
@@ -53,10 +53,6 @@ def make(data: Data) -> List[Finding]:
 
 def _ranks(failures: Sequence[Failure]) -> Set[int]:
     return {rank for each in failures for rank in each.ranks}
-
-
-def _is_consequence(text: str) -> bool:
-    return text.startswith(_PEERS) or says_that_another_exited(text)
 
 
 def _events(data: Data, level: str) -> List[Data]:

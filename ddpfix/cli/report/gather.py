@@ -81,11 +81,7 @@ class Step:
 
 
 class Gathered:
-    """All that a report needs of one run.
-
-    Args:
-        ranks: the ranks that have files, in order; :meth:`add` is called once for each.
-    """
+    """All that a report needs of one run; :meth:`add` is called once for each rank that has files, in order."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)

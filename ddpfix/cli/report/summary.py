@@ -23,11 +23,7 @@ RECORDS, NAMED = 25, 50
 
 
 def load(folder: Path) -> Dict[str, Any]:
-    """Return the trace in a folder, added up; one rank's files are in memory at a time.
-
-    Raises:
-        TraceError: there is no trace, or a file of it is damaged.
-    """
+    """Return the trace in a folder, added up, one rank's files in memory at a time; TraceError where one is damaged."""
     files = [(rank, file) for rank, attempt, file in reader.files(folder) if attempt is None]
     earlier = sum(attempt is not None for _, attempt, _ in reader.files(folder))
     gathered = Gathered([rank for rank, _ in files])

@@ -17,11 +17,7 @@ _KEPT = 4
 
 
 class End(NamedTuple):
-    """How a rank has ended.
-
-    Attributes:
-        step: the training forwards that it had begun, if its program came to its end.
-    """
+    """How a rank has ended, and after how many training forwards, if its program came to its end."""
 
     rank: int
     text: str

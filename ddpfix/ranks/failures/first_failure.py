@@ -89,11 +89,7 @@ class PeerFailedError(RuntimeError):
 
 @contextlib.contextmanager
 def propagate_failure() -> Iterator[None]:
-    """Tell the other ranks the cause if this block raises; torch elastic's summary has the cause as well.
-
-    Raises:
-        PeerFailedError: instead of what is raised here after another rank has failed.
-    """
+    """Tell the others the cause if this block raises, or raise PeerFailedError where another rank has failed before."""
     with error_file.written_last():
         try:
             yield

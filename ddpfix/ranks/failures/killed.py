@@ -60,13 +60,6 @@ def _status(pid: int) -> Optional[int]:
 
 
 def stat_fields(pid: int, path: str = "stat") -> List[str]:
-    """Return the fields of a process that follow the name of its program, the letter of its state first.
-
-    Args:
-        path: of the file below the process's folder that has them.
-
-    Raises:
-        OSError: there is no such process, or the system has no such files.
-    """
+    """Return the fields behind the name of a process's program, the letter of its state first, or raise OSError."""
     with System.open(f"/proc/{pid}/{path}", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()

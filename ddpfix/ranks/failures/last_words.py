@@ -41,11 +41,7 @@ def says_that_another_exited(text: str) -> bool:
 
 
 def sentence(rank: int, step: Optional[int], error: BaseException) -> str:
-    """Return one line: "rank 1 failed in step 41: IndexError: list index out of range (aug.py:12)".
-
-    Args:
-        step: the training forwards that it has begun; None where nothing counts them.
-    """
+    """Return one line: "rank 1 failed in step 41: IndexError: list index out of range (aug.py:12)"."""
     return f"rank {rank} failed{in_step(step)}: {words(error)}"
 
 

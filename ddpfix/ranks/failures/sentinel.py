@@ -51,11 +51,7 @@ class Failure(NamedTuple):
 
 
 class Sentinel:
-    """The thread of one rank; see the module.
-
-    Args:
-        step: gives the number of the training forward that was begun last.
-    """
+    """The thread of one rank; ``step`` gives the number of the training forward that was begun last. See the module."""
 
     def __init__(
         self,
@@ -80,11 +76,7 @@ class Sentinel:
     # In a thread of the program.
 
     def end(self, how: str) -> None:
-        """Stop watching.
-
-        Args:
-            how: ``left``, if this rank leaves the group, which it then tells; or ``stopped``.
-        """
+        """Stop watching: ``left``, if this rank leaves the group, which it then tells; or ``stopped``."""
         self._how = how
         self._leaving.set()
         self._thread.join(_SHORT)

@@ -44,11 +44,7 @@ class Call(NamedTuple):
 
 
 def of(frames: Sequence[FrameType]) -> Call:
-    """Return the collective that the program called.
-
-    Args:
-        frames: of a stack or a traceback, the outermost one first.
-    """
+    """Return the collective that the program called, from frames of which the outermost is the first."""
     for frame in frames:
         name = frame.f_code.co_name
         if name != "wrapper" and frame.f_code.co_filename.replace(os.sep, "/").endswith(_FILE):

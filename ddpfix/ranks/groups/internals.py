@@ -13,22 +13,14 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 
 def default_group() -> Any:
-    """Return the process group of all ranks.
-
-    Raises:
-        RuntimeError, ValueError: there is none.
-    """
+    """Return the process group of all ranks; RuntimeError or ValueError where there is none."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_group()
 
 
 def is_torchs(group: Any) -> bool:
-    """Return whether torch has made a group and has its ranks; a program's own class may stand for ranks that are not.
-
-    Args:
-        group: what the program uses as a process group; None is the default one.
-    """
+    """Return whether torch made a group (None: the default one) and has its ranks; a program's own may have others."""
     from torch import distributed
 
     if group is None:
@@ -150,11 +142,7 @@ def is_beyond(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
 
 
 class Members(NamedTuple):
-    """The ranks that train one model.
-
-    Attributes:
-        ranks: their global ranks, in the group's order.
-    """
+    """The ranks that train one model: global ranks, in the order of their group."""
 
     name: str
     ranks: List[int]

@@ -24,8 +24,7 @@ def shortest(group: Any = None) -> Optional[float]:
 def lengthen(limit: float) -> bool:
     """Have the default group wait longer, from the next collective on; a limit that is longer stays.
 
-    Returns:
-        whether no backend gives up before ``limit``. Where one would and cannot be changed, none is.
+    Return whether no backend gives up before ``limit``. Where one would and cannot be changed, none is.
     """
     shorter = [backend for backend in _backends() if internals.limit_of(backend) < limit]
     if not all(map(_can_change, shorter)):

@@ -16,11 +16,7 @@ from ddpfix.system import System
 
 
 class Finding(NamedTuple):
-    """What was found.
-
-    Attributes:
-        text: what was said; "" where nothing was seen to be wrong.
-    """
+    """What was found; its text is empty where nothing was seen to be wrong."""
 
     text: str
     folder: str
@@ -57,11 +53,7 @@ class Alarms:
         return int(self._store().add("alarm", 0))
 
     def raise_alarm(self, last: int) -> None:
-        """Have all ranks tell where they are, unless another rank has just done so.
-
-        Args:
-            last: the number of the last alarm that this rank knows.
-        """
+        """Have all ranks tell where they are, unless another did so after ``last``, the last alarm known here."""
         if self._is_first(f"raised/{last + 1}"):
             self._store().add("alarm", 1)
 

@@ -84,11 +84,7 @@ def shared(one: Sequence[Standing], other: Sequence[Standing]) -> bool:
 
 
 def left(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[str, int, bool]]:
-    """Return the loop that one rank is past and another one is in, or None where there is none.
-
-    Returns:
-        Its file, its first line, and whether both are in one loop around it, so that the other may be in a later turn.
-    """
+    """Return the loop that one rank is past and another in (file, line, whether a loop is around both), or None."""
     apart = _apart(one, other)
     return None if apart is None else next(_left(*apart), None)
 

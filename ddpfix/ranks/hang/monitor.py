@@ -109,11 +109,7 @@ class Monitor:
     # In a thread of the program.
 
     def end(self, how: str) -> None:
-        """Stop watching. A forked child is no rank.
-
-        Args:
-            how: ``left``, if this rank leaves its group; ``ended``, if its program does; or ``stopped``.
-        """
+        """Stop watching: the rank has ``left`` its group, its program has ``ended``, or ``stopped``; a fork is none."""
         self._how = how
         self._over.set()
         self._thread.join(_SHORT)

@@ -20,11 +20,7 @@ _WORDS = {
 
 
 class Who(NamedTuple):
-    """The process of a rank.
-
-    Attributes:
-        space: where the number of the process means something.
-    """
+    """The process of a rank; ``space`` is where the number of the process means something."""
 
     host: str
     space: str
@@ -37,11 +33,7 @@ def here() -> Who:
 
 
 def state(pid: int, path: str = "stat") -> str:
-    """Return Linux's letter for the state of a process of this machine: Z for an exited one; "" if not known.
-
-    Args:
-        path: of the file below the process's folder that tells it.
-    """
+    """Return Linux's letter for the state of a process, which ``path`` tells: Z for an exited one; "" if not known."""
     if not os.path.isdir("/proc/self"):
         return ""
     try:
@@ -74,11 +66,7 @@ def in_words(letter: str) -> str:
 
 
 def own_trouble(thread: int) -> str:
-    """Return the obstacle of this process, as far as the system knows: a wait for a disk, a stopped child.
-
-    Args:
-        thread: the system's number of the main thread.
-    """
+    """Return this process's obstacle as far as the system knows: its main thread waits for a disk, a child stopped."""
     told: List[str] = []
     if lasting(System.pid(), f"task/{thread}/stat") == DISK:
         told.append(f"it {in_words(DISK)}")

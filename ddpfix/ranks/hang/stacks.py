@@ -13,22 +13,14 @@ from ddpfix.system import System
 
 
 def folder(chosen: str) -> str:
-    """Return a folder for the stacks of one hang, the same on all ranks once they have its name.
-
-    Args:
-        chosen: the user's own folder; "" for one below the system's folder for temporary files.
-    """
+    """Return a folder for the stacks of one hang, chosen by the user or a temporary one: ranks share its name."""
     if chosen:
         return chosen
     return os.path.join(tempfile.gettempdir(), f"ddpfix-hang-{time.strftime('%Y%m%d-%H%M%S')}-{System.pid()}")
 
 
 def write(where: str, rank: int, text: str) -> bool:
-    """Add the stacks of all threads of this process to ``hang-rank-N.txt``; returns whether that was possible.
-
-    Args:
-        where: the folder, which is made if it is not there.
-    """
+    """Add this process's stacks to ``hang-rank-N.txt`` in a folder, made if missing; return whether it was possible."""
     try:
         os.makedirs(where, exist_ok=True)
         with System.open(os.path.join(where, f"hang-rank-{rank}.txt"), "a", encoding="utf-8") as file:

@@ -27,12 +27,7 @@ _BY_NAME = 64
 
 
 class Finding(NamedTuple):
-    """What some ranks have found.
-
-    Attributes:
-        rank: one of them.
-        ranks: how many of them there are.
-    """
+    """What some ranks have found: one of them, and how many of them there are."""
 
     rank: int
     text: str

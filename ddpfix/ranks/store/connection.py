@@ -32,8 +32,7 @@ class StoreLostError(ConnectionError):
 class Connection:
     """ddpfix's keys, on a separate connection where torch has that: the main thread may wait with the other one.
 
-    Args:
-        store: of the default group; it is not kept alive, see :func:`ddpfix.ranks.store.keys`.
+    The default group's store is not kept alive, see :func:`ddpfix.ranks.store.keys`.
     """
 
     def __init__(self, store: Any, name: str, own: bool = True) -> None:
@@ -71,11 +70,7 @@ class Connection:
         return self._original() is not None
 
     def store(self) -> Any:
-        """Return the keys, for the length of a call.
-
-        Raises:
-            StoreLostError: the server has ended.
-        """
+        """Return the keys, for the length of a call; StoreLostError: the server has ended."""
         if self._is_lost or (self._socket is not None and _is_closed(*self._socket)):
             raise StoreLostError("the process that kept the process group's store has ended")
         original = self._original()

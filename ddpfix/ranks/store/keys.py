@@ -202,11 +202,7 @@ def read(store: Any, names: Sequence[str]) -> List[bytes]:
 
 
 def pauses(first: float, last: float, size: int) -> Tuple[float, float]:
-    """Seconds between two looks for :func:`look_until`: longer ones where many ranks look.
-
-    Args:
-        last: at most, where few ranks look.
-    """
+    """Seconds between two looks for :func:`look_until`: longer ones than ``last`` where many ranks look."""
     return first, max(last, size / _LOOKS)
 
 

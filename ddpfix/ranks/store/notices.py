@@ -103,11 +103,7 @@ def ask(topic: str, place: int, ranks: Sequence[int], limit: float) -> bool:
 
 
 def answer(topic: str, place: int) -> bool:
-    """Return what was decided about a notice that this rank has read, after the collective.
-
-    Raises:
-        RuntimeError: there is no decision, so that ranks might act differently.
-    """
+    """Return what was decided about a notice, after the collective; RuntimeError if nothing was: ranks might differ."""
     store = default_store()
     found: List[bytes] = []
     with contextlib.suppress(Exception):

@@ -54,11 +54,7 @@ class RollCall:
         self._calls = 0
 
     def same(self, word: str) -> bool:
-        """Wait for all ranks; returns whether all of them gave the same word, as far as they can be asked.
-
-        Raises:
-            RollCallError: a rank did not come within the limit.
-        """
+        """Return whether all ranks gave the same word, as far as they can be asked; RollCallError: one is too late."""
         store = passing_store()
         if store is None or self._size == 1:
             return True
@@ -87,11 +83,7 @@ def limit_of(group: Any, most: float = LIMIT) -> float:
 
 
 def name_of_next(group: str, kind: str) -> str:
-    """Return a name for the next thing of a kind that the members of a group have in one order, the same on all.
-
-    Args:
-        kind: things of another kind are counted apart.
-    """
+    """Return a name for the next thing of a kind, which the members of a group count in one order, the same on all."""
     return f"{group}/{kind}/{count(group_store(), f'{group}/{kind}')}"
 
 
@@ -102,11 +94,7 @@ _SOON = 10.0
 
 
 def all_come(name: str, ranks: Sequence[int], limit: float) -> bool:
-    """Wait for the other ranks at this place; returns whether all of them have come. Without a store nobody has.
-
-    Args:
-        name: of the place; the same on all ranks, and each rank asks once.
-    """
+    """Return whether all ranks come to a place, which each asks once; without a store nobody has come."""
     store = default_store()
     if store is None or len(ranks) == 1:
         return len(ranks) == 1

@@ -103,12 +103,7 @@ class PendingSum:
         return bool(self._work.is_completed())
 
     def result(self) -> List[int]:
-        """Return the sums over all ranks; wait until the last rank has sent its numbers.
-
-        Raises:
-            RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failures.first_failure.PeerFailedError` if
-                it left a cause.
-        """
+        """Return the sums, when the last rank has sent its numbers; RuntimeError, PeerFailedError: one has ended."""
         try:
             self._work.wait()
         except RuntimeError as error:

@@ -24,11 +24,7 @@ class Unasked:
 
 
 class First:
-    """The moment at which ranks agree on a model, and what its stages have determined.
-
-    Args:
-        waits: whether something waits for the gradient of each parameter, as FSDP does.
-    """
+    """The moment at which ranks agree on a model; ``waits``: each parameter's gradient is waited for, as by FSDP."""
 
     def __init__(self, site: Site, model: Any, members: Members, waits: bool) -> None:
         self.site, self.model, self.members, self.waits = site, model, members, waits
@@ -57,11 +53,7 @@ ORDER: Tuple[Callable[[First], None], ...] = (
 
 
 def put(site: Site, owner: type, factory: Callable[[Any], Callable[..., Any]]) -> None:
-    """Make the forward of a class the step of its models.
-
-    Args:
-        factory: ``factory(original)`` returns the forward that is called in its place.
-    """
+    """Make the forward of a class the step of its models: ``factory(original)`` returns what is called in its place."""
     site.wrap_hot(owner, "forward", factory)
     skip_frames(vars(owner)["forward"])
     site.at_undo(training.forget)

@@ -25,11 +25,7 @@ _CALLERS = 8
 
 
 class Passes:
-    """The iterations of all loaders.
-
-    Attributes:
-        reads_again: whether a loader is read again just now.
-    """
+    """The iterations of all loaders, and whether one is read again just now."""
 
     def __init__(self) -> None:
         # Another one as soon as something is looked after.

@@ -47,11 +47,7 @@ class LeftError(Exception):
 
 
 class Synchronised:
-    """The state of ranks that synchronise in iterations of their loaders.
-
-    Attributes:
-        over: whether they did not once: then nothing is done any more.
-    """
+    """Ranks that synchronise in iterations of their loaders; it is ``over`` if they did not once."""
 
     def __init__(self, forwards: Clocks) -> None:
         self.forwards, self.over = forwards, False
@@ -158,11 +154,7 @@ class Streamed(streams.Epoch):
         super().ended()
 
     def received(self, pending: PendingSum) -> List[int]:
-        """Return the sums.
-
-        Raises:
-            LeftError: another rank has left the pass in its midst.
-        """
+        """Return the sums; LeftError: another rank has left the pass in its midst."""
         looked = [_LOOK]
 
         def gives_up(waited: float) -> bool:

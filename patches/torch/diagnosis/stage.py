@@ -35,11 +35,7 @@ def reduction(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 class Diagnosis(ddp.Stage):
-    """Collects evidence in the first steps of each model, and completes the errors.
-
-    Args:
-        site: of the patch; the wrapper of ``torch.autograd.backward`` is put on with the first model.
-    """
+    """Collects evidence in the first steps of each model, and completes the errors."""
 
     place = "diagnosis"
 
@@ -70,11 +66,7 @@ class Diagnosis(ddp.Stage):
 
 
 class Watched:
-    """What is known of one model.
-
-    Args:
-        wrapped_by: what has wrapped it, if that was found before; None: what calls now.
-    """
+    """What is known of one model; what has wrapped it is what calls now, unless that was found before."""
 
     def __init__(
         self, model: ddp.Wrapped, backwards: backward.Backwards, wrapped_by: Optional[Tuple[str, ...]] = None

@@ -49,11 +49,7 @@ def callers() -> Tuple[str, ...]:
 
 
 def of(wrapped_by: Sequence[str]) -> Lines:
-    """Return the lines of the toolkit that has wrapped a model; those of DDP where it has none.
-
-    Args:
-        wrapped_by: see :func:`callers`. The outermost toolkit is the one that the user has called.
-    """
+    """Return the lines of the outermost toolkit that has wrapped a model (:func:`callers`); DDP's where none has."""
     every = _every()
     for module in wrapped_by:
         for lines in every:

@@ -55,11 +55,7 @@ class Buffers(ddp.Stage):
 
 
 class _Forward:
-    """A forward that waits for its backward; the graph alone keeps it alive.
-
-    Attributes:
-        statistics: the ids of the normalizations that were in training mode.
-    """
+    """A forward that waits for its backward, with its training normalizations; the graph alone keeps it alive."""
 
     def __init__(self, statistics: FrozenSet[int]) -> None:
         self.statistics = statistics
@@ -136,11 +132,7 @@ def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Writes:
-    """The buffers of a model in front of a broadcast.
-
-    Args:
-        unread: ids of buffers whose values no backward reads.
-    """
+    """The buffers of a model in front of a broadcast; no backward reads those whose ids are ``unread``."""
 
     def __init__(self, wrapper: Any, unread: FrozenSet[int]) -> None:
         # The rank whose buffers are broadcast writes what they hold.

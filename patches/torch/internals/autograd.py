@@ -38,11 +38,7 @@ def accumulators(parameters: Iterable[Any]) -> List[Any]:
 
 
 class View:
-    """Determines which parameters of one model a backward reaches.
-
-    Args:
-        parameters: in DDP's order.
-    """
+    """Determines which parameters of one model, in DDP's order, a backward reaches."""
 
     def __init__(self, parameters: Sequence[Any], nodes: Sequence[Any]) -> None:
         self._parameters = parameters
@@ -104,11 +100,7 @@ def has_mark(node: Any, owner: Any) -> bool:
 
 
 def behind(roots: Any) -> List[Any]:
-    """Return the nodes of the graph that a backward of these roots runs.
-
-    Args:
-        roots: a tensor or a ``GradientEdge``, or several of them.
-    """
+    """Return the nodes that a backward of these roots runs: a tensor or a ``GradientEdge``, or several of them."""
     one = isinstance(roots, torch.Tensor) or hasattr(roots, "node")
     # A subclass of tensors is not asked, and what is no tensor has no node.
     with modes.Uncounted():
@@ -137,11 +129,7 @@ def _is_custom(node: Any) -> bool:
 
 
 def leaves(outputs: Sequence[Any], given: Sequence[Any]) -> Iterator[Any]:
-    """Yield the leaves to which the graph of some tensors leads.
-
-    Args:
-        given: nodes behind which nothing is looked for.
-    """
+    """Yield the leaves to which the graph of some tensors leads, but for what is behind the given nodes."""
     for tensor in outputs:
         for node in _behind(tensor.grad_fn, given) if tensor.grad_fn is not None else ():
             if hasattr(node, "variable"):

@@ -20,11 +20,7 @@ _function_mode = modes.any_function_mode
 
 
 def written(parameter: Any) -> Tuple[Any, int]:
-    """Return the gradient of a parameter, and how often it was written to in place: -1 where there is none.
-
-    Args:
-        parameter: no subclass of torch's own, whose code would be called.
-    """
+    """Return the gradient of a parameter of torch's own class, and how often it was written to in place: -1 if none."""
     if _function_mode():
         with modes.Uncounted():
             gradient = parameter.grad

@@ -116,11 +116,7 @@ def stages() -> Tuple[Stage, ...]:
 
 
 def put(site: Site, owner: Any, stage: Stage) -> None:
-    """Put a stage in its place, until the patch is undone.
-
-    Args:
-        stage: not one whose place is taken already.
-    """
+    """Put a stage in its place, which no other has taken, until the patch is undone."""
     _STAGES.join(site, stage.place, stage, functools.partial(_wrap, owner))
     skip_module(sys.modules[type(stage).__module__])
     site.at_undo(lambda: _take_out(stage))

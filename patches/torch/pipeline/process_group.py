@@ -82,11 +82,7 @@ class ProcessGroup:
         self._exit = ProcessExit(lambda: self._shared.subscribers)
 
     def follow(self, site: Site, module: ModuleType, follower: Follower) -> None:
-        """Have a follower called until the patch is undone.
-
-        Args:
-            follower: not one whose place is taken already.
-        """
+        """Have a follower, whose place no other has taken, called until the patch is undone."""
         self._shared.join(site, follower.place, follower, functools.partial(self._put_on, module))
         site.at_undo(follower.undone)
         if distributed.is_available() and distributed.is_initialized():

@@ -10,11 +10,7 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """The subscribers of one wrapper, in a written order.
-
-    Args:
-        order: the places that subscribers may take, the first one first.
-    """
+    """The subscribers of one wrapper, whose places have a written order."""
 
     def __init__(self, name: str, order: Tuple[str, ...]) -> None:
         self._name, self._order = name, order
@@ -24,14 +20,7 @@ class Shared(Generic[T]):
         self.subscribers: Tuple[T, ...] = ()
 
     def join(self, site: Site, place: str, subscriber: T, put_on: Callable[[Site], None]) -> None:
-        """Subscribe until the patch is undone.
-
-        Args:
-            put_on: puts the wrapper on, through the site that it is given; one that fails leaves nothing behind.
-
-        Raises:
-            PatchError: the order does not have this place, or it is taken.
-        """
+        """Subscribe until undo; a wrapper that ``put_on`` fails to put on leaves nothing. PatchError: no such place."""
         if place not in self._order or place in self._at:
             why = (
                 "taken" if place in self._at else f"none of {', '.join(self._order)} (patches/torch/pipeline/order.py)"

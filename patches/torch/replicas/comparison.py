@@ -34,12 +34,7 @@ class DivergenceError(RuntimeError):
 
 
 class Counts:
-    """What all optimizers of one model have in common.
-
-    Attributes:
-        watches: how many of its optimizers were watched.
-        reported: whether it was said that its replicas differ.
-    """
+    """What all optimizers of one model have in common, and whether it was said that its replicas differ."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -59,12 +54,7 @@ class Counts:
 
 
 class Comparison:
-    """One optimizer's part of one model.
-
-    Args:
-        mode: ``error``, or one that warns.
-        every: optimizer steps between two looks, at least.
-    """
+    """One optimizer's part of one model, with ``every`` optimizer steps at least between two looks."""
 
     def __init__(self, model: ddp.Wrapped, counts: Counts, mode: str, every: int) -> None:
         self.model, self._counts = weakref.ref(model), counts
@@ -130,11 +120,7 @@ class Comparison:
         self._look = fingerprint.Look(self._steps, self._forwards, compared, optimizer, averaged)
 
     def step_begins(self) -> None:
-        """Called before each step of the optimizer, for what is due after the one before.
-
-        Raises:
-            DivergenceError: the replicas differ, and ``DDPFIX_DIVERGENCE=error``.
-        """
+        """Called before each step, for what is due after the one before; DivergenceError where that is the mode."""
         if self._over:
             return
         try:

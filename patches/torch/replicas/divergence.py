@@ -49,12 +49,7 @@ _EVERY = 200
 
 
 class Divergence(ddp.Stage):
-    """Watches the optimizers of models that DDP replicates.
-
-    Args:
-        mode: ``warn`` or ``error``.
-        every: optimizer steps between two comparisons, at least.
-    """
+    """Watches the optimizers of models that DDP replicates, with ``every`` steps at least between two comparisons."""
 
     place = "divergence"
 

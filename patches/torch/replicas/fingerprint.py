@@ -72,11 +72,7 @@ def _short(value: Any) -> str:
 
 
 class Look:
-    """Parameters right after a step, computed without a wait for a device.
-
-    Args:
-        parameters: those for which :func:`comparable` holds, by name.
-    """
+    """Parameters (:func:`comparable`, by name) right after a step, computed without a wait for a device."""
 
     def __init__(
         self, step: int, forwards: int, parameters: Dict[str, Any], optimizer: Any, averaged: Optional[int] = None

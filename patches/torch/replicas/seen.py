@@ -97,11 +97,7 @@ class Seen:
                     own.delete_key(key)
 
     def compare(self, own: Any, shared: Any, steps: int) -> str:
-        """Return the difference from the first rank in a look of which the store has both; "" where there is none.
-
-        Args:
-            shared: keys that tell the other ranks.
-        """
+        """Return the difference from the first rank in a look that the store has of both; "" where there is none."""
         for step, here in list(self._waiting.items()):
             if not has(own, f"digest/{step}"):
                 continue

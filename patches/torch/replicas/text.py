@@ -69,11 +69,7 @@ def local_steps(number: int, place: str) -> str:
 def averaged_apart(
     where: Where, names: Sequence[str], count: int, numbers: Tuple[Optional[int], Optional[int]], cause: str
 ) -> str:
-    """Return the line about ranks that have averaged different numbers of times.
-
-    Args:
-        numbers: how often this rank has averaged by that step, and the first one.
-    """
+    """Return the line about ranks that have averaged different numbers of times: this one and the first."""
     here, there = ("once" if number == 1 else f"{number} times" for number in numbers)
     return (
         f"{where}: {len(names)} of {count} parameters, first {names[0]}: {in_short(names)}. By optimizer step"

@@ -77,11 +77,7 @@ def _forward(site: Site, original: Any) -> Callable[..., Any]:
 
 
 def _refuse_skips(engine: Any, step: training.Step) -> None:
-    """End a step under ZeRO 3 that has left out a layer, on all ranks alike.
-
-    Raises:
-        RuntimeError: it did.
-    """
+    """Raise on all ranks alike where a step under ZeRO 3 has left out a layer."""
     if step.skipped and engine.zero_optimization_stage() >= _PARTS:
         skip = step.skipped[0]
         raise RuntimeError(

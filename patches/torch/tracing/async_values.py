@@ -22,22 +22,14 @@ Value = Callable[[], Optional[float]]
 
 
 class Ring:
-    """Memory on the host for values of one type that come from one device.
-
-    Args:
-        dtype: of the values. Only a device with float64 has values of it, and nothing is computed in it elsewhere.
-    """
+    """Memory on the host for values of one type from one device; only one that has float64 has values of it."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._host = torch.zeros(_ROOM, dtype=dtype).pin_memory()
         self._next = 0
 
     def copy(self, tensor: Any) -> Optional[Value]:
-        """Have a number copied; the result gives it when it is there, and None before.
-
-        Returns:
-            None where the device has no events: nobody knows when a value has come.
-        """
+        """Have a number copied; the result gives it when it is there. None where no event of the device tells when."""
         slot = self._host[self._next % _ROOM]
         self._next += 1
         with torch.no_grad():

@@ -61,11 +61,7 @@ class Backwards:
         return last
 
     def one_more(self) -> bool:
-        """Begin a backward after the reduction; return whether the step before had none.
-
-        Raises:
-            RollCallError: it does not begin on all ranks.
-        """
+        """Begin a backward after the reduction, or RollCallError; return whether the step before had none."""
         if self.done < self.expected:
             return False
         self._more = True
@@ -83,11 +79,7 @@ class Backwards:
         self._pending = None
 
     def step_ended(self) -> None:
-        """The next step begins.
-
-        Raises:
-            RollCallError: the ranks have not called backward equally often.
-        """
+        """The next step begins. RollCallError: the ranks have not called backward equally often."""
         done, more = self.done, self._more
         self.done, self._more = 0, False
         if more or (done < self.expected and not self.one_gradient_each):
@@ -126,11 +118,7 @@ class Backwards:
         self.may_wait = True
 
     def use(self, reduction: Reduction) -> None:
-        """Reduce pending gradients before an optimizer uses them.
-
-        Raises:
-            RuntimeError: they were changed before.
-        """
+        """Reduce pending gradients before an optimizer uses them; RuntimeError: they were changed before."""
         if self._pending is not None and self._pending.changed():
             raise RuntimeError(
                 f"ddpfix: gradients of {type(self._model.wrapper.module).__name__} were changed before they were"

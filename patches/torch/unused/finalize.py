@@ -55,11 +55,7 @@ def checkpoints(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 class Finalize(ddp.Stage):
-    """Finalizes where DDP has no flag and the user has not set ``find_unused_parameters=False`` explicitly.
-
-    Args:
-        everywhere: also where the user has set it.
-    """
+    """Finalizes where DDP has no flag and the user has not set ``find_unused_parameters=False``, or everywhere."""
 
     place = PLACE
 

@@ -35,11 +35,7 @@ def decide(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 class Flag(ddp.Stage):
-    """Changes the arguments ``find_unused_parameters`` and ``static_graph``.
-
-    Args:
-        mode: auto, find or static.
-    """
+    """Changes ``find_unused_parameters`` and ``static_graph``, by the mode: auto, find or static."""
 
     place = "flag"
 

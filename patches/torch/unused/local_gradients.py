@@ -17,11 +17,7 @@ from .states import Reduction
 
 
 class FirstStep:
-    """Keeps the gradients of a rank until the next step begins.
-
-    Attributes:
-        streams: those of the accelerator in which gradients came to the outputs.
-    """
+    """Keeps the gradients of a rank, and the streams in which they came to the outputs, until the next step begins."""
 
     def __init__(self, reduction: Reduction) -> None:
         self._reduction = weakref.ref(reduction)
@@ -98,11 +94,7 @@ class Outputs:
         self._reached, self._hook = reached, Prehook(reached)
 
     def hook(self, outputs: Iterable[Any], first: Optional[FirstStep]) -> None:
-        """Put a hook on each of these.
-
-        Args:
-            first: the model's first step, which notes which outputs a gradient has reached; None in later ones.
-        """
+        """Put a hook on each; in its first step the model notes which outputs a gradient has reached."""
         for tensor in outputs:
             if first is not None:
                 tensor.grad_fn.register_prehook(first.output())

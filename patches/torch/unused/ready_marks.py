@@ -112,11 +112,7 @@ class Marks:
     # The end of a reduction.
 
     def check_finished(self, is_first: bool) -> None:
-        """Called when DDP's own end has run, after parameters were marked.
-
-        Raises:
-            RuntimeError: DDP still waits for gradients.
-        """
+        """Called when DDP's own end has run, after parameters were marked; RuntimeError: it still waits."""
         # Before torch 2.1 to ask after the first reduction is a collective, which a rank that left nothing out does not
         # run. There all parameters have arrived or are marked: see is_complete.
         if (reducer.AT_ANY_TIME or not is_first) and reducer.unfinished(self._reducer):
@@ -145,11 +141,7 @@ class Marks:
         return [number for number in self.left_out if number not in used]
 
     def settle(self, unused: Optional[AbstractSet[int]]) -> None:
-        """Restore the gradients that no rank has replaced, and note what was left out.
-
-        Args:
-            unused: the numbers of the parameters that no rank has used; None where nobody knows.
-        """
+        """Restore the gradients that no rank has replaced (None: nobody knows which), and note what was left out."""
         zeros, restored = False, self._known().union(unused or ())
         for number, kept in self.left_out.items():
             parameter = self._parameters[number]
@@ -164,11 +156,7 @@ class Marks:
 
 
 def _kept(gradient: Any, views: bool) -> Any:
-    """Return what restores a gradient that DDP averages in place: itself and a copy, or None.
-
-    Args:
-        views: whether it is a view of a bucket, which DDP averages with the flag, too.
-    """
+    """Return what restores a gradient that DDP averages in place: itself, and a copy unless it is in a bucket."""
     return None if gradient is None else (gradient, None if views else gradient.clone())
 
 

@@ -20,11 +20,7 @@ Layer = Tuple[str, int]
 
 
 class SkippedLayers:
-    """What the forwards of one wrapped model have skipped since its last reduction.
-
-    Attributes:
-        parameters: the numbers of those that no rank has used.
-    """
+    """What a wrapped model's forwards have skipped since its last reduction: parameters that no rank has used."""
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._model = model

@@ -31,11 +31,7 @@ def unreduced(model: ddp.Wrapped) -> List[str]:
 
 
 def raise_if_any(model: ddp.Wrapped) -> None:
-    """Raise if DDP does not know a trained parameter; plain torch would end this reduction with an error.
-
-    Raises:
-        RuntimeError: a parameter is trained that DDP does not know.
-    """
+    """Raise if DDP does not know a trained parameter; plain torch would end this reduction with an error."""
     names = unreduced(model)
     if names:
         raise RuntimeError(f"ddpfix: {_described(model, names)}: {_FIX}")

@@ -128,11 +128,7 @@ class UsedMap:
             self._exchange(range(len(self._model.parameters)), False)
 
     def _exchange(self, unused: Collection[int], goes_on: bool) -> Optional[AbstractSet[int]]:
-        """Return the parameters that no rank has used; None where ranks cannot know.
-
-        Args:
-            goes_on: whether this rank has left something out of the step.
-        """
+        """Return the parameters that no rank has used; None where ranks cannot know."""
         number = self._reduction.reductions
         if self._is_alone:
             return frozenset(unused)

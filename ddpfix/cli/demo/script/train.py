@@ -119,10 +119,7 @@ class Counting(Tones):
 
 
 class Record:
-    """Notes which layers each training forward calls, and writes it down when the forward ends.
-
-    Not when the step ends: in a step that fails, the backward pass of some rank never does.
-    """
+    """Notes which layers a training forward calls, and writes it at its end: in a failing step, no backward may end."""
 
     def __init__(self, folder: Path, model: Any, limit: float) -> None:
         self.rank = int(os.environ["RANK"])

@@ -49,11 +49,7 @@ def _known(values: Iterable[Optional[float]]) -> List[float]:
 
 
 def robust(rows: Sequence[Sequence[Optional[float]]]) -> Tuple[float, float]:
-    """Return the ends of a colour scale around the median that some outliers do not flatten.
-
-    Args:
-        rows: of a heat map. A row that is slow as a whole is no outlier: each is judged by its own median.
-    """
+    """Return the ends of a colour scale around the median that outliers do not flatten, each row by its own median."""
     found = [sorted(_known(row)) for row in rows]
     everything = [value for row in found for value in row]
     if not everything or median(everything) <= 0:
