@@ -140,11 +140,7 @@ _finder: Optional[Finder] = None
 
 
 def install(watched: frozenset[str], wake: Optional[Callable[[], None]] = None) -> Finder:
-    """Put the finder on ``sys.meta_path`` (once a process) and return it.
-
-    Args:
-        watched: see :class:`Finder`; as is ``wake``. A finder that is there already keeps what it has.
-    """
+    """Put a :class:`Finder` on ``sys.meta_path``, once a process, and return it; one that is there stays as it is."""
     global _finder
     if _finder is None:
         _finder = Finder(watched, wake)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ddpfix import _env
 from ddpfix.cli import run
@@ -99,7 +99,9 @@ def _read(file: Path) -> Optional[Dict[str, Any]]:
         found: Dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    overrides = _about_settings()
+    # The files whose patches concern settings that a toolkit loses.
+    lost = [patch for patch in loader.load().patches.values() if patch.setting == "overrides"]
+    overrides = {patch.code.partition(":")[0] for patch in lost}
     told: Dict[bool, List[str]] = {True: [], False: []}
     for line, origins in found["said"]:
         # The probe's own files are called by those of settings.
@@ -107,12 +109,6 @@ def _read(file: Path) -> Optional[Dict[str, Any]]:
         told[not own and bool(overrides.intersection(origins))].append(line)
     found["settings"], found["said"] = told[True], told[False]
     return found
-
-
-def _about_settings() -> FrozenSet[str]:
-    """Return the files whose patches concern settings that a toolkit loses."""
-    patches = loader.load().patches.values()
-    return frozenset(patch.code.partition(":")[0] for patch in patches if patch.setting == "overrides")
 
 
 def _show(found: Optional[Dict[str, Any]], code: int, as_json: bool) -> int:

@@ -20,11 +20,7 @@ from ddpfix.matrix import loader, settings
 
 
 def become(rest: List[str], chosen: Mapping[str, str]) -> int:
-    """Replace this process by the command; on Windows, where that breaks the process tree, run it as a child.
-
-    Raises:
-        SettingsError, MatrixError: bad input is refused here, where the user sees it, and not in every child.
-    """
+    """Become the command (on Windows, run it as a child); bad settings are refused here, where the user sees it."""
     command = words(rest)
     environ = environment(chosen)
     if environ["DDPFIX"] != "0":

@@ -30,12 +30,7 @@ _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
 
 class Left(NamedTuple):
-    """What a call has left out.
-
-    Attributes:
-        layer: the layer's index in its list; -1 for the module itself.
-        is_certain: whether nothing else in the function runs the layer.
-    """
+    """What a call has left out: a layer's index (-1: the module itself), certain if nothing else in it runs that."""
 
     layer: int
     rate: str

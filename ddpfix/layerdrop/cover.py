@@ -242,10 +242,6 @@ def record(site: Site, owner: type, method: str, rate: Callable[[Any], float]) -
 
 
 def needs_flag(module: Any, decided: bool) -> bool:
-    """Return whether a module that skips layers leaves parameters without a gradient, for which DDP would wait.
-
-    Args:
-        decided: whether the program has decided that DDP looks for no unused parameters.
-    """
+    """Return whether a module leaves parameters without gradient; ``decided``: the program has DDP look for none."""
     covered = (COVERED.get(level) for level in type(module).__mro__)
     return not decided or not any(isinstance(each, ByPatch) for each in covered)

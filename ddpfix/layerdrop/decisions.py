@@ -274,12 +274,7 @@ def _is_rate_name(scope: Scope, name: str, seen: FrozenSet[str]) -> bool:
 
 
 class Given(NamedTuple):
-    """A parameter that is a layer.
-
-    Attributes:
-        holders: the attributes of the module that hold the layers.
-        is_always: whether no call of the method has anything else there.
-    """
+    """A parameter that is a layer of these holders; ``is_always``: no call of the method has anything else there."""
 
     name: str
     holders: FrozenSet[str]

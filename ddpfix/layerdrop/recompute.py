@@ -15,7 +15,7 @@ import torch
 
 from ddpfix.layerdrop import training
 from ddpfix.models.identity import ByIdentity
-from ddpfix.models.recomputed import TASK
+from ddpfix.models.internals import TASK
 
 # Calls that wait for their backward; more than this are forgotten, oldest first (a training loop that never calls
 # backward must not leak).
@@ -78,11 +78,7 @@ def remember(
 def repeated(
     module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], method: str = ""
 ) -> Optional[Tuple[Optional[int], training.Replica]]:
-    """Return the stream of the call that this one repeats, and its model; None if this is no recomputation.
-
-    Raises:
-        RuntimeError: this is a recomputation, and the call that it repeats cannot be determined.
-    """
+    """Return the stream of the call that this one repeats, and its model, or None; RuntimeError: it is not clear."""
     past_calls = _PAST.get(module)
     if not past_calls or (TASK is not None and TASK() == -1):
         return None

@@ -113,7 +113,6 @@ class _Run:
         return {name: internals.version(parameter) for name, parameter in self._subject.parameters}
 
     def step(self, batch: Any) -> None:
-        """One forward and backward."""
         given = _copied(batch)
         self._peak()
         with self._saved.counted() if self._device is None else contextlib.nullcontext():

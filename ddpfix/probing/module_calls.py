@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules import module as modules
 
 from ddpfix import log
-from ddpfix.models import recomputed
+from ddpfix.models import internals
 from ddpfix.probing.phases import Phases
 from ddpfix.probing.subject import Subject
 
@@ -43,7 +43,6 @@ class ModuleCalls:
         self._handles.append(modules.register_module_forward_hook(self._leave))
 
     def stop(self) -> None:
-        """Take the hooks away."""
         while self._handles:
             self._handles.pop().remove()
         for subject in dict.fromkeys(self._subjects.values()):
@@ -81,7 +80,7 @@ class ModuleCalls:
             self._failed(error)
 
     def _entered(self, module: Any, frame: FrameType) -> None:
-        again = recomputed.in_backward()
+        again = internals.in_backward()
         around = self._around()
         if again or self._threads.again:
             # A checkpoint ends the forward that it runs again by an exception, as soon as it has what it needs.
@@ -137,13 +136,12 @@ class ModuleCalls:
         subject = self._subjects.get(module)
         if subject is None or any(self._subjects.get(each) is subject for each in around):
             return
-        if torch.is_grad_enabled() and module.training and not recomputed.in_backward():
+        if torch.is_grad_enabled() and module.training and not internals.in_backward():
             subject.returned(output)
             if self._phases is not None:
                 self._phases.enter("backward")
 
     def _failed(self, error: Exception) -> None:
-        """Stop observing; the program goes on."""
         self.failure = error
         log.debug(f"the probe ends: {error!r}")
         for handle in self._handles:

@@ -22,12 +22,7 @@ _PATIENCE = 10
 
 
 class Program:
-    """Observes from ``start`` to ``stop``.
-
-    Args:
-        steps: optimizer steps after which ``done`` is called.
-        done: called once, within the last step's hook.
-    """
+    """Observes from ``start`` to ``stop``; ``done`` is called once, within the hook of the last of so many steps."""
 
     def __init__(self, steps: int, past: Past, done: Callable[[], None]) -> None:
         self._wanted, self._done = steps, done
@@ -45,7 +40,6 @@ class Program:
         self._handles.append(optimizers.register_optimizer_step_post_hook(self._stepped))
 
     def stop(self) -> None:
-        """Take the hooks away."""
         self.calls.stop()
         for subject in self.owners.subjects:
             subject.end()

@@ -106,7 +106,6 @@ class Subject:
             self._reached = found if self._reached is None else self._reached | found
 
     def close(self) -> None:
-        """The pass ends."""
         if not self.is_open:
             return
         self.is_open = False

@@ -95,19 +95,15 @@ def read_run(file: Path) -> Run:
 
 
 def _whole_lines(file: Path) -> List[bytes]:
-    _refuse_other_than_files(file)
+    # A pipe would be waited for, and a device has no end.
+    if file.exists() and not file.is_file():
+        raise TraceError(f"{file}: is no file")
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
         raise TraceError(f"{file}: {error.strerror or error}") from None
     # What follows the last line break is incomplete, or nothing.
     return lines[:-1]
-
-
-def _refuse_other_than_files(file: Path) -> None:
-    """Raise :class:`TraceError` for what is no file: a pipe would be waited for, and a device has no end."""
-    if file.exists() and not file.is_file():
-        raise TraceError(f"{file}: is no file")
 
 
 def _parse(file: Path, number: int, line: bytes) -> Row:

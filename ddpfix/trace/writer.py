@@ -179,7 +179,8 @@ class Writer:
             # A second optimizer may still add its step to the last row.
             if patient and (len(self._rows) == 1 and age < 0.5 * TICK):
                 break
-            if not _is_complete(row) and patient and age < PATIENCE:
+            # The thread that trains puts the values in when they have come.
+            if patient and age < PATIENCE and any(map(callable, list(row.values()))):
                 break
             self._rows.popleft()
             rows.append({name: row[name] for name in schema.NAMES if _is_value(row.get(name))})
@@ -230,11 +231,6 @@ def _is_value(value: Any) -> bool:
     return value is not None and not callable(value)
 
 
-def _is_complete(row: Row) -> bool:
-    """Return whether all values have come; the thread that trains puts them in."""
-    return not any(map(callable, list(row.values())))
-
-
 def _encoded(line: Row) -> bytes:
     text = line.get("text")
     if isinstance(text, str) and len(text) > _LONGEST_TEXT:
@@ -256,7 +252,6 @@ def watch(owner: Any) -> None:
 
 
 def forget(owner: Any) -> None:
-    """Call it no more."""
     _OPEN.discard(owner)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ddpfix import log
-from ddpfix.models import recomputed
+from ddpfix.models import internals
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.internals import name_of
@@ -185,7 +185,7 @@ def is_ddp(frame: FrameType) -> bool:
 
 def elsewhere() -> bool:
     """Return whether this is no forward of a training step: a checkpoint recomputes, or a tracer runs."""
-    return recomputed.in_backward() or bool(torch.jit.is_tracing())
+    return internals.in_backward() or bool(torch.jit.is_tracing())
 
 
 def _frames(frame: Optional[FrameType]) -> List[FrameType]:

@@ -22,7 +22,6 @@ _TRAINERS = ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds")
 
 
 def run_here(site: Site, module: ModuleType, owner: Any) -> None:
-    """Register for the entry's ``main``."""
     entry.before_main(site, _backend)
     entry.around_main(site, lambda run: _cpu(site, run))
 

@@ -15,14 +15,13 @@ from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
 
 from . import entry
-from .config import section, truth
+from .entry import section, truth
 
 FLAG = "find_unused_parameters"
 WHERE = f"train_conf.{FLAG}"
 
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    """Register for the entry's ``main``."""
     entry.before_main(site, settle)
     entry.around_main(site, _user_choice)
 

@@ -13,7 +13,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 
 from . import entry
-from .config import leaves, merged, section
+from .entry import leaves, merged, section
 
 CONF = "model_conf"
 

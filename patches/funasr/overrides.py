@@ -11,7 +11,7 @@ from ddpfix import log
 from ddpfix.patching.site import Site
 
 from . import entry
-from .config import plain, section
+from .entry import plain, section
 
 # Sections whose keys cannot be set at the top level: those of the model can (its configuration is merged flat).
 _SECTIONS = ("train_conf", "dataset_conf", "optim_conf", "scheduler_conf")

@@ -17,7 +17,7 @@ from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
 from . import entry
-from .config import section, truth
+from .entry import section, truth
 
 _FSDP = (
     "use_fsdp: FunASR has no FSDP that trains and saves (this entry {entry}). Leave it out: several processes use DDP."
@@ -31,7 +31,6 @@ _NO_DEEPSPEED = (
 
 
 def agree(site: Site, module: ModuleType, owner: Any) -> None:
-    """Register for the entry's ``main``."""
     entry.before_main(site, settle)
     entry.around_main(site, lambda run: _one_kind(site, run))
 

@@ -20,7 +20,6 @@ from . import brains
 
 
 def route(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``Brain._wrap_distributed``."""
     site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, site))
 
 

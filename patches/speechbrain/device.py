@@ -14,7 +14,6 @@ from .parser import Option
 
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    """Register with the command line."""
     know(site, Option("local_rank", "one", real=False))
     know(site, Option("distributed_launch", "flag", real=False))
     after(site, launcher)

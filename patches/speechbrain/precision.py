@@ -21,7 +21,6 @@ _OLD = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    """Register with the command line."""
     for name in _OPTIONS:
         know(site, Option(name, "one", real=False))
     before(site, check)

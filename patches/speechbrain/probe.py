@@ -19,7 +19,6 @@ _GLOO_WITHOUT_GPU = (0, 5, 14)
 
 
 def on_cpu(site: Site, module: ModuleType, owner: Any) -> None:
-    """Register with the command line."""
     after(site, _settle)
 
 

@@ -71,11 +71,7 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
 
 
 def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
-    """Return the loader itself where all ranks have as many batches; every rank of a training loop has to come here.
-
-    Raises:
-        RuntimeError: on every rank, if a rank has nothing to train on.
-    """
+    """Return the loader itself where all ranks, which come here, have as many batches; RuntimeError: one has none."""
     if not brain.modules.training and not _reduces_in_evaluation(brain):
         return loader
     # A LoopedLoader holds the loader that it reads.

@@ -47,7 +47,6 @@ _PHASES = {
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
-    """Observe this process."""
     plan = json.loads(os.environ.get(VARIABLE) or "{}")
     run = Run(int(plan.get("steps", _STEPS)), Path(plan["file"]) if plan.get("file") else None)
     run.start()
@@ -88,7 +87,6 @@ class Run:
         atexit.register(self._ended)
 
     def stop(self) -> None:
-        """Undo."""
         self._program.stop()
         logging.getLogger("ddpfix").removeHandler(self._said)
         atexit.unregister(self._ended)
@@ -98,7 +96,6 @@ class Run:
         self._past[_named(type(subject.model).__name__, subject.modules.get(module, ""), where)] = None
 
     def _finish(self) -> None:
-        """There were enough steps."""
         if os.getpid() != self._process:
             return
         try:

@@ -35,7 +35,6 @@ def accelerate(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def accelerate_handler(site: Site, module: ModuleType, owner: Any) -> None:
-    """Note the user's value in ``DistributedDataParallelKwargs``."""
     site.wrap(owner, "__init__", _handler_made)
 
 

@@ -46,10 +46,7 @@ def accelerate(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
-    """Tell a new group ``ddp_timeout``, and compare it with the group's limit, when ``TrainingArguments`` are made.
-
-    From 4.29 on accelerate's ``PartialState`` makes the group.
-    """
+    """Tell a new group ``ddp_timeout`` (accelerate makes it from 4.29 on), and compare it with the group's limit."""
 
     def made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         with _told(getattr(module, "PartialState", None), _ddp_timeout(instance)):

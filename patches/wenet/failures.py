@@ -17,8 +17,6 @@ from ddpfix.ranks.failures import first_failure
 
 
 def propagate(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``Executor.train`` and ``Executor.cv``."""
-
     def run(wrapped: Any, executor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
             return wrapped(*args, **kwargs)

@@ -49,7 +49,6 @@ def join(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def even(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``Executor.train``."""
     names = list(inspect.signature(owner.train).parameters)[1:]
     if len(names) <= _LOADER or names[0] != "model" or names[_LOADER] not in _LOADERS:
         raise PatchError(f"Executor.train takes {', '.join(names)}: its loader is not where it was in any release")

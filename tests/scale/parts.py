@@ -21,7 +21,6 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.ranks.agreement import rendezvous
 from ddpfix.ranks.hang import monitor as hang
-from ddpfix.ranks.hang import stacks
 from ddpfix.ranks.store import keys as stores
 from tests.scale.counted import Count
 from tests.scale.world import World
@@ -199,7 +198,7 @@ def watch(world: World, limit: float, absent: int = 0, folder: str = "", most: f
         return answers
 
     # A rank's stacks are those of all threads here, and written once instead.
-    quiet = mock.patch.object(stacks, "write", lambda *_: os.path.isdir(folder))
+    quiet = mock.patch.object(hang, "write_stacks", lambda *_: os.path.isdir(folder))
     silent = mock.patch.object(log, "error", lambda *_: None)
     kept = mock.patch.dict(os.environ, {"TORCHELASTIC_USE_AGENT_STORE": "True"})
     with _in_a_collective(), quiet, silent, kept:

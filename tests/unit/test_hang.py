@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from ddpfix.matrix import loader
-from ddpfix.ranks.hang import loaders, places, processes, stacks, verdict, words
+from ddpfix.ranks.hang import loaders, monitor, places, processes, verdict, words
 from ddpfix.ranks.hang import silent_ranks as gone
 from ddpfix.ranks.hang.monitor import PERIOD
 from ddpfix.ranks.hang.places import Spot
@@ -411,10 +411,10 @@ def test_only_a_wait_for_a_disk_that_lasts_is_trouble(monkeypatch: pytest.Monkey
 
 def test_the_stacks_of_all_threads_are_in_one_file(tmp_path: Path) -> None:
     for _ in range(2):
-        assert stacks.write(str(tmp_path / "new"), 3, "why")
+        assert monitor.write_stacks(str(tmp_path / "new"), 3, "why")
     text = (tmp_path / "new" / "hang-rank-3.txt").read_text()
     assert text.count("rank 3") == 2 and "test_hang.py" in text
-    assert not stacks.write(str(tmp_path / "new" / "hang-rank-3.txt"), 3, "a file is there")
+    assert not monitor.write_stacks(str(tmp_path / "new" / "hang-rank-3.txt"), 3, "a file is there")
 
 
 def test_a_loader_tells_how_far_it_is() -> None:

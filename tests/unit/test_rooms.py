@@ -119,7 +119,6 @@ def test_private_names_of_torch_stand_in_one_place_a_subject_in_ranks() -> None:
 # The rooms in which private names of torch may stand, and the modules elsewhere that read one subject of torch each.
 INTERNALS = ("ddpfix.patches.torch.internals.", "ddpfix.models.internals", *sorted(INTERNALS_OF_RANKS))
 SUBJECTS = {
-    "ddpfix.models.recomputed": "which backward runs",
     "ddpfix.patching.dynamo": "what torch.compile leaves alone",
     "ddpfix.layerdrop.recompute": "storages that are still alive",
     "ddpfix.patches.common.bypass": "calls of a module past its wrapper",

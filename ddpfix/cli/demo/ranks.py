@@ -77,7 +77,7 @@ class Job:
             )
             try:
                 while process.poll() is None and time.monotonic() - began < TOTAL_SECONDS:
-                    show_step(max((line["step"] for line in self.lines("step")), default=0))
+                    show_step(self.running_step())
                     time.sleep(0.1)
             finally:
                 self._stop(process)
@@ -104,6 +104,9 @@ class Job:
             whole, _, _ = file.read_text().rpartition("\n")
             lines += [json.loads(line) for line in whole.splitlines() if f'"{key}"' in line]
         return lines
+
+    def running_step(self) -> int:
+        return max((line["step"] for line in self.lines("step")), default=0)
 
     def output(self, rank: int) -> str:
         """Return a rank's output on stderr."""

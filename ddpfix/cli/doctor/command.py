@@ -17,7 +17,6 @@ _ABOUT = (
 
 
 def add(commands: _Commands) -> None:
-    """Add the command to the parser."""
     doctor = commands.add_parser(
         "doctor", help="what is here, what would stop a training, and what to do", description=_ABOUT
     )
@@ -47,11 +46,7 @@ def _seconds(word: str) -> float:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the report; returns the exit code.
-
-    Raises:
-        MatrixError: the compatibility matrix cannot be read.
-    """
+    """Print the report, and return the exit code; MatrixError: the compatibility matrix cannot be read."""
     if options.ranks:
         from ddpfix.cli.doctor import ranks
 

@@ -13,11 +13,7 @@ FORMAT = 2
 
 
 def make() -> Dict[str, Any]:
-    """Examine everything. A part that fails is a finding, and the others are there.
-
-    Raises:
-        MatrixError: the compatibility matrix cannot be read.
-    """
+    """Examine everything: a part that fails is a finding, and the others are there. MatrixError: there is no matrix."""
     whole = loader.load()
     values, errors = choices.read(whole)
     torch, problem = versions.torch_here()

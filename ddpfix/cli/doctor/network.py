@@ -25,12 +25,7 @@ _SHOWN = 24
 
 
 class Interface(NamedTuple):
-    """One address of an interface.
-
-    Attributes:
-        family: ``socket.AF_INET`` or ``AF_INET6``.
-        loops: whether it is the loopback, which may have other addresses as well.
-    """
+    """One address (AF_INET or AF_INET6) of an interface; ``loops``: of the loopback, which may have others as well."""
 
     name: str
     family: int

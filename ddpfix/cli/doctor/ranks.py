@@ -30,11 +30,7 @@ _CURE = "check that each rank was started, and that the hosts reach each other (
 
 
 def show(limit: float, backend: Optional[str], as_json: bool) -> int:
-    """Run the collectives, and print on rank 0 what was found.
-
-    Returns:
-        0, 1 if something stops a training (rank 0 and ranks with an error), 2 without a launcher.
-    """
+    """Run the collectives, print on rank 0 what was found; return 1 if it stops a training, 2 without a launcher."""
     missing = [name for name in _NEEDED if not os.environ.get(name, "").strip()]
     if missing:
         how = "torchrun --nproc_per_node 2 -m ddpfix doctor --ranks"

@@ -21,7 +21,6 @@ class ReportError(Exception):
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
     report = commands.add_parser(
         "report",
         help="one HTML page about a run that was traced (DDPFIX_TRACE=DIR), or two side by side",

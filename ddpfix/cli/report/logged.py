@@ -50,7 +50,6 @@ class Logged:
         self._settings: Dict[Tuple[str, str, str, str], Seen] = {}
         self._patches: Dict[Tuple[str, str, str], Seen] = {}
         self._places: Dict[Tuple[str], Seen] = {}
-        self._attempts = 0
 
     def add(self, run: Run) -> None:
         header = clean.table(run.header)

@@ -26,12 +26,7 @@ class End(NamedTuple):
 
 
 class Life(NamedTuple):
-    """A sign of life.
-
-    Attributes:
-        space: where the number of the process means something.
-        beat: counts these signs.
-    """
+    """A sign of life, counted by ``beat``; ``space`` is where the number of the process means something."""
 
     host: str
     space: str
@@ -91,7 +86,6 @@ class Bulletin:
         return int(self._store().add("ends", 0))
 
     def beat(self, step: Optional[int]) -> None:
-        """Give a sign of life."""
         self._beats += 1
         life = System.json(Life(System.host(), space(), System.pid(), step, self._beats))
         if self._beats == 1:

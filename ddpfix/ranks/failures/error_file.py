@@ -37,10 +37,7 @@ def _discard(path: str) -> None:
 
 
 def next_second() -> None:
-    """Wait for the next whole second: elastic compares whole seconds, and takes the first failure as the cause.
-
-    Of failures in the same second it takes the lowest rank's.
-    """
+    """Wait for the next whole second: elastic compares these, and of failures in one second takes the lowest rank's."""
     System.pause(1.05 - System.time() % 1)
 
 

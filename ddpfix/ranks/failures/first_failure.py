@@ -123,7 +123,6 @@ def tell_elsewhere(toolkit: str) -> None:
 
 
 def tell_here() -> None:
-    """Undo of :func:`tell_elsewhere`."""
     _TOLD_ELSEWHERE.clear()
 
 

@@ -38,12 +38,7 @@ _NEIGHBOURS, _MANY = 64, 256
 
 
 class Failure(NamedTuple):
-    """What has ended the program of this rank.
-
-    Attributes:
-        follows: whether it says no more than that another rank is gone.
-        write: writes torch elastic's error file.
-    """
+    """The failure that ended this rank's program; ``follows``: it says no more than that another rank is gone."""
 
     text: str
     follows: bool

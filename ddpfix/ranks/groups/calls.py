@@ -82,10 +82,7 @@ def _limit(name: str, known: Dict[str, Any]) -> Optional[float]:
 
 
 def _limit_of_group(group: Any) -> Optional[float]:
-    """Return the limit that a program gave a group of its own; None for others.
-
-    It is gloo's alone that a program can catch: the watchdog of NCCL ends the process.
-    """
+    """Return the limit that a program gave a gloo group of its own, whose end it can catch; None for others."""
     torch: Any = sys.modules["torch"]
     own: Optional[float] = None
     # What a group tells of itself differs between releases.

@@ -58,7 +58,6 @@ class Alarms:
             self._store().add("alarm", 1)
 
     def sign(self, alarm: int, position: Position) -> None:
-        """Tell where this rank is."""
         put(self._store(), f"sign/{alarm}/{self._rank}", position.dump())
         be_lowest(self._store(), f"lowest/{alarm}", self._rank)
         self._store().add(f"signed/{alarm}", 1)

@@ -9,10 +9,13 @@ Only DDPFIX_HANG_EXIT, which is off by default, has it ended.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import io
 import os
+import tempfile
 import threading
+import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ddpfix import log
@@ -20,7 +23,7 @@ from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, killed
 from ddpfix.ranks.groups import internals, timeouts
 from ddpfix.ranks.groups.work import Work
-from ddpfix.ranks.hang import processes, silent_ranks, stacks, verdict
+from ddpfix.ranks.hang import processes, silent_ranks, verdict
 from ddpfix.ranks.hang.alarms import Alarms, Finding
 from ddpfix.ranks.hang.position import Position, Tracker
 from ddpfix.ranks.hang.processes import Who
@@ -56,12 +59,7 @@ class Limits(NamedTuple):
 
 
 class Alarm:
-    """One alarm that this rank has answered.
-
-    Attributes:
-        told: what was found; None as long as that is not known.
-        since: the seconds for which this rank had begun no collective.
-    """
+    """One alarm that this rank has answered after ``since`` seconds without a collective, and what was then found."""
 
     def __init__(self, number: int, since: float) -> None:
         self.number, self.at, self.since = number, System.monotonic(), since
@@ -213,7 +211,7 @@ class Monitor:
             self._alarms.tell(alarm.number, alarm.told)
         alarm.told_at = System.monotonic()
         if alarm.told.text:
-            is_written = stacks.write(alarm.told.folder, self._rank, alarm.told.text)
+            is_written = write_stacks(alarm.told.folder, self._rank, alarm.told.text)
             if alarm.is_ours:
                 self._say(alarm.told, is_written)
 
@@ -258,7 +256,7 @@ class Monitor:
         found = verdict.judge(there, self._absent(there), limit)
         if found is None:
             return Finding("", "", False)
-        return Finding(found.text, stacks.folder(self._folder), found.may_end)
+        return Finding(found.text, stacks_folder(self._folder), found.may_end)
 
     def _say(self, told: Finding, is_written: bool) -> None:
         ends = self._given.exit is not None and told.may_end
@@ -284,8 +282,8 @@ class Monitor:
         self._is_lost = True
         own = self._tracker.position()
         told = f"rank {self._rank} has waited in {own.what} ({own.where}) for {own.still:.0f} s; {why}"
-        where = stacks.folder(self._folder)
-        self._say(Finding(told, where, False), stacks.write(where, self._rank, told))
+        where = stacks_folder(self._folder)
+        self._say(Finding(told, where, False), write_stacks(where, self._rank, told))
 
     def _end_if_due(self) -> None:
         alarm, after = self._alarm, self._given.exit
@@ -308,3 +306,27 @@ def _flush_files() -> None:
         if issubclass(type(each), (io.BufferedWriter, io.TextIOWrapper)):
             with contextlib.suppress(Exception):
                 each.flush()
+
+
+def stacks_folder(chosen: str) -> str:
+    """Return a folder for the stacks of one hang, chosen by the user or a temporary one: ranks share its name."""
+    if chosen:
+        return chosen
+    return os.path.join(tempfile.gettempdir(), f"ddpfix-hang-{time.strftime('%Y%m%d-%H%M%S')}-{System.pid()}")
+
+
+def write_stacks(where: str, rank: int, text: str) -> bool:
+    """Add this process's stacks to ``hang-rank-N.txt`` in a folder, made if missing; return whether it was possible."""
+    try:
+        os.makedirs(where, exist_ok=True)
+        with System.open(os.path.join(where, f"hang-rank-{rank}.txt"), "a", encoding="utf-8") as file:
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"{when} rank {rank}, process {System.pid()} on {System.host()}: {text}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+            with contextlib.suppress(OSError):
+                file.write("\n")
+    except (OSError, ValueError) as error:
+        log.debug(f"no stacks are written into {where}: {error!r}")
+        return False
+    return True

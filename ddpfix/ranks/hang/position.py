@@ -97,12 +97,7 @@ class Position(NamedTuple):
 
 
 class Tracker:
-    """Follows the main thread of this rank.
-
-    Args:
-        step: gives the number of the training forward that was begun last.
-        micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
-    """
+    """Follows the main thread of this rank; ``step`` and ``micro`` number its last forward and micro-batch."""
 
     def __init__(
         self,

@@ -116,10 +116,7 @@ def _late(positions: Mapping[int, Position], waiting: List[Position]) -> Optiona
 
 
 def behind_of(positions: Mapping[int, Position], waiting: Sequence[Position]) -> Set[int]:
-    """Return the ranks for which torch counts fewer collectives of a common group than for one that waits.
-
-    Where they are not counted, whoever does not wait is behind.
-    """
+    """Return the ranks with fewer collectives of a group than one that waits; without counts, who does not wait."""
     found: Set[int] = set()
     # The most of each group: with thousands of ranks, not each of them is compared with each other one.
     most: Dict[str, int] = {}

@@ -77,7 +77,6 @@ class Connection:
         return keys(original, self._name) if self._clone is None and original is not None else self._clone
 
     def close(self) -> None:
-        """Give the connection up."""
         self._clone = self._socket = None
 
 

@@ -28,11 +28,7 @@ _PENDING: List[_Report] = []
 
 
 def report(name: str, text: str, warns: bool = False) -> None:
-    """Log a line about this rank once, unless a lower rank logs one of the same name.
-
-    Args:
-        name: of the kind of line, and of the model that it is about; the same on all ranks.
-    """
+    """Log a line about this rank once, unless a lower rank logs one of the same name, for its kind and its model."""
     if not log.first_time(f"{name}: {text}"):
         return
     (log.warning if warns else log.info)(text)

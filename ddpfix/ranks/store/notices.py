@@ -44,7 +44,6 @@ class Reader:
                 part.add(f"notice/{self._read}/read", 1)
 
     def end(self) -> None:
-        """Read nothing any more."""
         if self in _READERS:
             _READERS.remove(self)
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 
 from ddpfix.layerdrop import cover, training
-from ddpfix.models import recomputed, wrap_hooks
+from ddpfix.models import internals, wrap_hooks
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
@@ -63,7 +63,7 @@ def is_inner(model: Any) -> bool:
     """Return whether a call begins no step: it is an evaluation, a part of a step, or a recomputation."""
     if not model.training or not torch.is_grad_enabled():
         return True
-    return training.current() is not None or recomputed.in_backward()
+    return training.current() is not None or internals.in_backward()
 
 
 def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = True) -> Optional[training.Replica]:

@@ -31,7 +31,6 @@ NOT_ASKED = (
 
 
 def ranks(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stage in."""
     site.at_undo(training.forget)
     ddp.put(site, owner, Agreement(site))
 

@@ -25,7 +25,6 @@ from . import even_iterations, even_lengths
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stage in."""
     own, clocks = site.keep(even_iterations.Passes), site.keep(Clocks)
     own.begin_with(policy(site, "a loop of your own") == "stop", site.keep(Held), clocks)
     clocks.follow(site, owner, "uneven")

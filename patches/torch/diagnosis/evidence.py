@@ -219,7 +219,6 @@ class Evidence:
         self._asks = self._asks and self._alarms < _FALSE_ALARMS
 
     def stop(self) -> None:
-        """Take all hooks away."""
         self._forget_hook()
         while self._node_hooks:
             self._node_hooks.pop().remove()

@@ -8,12 +8,7 @@ _LINES = 20
 
 
 class Group(NamedTuple):
-    """Parameters of one module.
-
-    Attributes:
-        module: its name, "" for the model itself.
-        whole: whether these are all parameters of the module that DDP reduces.
-    """
+    """Parameters of one module ("": the model itself); ``whole``: these are all of it that DDP reduces."""
 
     module: str
     names: List[str]

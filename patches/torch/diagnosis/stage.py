@@ -30,7 +30,6 @@ DIAGNOSIS = "diagnosis"
 
 
 def reduction(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stage in."""
     ddp.put(site, owner, Diagnosis(site))
 
 
@@ -145,7 +144,6 @@ class Watched:
                 error.args = (f"{message}{_OURS}{text}",)
 
     def end(self) -> None:
-        """Undo: take all hooks away."""
         self._backwards.forget(self)
         self.evidence.stop()
 

@@ -32,7 +32,6 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def broadcast(site: Site, module: ModuleType, owner: Any) -> None:
-    """Wrap DDP's broadcast of buffers."""
     if not _hides_by_itself(owner):
         site.wrap_hot(owner, "_sync_buffers", _hidden)
 

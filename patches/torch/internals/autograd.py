@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tupl
 
 import torch
 
-from ddpfix.models.recomputed import TASK
+from ddpfix.models.internals import TASK
 
 from . import modes
 

@@ -39,7 +39,6 @@ class InitFile(Follower):
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
-    """Follow the process group."""
     site.keep(ProcessGroup).follow(site, module, InitFile())
 
 

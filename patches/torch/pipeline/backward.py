@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Protocol, Set, Tuple
 import torch
 
 from ddpfix import log
-from ddpfix.models.recomputed import TASK
+from ddpfix.models.internals import TASK
 from ddpfix.patching import tracebacks
 from ddpfix.patching.site import Site
 

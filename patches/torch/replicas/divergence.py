@@ -184,7 +184,6 @@ class AtEnd(Follower):
 
 
 def models(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stages in."""
     wish = str(site.settings["divergence"])
     every = int(wish) if wish.isdigit() else _EVERY
     divergence = Divergence(site.keep(Steps), wish, every)

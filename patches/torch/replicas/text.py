@@ -36,11 +36,7 @@ class Where(NamedTuple):
 
 
 def diverged(where: Where, found: Difference, names: Sequence[str], count: int, cause: str) -> str:
-    """Return the line about parameters that differ although both ranks have moved them by the same gradients.
-
-    Args:
-        cause: the first one to check, in a sentence with a space after it; "" for none.
-    """
+    """Return the line about parameters that differ although both ranks moved them by the same gradients."""
     parts = [
         f"{len(names)} of {count} parameters, first {names[0]} (by {found.most:.2g} or more): {in_short(names)}",
         *(f"{name} {there} there, {own} here" for name, there, own in found.rates),

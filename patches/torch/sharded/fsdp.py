@@ -21,12 +21,10 @@ from ..internals import process_groups, wrapper
 
 
 def steps(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on the forward of FSDP."""
     root_step.put(site, owner, functools.partial(_forward, site))
 
 
 def fully_shard(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on ``fully_shard`` (FSDP2)."""
     site.wrap(module, "fully_shard", functools.partial(_fully_sharded, site))
     site.at_undo(training.forget)
 

@@ -31,7 +31,6 @@ class Seen:
         return self._padded / self._places if self._places else None
 
     def fed(self, inputs: Sequence[Any], kwargs: Any) -> None:
-        """Inspect the arguments of one forward."""
         named = list(_tensors(inputs, kwargs))
         for _, tensor in named:
             size = tensor.numel()

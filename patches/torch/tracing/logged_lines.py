@@ -32,7 +32,6 @@ class Heard:
         self._held.clear()
 
     def end(self) -> None:
-        """Listen no more."""
         if self._line in log.LISTENERS:
             log.LISTENERS.remove(self._line)
 

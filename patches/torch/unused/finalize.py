@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put the stage in."""
     site.register(flag.FLAG_ALTERNATIVES, _possible)
     steps = site.keep(Steps)
     # Not with the last model: torch may be calling its hooks when that one is collected.

@@ -20,7 +20,7 @@ from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.optimizer_hooks import Steps
 from . import backward_count, states, transitions, unregistered
-from .backward_in_forward import Within
+from .backward_count import Within
 from .gradient_hooks import Arrivals
 from .local_gradients import FirstStep, Outputs
 from .ready_marks import Marks

@@ -116,11 +116,7 @@ class Arrivals:
         return autograd.hides_since(self._reduction.armed_at)
 
     def unreachable(self, at_once: bool) -> List[int]:
-        """Return the parameters that the beginning backward will not reach and no earlier one has; [] while unsure.
-
-        Args:
-            at_once: whether to rely on it before it was compared with arrived gradients, if nothing can be hidden.
-        """
+        """Return the parameters that the beginning backward will not reach and no earlier one has; [] while unsure."""
         if self._hidden or not self.on or self.hides():
             return []
         numbers = [number for number in self.view.left_out() if number not in self.arrived]

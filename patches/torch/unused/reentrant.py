@@ -149,7 +149,6 @@ class Guard:
         self._runs, self._has_run = False, self._is_reduced
 
     def end(self) -> None:
-        """Remove the hooks."""
         while self._hooks:
             self._hooks.pop().remove()
 

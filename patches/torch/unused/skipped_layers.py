@@ -67,7 +67,6 @@ def follow(model: ddp.Wrapped) -> None:
 
 
 def leave(model: ddp.Wrapped) -> None:
-    """Follow them no more."""
     model.detach(_PLACE)
     SKIPPED.clear(model)
 

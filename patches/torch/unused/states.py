@@ -108,7 +108,6 @@ def add(reduction: Reduction) -> bool:
 
 
 def discard(reduction: Reduction) -> None:
-    """Remove this one (undo)."""
     _ALL[:] = [reference for reference in _ALL if reference() is not reduction]
 
 

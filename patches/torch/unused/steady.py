@@ -23,7 +23,7 @@ from ..internals.wrapper import in_forward
 from ..pipeline import ddp
 from ..pipeline.backward import RUNS, Backwards
 from . import unregistered
-from .backward_in_forward import Within
+from .backward_count import Within
 from .states import ARMED, FINALIZED, LOCAL, PLACE
 from .transitions import FORWARD, USUAL
 
@@ -138,7 +138,9 @@ class Steady:
             return written(self._parameter)
         if not self._marks:
             if hooked.inside:
-                return self._begins_within(hooked, args, kwargs)
+                # From now on backwards within the wrapper's forward are left to it.
+                self.end()
+                return self._follow_within(hooked).backward_begins(args, kwargs)
             self._noticed += state is not LOCAL
             return written(self._parameter) if state is ARMED and self._smallest() is not None else _FIRST_STEPS
         if state is FINALIZED:
@@ -149,11 +151,6 @@ class Steady:
     def _is_of_another_thread(self) -> bool:
         """Return whether a backward may be another model's, while this one's runs: DDP waits in the middle of it."""
         return len(RUNS) > 1 and self._model.thread != threading.get_ident()
-
-    def _begins_within(self, hooked: Hooked, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Leave backwards within the wrapper's forward to :class:`Within` from now on."""
-        self.end()
-        return self._follow_within(hooked).backward_begins(args, kwargs)
 
     def _follow_within(self, hooked: Hooked) -> Within:
         # Not each of these reductions is noticed, so that ranks would count them differently.
