@@ -38,7 +38,7 @@ _NEIGHBOURS, _MANY = 64, 256
 
 
 class Failure(NamedTuple):
-    """The failure that ended this rank's program; ``follows``: it says no more than that another rank is gone."""
+    """The failure that ended this rank's program; ``follows``: it says no more than that another rank has ended."""
 
     text: str
     follows: bool
