@@ -16,7 +16,6 @@ LATER: Dict[str, int] = {
     "harm/loops/test_loops": 0,
     "late/loops/test_loops::test_plain_torch_does_what_is_declared": 24,
     "late/loops/test_loops::test_ddpfix_keeps_the_law": 5,
-    "late/test_exact": 0,
     "late/test_manual": 0,
     "late/test_scenarios": 0,
     "late/test_steady": 0,

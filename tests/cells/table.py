@@ -73,8 +73,7 @@ SEEING = (
 # Its launcher, its loop, its batches of different numbers, and where it is when it stands still.
 LIGHTNING = (
     "tests/launchers/test_others.py",
-    "tests/ranks/test_ranks.py",
-    "tests/late/test_uneven_loops.py",
+    "tests/late/test_uneven.py",
     "-k",
     "lightning or lightened",
 )

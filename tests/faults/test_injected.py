@@ -6,71 +6,41 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict
 
 import pytest
 
-from tests.faults import judge, programs, results
+from tests.faults import judge, launch, programs, results
 from tests.faults.judge import ENDED, HUNG, SURVIVED, Outcome
 from tests.faults.plan import KINDS, draw
 from tests.support import ranks
 
 # Seed -> how its run ends.
-SHORT: Dict[int, str] = {32: ENDED, 13: SURVIVED}
-LONGER: Dict[int, str] = {
-    1: SURVIVED,
-    2: ENDED,
-    6: ENDED,
-    10: SURVIVED,
-    12: ENDED,
-    14: SURVIVED,
-    21: ENDED,
-    31: SURVIVED,
+SAMPLE: Dict[int, str] = {
+    **dict.fromkeys((1, 10, 13, 14, 31), SURVIVED),
+    **dict.fromkeys((2, 6, 12, 21, 32), ENDED),
+    # Disks that are full.
+    7: SURVIVED,
+    8: ENDED,
+    9: ENDED,
 }
-DISKS: Dict[int, str] = {7: SURVIVED, 8: ENDED, 9: ENDED}
-
-
-def ran(folder: Path, *seeds: int) -> List[Outcome]:
-    """The outcomes of some seeds, by the command, in the order of the seeds."""
-    found = []
-    for seed in seeds:
-        file = folder / f"{seed}.json"
-        words = ["-m", "tests.faults", "--seed", str(seed), "--runs", "1", "--resume", str(file)]
-        code, text = ranks.run([sys.executable, *words], ranks.environment({"TMPDIR": str(folder)}), ranks.ROOT, 240)
-        assert file.exists(), text
-        found += results.read(file)
-        assert code == 0, text
-    return found
-
-
-def check(folder: Path, seed: int, end: str) -> Outcome:
-    (found,) = ran(folder, seed)
-    assert (found.end, found.faults) == (end, []), found
-    return found
+DISKS = (7, 8, 9)
 
 
 @pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.parametrize("seed", SHORT)
-def test_a_short_sample(tmp_path: Path, seed: int) -> None:
-    check(tmp_path, seed, SHORT[seed])
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.parametrize("seed", LONGER)
-def test_a_longer_sample(tmp_path: Path, seed: int) -> None:
-    found = check(tmp_path, seed, LONGER[seed])
+@pytest.mark.parametrize("seed", SAMPLE)
+def test_a_sample(tmp_path: Path, seed: int) -> None:
+    """By the command."""
+    if seed in DISKS and not launch.can_mount():
+        pytest.skip("no small disk can be mounted here")
+    file = tmp_path / "found.json"
+    words = ["-m", "tests.faults", "--seed", str(seed), "--runs", "1", "--resume", str(file)]
+    code, text = ranks.run([sys.executable, *words], ranks.environment({"TMPDIR": str(tmp_path)}), ranks.ROOT, 240)
+    assert file.exists() and code == 0, text
+    (found,) = results.read(file)
+    assert (found.end, found.faults) == (SAMPLE[seed], []), found
     if found.kind in ("forward", "hook"):
         assert {"every rank", "torch elastic's summary"} <= set(found.told), found
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.parametrize("seed", DISKS)
-def test_a_disk_that_is_full(tmp_path: Path, seed: int) -> None:
-    from tests.faults import launch
-
-    if not launch.can_mount():
-        pytest.skip("no small disk can be mounted here")
-    check(tmp_path, seed, DISKS[seed])
 
 
 ONLY_NUMBERS = """

@@ -15,8 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from transformers.modeling_outputs import BaseModelOutput
 
-from tests.late.training import register
-
 OPTIMIZERS: Dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.002, weight_decay=0.1),
@@ -130,6 +128,15 @@ def run(scenario: Dict[str, Any]) -> None:
     # Numbers that are none compare as equal.
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
     assert len(set(record["steps"])) == len(record["steps"])
+
+
+def register(model: Any, name: str) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if name == "powerSGD_hook":
+        model.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+    else:
+        model.register_comm_hook(None, getattr(default_hooks, name))
 
 
 def exchanges_of(model: Any) -> List[int]:

@@ -17,8 +17,6 @@ from packaging.version import Version
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.late.training import scales
-
 Record = Dict[str, Any]
 STEPS = 12
 RELEASE = Version(torch.__version__)
@@ -90,6 +88,11 @@ def batch(step: int, part: int = 0) -> torch.Tensor:
 def loss_of(output: Any) -> torch.Tensor:
     parts = output if isinstance(output, tuple) else (output,)
     return sum(part.square().mean() for part in parts)  # type: ignore[return-value]
+
+
+def scales() -> bool:
+    """Whether this torch can scale losses on a CPU."""
+    return hasattr(torch.amp, "GradScaler")
 
 
 class Unscaled:

@@ -10,6 +10,9 @@ from tests.support import pool, scenario
 
 RANK = Path(__file__).with_name("rank.py")
 RANKS = 3
+# How both DDP's reducer and the tests call what happens without ddpfix.
+FAILURE = "Expected to have finished reduction in the prior iteration"
+Ranks = List[pool.Record]
 
 
 def comparison(model: str = "wav2vec2", **others: Any) -> Dict[str, Any]:
@@ -23,18 +26,17 @@ class Scenario(scenario.Scenario):
     """One training run.
 
     Attributes:
-        case: a key of :data:`tests.late.cases.CASES`.
-        function: a function of :mod:`tests.late.scenarios` instead, or ``file:function`` of a file beside it.
+        function: a function of :mod:`tests.late.scenarios`, or ``file:function`` of a file beside it.
         settings: arguments of ``ddpfix.activate``; None is plain torch.
-        ddp: further keywords of DistributedDataParallel.
-        comparison: what to train instead of a case (:func:`comparison`).
+        comparison: what to train instead of it (:func:`comparison`).
+        ddp: of a comparison, further keywords of DistributedDataParallel.
         environ: environment variables of the ranks.
-        hook: a communication hook of torch's default_hooks, "powerSGD_hook", or "".
+        hook: of a comparison, a communication hook of torch's default_hooks, "powerSGD_hook", or "".
+        steps: of a comparison.
         threads: whether autograd runs in a thread of its own.
         stays: seconds that a rank that has failed waits for the others, so that each ends with its own error.
     """
 
-    case: str = ""
     function: str = ""
     settings: Optional[Dict[str, str]] = None
     ddp: Dict[str, Any] = field(default_factory=dict)
@@ -48,13 +50,29 @@ class Scenario(scenario.Scenario):
     stays: float = 0.0
 
 
-def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[pool.Record]]:
+def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Ranks]:
     """(log, record) of each rank, by scenario; None for a rank that had to be killed."""
     pool.train(RANK, [each.plan(folder) for each in scenarios], folder, RANKS, {})
     return {each.name: pool.records(folder, each.name, each.size) for each in scenarios}
 
 
-def both(outcomes: Dict[str, List[pool.Record]], name: str) -> List[Dict[str, Any]]:
+def ends(ranks: Ranks) -> List[str]:
+    """The error that each rank ended with, or ""."""
+    return ["killed" if record is None else record["error"] or "" for _, record in ranks]
+
+
+def steps(ranks: Ranks, what: str = "steps") -> List[Any]:
+    """The parameters of each rank after each of its steps, or what else it has noted; none has failed."""
+    assert ends(ranks) == [""] * len(ranks), ranks
+    return [record[what] for _, record in ranks if record is not None]
+
+
+def said(ranks: Ranks, *words: str) -> List[List[str]]:
+    """The lines of each rank that have one of these words."""
+    return [[line for line in log.splitlines() if any(each in line for each in words)] for log, _ in ranks]
+
+
+def both(outcomes: Dict[str, Ranks], name: str) -> List[Dict[str, Any]]:
     """The records of a scenario's ranks; none failed, and all have the same parameters after each step."""
     records = []
     for log, record in outcomes[name]:

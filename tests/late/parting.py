@@ -39,6 +39,12 @@ def nothing(step: int) -> None:
     pass
 
 
+def note(record: Record, *models: Any) -> None:
+    """Record the parameters after a step."""
+    row = [float(p.detach().double().sum()) for model in models for p in model.parameters()]
+    record.setdefault("steps", []).append(row)
+
+
 def train(
     record: Record,
     model: Any,
@@ -53,7 +59,7 @@ def train(
         optimizer.zero_grad()
         (forward or model)(batch(step)).pow(2).mean().backward()
         optimizer.step()
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
         between(step)
 
 
@@ -149,7 +155,6 @@ def _with_head(record: Record, head: Any, average: bool = False, broadcast: bool
     """Train a model, and a head that is not wrapped."""
     model = wrapped()
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
-    record["steps"] = []
     for step in range(STEPS):
         optimizer.zero_grad()
         head(model(batch(step))).pow(2).mean().backward()
@@ -159,7 +164,7 @@ def _with_head(record: Record, head: Any, average: bool = False, broadcast: bool
         optimizer.step()
         for parameter in head.parameters() if broadcast else ():
             distributed.broadcast(parameter.data, 0)
-        record["steps"].append([float(p.detach().double().sum()) for p in (*model.parameters(), *head.parameters())])
+        note(record, model, head)
 
 
 def head(record: Record) -> None:
@@ -255,9 +260,11 @@ def past_for_a_while(record: Record) -> None:
     train(record, model, sgd(model), forward, logged)
 
 
-def changed(record: Record) -> None:
+def changed(record: Record, hook: Any = None) -> None:
     """One rank changes a parameter after the sixth step."""
     model = wrapped()
+    if hook is not None:
+        model.register_comm_hook(None, hook)
 
     def between(step: int) -> None:
         if step == 5 and second_rank():
@@ -299,7 +306,6 @@ def accumulated(record: Record) -> None:
     """Two micro-batches a step, and clipping."""
     model = wrapped()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    record["steps"] = []
     for step in range(STEPS):
         with model.no_sync():
             model(batch(step)).sum().backward()
@@ -307,7 +313,7 @@ def accumulated(record: Record) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
 
 
 def local_sgd(record: Record) -> None:
@@ -354,15 +360,8 @@ def compressed(record: Record) -> None:
 
 
 def compressed_parts(record: Record) -> None:
-    """One of torch's hooks hides nothing: one rank changes a parameter after the sixth step."""
-    model = wrapped()
-    model.register_comm_hook(None, fp16_compress_hook)
-
-    def between(step: int) -> None:
-        if step == 5 and second_rank():
-            model.module[2].weight.data += 0.25
-
-    train(record, model, sgd(model), between=between)
+    """One of torch's hooks hides nothing."""
+    changed(record, fp16_compress_hook)
 
 
 def joined(record: Record) -> None:
@@ -384,14 +383,13 @@ def adversarial(record: Record) -> None:
     """Two models wrapped apart, the first trained through the second."""
     maker, judge = wrapped(), DistributedDataParallel(nn.Linear(2, 1))
     optimizers: List[Any] = [sgd(maker), sgd(judge)]
-    record["steps"] = []
     for step in range(STEPS):
         for optimizer in optimizers:
             maker.zero_grad()
             judge.zero_grad()
             judge(maker(batch(step))).pow(2).mean().backward()
             optimizer.step()
-        record["steps"].append([float(p.detach().double().sum()) for m in (maker, judge) for p in m.parameters()])
+        note(record, maker, judge)
 
 
 def kept_average(record: Record) -> None:
@@ -410,13 +408,12 @@ def in_backward(record: Record) -> None:
     """An optimizer for each parameter."""
     model = wrapped()
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
-    record["steps"] = []
     for step in range(STEPS):
         model.zero_grad()
         model(batch(step)).pow(2).mean().backward()
         for optimizer in optimizers:
             optimizer.step()
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
 
 
 def no_key(record: Record) -> None:
@@ -489,13 +486,12 @@ def noise_in_gradients(record: Record) -> None:
     model = wrapped()
     optimizer = sgd(model)
     optimizer.zero_grad()
-    record["steps"] = []
     for step in range(STEPS):
         model(batch(step)).pow(2).mean().backward()
         _add_noise(parameter.grad for parameter in model.parameters())
         optimizer.step()
         optimizer.zero_grad()
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
 
 
 def counted_by_a_mode(record: Record) -> None:

@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from tests.late.parting import Record, batch, sgd
+from tests.late.parting import Record, batch, note, sgd
 
 STEPS = 6
 # How a loop calls the model: past its wrapper, or as torch asks for it.
@@ -25,7 +25,6 @@ def net(norm: nn.Module) -> Any:
 
 
 def trained(record: Record, model: Any, loss: Callable[[int], Any], micro: int = 1) -> None:
-    record["steps"] = []
     optimizer = sgd(model)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -33,7 +32,7 @@ def trained(record: Record, model: Any, loss: Callable[[int], Any], micro: int =
             with model.no_sync() if part + 1 < micro else nullcontext():
                 loss(micro * step + part).backward()
         optimizer.step()
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
         # Ranks whose gradients are not averaged stay in step by a number for the log.
         distributed.all_reduce(torch.ones(1))
 

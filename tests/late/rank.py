@@ -15,7 +15,7 @@ from tests.support import off_main_thread, serving
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one case in this (forked) process."""
-    from tests.late import compared, scenarios, training
+    from tests.late import compared, scenarios
 
     if scenario["size"] <= serving.RANK:
         scenario["found"]["left_out"] = True
@@ -26,10 +26,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
         import ddpfix
 
         ddpfix.activate(**scenario["settings"])
-    if scenario["comparison"] is None:
-        (scenarios if scenario["function"] else training).run(scenario)
-        return
-    compared.run(scenario)
+    (scenarios if scenario["comparison"] is None else compared).run(scenario)
 
 
 def main() -> None:

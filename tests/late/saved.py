@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List
 import torch
 from torch import nn
 
-from tests.late.parting import Record, batch, net, second_rank, wrapped
+from tests.late.parting import Record, batch, net, note, second_rank, wrapped
 
 STEPS = 8
 
@@ -88,7 +88,7 @@ def trained(record: Record, whole: bool = False, noise: bool = False, flag: bool
         record["saved"].append("" if b"ddpfix" not in _by_torch(model) else "the wrapper holds ddpfix")
         record["hooks"].append(_hooks(model))
         copies.append(copy.deepcopy(model.module))
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
     # A copy from any step is saved at the end of the run.
     record["copies"] = [_saved(each) for each in copies]
 

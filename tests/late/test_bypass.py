@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 
 from tests.late import launch, past_calls
-from tests.late.launch import Scenario
+from tests.late.launch import Ranks, Scenario, said, steps
 from tests.late.past_calls import ROUTED, STAYING
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
 
 pytestmark = pytest.mark.sampled(inside=False, cells=True)
 ROUTE = {"bypass": "route"}
@@ -35,16 +33,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     return launch.train(plans, tmp_path_factory.mktemp("past"))
 
 
-def steps(ranks: Ranks) -> List[Any]:
-    assert ends(ranks) == [""] * len(ranks), ranks
-    return [record["steps"] for _, record in ranks if record is not None]
-
-
-def said(ranks: Ranks) -> List[List[str]]:
-    """What each rank said of calls past the wrapper."""
-    return [[line for line in log.splitlines() if PAST in line] for log, _ in ranks]
-
-
 @pytest.mark.parametrize("loop", ROUTED)
 def test_replicas_part_in_plain_torch(outcomes: Dict[str, Ranks], loop: str) -> None:
     first, second = steps(outcomes[f"plain-{loop}"])
@@ -56,7 +44,7 @@ def test_replicas_part_in_plain_torch(outcomes: Dict[str, Ranks], loop: str) -> 
 def test_routed_it_trains_what_the_wrapper_trains(outcomes: Dict[str, Ranks], loop: str) -> None:
     first, second = steps(outcomes[f"route-{loop}"])
     assert first == second == steps(outcomes[f"edited-{loop}"])[0]
-    (line,), others = said(outcomes[f"route-{loop}"])
+    (line,), others = said(outcomes[f"route-{loop}"], PAST)
     assert f"{past_calls.__name__.rpartition('.')[2]}.py:" in line and " calls a Sequential " in line and others == []
 
 
@@ -64,7 +52,7 @@ def test_routed_it_trains_what_the_wrapper_trains(outcomes: Dict[str, Ranks], lo
 @pytest.mark.parametrize("loop", STAYING)
 def test_what_is_right_stays_as_it_is(outcomes: Dict[str, Ranks], loop: str) -> None:
     assert steps(outcomes[f"route-{loop}"]) == steps(outcomes[f"plain-{loop}"])
-    first, _ = said(outcomes[f"route-{loop}"])
+    first, _ = said(outcomes[f"route-{loop}"], PAST)
     assert len(first) == (1 if loop == "alone" else 0)
     assert all("not on all ranks" in line for line in first)
 
@@ -78,4 +66,4 @@ def test_three_ranks(outcomes: Dict[str, Ranks]) -> None:
 @pytest.mark.parametrize("name", ["auto", "off", "switched"])
 def test_by_default_and_switched_off_a_program_trains_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     assert steps(outcomes[name]) == steps(outcomes["plain-simple"])
-    assert said(outcomes[name]) == [[], []]
+    assert said(outcomes[name], PAST) == [[], []]

@@ -10,8 +10,7 @@ import transformers
 from packaging.version import Version
 
 from tests.late import launch
-from tests.late.launch import Scenario, both, comparison
-from tests.late.test_exact import Ranks
+from tests.late.launch import Ranks, Scenario, both, comparison
 
 pytestmark = [pytest.mark.patches("torch.reentrant", "torch.finalize"), pytest.mark.sampled(inside=False, cells=True)]
 # Gradients of wav2vec2's small convolutions are noise on the CPU before torch 2.1, in one process, too.

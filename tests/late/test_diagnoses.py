@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from tests.late import diagnosed, launch
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
+from tests.late.launch import Ranks, Scenario, ends
 
 pytestmark = pytest.mark.patches("torch.diagnosis")
 UNFINISHED = "Expected to have finished reduction in the prior iteration"

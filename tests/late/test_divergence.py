@@ -14,9 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddpfix
 from tests.late import launch
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
+from tests.late.launch import Ranks, Scenario, ends, said
 
 pytestmark = pytest.mark.patches("torch.divergence")
 SAID = "rank 1 diverged from rank 0 in Sequential "
@@ -102,14 +100,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
 
 def lines(ranks: Ranks) -> List[List[str]]:
     """What each rank said of replicas that differ."""
-    return [[line for line in log.splitlines() if "diverged from rank" in line] for log, _ in ranks]
+    return said(ranks, "diverged from rank")
 
 
 def as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     """Every parameter was the same after every step, bit for bit."""
     if name in PLAIN:
-        plain, ours = ([record["steps"] for _, record in outcomes[each] if record] for each in (f"plain-{name}", name))
-        assert plain == ours
+        assert [record and record["steps"] for _, record in outcomes[f"plain-{name}"]] == [
+            record and record["steps"] for _, record in outcomes[name]
+        ]
 
 
 def test_ranks_that_differ_say_so_and_equal_ones_do_not(tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 from packaging.version import Version
 
 from tests.late import launch
 from tests.late.idle import PROGRAMS, RELEASE
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
+from tests.late.launch import Ranks, Scenario, steps
 
 # One of each kind, for a plain pytest.
 SAMPLE = ("never_adamw", "frozen_at_first_adamw", "every_third_adamw", "late_momentum", "one_rank_adamw", "accumulated")
@@ -35,11 +33,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
             Scenario(f"late-{name}-{size}", function=f"idle:flag_{name}", size=size, settings={"unused": "late"}),
         ]
     return launch.train([*plans, UNASKED], tmp_path_factory.mktemp("idle"))
-
-
-def steps(ranks: Ranks, what: str = "steps") -> List[Any]:
-    assert ends(ranks) == [""] * len(ranks), ranks
-    return [record[what] for _, record in ranks if record is not None]
 
 
 @pytest.mark.patches("torch.finalize")

@@ -7,14 +7,12 @@ sentence-transformers call it within a hook of another one, each rank as often a
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any, Dict, List
+from typing import Dict, List
 
 import pytest
 
 from tests.late import launch
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
+from tests.late.launch import Ranks, Scenario, ends, said, steps
 
 pytestmark = pytest.mark.sampled(inside=True, cells=True)
 LIGHTNING = bool(find_spec("lightning"))
@@ -50,10 +48,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     return launch.train(plans, tmp_path_factory.mktemp("manual"))
 
 
-def steps(ranks: Ranks) -> List[Any]:
-    return [record["steps"] for _, record in ranks if record is not None]
-
-
 @pytest.mark.patches("torch.finalize")
 @pytest.mark.parametrize("name", LOOPS)
 def test_plain_torch_ends_with_its_error(outcomes: Dict[str, Ranks], name: str) -> None:
@@ -65,10 +59,8 @@ def test_plain_torch_ends_with_its_error(outcomes: Dict[str, Ranks], name: str) 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("mode", ["auto", "late", "find"])
 def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str, mode: str) -> None:
-    ranks, flag = outcomes[f"{name}-{mode}"], outcomes[f"{name}-flag"]
-    assert ends(ranks) == ends(flag) == ["", ""], ranks
-    flagged = steps(flag)
-    assert len(flagged[0]) == 6 and flagged[0] == flagged[1] and steps(ranks) == flagged
+    flagged = steps(outcomes[f"{name}-flag"])
+    assert len(flagged[0]) == 6 and flagged[0] == flagged[1] and steps(outcomes[f"{name}-{mode}"]) == flagged
 
 
 @pytest.mark.skipif(not SENTENCES, reason="sentence-transformers is not installed here")
@@ -82,8 +74,8 @@ def test_ranks_have_unlike_numbers_of_mini_batches(outcomes: Dict[str, Ranks]) -
 @pytest.mark.patches("torch.divergence")
 def test_steps_of_accelerate_under_no_sync_are_reported(outcomes: Dict[str, Ranks]) -> None:
     ranks = outcomes["accumulate_nested"]
-    found = [line for log, _ in ranks for line in log.splitlines() if "was averaged in" in line]
-    assert ends(ranks) == ["", ""] and len(found) == 1 and "no_sync (toolkit_loops.py:" in found[0], ranks
+    found = sum(said(ranks, "was averaged in"), [])
+    assert len(found) == 1 and "no_sync (toolkit_loops.py:" in found[0], ranks
     assert steps(ranks) == steps(outcomes["plain-accumulate_nested"]) and steps(ranks)[0] != steps(ranks)[1]
 
 
@@ -92,5 +84,4 @@ def test_steps_of_accelerate_under_no_sync_are_reported(outcomes: Dict[str, Rank
 @pytest.mark.parametrize("name", ["accumulate", "accumulate_two"])
 def test_nothing_is_said_of_accelerates_own_accumulation(outcomes: Dict[str, Ranks], name: str) -> None:
     ranks = outcomes[name]
-    assert ends(ranks) == ["", ""] and steps(ranks) == steps(outcomes[f"plain-{name}"]), ranks
-    assert not [line for log, _ in ranks for line in log.splitlines() if "averaged" in line or "diverged" in line]
+    assert steps(ranks) == steps(outcomes[f"plain-{name}"]) and said(ranks, "averaged", "diverged") == [[], []]

@@ -9,8 +9,7 @@ import torch
 from packaging.version import Version
 
 from tests.late import launch
-from tests.late.launch import Scenario, both, comparison
-from tests.late.test_exact import Ranks
+from tests.late.launch import Ranks, Scenario, both, comparison
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),

@@ -7,9 +7,7 @@ from typing import Dict
 import pytest
 
 from tests.late import launch
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
+from tests.late.launch import Ranks, Scenario, ends
 
 pytestmark = [
     pytest.mark.patches("torch.divergence", "torch.bypass", "torch.trace", "torch.finalize"),

@@ -1,52 +1,28 @@
-"""What a job may do besides training step by step."""
+"""What ddpfix leaves to torch, what it does where it cannot do its work, and ``DDPFIX_UNUSED=static``."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Dict
 
 import pytest
 import torch
 
 from tests.late import launch
-from tests.late.launch import Scenario
-from tests.late.test_exact import FAILURE, Ranks
+from tests.late.launch import FAILURE, Ranks, Scenario, ends, steps
+from tests.late.loops import launch as loops
+from tests.late.loops.verdict import verdict
 
 pytestmark = pytest.mark.patches("torch.finalize")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
-FAILS_IN_PLAIN_TORCH = (
-    "two_backwards_of_two",
-    "plain_torch",
-    "uneven",
-    "second_backward",
-    "broken_backward",
-    "by_hand",
-    "closure",
-    "hidden_loss_left_out",
-    "parameter_returned",
-)
-RIGHT_IN_PLAIN_TORCH = ("hidden_loss", "losses_reduced")
-OURS = (
-    *FAILS_IN_PLAIN_TORCH,
-    "explicit_false",
-    "static",
-    "undone",
-    "loss_reduced",
-    "other_model_dropped",
-    *RIGHT_IN_PLAIN_TORCH,
-)
+STEADY = ("steady_skipping", "steady_views_skipping", "steady_reentrant_skipping")
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    plans = [Scenario(f"plain-{name}", function=name, timeout=8) for name in FAILS_IN_PLAIN_TORCH]
-    plans += [Scenario("plain-loss_reduced", function="loss_reduced", timeout=8)]
-    plans += [Scenario(f"plain-{name}", function=name) for name in RIGHT_IN_PLAIN_TORCH]
-    plans += [Scenario(name, function=name, settings={}) for name in OURS]
-    plans += [Scenario("plain-optimizer_within", function="optimizer_within", timeout=8)]
-    plans += [Scenario("optimizer_within", function="optimizer_within", settings={}, timeout=8)]
-    settings = {"unused": "late"}
-    plans += [Scenario("forced", function="explicit_false", settings=settings)]
-    plans += [Scenario(f"{name}_at_once", function=name, settings=settings) for name in ("loss_reduced", "hidden_loss")]
+    names = ("explicit_false", "static", "undone", "other_model_dropped", "parameter_returned", "optimizer_within")
+    plans = [Scenario(name, function=name, settings={}) for name in names]
+    plans += [Scenario(f"plain-{name}", function=name) for name in ("static_under_no_sync", "optimizer_within")]
+    plans += [Scenario("forced", function="explicit_false", settings={"unused": "late"})]
     plans += [
         Scenario(f"cannot_finalize_{word}", function="cannot_finalize", settings={"unused": word})
         for word in ("auto", "late")
@@ -54,57 +30,33 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     return launch.train(plans, tmp_path_factory.mktemp("scenarios"))
 
 
-def ends(ranks: Ranks) -> List[str]:
-    return ["killed" if record is None else record["error"] or "" for _, record in ranks]
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+    """Programs under the setting, beside gradients that are averaged by hand."""
+    plans = loops.scenarios((*STEADY, "momentum_skipping"), ("hand", "static"), [2])
+    return loops.train(plans, tmp_path_factory.mktemp("static"))
 
 
-def of(ranks: Ranks, name: str) -> List[Any]:
-    assert not any(ends(ranks)), ranks
-    return [record[name] for _, record in ranks if record is not None]
+@pytest.mark.parametrize("name", STEADY)
+def test_the_same_parameters_in_each_step_are_static(static: Dict[str, Ranks], name: str) -> None:
+    found = verdict(static[f"{name}-static-2"], static[f"{name}-hand-2"], 0.0)
+    assert found.outcome == "right", found
 
 
-@pytest.mark.parametrize("name", FAILS_IN_PLAIN_TORCH)
-def test_plain_torch_fails(outcomes: Dict[str, Ranks], name: str) -> None:
-    errors = ends(outcomes[f"plain-{name}"])
-    words = (FAILURE, "Expected to mark a variable ready only once") if name == "second_backward" else (FAILURE,)
-    assert any(word in end for word in words for end in errors), outcomes[f"plain-{name}"]
+def test_a_graph_that_is_not_static_ends_in_an_error(static: Dict[str, Ranks]) -> None:
+    found = ends(static["momentum_skipping-static-2"])
+    assert any("Your training graph has changed" in end or FAILURE in end for end in found), found
 
 
-def test_separate_losses(outcomes: Dict[str, Ranks]) -> None:
-    assert of(outcomes["two_backwards_of_two"], "ended") == [True, True]
-
-
-def test_forwards_that_lead_to_no_reduction(outcomes: Dict[str, Ranks]) -> None:
-    one, other = of(outcomes["plain_torch"], "sum")
-    assert one == other
-
-
-def test_a_closure_within_the_optimizers_step(outcomes: Dict[str, Ranks]) -> None:
-    one, other = of(outcomes["closure"], "weights")
-    assert one == other
-
-
-@pytest.mark.parametrize("name", RIGHT_IN_PLAIN_TORCH)
-def test_several_backwards_are_reduced_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
-    values = of(outcomes[name], "weights") + of(outcomes[f"plain-{name}"], "weights")
-    assert all(weights == values[0] for weights in values)
+def test_torch_cannot_take_a_graph_for_static_that_begins_with_no_sync(outcomes: Dict[str, Ranks]) -> None:
+    """Why the advice does not name static_graph where gradients are accumulated."""
+    found = ends(outcomes["plain-static_under_no_sync"])
+    words = ("expect_autograd_hooks_ INTERNAL ASSERT", "Encountered gradient which is undefined")
+    assert any(word in end for word in words for end in found), found
 
 
 def test_the_end_of_another_model_leaves_a_pending_reduction(outcomes: Dict[str, Ranks]) -> None:
-    one, other = of(outcomes["other_model_dropped"], "weights")
-    assert one == other
-
-
-def test_a_collective_between_backward_and_step(outcomes: Dict[str, Ranks]) -> None:
-    # One rank waits in DDP's collective, the other in that of the loss.
-    assert all(ends(outcomes["plain-loss_reduced"]))
-    values = of(outcomes["loss_reduced"], "weights") + of(outcomes["loss_reduced_at_once"], "weights")
-    assert all(weights == values[0] for weights in values)
-
-
-@pytest.mark.parametrize("name", ["hidden_loss_at_once", "hidden_loss_left_out", "by_hand", "second_backward"])
-def test_a_gradient_that_comes_after_the_reduction_is_averaged(outcomes: Dict[str, Ranks], name: str) -> None:
-    one, other = of(outcomes[name], "weights")
+    one, other = steps(outcomes["other_model_dropped"], "weights")
     assert one == other
 
 
@@ -116,15 +68,10 @@ def test_what_cannot_be_finalized_ends_before_gradients_are_used(outcomes: Dict[
 
 
 def test_no_hooks_pile_up_on_parameters(outcomes: Dict[str, Ranks]) -> None:
-    assert of(outcomes["parameter_returned"], "hooks") == [0, 0]
+    assert steps(outcomes["parameter_returned"], "hooks") == [0, 0]
 
 
-def test_join(outcomes: Dict[str, Ranks]) -> None:
-    one, other = of(outcomes["uneven"], "weights")
-    assert one == other
-
-
-@pytest.mark.parametrize("name", ["explicit_false", "broken_backward", "undone"])
+@pytest.mark.parametrize("name", ["explicit_false", "undone"])
 def test_what_is_not_ours_to_finalize_fails_as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     assert any(FAILURE in end for end in ends(outcomes[name])), outcomes[name]
 
@@ -141,8 +88,4 @@ def test_a_setting_of_late_goes_before_an_explicit_false(outcomes: Dict[str, Ran
 
 
 def test_static_graphs_are_left_alone(outcomes: Dict[str, Ranks]) -> None:
-    assert of(outcomes["static"], "armed") == [False, False]
-
-
-def test_a_second_backward_adds_its_mean(outcomes: Dict[str, Ranks]) -> None:
-    assert of(outcomes["second_backward"], "twice") == [True, True]
+    assert steps(outcomes["static"], "armed") == [False, False]

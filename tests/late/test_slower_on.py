@@ -7,8 +7,7 @@ from typing import Any, Dict
 import pytest
 
 from tests.late import launch
-from tests.late.launch import Scenario, both, comparison
-from tests.late.test_exact import Ranks
+from tests.late.launch import Ranks, Scenario, both, comparison
 
 pytestmark = pytest.mark.patches("torch.flag", "torch.finalize")
 OPTIMIZERS = ("sgd", pytest.param("adamw", marks=pytest.mark.sampled(inside=False, cells=True)))

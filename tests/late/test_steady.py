@@ -194,13 +194,3 @@ def test_the_model_is_freed() -> None:
     del model, optimizer
     gc.collect()
     assert freed() is None
-
-
-def test_steps_leave_nothing_behind() -> None:
-    model, optimizer = trained()
-    gc.collect()
-    before = len(gc.get_objects())
-    for _ in range(2000):
-        step(model, optimizer, [0, 1])
-    gc.collect()
-    assert len(gc.get_objects()) - before < 20

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 
 from tests.late import launch
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
+from tests.late.launch import Ranks, Scenario, ends, steps
 from tests.late.twice import REFUSED, RIGHT
 
 pytestmark = pytest.mark.sampled(inside=False, cells=True)
@@ -26,11 +24,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [scenario("plain", loop) for loop in (*REFUSED, *RIGHT)]
     plans += [scenario(mode, loop, settings={"unused": mode}) for mode in MODES for loop in (*REFUSED, *RIGHT)]
     return launch.train(plans, tmp_path_factory.mktemp("twice"))
-
-
-def steps(ranks: Ranks) -> List[Any]:
-    assert ends(ranks) == [""] * len(ranks), ranks
-    return [record["steps"] for _, record in ranks if record is not None]
 
 
 @pytest.mark.parametrize("loop", REFUSED)

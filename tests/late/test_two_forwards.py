@@ -15,9 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpfix
 from ddpfix.patching.site import Site
 from tests.late import launch, two_forwards
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
+from tests.late.launch import Ranks, Scenario, ends
 from tests.support import host_reads
 
 pytestmark = pytest.mark.patches("torch.buffers")

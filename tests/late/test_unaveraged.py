@@ -11,9 +11,7 @@ from typing import Dict, List
 import pytest
 
 from tests.late import launch
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
+from tests.late.launch import Ranks, Scenario, ends, said
 
 pytestmark = pytest.mark.patches("torch.divergence")
 EVERY = {"divergence": "4"}
@@ -50,8 +48,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
 
 def lines(ranks: Ranks) -> List[List[str]]:
     """What each rank has said of it."""
-    words = ("was averaged in", "diverged from rank", "averages of different steps")
-    return [[line for line in log.splitlines() if any(each in line for each in words)] for log, _ in ranks]
+    return said(ranks, "was averaged in", "diverged from rank", "averages of different steps")
 
 
 def unlike(ranks: Ranks) -> bool:

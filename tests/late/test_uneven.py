@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Dict, List
 
 import pytest
 
 from tests.late import launch
-from tests.late.launch import Scenario
-from tests.late.test_exact import Ranks
-from tests.late.test_scenarios import ends
-from tests.late.uneven_loops import LENGTHS
+from tests.late.launch import Ranks, Scenario, ends, said, steps
+from tests.late.uneven_loops import LENGTHS, RIGHT, UNEVEN
+from tests.late.uneven_toolkits import TOOLKITS
 
 pytestmark = [pytest.mark.patches("torch.uneven"), pytest.mark.sampled(inside=False, cells=True)]
 POLICIES = ("stop", "pad")
+HERE = [name for name, toolkit in TOOLKITS.items() if find_spec(toolkit)]
 
 
 def scenario(name: str, loop: str, file: str = "uneven_loops", **others: Any) -> Scenario:
@@ -22,16 +23,23 @@ def scenario(name: str, loop: str, file: str = "uneven_loops", **others: Any) ->
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    plans = [scenario("plain", "streamed")]
-    plans += [scenario(how, "streamed", settings={"uneven": how}) for how in POLICIES]
-    plans += [scenario(f"hand-{how}", f"streamed_{how}") for how in POLICIES]
+    plans = [scenario(f"plain-{loop}", loop) for loop in (*RIGHT, "shuffled", "counts_steps")]
+    plans += [scenario(f"plain-{loop}", loop, "uneven_toolkits") for loop in HERE]
+    for how in POLICIES:
+        asked = {"uneven": how}
+        plans += [scenario(f"{how}-{loop}", loop, settings=asked) for loop in (*UNEVEN, *RIGHT)]
+        plans += [scenario(f"{how}-{loop}", loop, "uneven_toolkits", settings=asked) for loop in HERE]
+        plans += [scenario(f"hand-{how}-{loop}", f"{loop}_{how}") for loop in UNEVEN]
+        plans += [scenario(f"hand-{how}-{loop}", f"{loop}_{how}", "uneven_toolkits") for loop in HERE]
+    plans += [
+        scenario("auto-counts_steps", "counts_steps", settings={}),
+        scenario("plain-auto", "streamed", settings={}),
+        scenario("plain-switched", "streamed", settings={"uneven": "stop", "torch_uneven": "0"}),
+        scenario("pad-once", "once", settings={"uneven": "pad"}),
+        scenario("three", "streamed", settings={"uneven": "pad"}, size=3),
+        scenario("hand-three", "streamed_pad", size=3),
+    ]
     return launch.train(plans, tmp_path_factory.mktemp("uneven"))
-
-
-def steps(ranks: Ranks) -> List[Any]:
-    """The parameters of each rank after each of its steps."""
-    assert ends(ranks) == [""] * len(ranks), ranks
-    return [record["steps"] for _, record in ranks if record is not None]
 
 
 def came_out_of_step(ranks: Ranks) -> bool:
@@ -40,19 +48,66 @@ def came_out_of_step(ranks: Ranks) -> bool:
     return any(ends(ranks)) or trained[0] != trained[1]
 
 
-def said(ranks: Ranks, words: str) -> List[str]:
-    return [line for log, _ in ranks for line in log.splitlines() if words in line]
+def told(ranks: Ranks, words: str) -> List[str]:
+    """The lines of all ranks with these words."""
+    return sum(said(ranks, words), [])
 
 
-def test_ranks_come_out_of_step_in_plain_torch(outcomes: Dict[str, Ranks]) -> None:
-    assert came_out_of_step(outcomes["plain"])
+@pytest.mark.parametrize("loop", ["shuffled", "auto", "switched"])
+def test_ranks_come_out_of_step_where_nothing_is_done(outcomes: Dict[str, Ranks], loop: str) -> None:
+    assert came_out_of_step(outcomes[f"plain-{loop}"])
+
+
+@pytest.mark.parametrize("loop", UNEVEN)
+@pytest.mark.parametrize("how", POLICIES)
+def test_an_epoch_ends_together_as_if_evened_by_hand(outcomes: Dict[str, Ranks], loop: str, how: str) -> None:
+    first, second = steps(outcomes[f"{how}-{loop}"])
+    assert first == second
+    assert [first, second] == steps(outcomes[f"hand-{how}-{loop}"])
+    each = {"stop": min, "pad": max}[how](LENGTHS[:2])
+    assert len(first) == 2 * (each // 2 if loop == "accumulated" else each)
+    assert told(outcomes[f"{how}-{loop}"], "ranks have" if loop == "shuffled" else f"each rank trained {each} steps")
+
+
+@pytest.mark.parametrize("loop", TOOLKITS)
+@pytest.mark.parametrize("how", POLICIES)
+def test_under_a_toolkit(outcomes: Dict[str, Ranks], loop: str, how: str) -> None:
+    if loop not in HERE:
+        pytest.skip(f"{TOOLKITS[loop]} is not installed here")
+    assert came_out_of_step(outcomes[f"plain-{loop}"])
+    first, second = steps(outcomes[f"{how}-{loop}"])
+    assert first == second and [first, second] == steps(outcomes[f"hand-{how}-{loop}"])
+    assert told(outcomes[f"{how}-{loop}"], f"each rank trained {4 if how == 'stop' else 6} steps")
+
+
+@pytest.mark.parametrize("loop", RIGHT)
+@pytest.mark.parametrize("how", POLICIES)
+def test_a_loop_that_is_right_trains_the_same(outcomes: Dict[str, Ranks], loop: str, how: str) -> None:
+    plain, ours = ([record for _, record in outcomes[f"{which}-{loop}"]] for which in ("plain", how))
+    assert steps(outcomes[f"{how}-{loop}"]) == steps(outcomes[f"plain-{loop}"])
+    assert [each.get("evaluated") for each in plain if each] == [each.get("evaluated") for each in ours if each]
+
+
+def test_nothing_is_done_by_default(outcomes: Dict[str, Ranks]) -> None:
+    assert steps(outcomes["auto-counts_steps"]) == steps(outcomes["plain-counts_steps"])
 
 
 @pytest.mark.parametrize("how", POLICIES)
-def test_an_epoch_ends_together_as_if_evened_by_hand(outcomes: Dict[str, Ranks], how: str) -> None:
-    first, second = steps(outcomes[how])
-    assert first == second
-    assert [first, second] == steps(outcomes[f"hand-{how}"])
-    each = {"stop": min, "pad": max}[how](LENGTHS[:2])
-    assert len(first) == 2 * each
-    assert said(outcomes[how], f"each rank trained {each} steps")
+def test_it_is_said_where_ranks_do_not_come_together(outcomes: Dict[str, Ranks], how: str) -> None:
+    (line,) = told(outcomes[f"{how}-shares_out"], "does nothing from here on")
+    assert "not all ranks asked for batch 2 of a Samples after the same training step" in line
+    (line,) = told(outcomes[f"{how}-leaves_alone"], "does nothing from here on")
+    assert "another rank has left a loop over a loader before step 5 of it" in line
+    for loop in ("breaks_off", "evaluates", "joined", "catches"):
+        assert not told(outcomes[f"{how}-{loop}"], "does nothing from here on")
+
+
+def test_what_can_be_read_once_ends_with_the_shortest(outcomes: Dict[str, Ranks]) -> None:
+    first, second = steps(outcomes["pad-once"])
+    assert first == second and len(first) == min(LENGTHS[:2])
+    assert told(outcomes["pad-once"], "the others' loaders can be read once only")
+
+
+def test_three_ranks(outcomes: Dict[str, Ranks]) -> None:
+    first, *others = steps(outcomes["three"])
+    assert others == [first, first] and [first, *others] == steps(outcomes["hand-three"])

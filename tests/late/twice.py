@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from tests.late.parting import Record, batch, sgd
+from tests.late.parting import Record, batch, note, sgd
 
 STEPS = 4
 
@@ -80,7 +80,7 @@ def trained(
             with model.no_sync() if part + 1 < micro else nullcontext():
                 loss(model, micro * step + part).backward()
         optimizer.step()
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
 
 
 # Plain torch ends these.

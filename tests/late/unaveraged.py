@@ -9,7 +9,7 @@ from typing import Any, Callable, ContextManager, Dict
 import torch
 from torch import distributed, nn
 
-from tests.late.parting import STEPS, batch, logged, nothing, second_rank, sgd, wrapped
+from tests.late.parting import STEPS, batch, logged, note, nothing, second_rank, sgd, wrapped
 
 Record = Dict[str, Any]
 Average = Callable[[Any], None]
@@ -23,7 +23,6 @@ def step_within(
     record: Record, model: Any, optimizer: Any, before: Average = nothing, after: Average = nothing, inside: bool = True
 ) -> None:
     """Train under ``no_sync``; ``before`` and ``after`` are called around the optimizer's step."""
-    record["steps"] = []
     for step in range(STEPS):
         optimizer.zero_grad()
         with contextlib.ExitStack() as stack:
@@ -36,7 +35,7 @@ def step_within(
         after(step)
         # Without a gradient in common a rank could be done before the other one has begun.
         logged(step)
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
     flush()
 
 
@@ -80,7 +79,6 @@ def accumulated_within(record: Record) -> None:
     """Two micro-batches a step, both under no_sync."""
     model = wrapped()
     optimizer = sgd(model)
-    record["steps"] = []
     for step in range(STEPS):
         for number in range(2):
             with model.no_sync():
@@ -88,7 +86,7 @@ def accumulated_within(record: Record) -> None:
         optimizer.step()
         optimizer.zero_grad()
         logged(step)
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
     flush()
 
 
@@ -143,14 +141,13 @@ def same_data(record: Record) -> None:
     """All ranks have the same batches, so that nothing has to be averaged."""
     model = wrapped()
     optimizer = sgd(model)
-    record["steps"] = []
     for step in range(STEPS):
         optimizer.zero_grad()
         with model.no_sync():
             model(torch.ones(2, 4) * step).pow(2).mean().backward()
             optimizer.step()
         logged(step)
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
 
 
 def warm_up(record: Record) -> None:
@@ -158,7 +155,6 @@ def warm_up(record: Record) -> None:
     model = wrapped()
     # A momentum would differ from then on.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record["steps"] = []
     for step in range(STEPS):
         context: ContextManager[Any] = model.no_sync() if step < 3 else contextlib.nullcontext()
         optimizer.zero_grad()
@@ -168,7 +164,7 @@ def warm_up(record: Record) -> None:
         if step == 2:
             for parameter in model.parameters():
                 distributed.broadcast(parameter.data, 0)
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
 
 
 # Ranks with other numbers of backwards.
@@ -177,14 +173,14 @@ def warm_up(record: Record) -> None:
 def _backwards(record: Record, model: Any, numbers: Callable[[int], int]) -> None:
     """Train with a number of backwards in each step that the rank decides; the other one makes up for it at the end."""
     optimizer = sgd(model)
-    record["steps"], done = [], 0
+    done = 0
     for step in range(STEPS):
         optimizer.zero_grad()
         for _ in range(numbers(step)):
             loss(model, step).backward()
             done += 1
         optimizer.step()
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
     # Both ranks come to the end: whoever has called backward less often does so now.
     for _ in range(3 * STEPS - done):
         loss(model, 0).backward()
@@ -215,7 +211,7 @@ def line_search(record: Record) -> None:
     torch.manual_seed(0)
     model = wrapped(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=1, max_iter=5, line_search_fn="strong_wolfe")
-    rank, record["steps"] = distributed.get_rank(), []
+    rank = distributed.get_rank()
     inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(rank))
     targets = (inputs.sum(1, keepdim=True) * (1 + rank)).sin()
 
@@ -227,18 +223,17 @@ def line_search(record: Record) -> None:
 
     for _ in range(6):
         optimizer.step(closure)
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)
 
 
 def mixed(record: Record) -> None:
     """Some steps use gradients of no_sync alone, between others that are averaged."""
     model = wrapped()
     optimizer = sgd(model)
-    record["steps"] = []
     for step in range(STEPS):
         context: ContextManager[Any] = model.no_sync() if step in (2, 3) else contextlib.nullcontext()
         optimizer.zero_grad()
         with context:
             loss(model, step).backward()
         optimizer.step()
-        record["steps"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        note(record, model)

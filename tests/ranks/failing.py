@@ -201,13 +201,6 @@ def ragged(model: Any) -> None:
     distributed.barrier()
 
 
-def left_out(model: Any, rank: int = 1) -> None:
-    """One rank uses a part of the parameters in a step."""
-    for number in range(3):
-        inputs = torch.ones(1, 2)
-        model(inputs, number == 1 and distributed.get_rank() == rank).sum().backward()
-
-
 class Parts(torch.nn.Module):
     """Two layers, of which one may be left out."""
 
@@ -220,16 +213,11 @@ class Parts(torch.nn.Module):
         return hidden if alone else self.b(hidden)
 
 
-def left_out_here(model: Any) -> None:
-    left_out(DistributedDataParallel(Parts()))
-
-
-def left_out_on_the_first(model: Any) -> None:
-    left_out(DistributedDataParallel(Parts()), 0)
-
-
-def left_out_on_both(model: Any) -> None:
-    left_out(DistributedDataParallel(Parts()), distributed.get_rank())
+def left_out(rank: int) -> None:
+    """A rank leaves out a part of the parameters in a step."""
+    model = DistributedDataParallel(Parts())
+    for number in range(3):
+        model(torch.ones(1, 2), number == 1 and distributed.get_rank() == rank).sum().backward()
 
 
 def added_here(model: Any) -> None:
@@ -264,11 +252,13 @@ def averaged_at_the_end(model: Any) -> None:
 
 # Ranks that do not do the same.
 APART: Dict[str, Callable[[Any], None]] = {
-    each.__name__: each
-    for each in (
-        *(skips, skips_last, ragged, left_out_here, left_out_on_the_first, left_out_on_both, added_here),
-        *(short_without_average, averaged_at_the_end),
-    )
+    "left_out_here": lambda model: left_out(1),
+    "left_out_on_the_first": lambda model: left_out(0),
+    "left_out_on_both": lambda model: left_out(distributed.get_rank()),
+    **{
+        each.__name__: each
+        for each in (skips, skips_last, ragged, added_here, short_without_average, averaged_at_the_end)
+    },
 }
 
 

@@ -27,6 +27,8 @@ from tests.support import serving
 STEP = 3
 # Longer than any limit of these jobs, and shorter than torch's.
 LONG = 60.0
+# Of waits that a program has limited, as CosyVoice does.
+GIVES_UP = timedelta(seconds=5)
 
 
 class Numbers(Dataset):
@@ -113,44 +115,21 @@ def uneven(job: Job) -> None:
     distributed.barrier()
 
 
-def stuck_worker(job: Job) -> None:
-    bad = 2 if job.rank == 1 else -1
-    for batch in DataLoader(Numbers(5, bad, stop_worker), num_workers=1):
-        job.step(batch)
+def reads(read: Callable[[], Any], workers: int = 0) -> Callable[[Job], None]:
+    """A job in which one batch of rank 1 is read in another way."""
 
+    def train(job: Job) -> None:
+        for batch in DataLoader(Numbers(5, 2 if job.rank == 1 else -1, read), num_workers=workers):
+            job.step(batch)
 
-def dead_reader(job: Job) -> None:
-    bad = 2 if job.rank == 1 else -1
-    for batch in DataLoader(Numbers(5, bad, kill_reader)):
-        job.step(batch)
-
-
-def slow_reader(job: Job) -> None:
-    """Reading that moves, on one rank, for longer than the limit."""
-    bad = 2 if job.rank == 1 else -1
-    for batch in DataLoader(Numbers(5, bad, read_slowly)):
-        job.step(batch)
+    return train
 
 
 def read_slowly() -> None:
+    """Reading that moves, for longer than the limit."""
     for _ in range(30):
         time.sleep(0.1)
         time.sleep(0.1)
-
-
-def some_only(job: Job) -> None:
-    def log_loss() -> None:
-        distributed.all_reduce(torch.ones(1))
-
-    job.train(log_loss, 0)
-
-
-def barrier(job: Job) -> None:
-    job.train(distributed.barrier, 0)
-
-
-def sizes(job: Job) -> None:
-    job.train(lambda: distributed.all_reduce(torch.ones(1 if job.rank else 2)), ALL)
 
 
 def evaluate(job: Job, seconds: float) -> None:
@@ -161,10 +140,6 @@ def evaluate(job: Job, seconds: float) -> None:
             job.model.module(torch.ones(200, 2))
             torch.ones(200, 200).mm(torch.ones(200, 200))
     job.model.train()
-
-
-def evaluation(job: Job) -> None:
-    job.train(lambda: evaluate(job, LONG), 0)
 
 
 def debugged(job: Job) -> None:
@@ -221,19 +196,6 @@ def windows(job: Job) -> None:
             if batch_idx % 2:
                 job.optimizer.step()
                 job.optimizer.zero_grad()
-
-
-def stopped(job: Job) -> None:
-    job.train(stop, 1)
-
-
-def killed_rank(job: Job) -> None:
-    job.train(killed, 2)
-
-
-def received(job: Job) -> None:
-    """One rank waits for what another one never sends."""
-    job.train(lambda: distributed.recv(torch.ones(1), 1), 0)
 
 
 def forward(job: Job) -> torch.Tensor:
@@ -329,56 +291,31 @@ def undone(job: Job) -> None:
 # Jobs that are slow and hang in no way: on all ranks, or within the limit.
 
 
-def slow_loader(job: Job) -> None:
-    bad = 2 if job.rank == 1 else -1
-    for batch in DataLoader(Numbers(5, bad, lambda: time.sleep(2.5))):
-        job.step(batch)
-
-
-def evaluates(job: Job) -> None:
-    job.train(lambda: evaluate(job, 6.5), ALL)
-
-
 def saves(job: Job) -> None:
     job.train(lambda: time.sleep(6.5), ALL)
     save(job)
     job.step()
 
 
-def waits_for_a_while(job: Job) -> None:
-    """One rank has no batch left, which the others learn from a barrier that gives up, as in CosyVoice."""
-    group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=5))
-    job.step()
-    if job.rank == 1:
-        time.sleep(6.5)
-    else:
-        with contextlib.suppress(RuntimeError):
-            distributed.monitored_barrier(group, timeout=timedelta(seconds=5))
-    job.step()
+def gives_up(wait: Callable[[Any], Any]) -> Callable[[Job], None]:
+    """A job in which rank 1 has no batch left for a while, which the others learn from a wait that gives up."""
+
+    def train(job: Job) -> None:
+        group = distributed.new_group(backend="gloo", timeout=GIVES_UP)
+        job.step()
+        if job.rank == 1:
+            time.sleep(6.5)
+        else:
+            with contextlib.suppress(RuntimeError):
+                wait(group)
+        job.step()
+
+    return train
 
 
-def group_gives_up(job: Job) -> None:
-    """The same by a group whose calls give up: only it is broken then."""
-    group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=5))
-    job.step()
-    if job.rank == 1:
-        time.sleep(6.5)
-    else:
-        with contextlib.suppress(RuntimeError):
-            distributed.all_reduce(torch.ones(1), group=group)
-    job.step()
-
-
-def asks_the_store(job: Job) -> None:
-    """The same by a key of the store, which rank 1 does not write in time."""
-    store = distributed.distributed_c10d._get_default_store()
-    job.step()
-    if job.rank == 1:
-        time.sleep(6.5)
-    else:
-        with contextlib.suppress(RuntimeError):
-            store.wait(["rank-1-has-a-batch"], timedelta(seconds=5))
-    job.step()
+def ask_the_store(group: Any) -> None:
+    """For a key that rank 1 does not write in time."""
+    distributed.distributed_c10d._get_default_store().wait(["rank-1-has-a-batch"], GIVES_UP)
 
 
 def monitored(job: Job) -> None:
@@ -391,11 +328,11 @@ def monitored(job: Job) -> None:
 
 def gives_up_elsewhere(job: Job) -> None:
     """Rank 1 alone waits in a barrier that gives up, and the others for its next step."""
-    group = distributed.new_group([1, 2], backend="gloo", timeout=timedelta(seconds=5))
+    group = distributed.new_group([1, 2], backend="gloo", timeout=GIVES_UP)
     job.step()
     if job.rank == 1:
         with contextlib.suppress(RuntimeError):
-            distributed.monitored_barrier(group, timeout=timedelta(seconds=5))
+            distributed.monitored_barrier(group, timeout=GIVES_UP)
     job.step()
 
 
@@ -414,14 +351,30 @@ def computes(job: Job) -> None:
 
 
 JOBS: Dict[str, Callable[[Job], None]] = {
-    each.__name__: each
-    for each in (
-        *(uneven, stuck_worker, dead_reader, slow_reader, some_only, barrier, sizes, evaluation, debugged, saving),
-        windows,
-        *(skips, unreached, calls_twice, stops_early, lists, evaluates_after, evaluates_between, waits_for_a_while),
-        *(group_gives_up, asks_the_store, gives_up_elsewhere, monitored),
-        *(accumulating, stopped, undone, killed_rank, received, slow_loader, evaluates, saves, computes),
-    )
+    "stuck_worker": reads(stop_worker, workers=1),
+    "dead_reader": reads(kill_reader),
+    "slow_reader": reads(read_slowly),
+    "slow_loader": reads(lambda: time.sleep(2.5)),
+    "some_only": lambda job: job.train(lambda: distributed.all_reduce(torch.ones(1)), 0),
+    "barrier": lambda job: job.train(distributed.barrier, 0),
+    "sizes": lambda job: job.train(lambda: distributed.all_reduce(torch.ones(1 if job.rank else 2)), ALL),
+    "evaluation": lambda job: job.train(lambda: evaluate(job, LONG), 0),
+    "evaluates": lambda job: job.train(lambda: evaluate(job, 6.5), ALL),
+    "stopped": lambda job: job.train(stop, 1),
+    "killed_rank": lambda job: job.train(killed, 2),
+    # One rank waits for what another one never sends.
+    "received": lambda job: job.train(lambda: distributed.recv(torch.ones(1), 1), 0),
+    "waits_for_a_while": gives_up(lambda group: distributed.monitored_barrier(group, timeout=GIVES_UP)),
+    # Only the group whose call gives up is broken then.
+    "group_gives_up": gives_up(lambda group: distributed.all_reduce(torch.ones(1), group=group)),
+    "asks_the_store": gives_up(ask_the_store),
+    **{
+        each.__name__: each
+        for each in (
+            *(uneven, debugged, saving, accumulating, windows, skips, calls_twice, unreached, lists),
+            *(evaluates_after, evaluates_between, stops_early, undone, saves, monitored, gives_up_elsewhere, computes),
+        )
+    },
 }
 
 

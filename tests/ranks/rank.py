@@ -28,12 +28,11 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
 def main() -> None:
     import accelerate
-    import torch.distributed.fsdp
     import transformers
 
     # Names of transformers are imported on access: before the fork, once for all.
     assert transformers.Trainer and transformers.WavLMModel and transformers.BartForConditionalGeneration
-    assert torch.distributed.fsdp and accelerate.Accelerator
+    assert accelerate.Accelerator
     serving.dynamo()
     serving.serve(Path(sys.argv[1]), run)
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from tests.support import ports, ranks
+from tests.support import ranks
+from tests.support.ranks import Ended
 
 rest = pytest.mark.sampled(inside=False, cells=True)
 DOCTOR = ("-m", "ddpfix", "doctor", "--ranks")
-
-
-class Ended(NamedTuple):
-    code: int
-    output: str
-    errors: str
 
 
 def start(numbers: Sequence[int], folder: Path, *words: str, size: int = 2, **each: Dict[str, str]) -> List[Ended]:
@@ -33,20 +27,10 @@ def start(numbers: Sequence[int], folder: Path, *words: str, size: int = 2, **ea
         size: the world size.
         each: more variables of a rank, by ``rank0`` and so on.
     """
-    port = str(ports.free_port())
     command = [sys.executable, *(words if words and words[0] in ("-c", "-m") else (*DOCTOR, *words))]
-    children = []
-    for number in numbers:
-        place = {"RANK": str(number), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environ = {**ranks.environment(place), **each.get(f"rank{number}", {})}
-        pipes: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        children.append(subprocess.Popen(command, env=environ, cwd=str(folder), **pipes))
-    try:
-        ended = [(child, *child.communicate(timeout=120)) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    return [Ended(child.returncode, output, errors) for child, output, errors in ended]
+    environs = ranks.of_a_shell(size)
+    chosen = [{**environs[number], **each.get(f"rank{number}", {})} for number in numbers]
+    return ranks.side_by_side([command] * len(numbers), chosen, folder, 120)
 
 
 def texts(report: Dict[str, Any]) -> Dict[str, Any]:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Dict, List
 
 import pytest
 from torch import distributed
@@ -16,8 +15,7 @@ from ddpfix.ranks.failures.bulletin import Bulletin
 from ddpfix.ranks.failures.sentinel import Sentinel
 from ddpfix.ranks.groups import internals
 from ddpfix.ranks.store.connection import Connection
-from tests.support.ports import free_port
-from tests.support.ranks import environment
+from tests.support.ranks import environment, of_a_shell, side_by_side
 
 pytestmark = pytest.mark.patches("torch.agreement")
 
@@ -36,26 +34,12 @@ DistributedDataParallel(torch.nn.Linear(2, 2))
 """
 
 
-def outcome(failing: int, size: int = 3) -> List[str]:
-    """What each rank printed, in the order of ranks."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), "DDPFIX": "1"}
-    ranks = []
-    for rank in range(size):
-        environ: Dict[str, str] = environment({**shared, "RANK": str(rank)})
-        command = [sys.executable, "-c", SCRIPT, str(failing)]
-        ranks.append(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
-    try:
-        return [started.communicate(timeout=40)[1] for started in ranks]
-    finally:
-        for started in ranks:
-            started.kill()
-
-
 @pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.parametrize("failing", [0, 1])
 def test_it_is_named_and_nobody_waits(failing: int) -> None:
     begun = time.monotonic()
-    printed = outcome(failing)
+    command = [sys.executable, "-c", SCRIPT, str(failing)]
+    printed = [each.errors for each in side_by_side([command] * 3, of_a_shell(3, {"DDPFIX": "1"}), limit=40)]
     assert time.monotonic() - begun < 40
     assert "the data of this rank is broken" in printed[failing]
     others = [text for rank, text in enumerate(printed) if rank != failing]

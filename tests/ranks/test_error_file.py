@@ -30,20 +30,18 @@ def train():
             broken_batch()
         distributed.all_reduce(torch.ones(1))
 
-if sys.argv[2] == "unpatched":
-    train()
 with first_failure.propagate_failure():
     train()
 """
 
 
-def summary(path: Path, failing: int, how: str = "ddpfix") -> str:
+def summary(path: Path, failing: int) -> str:
     """What torchrun prints when it has ended, without what the ranks printed."""
     (path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [*command, str(path / "train.py"), str(failing), how],
-        env=launch.environment({"DDPFIX": "1", "DDPFIX_TORCH_FAILURES": "0" if how == "unpatched" else "1"}),
+        [*command, str(path / "train.py"), str(failing)],
+        env=launch.environment({"DDPFIX": "1"}),
         capture_output=True,
         text=True,
         timeout=120,
@@ -63,12 +61,6 @@ def test_the_summary_has_the_traceback_of_the_first_failure(tmp_path: Path, fail
     assert "ValueError: the data of this rank is broken" in cause, text
     # The other one, if it was not ended before, tells of whom it is the victim.
     assert "PeerFailedError" not in cause, text
-
-
-@pytest.mark.ranks
-def test_unpatched_has_none(tmp_path: Path) -> None:
-    text = summary(tmp_path, 1, "unpatched")
-    assert "error_file: <N/A>" in text and "in broken_batch" not in text, text
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import pytest
 
 from tests.ranks import failing
 from tests.support import ranks
-from tests.support.ports import free_port
 
 SCRIPT = Path(failing.__file__)
 # Left to cells and nox -s rest.
@@ -50,34 +49,17 @@ def job(folder: Path, how: str, *words: str, limit: float = 90, size: int = 2, *
     return Job(code, summary, told, seconds)
 
 
-def background(folder: Path, how: str, before: Sequence[str] = (), **environ: str) -> List[Any]:
-    """The exit code and the words of each rank where no launcher ends the others.
+def background(folder: Path, how: str, before: Sequence[str] = ()) -> List[Tuple[str, int]]:
+    """The words and the exit code of each rank where no launcher ends the others.
 
     Args:
         folder: where they run.
         how: what happens.
         before: what stands in front of the command of rank 1.
-        environ: further variables.
     """
-    port = str(free_port())
-    started = []
-    for rank in range(2):
-        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank), **environ}
-        started.append(
-            subprocess.Popen(
-                [*(before if rank else ()), sys.executable, str(SCRIPT), how],
-                env=ranks.environment(own),
-                cwd=str(folder),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        return [(each.communicate(timeout=100)[0], each.returncode) for each in started]
-    finally:
-        for each in started:
-            each.kill()
+    words = [sys.executable, str(SCRIPT), how]
+    ended = ranks.side_by_side([words, [*before, *words]], ranks.of_a_shell(2, {"DDPFIX": "1"}), folder, 100)
+    return [(each.output + each.errors, each.code) for each in ended]
 
 
 LINE = r"\(failing\.py:\d+\)"
@@ -132,7 +114,7 @@ def test_a_rank_that_leaves_its_loop_early_is_named(tmp_path: Path) -> None:
 @pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("torch.failures")
 def test_a_rank_that_is_killed_is_told_by_its_process(tmp_path: Path) -> None:
-    found = background(tmp_path, "killed", DDPFIX="1")
+    found = background(tmp_path, "killed")
     # gloo of torch 2.8 says on each rank that it is connected.
     of_its_own = [line for line in found[1][0].splitlines() if not line.startswith("[Gloo] Rank")]
     assert (of_its_own, found[1][1]) == ([], -9) and found[0][1] == 1, found
@@ -152,7 +134,7 @@ APART = ("unshare", "--pid", "--fork", "sh", "-c", '"$@" & wait', "sh")
 def test_a_rank_that_is_killed_elsewhere_is_told_by_its_silence(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*APART, "true"], stderr=subprocess.DEVNULL).returncode:
         pytest.skip("a process cannot be put into a space of its own here")
-    found = background(tmp_path, "killed", before=APART, DDPFIX="1")
+    found = background(tmp_path, "killed", APART)
     assert found[0][1] == 1, found
     words = found[0][0].strip().splitlines()[-1]
     seen = r"last seen in step \d, rank 0 is in step \d"
@@ -207,7 +189,7 @@ def test_a_job_that_elastic_restarts_begins_anew(tmp_path: Path) -> None:
 @pytest.mark.patches("torch.failures")
 @pytest.mark.parametrize("how", ["alone", "failed_last", "one_by_one", "at_exit", "in_threads"])
 def test_a_rank_that_works_on_is_not_ended(tmp_path: Path, how: str) -> None:
-    found = background(tmp_path, how, DDPFIX="1")
+    found = background(tmp_path, how)
     assert found[0][1] == 0 and "done" in found[0][0], found
     assert found[1][1] == (1 if how == "failed_last" else 0), found
     # Nor does torch complain that the store is gone.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any, List
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.ranks import environment
+from tests.support import ranks
 
 pytestmark = [pytest.mark.patches("torch.agreement"), pytest.mark.sampled(inside=False, cells=True)]
 
@@ -102,20 +100,10 @@ PROGRAMS = {"refused": REFUSED, "copied": COPIED, "threads": THREADS, "counted":
 
 def printed(program: str, ddpfix: str) -> List[Any]:
     """What each of two ranks has found."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "DDPFIX": ddpfix}
-    ranks = []
-    for rank in range(2):
-        command = [sys.executable, "-c", BEGIN + program + END]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        environ = environment({**shared, "RANK": str(rank)})
-        ranks.append(subprocess.Popen(command, env=environ, text=True, **pipes))  # type: ignore[call-overload]
-    try:
-        ended = [rank.communicate(timeout=150) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], [errors for _, errors in ended]
-    return [json.loads(output.splitlines()[-1]) for output, _ in ended]
+    command = [sys.executable, "-c", BEGIN + program + END]
+    ended = ranks.side_by_side([command] * 2, ranks.of_a_shell(2, {"DDPFIX": ddpfix}))
+    assert [each.code for each in ended] == [0, 0], ended
+    return [json.loads(each.output.splitlines()[-1]) for each in ended]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from functools import lru_cache
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
-import torch
 import transformers
 from packaging.version import Version
 
@@ -20,7 +17,6 @@ from tests.support import zoo
 REDUCTION = "Expected to have finished reduction in the prior iteration"
 TWICE = "Expected to mark a variable ready only once"
 RELEASE = Version(transformers.__version__)
-TORCH = Version(torch.__version__)
 ON = {"DDPFIX": "1"}
 UNPATCHED = {"DDPFIX": "0", "TEST_STOCK": "1"}
 
@@ -33,20 +29,12 @@ PLAIN = tuple(
 BASIC = (*PLAIN, "unequal_draws", "evaluation_on_rank_0")
 LOOPS = ("accumulation", "two_models", "resumed", "checkpointed_layers", "flag")
 TOOLS = ("accelerate_loop", "trainer_default", "trainer_checkpointing")
-SHARDED = ("fsdp1_bart", "fsdp2_bart", "fsdp1_wavlm", "fsdp2_wavlm")
-# Each way to switch on, as (environment, words in front of "-m torch.distributed.run").
-WAYS: Dict[str, Tuple[Dict[str, str], Sequence[str]]] = {
-    "environment": (ON, ()),
-    "import": ({"TEST_ACTIVATE": "import"}, ()),
-    "run": ({}, (sys.executable, "-m", "ddpfix", "run")),
-}
 
 
 @lru_cache(maxsize=None)
-def outcome(scenarios: Tuple[str, ...], way: str = "environment") -> Outcome:
+def outcome(*scenarios: str) -> Outcome:
     """One launch serves all the tests that look at the same scenarios."""
-    environ, before = WAYS[way]
-    return ranks(scenarios, environ, before)
+    return ranks(scenarios, ON)
 
 
 @lru_cache(maxsize=None)
@@ -107,7 +95,7 @@ def test_unpatched_trainer_asks_for_unused_parameters_but_ranks_skip_differently
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", BASIC)
 def test_plain_loops(name: str) -> None:
-    records = outcome(BASIC).records(name)
+    records = outcome(*BASIC).records(name)
     check_skips(records)
     assert len(records[0]["errors"]) == len(records[0]["skipped"])
 
@@ -115,7 +103,7 @@ def test_plain_loops(name: str) -> None:
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", PLAIN)
 def test_skip_rate_is_the_configured_rate(name: str) -> None:
-    record = outcome(BASIC).records(name)[0]
+    record = outcome(*BASIC).records(name)[0]
     first = 1 if name == "plain_wavlm" else 0
     trials = len(record["skipped"]) * (record["layers"] - first)
     skips = sum(map(len, record["skipped"]))
@@ -171,28 +159,13 @@ def test_the_flag_is_set_only_where_it_is_needed() -> None:
 @pytest.mark.patches("accelerate.intent", "transformers.intent", "transformers.layerdrop")
 @pytest.mark.parametrize("name", TOOLS)
 def test_who_else_wraps(name: str) -> None:
-    check_skips(outcome(TOOLS).records(name))
+    check_skips(outcome(*TOOLS).records(name))
 
 
 @pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.intent")
 def test_trainer_told_ddp() -> None:
-    assert all(one["told"] for name in TOOLS[1:] for one in outcome(TOOLS).records(name))
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.patches("transformers.layerdrop")
-@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed here")
-def test_lightning() -> None:
-    check_skips(ranks(["lightning_loop"], ON).records("lightning_loop"))
-
-
-@pytest.mark.patches("transformers.layerdrop")
-@pytest.mark.sampled(inside=False)
-@pytest.mark.parametrize("way", ("import", "run"))
-@pytest.mark.parametrize("name", ("plain_wavlm", "plain_bart", *TOOLS))
-def test_every_way_to_switch_on(way: str, name: str) -> None:
-    check_skips(outcome(("plain_wavlm", "plain_bart", *TOOLS), way).records(name))
+    assert all(one["told"] for name in TOOLS[1:] for one in outcome(*TOOLS).records(name))
 
 
 # The user's own setting stays.
@@ -243,27 +216,6 @@ def test_layerdrop_off_needs_no_flag() -> None:
     assert all(one["told"] == [False, False] for one in done.records("flag"))
 
 
-# Sharded models.
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.patches("torch.fsdp")
-@pytest.mark.skipif(Version("2.6") > TORCH, reason="the row for FSDP begins with torch 2.6")
-@pytest.mark.parametrize("name", SHARDED)
-def test_sharded(name: str) -> None:
-    records = called(*SHARDED).records(name)
-    check_skips(records)
-    assert any(records[0]["skipped"]), "no layer was skipped"
-    for one in records:
-        assert one["losses"] == pytest.approx(one["expected"], rel=2e-6)
-
-
-@pytest.mark.skipif(Version("2.6") > TORCH, reason="the row for FSDP begins with torch 2.6")
-def test_unpatched_sharded_bart_dies() -> None:
-    done = served(["fsdp2_bart"], active=False)
-    assert done.code != 0 or any("failed" in one["fsdp2_bart"] for one in done.ranks.values()), done.output
-
-
 # Rank agreement.
 
 
@@ -291,7 +243,7 @@ def test_ranks_that_differ_are_named_with_the_difference() -> None:
 
 @pytest.mark.patches("transformers.layerdrop")
 def test_one_summary_line_per_process_group() -> None:
-    output = outcome(BASIC).output
+    output = outcome(*BASIC).output
     assert output.count("fixes ready for") == 1, output
     assert f"ddpfix {__version__}: " in output
 

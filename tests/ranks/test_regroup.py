@@ -26,20 +26,11 @@ Stage = Dict[str, Any]
 
 def joined(plans: List[List[Stage]]) -> List[List[List[int]]]:
     """The seeds that each process got in each of its groups; ``plans`` holds the groups of each."""
-    environ = ranks.environment({"DDPFIX": "1"})
-    processes = []
-    for groups in plans:
-        command = [sys.executable, str(SCRIPT), json.dumps({"groups": groups, "found": []})]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        processes.append(subprocess.Popen(command, env=environ, text=True, **pipes))  # type: ignore[call-overload]
-    try:
-        ended = [process.communicate(timeout=LIMIT) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, ended):
-        assert process.returncode == 0, errors
-    return [json.loads(output.splitlines()[-1]) for output, _ in ended]
+    commands = [[sys.executable, str(SCRIPT), json.dumps({"groups": groups, "found": []})] for groups in plans]
+    ended = ranks.side_by_side(commands, [ranks.environment({"DDPFIX": "1"})] * len(plans), limit=LIMIT)
+    for each in ended:
+        assert each.code == 0, each.errors
+    return [json.loads(each.output.splitlines()[-1]) for each in ended]
 
 
 def groups_of(ranks: List[int], **more: Any) -> List[Stage]:

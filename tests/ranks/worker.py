@@ -13,16 +13,13 @@ import sys
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 _OVERRIDE = os.environ.pop("TEST_RANK_1", None)
 if _OVERRIDE is not None and os.environ["RANK"] == "1":
     # One rank with another environment than the others: as on a node that was set up differently.
     _name, _, _value = _OVERRIDE.partition("=")
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, _name: _value})
-
-if os.environ.get("TEST_ACTIVATE") == "import":
-    import ddpfix.auto  # noqa: F401
 
 import torch
 from torch import distributed as dist
@@ -66,11 +63,8 @@ class Watch:
 
 def decided() -> List[bool]:
     """The decisions of every draw answered since the last call (empty in the unpatched toolkit)."""
-    from ddpfix.layerdrop import cover
-
     decisions = list(ANSWERED)
     ANSWERED.clear()
-    del cover
     return decisions
 
 
@@ -169,10 +163,12 @@ def train(
     rate: float = 0.5,
     between: Optional[Callable[[int, nn.Module, DistributedDataParallel], None]] = None,
     reference: bool = True,
+    prepare: Callable[[Any], Any] = id,
     **ddp: Any,
 ) -> Dict[str, Any]:
     """A plain DDP loop; returns what was skipped, how far gradients were off, and whether parameters stayed equal."""
     model = with_dropout(entry.build(rate=rate, seed=3))
+    prepare(model)
     watch = Watch(model)
     wrapped = DistributedDataParallel(model, **ddp)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
@@ -353,27 +349,10 @@ def first_rank_later() -> Dict[str, Any]:
 @scenario
 def checkpointed_layers() -> Dict[str, Any]:
     """Per-layer checkpointing as transformers switches it on, with its own default kind."""
-    record = {}
-    for name in ("wavlm", "bart"):
-        entry = zoo.tiny_model(name)
-        model = with_dropout(entry.build(seed=3))
-        model.gradient_checkpointing_enable()
-        watch = Watch(model)
-        wrapped = DistributedDataParallel(model)
-        torch.manual_seed(50 + rank())
-        one: Dict[str, Any] = {"skipped": [], "errors": []}
-        for step in range(4):
-            inputs, generator = batch(entry, step), torch.get_rng_state()
-            wrapped.zero_grad(set_to_none=True)
-            watch.skipped()
-            decided()
-            loss = entry.last_loss(wrapped(**inputs))
-            one["skipped"].append(watch.skipped())
-            decisions = decided()
-            loss.backward()
-            one["errors"].append(compare(model, mean_of_local(entry, model, inputs, generator, decisions)))
-        record[name] = one
-    return record
+    return {
+        name: train(zoo.tiny_model(name), 4, prepare=lambda model: model.gradient_checkpointing_enable())
+        for name in ("wavlm", "bart")
+    }
 
 
 @scenario
@@ -579,118 +558,6 @@ def accelerate_line() -> Dict[str, Any]:
     return {"steps": 4, "told": wrapped.find_unused_parameters}
 
 
-@scenario
-def lightning_loop() -> Dict[str, Any]:
-    import lightning
-    from lightning.pytorch.strategies import DDPStrategy
-
-    entry = zoo.tiny_model("wavlm")
-    record: Dict[str, Any] = {"skipped": []}
-
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = with_dropout(entry.build(seed=3))
-            self.watch = [Watch(self.inner)]
-
-        def training_step(self, sample: Any, index: int) -> Any:
-            torch.rand(1 + 3 * rank())
-            loss = entry.last_loss(self.inner(**batch(entry, index)))
-            record["skipped"].append(self.watch[0].skipped())
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-    module = Module()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=int(os.environ["WORLD_SIZE"]),
-        strategy=DDPStrategy(process_group_backend="gloo"),
-        max_steps=6,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, torch.utils.data.DataLoader(_Sounds(), batch_size=2))
-    record["equal"] = [same_everywhere(flat(module))]
-    return record
-
-
-def sharded(name: str, wrap: Callable[[nn.Module], nn.Module]) -> Dict[str, Any]:
-    """A sharded model beside a whole one that takes the same steps without FSDP and without ddpfix."""
-    entry = zoo.tiny_model(name)
-    model = entry.build(seed=3)
-    alone = entry.build(seed=3)
-    watch = Watch(model)
-    wrapped = wrap(model)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
-    torch.manual_seed(50 + rank())
-    record: Dict[str, Any] = {"skipped": [], "losses": [], "expected": [], "layers": len(watch.names)}
-    for step in range(6):
-        torch.rand(1 + 3 * rank())
-        inputs = batch(entry, step)
-        watch.called.clear()
-        decided()
-        optimizer.zero_grad()
-        loss = entry.loss(wrapped(**inputs))
-        record["skipped"].append(watch.skipped())
-        decisions = decided()
-        loss.backward()
-        optimizer.step()
-        record["losses"].append(float(loss.detach()))
-        record["expected"].append(whole_step(entry, alone, inputs, decisions))
-    return record
-
-
-def whole_step(entry: zoo.TinyModel, model: nn.Module, inputs: Dict[str, torch.Tensor], decisions: List[bool]) -> float:
-    """One step of plain data parallel SGD by hand, with the original forward."""
-    model.zero_grad(set_to_none=True)
-    with zoo.scripted_draws(decisions, [entry.module()]):
-        loss = entry.loss(model(**inputs))
-    loss.backward()
-    with torch.no_grad():
-        for parameter, gradient in zip(model.parameters(), gradients(model)):
-            dist.all_reduce(gradient)
-            parameter -= 1e-3 * gradient / dist.get_world_size()
-    return float(loss.detach())
-
-
-def layer_classes(model: nn.Module) -> Tuple[type, ...]:
-    layers = {type(m) for n, m in model.named_modules() if n.split(".")[-1].isdigit() and n.split(".")[-2] == "layers"}
-    return tuple(layers)
-
-
-def fsdp1(model: nn.Module) -> nn.Module:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
-    return FullyShardedDataParallel(
-        model,
-        auto_wrap_policy=ModuleWrapPolicy(set(layer_classes(model))),
-        device_id=torch.device("cpu"),
-        use_orig_params=True,
-    )
-
-
-def fsdp2(model: nn.Module) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    kinds = layer_classes(model)
-    for module in model.modules():
-        if isinstance(module, kinds):
-            fully_shard(module, mesh=mesh)
-    return fully_shard(model, mesh=mesh)  # type: ignore[no-any-return]
-
-
-for _kind, _wrap in (("fsdp1", fsdp1), ("fsdp2", fsdp2)):
-    for _name in ("bart", "wavlm"):
-        SCENARIOS[f"{_kind}_{_name}"] = lambda n=_name, w=_wrap: sharded(n, w)  # type: ignore[misc]
-
-
 def run(names: Sequence[str], record: Dict[str, Any]) -> Iterator[None]:
     """Run scenarios one after the other, and fill ``record`` by name; an error is a finding."""
     note_answers()
@@ -705,8 +572,7 @@ def run(names: Sequence[str], record: Dict[str, Any]) -> Iterator[None]:
 
 def main() -> None:
     folder, *names = sys.argv[1:]
-    if "lightning_loop" not in names:
-        dist.init_process_group("gloo")
+    dist.init_process_group("gloo")
     record: Dict[str, Any] = {}
     try:
         for _ in run(names, record):

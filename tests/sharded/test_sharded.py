@@ -52,6 +52,8 @@ PATCHED = [
     *(Plan(f"{kind}-{name}", kind, **plan) for kind in KINDS for name, plan in PLANS.items()),
     *(Plan(kind, kind) for kind in OTHERS),
     *([Plan("evaluated", evaluated=True)] if EVENTS else []),
+    # It does not ask whether it is sharded, and skips layers under FSDP as well.
+    *(Plan(f"{kind}-bart", kind, model="bart") for kind in KINDS),
     Plan("fsdp1-speecht5", "fsdp1", model="speecht5"),
     Plan("families", KINDS[-1], model="", steps=4),
 ]
@@ -72,19 +74,23 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
         Scenario("patched", PATCHED, SYNC),
         Scenario("stays", plain, {"layerdrop": "stock"}),
         Scenario("off", plain, SYNC, environ=OFF),
+        Scenario("dies", [Plan("bart", KINDS[-1], model="bart", steps=3)], timeout=60),
         Scenario("hybrid", [Plan(kind, kind, accum=2) for kind in HYBRID], SYNC, size=4),
     ]
     trained = train(scenarios, Path(tmp_path_factory.mktemp("sharded")))
+    dies = [log for log, record in trained.pop("dies") if record is None or record["error"]]
     for name, ranks in trained.items():
         for log, record in ranks:
             assert record is not None and record["error"] is None, f"{name}\n{log[-3000:]}"
-    return {
+    found = {
         f"{scenario.name}-{plan.name}": [
             record[plan.name] for _, record in trained[scenario.name] if record is not None
         ]
         for scenario in scenarios
         for plan in scenario.plans
+        if scenario.name in trained
     }
+    return {**found, "dies": dies}
 
 
 def equal(record: Dict[str, Any], rounding: float = 0.0) -> None:
@@ -240,6 +246,18 @@ def test_every_family_that_asks(ran: Found) -> None:
         assert gathers(record) == [1 + 2 * len(names) for names in record["ran"]], name
         equal(record, rounding=1e-6)
         equal(second[name], rounding=1e-6)
+
+
+def test_unpatched_ranks_that_skip_differently_fail(ran: Found) -> None:
+    assert ran["dies"]
+
+
+@EACH
+def test_a_family_that_skips_under_fsdp_as_well(ran: Found, kind: str) -> None:
+    first, second = ran[f"patched-{kind}-bart"]
+    assert first["ran"] == second["ran"] and any(skipped(first))
+    for record in (first, second):
+        equal(record, rounding=2e-6)
 
 
 def test_two_stacks(ran: Found) -> None:

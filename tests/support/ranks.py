@@ -10,7 +10,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The code of a command that ran past its limit, as the program `timeout` has it.
@@ -92,6 +94,44 @@ def _run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit
             child.wait()
         screen.seek(0)
         return code, screen.read()
+
+
+class Ended(NamedTuple):
+    """How a process has ended, and what it printed."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def of_a_shell(size: int, more: Optional[Mapping[str, str]] = None) -> List[Dict[str, str]]:
+    """The environments of ranks that no launcher starts."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), **(more or {})}
+    return [environment({**shared, "RANK": str(rank)}) for rank in range(size)]
+
+
+def side_by_side(
+    commands: Sequence[Sequence[str]], environs: Sequence[Mapping[str, str]], folder: Path = ROOT, limit: float = 150
+) -> List[Ended]:
+    """Run commands at the same time, each to its own end; fails where one is not over at the limit.
+
+    Args:
+        commands: the words of each.
+        environs: the environment of each.
+        folder: where they run.
+        limit: seconds.
+    """
+    pipes: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [
+        subprocess.Popen(list(command), env=dict(environ), cwd=str(folder), **pipes)
+        for command, environ in zip(commands, environs)
+    ]
+    try:
+        texts = [each.communicate(timeout=limit) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    return [Ended(each.returncode, *text) for each, text in zip(started, texts)]
 
 
 def _stacks(process: int) -> None:

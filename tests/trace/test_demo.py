@@ -1,12 +1,8 @@
-"""The trace of the demo's own script, which records by hooks on the layers what was skipped; and of a killed one."""
+"""The trace of the demo's own script, which records by hooks on the layers what was skipped."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -83,35 +79,3 @@ def shown(name: str) -> str:
     part = "encoder " if "encoder.layers" in name and "wavlm" not in name else ""
     part = "decoder " if "decoder.layers" in name else part
     return part + name.rsplit(".", 1)[-1]
-
-
-def test_a_rank_that_is_killed_leaves_all_but_its_last_seconds(tmp_path: Path) -> None:
-    environ = environment(DDPFIX="1", DDPFIX_TRACE=str(tmp_path / "trace"))
-    child = subprocess.Popen(
-        words(tmp_path, 2000), env=environ, cwd=str(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        limit = time.time() + 120
-        seen: List[float] = []
-        while time.time() < limit and len(seen) < 40:
-            time.sleep(0.1)
-            file = tmp_path / "record" / "rank-1.jsonl"
-            count = file.read_text().count('"loss"') if file.exists() else 0
-            seen += [time.time()] * (count - len(seen))
-        assert len(seen) >= 40
-        pid = reader.read(tmp_path / "trace").runs[1].header["pid"]
-        killed, count = time.time(), len(seen)
-        os.kill(pid, signal.SIGKILL)
-        child.wait(60)
-    finally:
-        child.terminate()
-        child.wait(60)
-    run = reader.read(tmp_path / "trace").runs[1]
-    assert run.end is None
-    found = run.steps["step"]
-    assert found == list(range(1, len(found) + 1)) and len(found) >= 1
-    # Steps that ended more than some seconds before are there.
-    assert len(found) >= sum(1 for moment in seen if moment < killed - 4.5)
-    assert len(found) <= count + 3
-    losses = [line["loss"] for line in recorded(tmp_path, 1, "loss")]
-    assert run.steps["loss"] == pytest.approx(losses[: len(found)], rel=1e-6)

@@ -7,22 +7,17 @@ import contextlib
 from torch import distributed
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
 
 
 @kind(three=True)
 def no_sync(loop: Loop) -> None:
     """All micro-batches but the last stand under no_sync."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         for micro in range(3):
             with model.no_sync() if micro < 2 else contextlib.nullcontext():
                 loss(model(loop.batch(step, micro))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
@@ -54,31 +49,21 @@ def without_no_sync_skipping(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def no_sync_skipping(loop: Loop) -> None:
     """What a rank used in micro-batches under no_sync is averaged even if the last one leaves it out."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model, momentum=0.9)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), momentum=0.9):
         for micro in range(3):
             with model.no_sync() if micro < 2 else contextlib.nullcontext():
                 skips = uneven(loop.rank, step) if micro == 2 else ()
                 loss(model(loop.batch(step, micro), skips)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def no_sync_skipping_first_only(loop: Loop) -> None:
     """Blocks are left out under no_sync only; the last micro-batch uses all."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         for micro in range(3):
             with model.no_sync() if micro < 2 else contextlib.nullcontext():
                 skips = () if micro == 2 else uneven(loop.rank, step + micro)
                 loss(model(loop.batch(step, micro), skips)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
@@ -105,76 +90,51 @@ def forward_under_no_sync(loop: Loop) -> None:
 
     By DDP's documentation the forward is what counts: who has it under no_sync asks for no averaging.
     """
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         with model.no_sync():
             value = loss(model(loop.batch(step)))
         value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def no_sync_in_one_context(loop: Loop) -> None:
     """All micro-batches but the last stand in one no_sync, with two forwards before a backward."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         with model.no_sync():
             (loss(model(loop.batch(step))) + loss(model(loop.batch(step, 1)))).backward()
             loss(model(loop.batch(step, 2))).backward()
         loss(model(loop.batch(step, 3))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def other_counts_on_each_rank(loop: Loop) -> None:
     """Ranks have different numbers of micro-batches under no_sync."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         with model.no_sync():
             for micro in range((step + loop.rank) % 3):
                 loss(model(loop.batch(step, micro))).backward()
         loss(model(loop.batch(step, 9))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
 def heads_under_no_sync(loop: Loop) -> None:
     """Two outputs with a backward each, in micro-batches."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2)):
         for micro in range(2):
             with model.no_sync() if micro < 1 else contextlib.nullcontext():
                 for output in model(loop.batch(step, micro)):
                     loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=TWICE)
 def first_loss_under_no_sync(loop: Loop) -> None:
     """The first of two losses has its backward under no_sync, to spare a reduction; the forward stands outside."""
-    model = loop.wrap(Heads())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads()):
         first, second = model(loop.batch(step))
         with model.no_sync():
             loss(first).backward(retain_graph=True)
         loop.sync(model)
         loss(second).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
@@ -186,8 +146,7 @@ def zero_grad_every_other_step(loop: Loop) -> None:
         if step % 2 == 0:
             optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind()
@@ -233,8 +192,7 @@ def bucket_views_skipping(loop: Loop) -> None:
         with model.no_sync():
             loss(model(loop.batch(step))).backward()
         loss(model(loop.batch(step, 1), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(three=True)
@@ -246,8 +204,7 @@ def bucket_views(loop: Loop) -> None:
         optimizer.zero_grad(set_to_none=False)
         for output in model(loop.batch(step)):
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, close=1e-7)

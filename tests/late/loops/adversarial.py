@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from tests.late.loops.kinds import TWICE, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import loss, mlp, sgd
+from tests.late.loops.kinds import TWICE, UNFINISHED, kind
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Blocks, loss, mlp, uneven
 
 
 @kind(three=True)
@@ -22,12 +22,10 @@ def gan(loop: Loop) -> None:
         (d(loop.batch(step)) - 1).pow(2).mean().backward()
         loop.sync(d)
         d(fake.detach()).pow(2).mean().backward()
-        loop.sync(d)
-        of_d.step()
+        loop.update(of_d, d)
         of_g.zero_grad()
         (d(fake) - 1).pow(2).mean().backward()
-        loop.sync(g)
-        of_g.step()
+        loop.update(of_g, g)
 
 
 @kind(three=True)
@@ -39,12 +37,10 @@ def gan_one_backward(loop: Loop) -> None:
         fake = g(loop.batch(step, 1))
         of_d.zero_grad()
         ((d(loop.batch(step)) - 1).pow(2).mean() + d(fake.detach()).pow(2).mean()).backward()
-        loop.sync(d)
-        of_d.step()
+        loop.update(of_d, d)
         of_g.zero_grad()
         (d(fake) - 1).pow(2).mean().backward()
-        loop.sync(g)
-        of_g.step()
+        loop.update(of_g, g)
 
 
 @kind()
@@ -57,13 +53,11 @@ def gan_toggled(loop: Loop) -> None:
         d.requires_grad_(False)
         of_g.zero_grad()
         (d(fake) - 1).pow(2).mean().backward()
-        loop.sync(g)
-        of_g.step()
+        loop.update(of_g, g)
         d.requires_grad_(True)
         of_d.zero_grad()
         ((d(loop.batch(step)) - 1).pow(2).mean() + d(fake.detach()).pow(2).mean()).backward()
-        loop.sync(d)
-        of_d.step()
+        loop.update(of_d, d)
 
 
 def _penalty(critic: Any, x: torch.Tensor) -> torch.Tensor:
@@ -82,12 +76,10 @@ def wgan_gp(loop: Loop) -> None:
             fake, real = g(loop.batch(step, 5 + turn)).detach(), loop.batch(step, turn)
             of_c.zero_grad()
             (critic(fake).mean() - critic(real).mean() + _penalty(critic, 0.3 * real + 0.7 * fake)).backward()
-            loop.sync(critic)
-            of_c.step()
+            loop.update(of_c, critic)
         of_g.zero_grad()
         (-critic(g(loop.batch(step, 9))).mean()).backward()
-        loop.sync(g)
-        of_g.step()
+        loop.update(of_g, g)
 
 
 @kind(plain="error", plain_cause="finished reduction")
@@ -101,13 +93,11 @@ def lazy_r1(loop: Loop) -> None:
     for step in loop.steps():
         of_d.zero_grad()
         d(loop.batch(step)).pow(2).mean().backward()
-        loop.sync(d)
-        of_d.step()
+        loop.update(of_d, d)
         if step % 2:
             of_d.zero_grad()
             _penalty(d, loop.batch(step, 1)).backward()
-            loop.sync(d)
-            of_d.step()
+            loop.update(of_d, d)
 
 
 @kind(three=True)
@@ -120,25 +110,28 @@ def fgsm_backward_of_inputs(loop: Loop) -> None:
         loss(model(x)).backward(inputs=[x])
         optimizer.zero_grad()
         loss(model((x + 0.1 * x.grad.sign()).detach())).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind()
 def fgsm_autograd_grad(loop: Loop) -> None:
     """The same attack by ``torch.autograd.grad``, three times in a row."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
+    for model, step in loop.training(mlp()):
         x = loop.batch(step)
         for _ in range(3):
             x = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(loss(model(x)), x)
             x = x + 0.1 * slope.sign()
-        optimizer.zero_grad()
         loss(model(x.detach())).backward()
-        loop.sync(model)
-        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def fgsm_skipping(loop: Loop) -> None:
+    """The same attack once, on a model that leaves blocks out."""
+    for model, step in loop.training(Blocks()):
+        x, skips = loop.batch(step).requires_grad_(), uneven(loop.rank, step)
+        (slope,) = torch.autograd.grad(loss(model(x, skips)), x)
+        loss(model((x + 0.1 * slope.sign()).detach(), skips)).backward()
 
 
 @kind()
@@ -152,8 +145,7 @@ def fgsm_whole_backward(loop: Loop) -> None:
         attacked = (x + 0.1 * x.grad.sign()).detach()
         optimizer.zero_grad()
         loss(model(attacked)).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind()
@@ -167,26 +159,20 @@ def free_adversarial(loop: Loop) -> None:
             noise.requires_grad_()
             optimizer.zero_grad()
             loss(model(loop.batch(step) + noise)).backward()
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
             noise = (noise + 0.1 * noise.grad.sign()).detach()
 
 
 @kind()
 def virtual_adversarial(loop: Loop) -> None:
     """VAT: a forward without gradients, a slope at a random direction, then the loss."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
+    for model, step in loop.training(mlp()):
         x = loop.batch(step)
         with torch.no_grad():
             wanted = model(x)
         direction = (0.1 * loop.batch(step, 1)).requires_grad_()
         (slope,) = torch.autograd.grad((model(x + direction) - wanted).pow(2).mean(), direction)
-        optimizer.zero_grad()
         (loss(model(x)) + (model(x + slope) - wanted).pow(2).mean()).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class _Reversed(torch.autograd.Function):
@@ -203,13 +189,9 @@ class _Reversed(torch.autograd.Function):
 def gradient_reversal(loop: Loop) -> None:
     """A domain classifier behind a reversed gradient, and a label classifier, in one backward."""
     trunk, label, domain = loop.wrap(mlp()), loop.wrap(mlp(1)), loop.wrap(mlp(1))
-    optimizer = sgd(trunk, label, domain)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(trunk, label, domain):
         h = trunk(loop.batch(step))
         (loss(label(h)) + loss(domain(_Reversed.apply(h)))).backward()
-        loop.sync(trunk, label, domain)
-        optimizer.step()
 
 
 @kind(plain="parts")
@@ -220,15 +202,11 @@ def vaegan_retained(loop: Loop) -> None:
     the second ones as they are.
     """
     encoder, decoder, d = loop.wrap(mlp()), loop.wrap(mlp()), loop.wrap(mlp(1))
-    optimizer = sgd(encoder, decoder)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(encoder, decoder):
         made = decoder(encoder(loop.batch(step)))
         loss(made).backward(retain_graph=True)
         loop.sync(encoder, decoder)
         (d(made) - 1).pow(2).mean().backward()
-        loop.sync(encoder, decoder)
-        optimizer.step()
 
 
 class _Judged(torch.nn.Module):
@@ -246,16 +224,11 @@ class _Judged(torch.nn.Module):
 @kind(plain="error", plain_cause=TWICE, three=True, close=1e-7)
 def vaegan_in_one(loop: Loop) -> None:
     """The same with all parts in one model: the second backward comes to the first part again."""
-    model = loop.wrap(_Judged())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Judged()):
         made, judged = model(loop.batch(step))
         loss(made).backward(retain_graph=True)
         loop.sync(model)
         (judged - 1).pow(2).mean().backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
@@ -268,10 +241,8 @@ def critic_steps_differ(loop: Loop) -> None:
             fake = g(loop.batch(step, 1))
         of_c.zero_grad()
         (critic(fake).mean() - critic(loop.batch(step)).mean()).tanh().backward()
-        loop.sync(critic)
-        of_c.step()
+        loop.update(of_c, critic)
         if step % 3 == 2:
             of_g.zero_grad()
             (-critic(g(loop.batch(step, 2)))).mean().backward()
-            loop.sync(g)
-            of_g.step()
+            loop.update(of_g, g)

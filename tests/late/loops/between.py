@@ -13,8 +13,8 @@ import torch
 from torch import distributed, nn
 
 from tests.late.loops.kinds import add, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 
 Act = Callable[[Loop, Any, int], None]
 CAUSE = "finished reduction|[Tt]imed out|Connection closed|op.preamble|size|bytes|mismatch|GLOO|gloo"
@@ -24,16 +24,12 @@ def two_heads(act: Act) -> Callable[[Loop], None]:
     def train(loop: Loop) -> None:
         """Two outputs with a backward each, and something else in between and before the step."""
         model, other = loop.wrap(Apart(2)), loop.wrap(mlp())
-        optimizer = sgd(model)
-        for step in loop.steps():
-            optimizer.zero_grad()
+        for step in loop.trained(model):
             first, second = model(loop.batch(step))
             loss(first).backward()
             act(loop, other, step)
             loss(second).backward()
             act(loop, other, step + 50)
-            loop.sync(model)
-            optimizer.step()
 
     return train
 
@@ -57,8 +53,7 @@ def other_steps(loop: Loop, other: Any, step: int) -> None:
     optimizer = sgd(other)
     optimizer.zero_grad()
     loss(other(loop.batch(step))).backward()
-    loop.sync(other)
-    optimizer.step()
+    loop.update(optimizer, other)
 
 
 def other_is_clipped(loop: Loop, other: Any, step: int) -> None:
@@ -189,5 +184,4 @@ def own_step_between_heads(loop: Loop) -> None:
         for output, optimizer in zip(outputs, optimizers):
             optimizer.zero_grad()
             loss(output).backward()
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Blocks, loss, mlp, uneven
 
 
 class Checkpointed(Blocks):
@@ -51,18 +51,21 @@ add("non_reentrant_full", trained(False, False))
 add("non_reentrant_skipping", trained(False, True), three=True, **_STOCK)
 
 
+@kind(**_STOCK)
+def steady_reentrant_skipping(loop: Loop) -> None:
+    """The same blocks are left out in each step, others on each rank, behind reentrant checkpoints."""
+    for model, step in loop.training(Checkpointed(True)):
+        loss(model(loop.batch(step).requires_grad_(), (1 + loop.rank,))).backward()
+
+
 def around(reentrant: bool) -> Callable[[Loop], None]:
     def train(loop: Loop) -> None:
         """The wrapped model is itself called within a checkpoint: its forward runs again in backward."""
         head, model = mlp(), loop.wrap(Blocks())
-        optimizer = sgd(model)
-        for step in loop.steps():
-            optimizer.zero_grad()
+        for step in loop.trained(model):
             x = loop.batch(step).requires_grad_()
             output = checkpoint(model, x, use_reentrant=reentrant)
             loss(head(output)).backward()
-            loop.sync(model)
-            optimizer.step()
 
     return train
 
@@ -90,13 +93,8 @@ def shared(reentrant: bool) -> Callable[[Loop], None]:
 
         DDP takes the first gradient for the whole one.
         """
-        model = loop.wrap(Twice(reentrant))
-        optimizer = sgd(model)
-        for step in loop.steps():
-            optimizer.zero_grad()
+        for model, step in loop.training(Twice(reentrant)):
             loss(model(loop.batch(step).requires_grad_())).backward()
-            loop.sync(model)
-            optimizer.step()
 
     return train
 
@@ -117,15 +115,11 @@ add("non_reentrant_layer_twice", shared(False))
 def offloaded(loop: Loop) -> None:
     """Saved tensors are kept elsewhere by ``saved_tensors_hooks``, blocks are left out."""
     model = loop.wrap(Blocks())
-    optimizer = sgd(model)
 
     def away(x: Any) -> Any:
         return x.clone()
 
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         with torch.autograd.graph.saved_tensors_hooks(away, away):
             value = loss(model(loop.batch(step), uneven(loop.rank, step)))
         value.backward()
-        loop.sync(model)
-        optimizer.step()

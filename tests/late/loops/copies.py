@@ -10,18 +10,14 @@ from typing import Any
 import torch
 
 from tests.late.loops.kinds import UNFINISHED, kind
-from tests.late.loops.loop import Loop
+from tests.late.loops.loop import Loop, sgd
 from tests.late.loops.representation import follow
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 
 
 def train(loop: Loop, model: Any, count: int, skip: bool, shift: int = 0) -> None:
-    optimizer = sgd(model)
-    for step in loop.steps(count):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=count):
         loss(model(loop.batch(step + shift), uneven(loop.rank, step) if skip else ())).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 def _copied(loop: Loop, skip: bool) -> None:
@@ -54,8 +50,7 @@ def copy_in_every_step(loop: Loop) -> None:
     for step in loop.steps():
         optimizer.zero_grad()
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         follow(average, model)
         with torch.no_grad():
             average(loop.batch(step))
@@ -94,8 +89,7 @@ def saved_whole(loop: Loop) -> None:
     for step in loop.steps():
         optimizer.zero_grad()
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         optimizer.zero_grad()
         file = io.BytesIO()
         torch.save(model, file)
@@ -131,8 +125,7 @@ def wrapped_twice(loop: Loop) -> None:
         model = models[step % 2]
         optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind()
@@ -153,13 +146,9 @@ def one_module_in_two_models(loop: Loop) -> None:
 def wrapped_within_a_model(loop: Loop) -> None:
     """A module of the user's holds the wrapped model, calls it twice and adds a layer that DDP does not average."""
     inner = loop.wrap(Apart(2))
-    optimizer = sgd(inner)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(inner):
         one, other = inner(loop.batch(step)), inner(loop.batch(step, 1), [0])
         (loss(one[(loop.rank + step) % 2]) + loss(other[0])).backward()
-        loop.sync(inner)
-        optimizer.step()
 
 
 @kind()
@@ -171,7 +160,6 @@ def forgotten_and_collected(loop: Loop) -> None:
         for step in loop.steps(2):
             optimizer.zero_grad()
             loss(model(loop.batch(step, turn))).backward()
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
         model(loop.batch(99))
         del model, optimizer

@@ -9,8 +9,8 @@ import torch
 from torch import distributed, nn
 
 from tests.late.loops.kinds import UNFINISHED, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 
 
 class Bad(nn.Module):
@@ -39,8 +39,7 @@ def forward_raises(loop: Loop) -> None:
         except ValueError:
             continue
         value.backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(plain="hangs", ours="plain")
@@ -56,12 +55,10 @@ def forward_raises_on_one_rank(loop: Loop) -> None:
         try:
             value = loss(model(loop.batch(step), step == 2 and loop.rank == 1))
         except ValueError:
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
             continue
         value.backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(three=True)
@@ -74,8 +71,17 @@ def between_forward_and_backward(loop: Loop) -> None:
         with contextlib.suppress(ZeroDivisionError):
             value = loss(model(loop.batch(step)))
             (value / (0 if step in (1, 2) else 1) if step not in (1, 2) else 1 / 0 * value).backward()
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def tried_again_skipping(loop: Loop) -> None:
+    """Something raises after the forward on all ranks, and the batch is tried again; blocks are left out."""
+    for model, step in loop.training(Blocks()):
+        with contextlib.suppress(ValueError):
+            loss(model(loop.batch(step), uneven(loop.rank, step)))
+            raise ValueError("a bad batch")
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
 
 
 def _raising(times: int) -> Any:
@@ -106,8 +112,7 @@ def backward_raises(loop: Loop) -> None:
             value.backward()
         except MemoryError:
             continue
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind()
@@ -124,8 +129,7 @@ def backward_raises_before_anything(loop: Loop) -> None:
             loss(output).backward()
         except MemoryError:
             continue
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|" + UNFINISHED + "|[Tt]imed out|Connection")
@@ -133,8 +137,7 @@ def out_of_memory_retried(loop: Loop) -> None:
     """A backward that runs out of memory on one rank is retried there with two halves, the first under no_sync."""
     model = loop.wrap(Blocks())
     optimizer, hook = sgd(model), _raising(1)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=5, optimizer=optimizer):
         x = loop.batch(step)
         value = loss(model(x))
         if step == 2 and loop.rank == 0:
@@ -146,17 +149,12 @@ def out_of_memory_retried(loop: Loop) -> None:
             with model.no_sync():
                 (loss(model(x[:2])) / 2).backward()
             (loss(model(x[2:])) / 2).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def retried_before_backward(loop: Loop) -> None:
     """A forward that runs out of memory on one rank is retried there with two halves; ranks stay together."""
-    model = loop.wrap(Bad())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
+    for model, step in loop.training(Bad(), count=5):
         x = loop.batch(step)
         try:
             value = loss(model(x, step == 2 and loop.rank == 0))
@@ -165,8 +163,6 @@ def retried_before_backward(loop: Loop) -> None:
                 (loss(model(x[:2], False)) / 2).backward()
             value = loss(model(x[2:], False)) / 2
         value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
@@ -182,8 +178,7 @@ def nan_guard_before_backward(loop: Loop) -> None:
         if bad:
             continue
         value.backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(plain="hangs", ours="plain")
@@ -199,28 +194,21 @@ def nan_guard_on_one_rank(loop: Loop) -> None:
         value = loss(model(loop.batch(step))) * (float("nan") if step == 2 and loop.rank == 0 else 1)
         if torch.isnan(value):
             if loop.hand:
-                loop.sync(model)
-                optimizer.step()
+                loop.update(optimizer, model)
             continue
         value.backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(three=True)
 def nan_guard_replaces_the_loss(loop: Loop) -> None:
     """A NaN loss is replaced by zero times the output, so that the rank takes part."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp(), count=5):
         output = model(loop.batch(step))
         value = loss(output) * (float("nan") if step == 2 and loop.rank == 0 else 1)
         if torch.isnan(value):
             value = 0.0 * output.sum()
         value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="hangs", ours="plain", three=True)
@@ -229,16 +217,11 @@ def nan_guard_with_a_constant(loop: Loop) -> None:
 
     Nothing on this rank shows that a backward of the model was intended: the graph of its forward is not touched.
     """
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp(), count=5):
         value = loss(model(loop.batch(step)))
         if step == 2 and loop.rank == 0:
             value = torch.zeros((), requires_grad=True)
         value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -271,8 +254,7 @@ def batch_skipped(loop: Loop) -> None:
             continue
         loss(first).backward()
         loss(second).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="error", cause="earlier steps ran 2 backwards, the last one ran 1")
@@ -291,8 +273,7 @@ def left_after_the_first_backward(loop: Loop) -> None:
         if step in (1, 2):
             continue
         loss(second).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind()
@@ -306,8 +287,7 @@ def generator_closed(loop: Loop) -> None:
         value = loss(model(loop.batch(step)))
         yield value
         value.backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         yield value
 
     for step in loop.steps(5):

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Blocks, loss, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Blocks, loss, uneven
 
 Act = Callable[[Loop, Any, int], None]
 
@@ -197,12 +197,8 @@ def hooks_on_parameters(loop: Loop) -> None:
     for number, p in enumerate(model.parameters()):
         p.register_hook(lambda slope, number=number: slope * (0.5 + number))
     wrapped = loop.wrap(model)
-    optimizer = sgd(wrapped)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(wrapped):
         loss(wrapped(loop.batch(step))).backward()
-        loop.sync(wrapped)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -217,12 +213,8 @@ def hooks_on_parameters_skipping(loop: Loop) -> None:
 
     for p in model.parameters():
         p.register_hook(look)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
     assert seen
 
 
@@ -250,29 +242,19 @@ def pcgrad(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED)
 def pcgrad_beside_backward(loop: Loop) -> None:
     """``autograd.grad`` for one of two tasks, whose result weighs the other's backward, which leaves blocks out."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         output = model(loop.batch(step), uneven(loop.rank, step))
         (slope,) = torch.autograd.grad(output.abs().mean(), model.module.blocks[0].weight, retain_graph=True)
         (loss(output) / (1 + slope.norm())).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def gradient_penalty_on_parameters(loop: Loop) -> None:
     """``autograd.grad`` for parameters with create_graph, whose norm is a part of the loss."""
-    model = loop.wrap(Blocks(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(2)):
         value = loss(model(loop.batch(step)))
         slopes = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
         (value + 0.1 * sum(slope.pow(2).sum() for slope in slopes)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause="", ours="either", cause="ddpfix:|" + UNFINISHED + "|in-place|inplace|ready")
@@ -282,29 +264,19 @@ def backward_that_creates_a_graph(loop: Loop) -> None:
     DDP does not carry graphs through its buckets, as its documentation says: what the second backward differentiates
     is each rank's own.
     """
-    model = loop.wrap(Blocks(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(2)):
         loss(model(loop.batch(step))).backward(create_graph=True)
         norm = sum(each.pow(2).sum() for each in grads(model))
         loop.sync(model)
         (0.1 * norm).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def unused_but_regularized(loop: Loop) -> None:
     """Weight decay in the loss reaches all parameters, also of blocks that are left out."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         decay = sum(p.pow(2).sum() for p in model.parameters())
         (loss(model(loop.batch(step), uneven(loop.rank, step))) + 0.01 * decay).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
@@ -323,25 +295,15 @@ def regularized_afterwards(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, three=True)
 def regularized_afterwards_skipping(loop: Loop) -> None:
     """The same with blocks left out: the second backward brings what DDP waits for, and other parameters again."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
         loop.sync(model)
         (0.01 * sum(p.pow(2).sum() for p in model.parameters())).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
 def regularized_before(loop: Loop) -> None:
     """Weight decay has its backward before the forward: DDP is not armed yet, and averages the sum later."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         (0.01 * sum(p.pow(2).sum() for p in model.parameters())).backward()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()

@@ -10,22 +10,17 @@ import torch
 from torch import distributed
 
 from tests.late.loops.kinds import UNFINISHED, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 from tests.support.ports import free_port
 
 
 @kind(three=True)
 def group_of_all(loop: Loop) -> None:
     """A model in a new group of all ranks, with two backwards."""
-    model = loop.wrap(Apart(2), process_group=distributed.new_group(list(range(loop.size))))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2), process_group=distributed.new_group(list(range(loop.size)))):
         for output in model(loop.batch(step)):
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -34,12 +29,8 @@ def group_of_some(loop: Loop) -> None:
     groups = [distributed.new_group(list(range(loop.size - 1))), distributed.new_group([loop.size - 1])]
     group = groups[loop.rank == loop.size - 1]
     model = loop.wrap(Blocks(), process_group=group)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -67,8 +58,7 @@ def two_models_interleaved(loop: Loop) -> None:
             for output in outputs:
                 loss(output[turn]).backward()
         for model, optimizer in zip(models, optimizers):
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
             optimizer.zero_grad()
 
 
@@ -76,26 +66,18 @@ def two_models_interleaved(loop: Loop) -> None:
 def one_model_feeds_another(loop: Loop) -> None:
     """Two wrapped models in a row, one backward; the second is called with two pieces of the first one's output."""
     one, other = loop.wrap(mlp()), loop.wrap(mlp())
-    optimizer = sgd(one, other)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(one, other):
         pieces = one(loop.batch(step)).chunk(2)
         sum(loss(other(piece)) for piece in pieces).backward()
-        loop.sync(one, other)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def one_model_feeds_another_skipping(loop: Loop) -> None:
     """The same with blocks left out in both models."""
     one, other = loop.wrap(Blocks()), loop.wrap(Blocks())
-    optimizer = sgd(one, other)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(one, other):
         output = one(loop.batch(step), uneven(loop.rank, step))
         loss(other(output, uneven(loop.rank, step + 1))).backward()
-        loop.sync(one, other)
-        optimizer.step()
 
 
 def _agreed_port(loop: Loop) -> int:
@@ -114,8 +96,7 @@ def _made_again(loop: Loop, skip: bool) -> None:
         for step in loop.steps(2):
             optimizer.zero_grad()
             loss(model(loop.batch(step, turn), uneven(loop.rank, step) if skip else ())).backward()
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
         if turn == 0:
             del model
             port = _agreed_port(loop)
@@ -149,13 +130,9 @@ def device_mesh(loop: Loop) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     model = loop.wrap(Apart(2), device_mesh=init_device_mesh("cpu", (loop.size,)))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         for output in model(loop.batch(step)):
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, needs=("torch.distributed.device_mesh.init_device_mesh", "2.3"))
@@ -164,12 +141,8 @@ def device_mesh_skipping(loop: Loop) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     model = loop.wrap(Blocks(), device_mesh=init_device_mesh("cpu", (loop.size,)))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -177,25 +150,17 @@ def experts_in_a_group_of_their_own(loop: Loop) -> None:
     """Experts are wrapped in groups of one rank, the trunk in one of all; an expert is left out in some steps."""
     alone = [distributed.new_group([rank]) for rank in range(loop.size)]
     trunk, experts = loop.wrap(mlp()), loop.wrap(Apart(2), process_group=alone[loop.rank])
-    optimizer = sgd(trunk, experts)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(trunk, experts):
         (output,) = experts(trunk(loop.batch(step)), [(step + loop.rank) % 2])
         loss(output).backward()
-        loop.sync(trunk, experts)
-        optimizer.step()
 
 
 @kind()
 def pipeline_of_two_backwards(loop: Loop) -> None:
     """The graph is cut between two wrapped models, as in a pipeline: the slope is handed over by the user."""
     one, other = loop.wrap(mlp()), loop.wrap(mlp())
-    optimizer = sgd(one, other)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(one, other):
         sent = one(loop.batch(step))
         received = sent.detach().requires_grad_()
         loss(other(received)).backward()
         torch.autograd.backward(sent, received.grad)
-        loop.sync(one, other)
-        optimizer.step()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence
 
 from tests.late.loops import kinds
-from tests.late.loops.loop import SETTINGS
+from tests.late.loops.loop import OURS
 from tests.support import pool
 
 RANK = Path(__file__).with_name("rank.py")
@@ -50,8 +50,8 @@ def scenarios(
 def train(chosen: Sequence[Scenario], folder: Path) -> Dict[str, Ranks]:
     """(log, record) of each rank, by the name of the run; the record is None where the rank had to be killed."""
     known = kinds.load()
-    for mode in ("", *SETTINGS):
-        some = [each for each in chosen if (each.mode if each.mode in SETTINGS else "") == mode]
+    for mode in ("", *OURS):
+        some = [each for each in chosen if (each.mode if each.mode in OURS else "") == mode]
         plans = [{**asdict(each), "name": each.name, "timeout": known[each.kind].timeout} for each in some]
         if plans:
             # Ranks that train in plain torch have never imported ddpfix.

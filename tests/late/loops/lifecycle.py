@@ -10,45 +10,33 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.late.loops.kinds import UNFINISHED, kind
-from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+from tests.late.loops.loop import SIZE, Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
 
 
 @kind(three=True)
 def evaluation_with_gradients(loop: Loop) -> None:
     """A forward in eval mode with gradients enabled, whose output is dropped, before each step."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
+    for model, step in loop.training(mlp()):
         model.eval()
         model(loop.batch(step, 1))
         model.train()
-        optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def trained_in_eval_mode(loop: Loop) -> None:
     """The whole training runs in eval mode (frozen statistics), and leaves blocks out."""
     model = loop.wrap(Blocks())
-    optimizer = sgd(model)
     model.eval()
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
 def no_grad_between(loop: Loop) -> None:
     """A forward without gradients between forward and backward, and between two backwards."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2)):
         first, second = model(loop.batch(step))
         with torch.no_grad():
             model(loop.batch(step, 1))
@@ -56,25 +44,18 @@ def no_grad_between(loop: Loop) -> None:
         with torch.no_grad():
             model(loop.batch(step, 2))
         loss(second).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def no_grad_between_skipping(loop: Loop) -> None:
     """The same with blocks left out, and a forward without gradients between backward and step as well."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         value = loss(model(loop.batch(step), uneven(loop.rank, step)))
         with torch.no_grad():
             model(loop.batch(step, 1))
         value.backward()
         with torch.no_grad():
             model(loop.batch(step, 2))
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -85,8 +66,7 @@ def validation_on_rank_0(loop: Loop) -> None:
     for step in loop.steps():
         optimizer.zero_grad()
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         if loop.rank == 0:
             model.module.eval()
             with torch.no_grad():
@@ -102,12 +82,8 @@ def frozen_before(loop: Loop) -> None:
     module = Blocks()
     module.blocks[1].requires_grad_(False)
     model = loop.wrap(module)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -115,26 +91,17 @@ def frozen_after(loop: Loop) -> None:
     """Parameters that DDP knows are frozen after wrapping."""
     model = loop.wrap(Blocks())
     model.module.blocks[1].requires_grad_(False)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def frozen_in_turn(loop: Loop) -> None:
     """Blocks that DDP knows are frozen and set free again, another one in each step, from the top."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
+    for model, step in loop.training(Blocks(), count=5):
         for number, block in enumerate(model.module.blocks):
             block.requires_grad_(number != step % 4)
-        optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -142,14 +109,10 @@ def unfrozen_gradually(loop: Loop) -> None:
     """Gradual unfreezing: all but the last block are frozen after wrapping, and set free one by one."""
     model = loop.wrap(Blocks())
     model.module.blocks[:3].requires_grad_(False)
-    optimizer = sgd(model)
-    for step in loop.steps(5):
+    for step in loop.trained(model, count=5):
         if step:
             model.module.blocks[max(0, 3 - step) :].requires_grad_(True)
-        optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="parts", ours="plain", cause="ddpfix.*blocks.1")
@@ -161,14 +124,10 @@ def set_free_after_wrapping(loop: Loop) -> None:
     module = Blocks()
     module.blocks[1].requires_grad_(False)
     model = loop.wrap(module)
-    optimizer = sgd(model)
-    for step in loop.steps():
+    for step in loop.trained(model):
         if step == 2:
             model.module.blocks[1].requires_grad_(True)
-        optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="error", cause="ddpfix:.*blocks.1")
@@ -179,12 +138,8 @@ def layer_replaced(loop: Loop) -> None:
     """
     model = loop.wrap(Blocks())
     model.module.blocks[1] = nn.Linear(SIZE, SIZE)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="parts", ours="plain", cause="ddpfix.*blocks.4")
@@ -195,55 +150,36 @@ def layer_added(loop: Loop) -> None:
     """
     model = loop.wrap(Blocks())
     model.module.blocks.append(nn.Linear(SIZE, SIZE))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def layer_removed(loop: Loop) -> None:
     """Pruning: a block is taken out of the model after two steps; DDP still waits for it."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
+    for model, step in loop.training(Blocks(), count=5):
         if step == 2:
             model.module.blocks[1] = nn.Identity()
-        optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def data_replaced(loop: Loop) -> None:
     """``p.data`` is replaced between steps, as in quantization and in moving weights."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
+    for model, step in loop.training(mlp()):
         for p in model.parameters():
             p.data = (p.data * 64).round() / 64
-        optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(activated=False, three=True)
 def activated_late(loop: Loop) -> None:
     """ddpfix is switched on after the model was wrapped and trained."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
+    for model, step in loop.training(Apart(2)):
         if step == 2:
             loop.activate()
-        optimizer.zero_grad()
         for output in model(loop.batch(step)):
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(activated=False, plain="error", plain_cause=UNFINISHED, ours="plain")
@@ -254,12 +190,8 @@ def activated_late_skipping(loop: Loop) -> None:
     """
     model = loop.wrap(Blocks())
     loop.activate()
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 def _deactivated(loop: Loop, when: str, again: bool = False) -> None:
@@ -272,8 +204,7 @@ def _deactivated(loop: Loop, when: str, again: bool = False) -> None:
             if step == 2 and when == now:
                 loop.deactivate()
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         if step == 2 and when == "step":
             loop.deactivate()
         if step == 3 and again:
@@ -310,16 +241,11 @@ def deactivated_skipping(loop: Loop) -> None:
 
     From here on the model is torch's, whose error stands.
     """
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=5):
         value = loss(model(loop.batch(step), uneven(loop.rank, step)))
         if step == 2:
             loop.deactivate()
         value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(counted=False)
@@ -328,15 +254,11 @@ def hook_later(loop: Loop) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
+    for step in loop.trained(model):
         if step == 2:
             model.register_comm_hook(None, allreduce_hook)
-        optimizer.zero_grad()
         for output in model(loop.batch(step)):
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -346,12 +268,8 @@ def hook_skipping(loop: Loop) -> None:
 
     model = loop.wrap(Blocks())
     model.register_comm_hook(None, allreduce_hook)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(close=1e-4)
@@ -361,13 +279,9 @@ def hook_compresses(loop: Loop) -> None:
 
     model = loop.wrap(Apart(2))
     model.register_comm_hook(None, fp16_compress_hook)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         for output in model(loop.batch(step)):
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, close=1e-4)
@@ -377,12 +291,8 @@ def hook_compresses_skipping(loop: Loop) -> None:
 
     model = loop.wrap(Blocks())
     model.register_comm_hook(None, fp16_compress_hook)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 def _joined(loop: Loop, skip: bool) -> None:
@@ -397,8 +307,7 @@ def _joined(loop: Loop, skip: bool) -> None:
                 optimizer.zero_grad()
                 if loop.rank or step < 3:
                     loss(model(loop.batch(step), uneven(loop.rank, step) if skip else ())).backward()
-                loop.sync(model)
-                optimizer.step()
+                loop.update(optimizer, model)
 
 
 @kind(counted=False)
@@ -424,8 +333,7 @@ def loader_with_workers(loop: Loop) -> None:
             optimizer.zero_grad()
             for output in model(x):
                 loss(output).backward()
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -438,8 +346,7 @@ def loader_with_workers_skipping(loop: Loop) -> None:
         for number, (x,) in enumerate(DataLoader(data, batch_size=4, num_workers=2)):
             optimizer.zero_grad()
             loss(model(x, [(turn + number + loop.rank) % 3])[0]).backward()
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -477,20 +384,14 @@ def zeroed_in_place(loop: Loop) -> None:
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind()
 def inference_mode(loop: Loop) -> None:
     """An evaluation in inference mode between forward and backward."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         value = loss(model(loop.batch(step)))
         with torch.inference_mode():
             model.module(loop.batch(step, 1))
         value.backward()
-        loop.sync(model)
-        optimizer.step()

@@ -14,6 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 SIZE = 8
 SETTINGS: Dict[str, Dict[str, Any]] = {"auto": {}, "late": {"unused": "late"}}
+# For some programs only.
+MORE: Dict[str, Dict[str, Any]] = {"static": {"unused": "static"}}
+OURS = {**SETTINGS, **MORE}
 MODES = ("plain", "hand", *SETTINGS)
 
 
@@ -41,7 +44,7 @@ class Loop:
     """One run of a program on this rank.
 
     Attributes:
-        mode: of :data:`MODES`; "hand" is the reference, in which :meth:`sync` averages and nothing else does.
+        mode: of :data:`MODES` or :data:`MORE`; "hand" is the reference: :meth:`sync` averages, and nothing else does.
         record: the results of the run so far.
     """
 
@@ -84,6 +87,11 @@ class Loop:
             for model in models:
                 average(list(model.parameters()), getattr(model, "group", None))
 
+    def update(self, optimizer: Any, *models: nn.Module) -> None:
+        """:meth:`sync`, and the optimizer's step."""
+        self.sync(*models)
+        optimizer.step()
+
     # Data.
 
     def batch(self, step: int, salt: int = 0) -> torch.Tensor:
@@ -98,13 +106,13 @@ class Loop:
 
     def activate(self) -> None:
         """Switch ddpfix on where the mode has it."""
-        if self.mode in SETTINGS:
+        if self.mode in OURS:
             import ddpfix
 
-            ddpfix.activate(**SETTINGS[self.mode])
+            ddpfix.activate(**OURS[self.mode])
 
     def deactivate(self) -> None:
-        if self.mode in SETTINGS:
+        if self.mode in OURS:
             import ddpfix
 
             ddpfix.deactivate()
@@ -123,6 +131,31 @@ class Loop:
                 self.record["values"][-1][label] = values
                 self.record["steps"][-1][label] = hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
+    def trained(
+        self, *models: nn.Module, count: int = 4, momentum: float = 0.0, optimizer: Any = None
+    ) -> Iterator[int]:
+        """The numbers of steps as most programs have them: gradients are reset, averaged and stepped on around each.
+
+        Args:
+            models: whose gradients are averaged.
+            count: of steps.
+            momentum: of the SGD that trains the models.
+            optimizer: instead of it.
+        """
+        optimizer = optimizer or sgd(*models, momentum=momentum)
+        for step in self.steps(count):
+            optimizer.zero_grad()
+            yield step
+            self.update(optimizer, *models)
+
+    def training(
+        self, module: nn.Module, count: int = 4, momentum: float = 0.0, **options: Any
+    ) -> Iterator[Tuple[Any, int]]:
+        """The same for a module that is wrapped with these options first: the model, and the number of each step."""
+        model = self.wrap(module, **options)
+        for step in self.trained(model, count=count, momentum=momentum):
+            yield model, step
+
     def _named(self, name: str) -> ContextManager[Any]:
         if self._profile is None:
             return contextlib.nullcontext()
@@ -140,6 +173,10 @@ class Loop:
                 self.record["sent"] = sent(self._profile)
         finally:
             self.record["end"] = {label: values_of(model) for label, (model, _) in self._models.items()}
+
+
+def sgd(*models: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim.SGD:
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=lr, momentum=momentum)
 
 
 def values_of(model: nn.Module) -> List[float]:

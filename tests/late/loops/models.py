@@ -8,28 +8,20 @@ import torch
 from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
-from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, sgd, uneven
+from tests.late.loops.loop import SIZE, Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
 
 
 def train(loop: Loop, model: Any, *arguments: Any, count: int = 4, momentum: float = 0.0) -> None:
     """Steps of a model that takes a batch."""
-    optimizer = sgd(model, momentum=momentum)
-    for step in loop.steps(count):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=count, momentum=momentum):
         loss(model(loop.batch(step), *arguments)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 def train_skipping(loop: Loop, model: Any) -> None:
     """Steps of a model that takes a batch, the rank and the step."""
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step), loop.rank, step)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
@@ -49,14 +41,18 @@ def never_used(loop: Loop) -> None:
 @kind()
 def forward_twice(loop: Loop) -> None:
     """Two forwards before one backward of the sum; a third output is thrown away."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         model(loop.batch(step, 5))
         (loss(model(loop.batch(step))) + loss(model(loop.batch(step, 1)))).backward()
-        loop.sync(model)
-        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def forward_twice_skipping(loop: Loop) -> None:
+    """The same with blocks left out, others in each forward."""
+    for model, step in loop.training(Blocks()):
+        model(loop.batch(step, 5), uneven(loop.rank, step))
+        one, other = (model(loop.batch(step, turn), uneven(loop.rank, step + turn)) for turn in (1, 2))
+        (loss(one) + loss(other)).backward()
 
 
 @kind(plain="parts", three=True)
@@ -65,16 +61,11 @@ def two_forwards_two_backwards(loop: Loop) -> None:
 
     In plain torch replicas part; the first forward's graph is not the one that DDP is armed for.
     """
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         one, other = loss(model(loop.batch(step))), loss(model(loop.batch(step, 1)))
         one.backward()
         loop.sync(model)
         other.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class Recurrent(nn.Module):
@@ -97,24 +88,18 @@ def recurrent(loop: Loop) -> None:
         optimizer.zero_grad()
         output, state = model(loop.batch(step), state)
         loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         state = state.detach()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def recurrent_over_calls(loop: Loop) -> None:
     """The wrapped model is called for each time step, and one loss goes back through all calls."""
-    model = loop.wrap(Recurrent())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Recurrent()):
         _, state = model(loop.batch(step))
         for time in range((loop.rank + step) % 2):
             _, state = model(loop.batch(step, time), state)
         loss(state).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class Tied(nn.Module):
@@ -160,25 +145,15 @@ class Embedded(nn.Module):
 @kind(three=True)
 def sparse_embedding(loop: Loop) -> None:
     """An embedding with sparse gradients."""
-    model = loop.wrap(Embedded(True))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Embedded(True)):
         loss(model(loop.batch(step), loop.rank, step, False)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def sparse_embedding_skipping(loop: Loop) -> None:
     """An embedding with sparse gradients in a model that leaves a layer out."""
-    model = loop.wrap(Embedded(True))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Embedded(True)):
         loss(model(loop.batch(step), loop.rank, step, (step + loop.rank) % 2 == 0)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class SparseOrNot(nn.Module):
@@ -285,8 +260,7 @@ def batch_norm_skipping(loop: Loop) -> None:
     for step in loop.steps():
         optimizer.zero_grad()
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         model.eval()
         with torch.no_grad():
             model(loop.batch(step, 1))
@@ -296,13 +270,8 @@ def batch_norm_skipping(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED)
 def buffers_not_broadcast(loop: Loop) -> None:
     """``broadcast_buffers=False`` with blocks left out."""
-    model = loop.wrap(Normed(), broadcast_buffers=False)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Normed(), broadcast_buffers=False):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
@@ -310,24 +279,15 @@ def static_graph(loop: Loop) -> None:
     """``static_graph=True`` with a layer that is never used."""
     model = Heads(3)
     wrapped = loop.wrap(model, static_graph=True)
-    optimizer = sgd(wrapped)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(wrapped):
         sum(loss(output) for output in wrapped(loop.batch(step), [0, 1])).backward()
-        loop.sync(wrapped)
-        optimizer.step()
 
 
 @kind(three=True)
 def flag_set(loop: Loop) -> None:
     """``find_unused_parameters=True``, as the documentation says, on a model that leaves blocks out."""
-    model = loop.wrap(Blocks(), find_unused_parameters=True)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), find_unused_parameters=True):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause="which is undefined|second time|" + TWICE, ours="plain", needs=("2.4",))
@@ -352,26 +312,47 @@ def flag_set_and_two_backwards(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED)
 def small_buckets(loop: Loop) -> None:
     """Many buckets, of which some hold nothing but what is left out."""
-    model = loop.wrap(Blocks(8), bucket_cap_mb=0.0003)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(8), bucket_cap_mb=0.0003):
         loss(model(loop.batch(step), (*uneven(loop.rank, step), 5, 6))).backward()
-        loop.sync(model)
-        optimizer.step()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def many_blocks_left_out(loop: Loop) -> None:
+    """More than a hundred parameters without gradient in a step, which is what torch names at most."""
+    for model, step in loop.training(Blocks(160)):
+        loss(model(loop.batch(step), range(1 + (loop.rank + step) % 2, 158))).backward()
+
+
+def _steady(loop: Loop, **options: Any) -> None:
+    for model, step in loop.training(Blocks(6), momentum=0.9, **options):
+        loss(model(loop.batch(step), (2, 3 + loop.rank))).backward()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def steady_skipping(loop: Loop) -> None:
+    """The same blocks are left out in each step, others on each rank, one on all."""
+    _steady(loop)
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def steady_views_skipping(loop: Loop) -> None:
+    """The same where gradients are views of buckets."""
+    _steady(loop, gradient_as_bucket_view=True)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, needs=("2.1",), timeout=40)
+def compiled_within_skipping(loop: Loop) -> None:
+    """``torch.compile`` of the module that is wrapped, which leaves blocks out in every second step."""
+    for model, step in loop.training(torch.compile(Blocks(), backend="eager")):
+        loss(model(loop.batch(step), uneven(loop.rank, step) if step % 2 else ())).backward()
 
 
 @kind(three=True)
 def small_buckets_and_heads(loop: Loop) -> None:
     """Many buckets and three outputs with a backward each."""
-    model = loop.wrap(Apart(3), bucket_cap_mb=0.0003)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(3), bucket_cap_mb=0.0003):
         for output in model(loop.batch(step)):
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class Odd(nn.Module):
@@ -481,39 +462,24 @@ def function_without_gradient(loop: Loop) -> None:
 @kind()
 def detached_on_one_rank(loop: Loop) -> None:
     """A part's output is multiplied by zero on a rank, so that it has gradients of zero."""
-    model = loop.wrap(Heads())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads()):
         one, other = model(loop.batch(step))
         (loss(one) + loss(other) * float(loop.rank == step % 2)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def cut_off_on_one_rank(loop: Loop) -> None:
     """A part's output is detached on a rank in turn."""
-    model = loop.wrap(Heads())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads()):
         one, other = model(loop.batch(step))
         (loss(one) + loss(other.detach() if loop.rank == step % 2 else other)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def truncated_backward(loop: Loop) -> None:
     """Progressive layers: the lower blocks run without gradients, fewer of them in each step."""
-    model = loop.wrap(_Progressive())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
+    for model, step in loop.training(_Progressive(), count=5):
         loss(model(loop.batch(step), 3 - step)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class _Progressive(Blocks):

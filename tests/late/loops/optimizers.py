@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from tests.late.loops.kinds import UNFINISHED, add, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 
 
 class Signs(torch.optim.Optimizer):
@@ -84,11 +84,8 @@ def full(make: Make) -> Callable[[Loop], None]:
         """The optimizer on a model that uses all of its parameters."""
         model = loop.wrap(mlp())
         optimizer = make(model.parameters())
-        for step in loop.steps():
-            optimizer.zero_grad()
+        for step in loop.trained(model, optimizer=optimizer):
             loss(model(loop.batch(step))).backward()
-            loop.sync(model)
-            optimizer.step()
 
     return train
 
@@ -98,12 +95,9 @@ def skipping(make: Make) -> Callable[[Loop], None]:
         """The optimizer on a model that leaves other blocks out on each rank; each is used by some rank."""
         model = loop.wrap(Blocks())
         optimizer = make(model.parameters())
-        for step in loop.steps():
-            optimizer.zero_grad()
+        for step in loop.trained(model, optimizer=optimizer):
             skips = (1,) if loop.rank == step % loop.size else (2, 3)
             loss(model(loop.batch(step), skips)).backward()
-            loop.sync(model)
-            optimizer.step()
 
     return train
 
@@ -274,11 +268,8 @@ def zero_redundancy(loop: Loop) -> None:
 
     model = loop.wrap(Blocks())
     optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model, optimizer=optimizer):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
@@ -288,11 +279,8 @@ def zero_redundancy_full(loop: Loop) -> None:
 
     model = loop.wrap(mlp())
     optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model, optimizer=optimizer):
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="parts", ours="plain", cause="", needs=("2.1",))
@@ -354,8 +342,7 @@ def two_optimizers_for_two_parts(loop: Loop) -> None:
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss(model(loop.batch(step), step % 2 == 0)).backward()
-        loop.sync(model)
-        optimizers[step % 2].step()
+        loop.update(optimizers[step % 2], model)
 
 
 class _Parts(nn.Module):
@@ -391,8 +378,7 @@ def averaged_weights(loop: Loop) -> None:
     for step in loop.steps():
         optimizer.zero_grad()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         schedule.step()
         averaged.update_parameters(model)
 
@@ -407,8 +393,7 @@ def reptile(loop: Loop) -> None:
         for turn in range(2):
             optimizer.zero_grad()
             loss(model(loop.batch(step, turn), uneven(loop.rank, step + turn))).backward()
-            loop.sync(model)
-            optimizer.step()
+            loop.update(optimizer, model)
         now = model.module.state_dict()
         model.module.load_state_dict({name: 0.5 * was[name] + 0.5 * now[name] for name in was})
 

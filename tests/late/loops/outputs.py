@@ -4,85 +4,60 @@ from __future__ import annotations
 
 from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import torch
 from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
-from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.tiny_model import Apart, Aside, Heads, loss, mlp, sgd
+from tests.late.loops.loop import SIZE, Loop, sgd
+from tests.late.loops.tiny_model import Apart, Aside, Blocks, Heads, loss, mlp, uneven
 
 
 @kind(plain="error", plain_cause=TWICE, three=True)
 def shared_trunk_retained(loop: Loop) -> None:
     """Two heads with a backward each through a trunk that they share, whose graph is retained."""
-    model = loop.wrap(Heads())
-    optimizer = sgd(model, momentum=0.9)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads(), momentum=0.9):
         first, second = model(loop.batch(step))
         loss(first).backward(retain_graph=True)
         loop.sync(model)
         loss(second).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="parts")
 def same_loss_twice(loop: Loop) -> None:
     """A second backward through a whole retained graph: DDP has averaged by then and adds the second as it is."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         value = loss(model(loop.batch(step)))
         value.backward(retain_graph=True)
         loop.sync(model)
         (2 * value).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
 def three_heads(loop: Loop) -> None:
     """Three outputs with a backward each."""
-    model = loop.wrap(Apart(3))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(3)):
         for output in model(loop.batch(step)):
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
 def heads_in_reverse(loop: Loop) -> None:
     """The last output's loss comes first, in every second step."""
-    model = loop.wrap(Apart(3))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(3)):
         outputs = list(model(loop.batch(step)))
         for output in outputs if step % 2 else outputs[::-1]:
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def heads_in_another_order_on_each_rank(loop: Loop) -> None:
     """Ranks have backwards of the same outputs in another order."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2)):
         outputs = list(model(loop.batch(step)))
         for output in outputs if loop.rank else outputs[::-1]:
             loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -104,17 +79,12 @@ def one_head_in_some_steps(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|[Tt]imed out|Connection closed", three=True)
 def second_backward_on_one_rank(loop: Loop) -> None:
     """Rank 0 alone has a backward of the second output: no rank knows that of another one without asking."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2)):
         first, second = model(loop.batch(step))
         loss(first).backward()
         loop.sync(model)
         if loop.rank == 0 or step == 0:
             loss(second).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="parts", ours="error", cause="ddpfix:|[Tt]imed out|Connection closed", traced=False)
@@ -137,54 +107,34 @@ def second_backward_on_ranks_in_turn(loop: Loop) -> None:
 
 def _more_backwards(loop: Loop, ranks: Dict[int, int]) -> None:
     """A second backward in some steps, on one rank."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps(6):
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp(), count=6):
         value = loss(model(loop.batch(step)))
         value.backward(retain_graph=True)
         loop.sync(model)
         if ranks.get(step) == loop.rank:
             value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection closed", three=True)
 def heads_asymmetric(loop: Loop) -> None:
     """Each rank uses another head in one backward of a sum."""
-    model = loop.wrap(Heads(3))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads(3)):
         outputs = model(loop.batch(step))
         (loss(outputs[0]) + loss(outputs[1 + (loop.rank + step) % 2])).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def task_per_step(loop: Loop) -> None:
     """Multi-task learning: a task, and with it a head, each step."""
-    model = loop.wrap(Heads(3))
-    optimizer = sgd(model)
-    for step in loop.steps(6):
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads(3), count=6):
         loss(model(loop.batch(step), [step % 3])[0]).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection closed", three=True)
 def task_per_rank(loop: Loop) -> None:
     """Each rank trains a task of its own, with a head that the others never use."""
-    model = loop.wrap(Heads(3))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads(3)):
         loss(model(loop.batch(step), [loop.rank])[0]).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, three=True)
@@ -203,53 +153,33 @@ def tasks_accumulated(loop: Loop) -> None:
 @kind(three=True)
 def aside_after(loop: Loop) -> None:
     """An auxiliary loss that the model keeps has a backward after the main one."""
-    model = loop.wrap(Aside())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Aside()):
         loss(model(loop.batch(step))).backward()
         model.module.own.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
 def aside_before(loop: Loop) -> None:
     """The auxiliary loss comes first, through nothing that an output shows."""
-    model = loop.wrap(Aside())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Aside()):
         output = model(loop.batch(step))
         model.module.own.backward()
         loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def aside_added(loop: Loop) -> None:
     """The auxiliary loss is added to the main one."""
-    model = loop.wrap(Aside())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Aside()):
         (loss(model(loop.batch(step))) + model.module.own).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def aside_in_some_steps(loop: Loop) -> None:
     """The auxiliary loss is added in every second step."""
-    model = loop.wrap(Aside())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Aside()):
         value = loss(model(loop.batch(step)))
         (value + model.module.own if step % 2 else value).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -270,14 +200,9 @@ def aside_after_a_step_without(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED)
 def aside_without_main(loop: Loop) -> None:
     """In every second step the auxiliary loss alone is trained on, and no output is reached at all."""
-    model = loop.wrap(Aside())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Aside()):
         value = loss(model(loop.batch(step)))
         (model.module.own if step % 2 else value).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -289,9 +214,43 @@ def output_never_used(loop: Loop) -> None:
         optimizer.zero_grad()
         first, held = model(loop.batch(step))
         loss(first).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
         assert held.requires_grad
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def used_by_hand_before_the_other_output(loop: Loop) -> None:
+    """Gradients are used by hand while a second output is still to be reached, which never is."""
+    model = loop.wrap(Apart(2))
+    for step in loop.steps():
+        first, later = model(loop.batch(step))
+        loss(first).backward()
+        loop.sync(model)
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.grad is not None:
+                    p -= 0.1 * p.grad
+        del later
+
+
+class _Stacks(nn.Module):
+    """Two outputs with graphs of their own, of which the first leaves blocks out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Blocks(), Blocks()
+
+    def forward(self, x: torch.Tensor, skips: Sequence[int]) -> Any:
+        return self.one(x, skips), self.other(x)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def two_losses_skipping(loop: Loop) -> None:
+    """Two losses with a backward each, of which the first leaves blocks out."""
+    for model, step in loop.training(_Stacks()):
+        first, second = model(loop.batch(step), uneven(loop.rank, step))
+        loss(first).backward()
+        second.abs().mean().backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -299,27 +258,19 @@ def outputs_kept_over_steps(loop: Loop) -> None:
     """A history of outputs keeps their graphs, and one output of two is trained on."""
     model = loop.wrap(Apart(2))
     history: List[Any] = []
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         history.append(model(loop.batch(step)))
         loss(history[-1][step % 2]).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def losses_kept_over_steps(loop: Loop) -> None:
     """Losses are summed for the log with their graphs."""
     model, total = loop.wrap(mlp()), torch.zeros(())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         value = loss(model(loop.batch(step)))
         total = total + value
         value.backward()
-        loop.sync(model)
-        optimizer.step()
     assert total.requires_grad
 
 
@@ -356,41 +307,26 @@ def _as_dict(main: Any, spare: Any) -> Any:
 @kind(plain="error", plain_cause=UNFINISHED)
 def outputs_in_a_dataclass(loop: Loop) -> None:
     """Outputs in a dataclass, with detached ones, text and None beside them."""
-    model = loop.wrap(_Shaped(_as_dataclass))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Shaped(_as_dataclass)):
         made = model(loop.batch(step))
         (loss(made.parts["b"][0]) + (loss(made.spare) if (step + loop.rank) % 2 else 0)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def outputs_in_a_namedtuple(loop: Loop) -> None:
     """Outputs in a namedtuple, one of them used in some steps."""
-    model = loop.wrap(_Shaped(Pair))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Shaped(Pair)):
         made = model(loop.batch(step))
         (loss(made.main) + (loss(made.spare) if step % 2 else 0)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
 def outputs_in_a_dict(loop: Loop) -> None:
     """Outputs in a dict, all used, each with a backward of its own."""
-    model = loop.wrap(_Shaped(_as_dict))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Shaped(_as_dict)):
         made = model(loop.batch(step))
         loss(made["spare"][0][0]).backward()
         loss(made["main"]).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class _Opaque:
@@ -403,14 +339,9 @@ class _Opaque:
 @kind(plain="error", plain_cause=UNFINISHED)
 def outputs_in_an_object(loop: Loop) -> None:
     """Outputs in an object of the user's own class, one of them used in some steps."""
-    model = loop.wrap(_Shaped(_Opaque))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Shaped(_Opaque)):
         made = model(loop.batch(step))
         (loss(made.main) + (loss(made.spare) if step % 2 else 0)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class _Losing(nn.Module):
@@ -428,44 +359,29 @@ class _Losing(nn.Module):
 @kind(plain="error", plain_cause=UNFINISHED)
 def model_returns_its_loss(loop: Loop) -> None:
     """The model returns a scalar loss, which the loop weighs."""
-    model = loop.wrap(_Losing())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Losing()):
         (0.5 * model(loop.batch(step), (step + loop.rank) % 2)["loss"]).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def output_changed_in_place(loop: Loop) -> None:
     """An output is changed in place before the loss is made of it."""
-    model = loop.wrap(Heads())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads()):
         (output,) = model(loop.batch(step), [(step + loop.rank) % 2])
         output.mul_(2).add_(1)
         output[0].zero_()
         loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def hooks_on_outputs(loop: Loop) -> None:
     """The user's own hooks on outputs halve their gradients, and retain_grad keeps them."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2)):
         first, second = model(loop.batch(step))
         first.register_hook(lambda slope: slope * 0.5)
         first.retain_grad()
         (loss(first) + loss(second)).backward()
         assert first.grad is not None
-        loop.sync(model)
-        optimizer.step()
 
 
 class _Sometimes(nn.Module):
@@ -485,13 +401,8 @@ def constant_on_one_rank(loop: Loop) -> None:
 
     Such a backward cannot be distinguished from one for inputs alone (an attack), which must not be averaged.
     """
-    model = loop.wrap(_Sometimes())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Sometimes()):
         loss(model(loop.batch(step), step % 2 == 1 and loop.rank == 1)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="hangs", ours="plain")
@@ -500,15 +411,10 @@ def no_loss_on_one_rank(loop: Loop) -> None:
 
     Nothing happens on this rank in which anyone could take part in the others' reduction.
     """
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         value = loss(model(loop.batch(step)))
         if step != 2 or loop.rank == 0:
             value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class _Returning(nn.Module):
@@ -523,51 +429,31 @@ class _Returning(nn.Module):
 @kind(plain="error", plain_cause=UNFINISHED)
 def parameter_among_outputs(loop: Loop) -> None:
     """One output is a parameter, another one is the input itself."""
-    model = loop.wrap(_Returning())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Returning()):
         output, scale, same = model(loop.batch(step).requires_grad_(), step % 2)
         (loss(output * scale) + same.mean()).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
 def same_output_in_two_losses(loop: Loop) -> None:
     """One output reaches the loss in three ways, through a view and a chunk of it as well."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         output = model(loop.batch(step))
         (loss(output) + output.view(-1)[3] + sum(piece.mean() for piece in output.chunk(2))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def backward_with_several_roots(loop: Loop) -> None:
     """``torch.autograd.backward([a, b])`` with two of three outputs."""
-    model = loop.wrap(Apart(3))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(3)):
         outputs = model(loop.batch(step))
         roots = [loss(output) for index, output in enumerate(outputs) if index != (step + loop.rank) % 3]
         torch.autograd.backward(roots)
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def backward_of_chosen_parameters(loop: Loop) -> None:
     """``backward(inputs=...)`` with parameters of one part in each step, as in block coordinate descent."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2)):
         chosen = list(model.module.parts[step % 2].parameters())
         sum(loss(output) for output in model(loop.batch(step))).backward(inputs=chosen)
-        loop.sync(model)
-        optimizer.step()

@@ -73,7 +73,7 @@ def main() -> None:
     import torch.distributed.optim  # noqa: F401
 
     from tests.late.loops import kinds
-    from tests.late.loops.loop import SETTINGS
+    from tests.late.loops.loop import OURS
 
     serving.dynamo()
     kinds.load()
@@ -81,7 +81,7 @@ def main() -> None:
         import ddpfix
 
         # Once for all programs, before the fork: an activation takes longer than a program.
-        ddpfix.activate(**SETTINGS[os.environ["LOOPS_MODE"]])
+        ddpfix.activate(**OURS[os.environ["LOOPS_MODE"]])
         undo.open_gate()
     # Pages that the collector does not touch stay shared with the children.
     gc.collect()

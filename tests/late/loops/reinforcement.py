@@ -8,8 +8,8 @@ import torch
 from torch import distributed, nn
 
 from tests.late.loops.kinds import TWICE, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Apart, Heads, loss, mlp, sgd
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Apart, Heads, loss, mlp
 
 
 @kind(three=True)
@@ -27,13 +27,11 @@ def sac(loop: Loop) -> None:
         (temperature * loop.same(step).mean()).backward()
         of_t.step()
         loss(second).backward()
-        loop.sync(critics)
-        of_c.step()
+        loop.update(of_c, critics)
         of_a.zero_grad()
         one, two = critics(actor(x))
         (temperature.exp().detach() * loss(torch.minimum(one, two))).backward()
-        loop.sync(actor)
-        of_a.step()
+        loop.update(of_a, actor)
 
 
 @kind()
@@ -49,13 +47,11 @@ def td3(loop: Loop) -> None:
         of_c.zero_grad()
         one, two = critics(x)
         ((one - wanted).pow(2).mean() + (two - wanted).pow(2).mean()).backward()
-        loop.sync(critics)
-        of_c.step()
+        loop.update(of_c, critics)
         if step % 2:
             of_a.zero_grad()
             loss(critics.module.parts[0](actor(x))).backward()
-            loop.sync(actor)
-            of_a.step()
+            loop.update(of_a, actor)
         with torch.no_grad():
             for slow, fast in zip(target.parameters(), critics.module.parameters()):
                 slow.lerp_(fast, 0.1)
@@ -70,27 +66,20 @@ def td3_through_ddp(loop: Loop) -> None:
         x = loop.batch(step)
         of_c.zero_grad()
         sum(loss(each) for each in critics(x)).backward()
-        loop.sync(critics)
-        of_c.step()
+        loop.update(of_c, critics)
         of_a.zero_grad()
         loss(critics(actor(x), [0])[0]).backward()
-        loop.sync(actor)
-        of_a.step()
+        loop.update(of_a, actor)
 
 
 @kind(plain="error", plain_cause=TWICE)
 def actor_critic_retained(loop: Loop) -> None:
     """A policy's and a value's loss have a backward each, through a trunk that they share."""
-    model = loop.wrap(Heads())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads()):
         policy, value = model(loop.batch(step))
         loss(policy).backward(retain_graph=True)
         loop.sync(model)
         loss(value).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
@@ -127,19 +116,16 @@ def dreamer(loop: Loop) -> None:
         optimizers[0].zero_grad()
         state = world(x)
         (state - x.roll(1, 0)).pow(2).mean().backward()
-        loop.sync(world)
-        optimizers[0].step()
+        loop.update(optimizers[0], world)
         world.requires_grad_(False)
         optimizers[1].zero_grad()
         dream = world(actor(state.detach()))
         loss(critic.module(dream)).backward()
-        loop.sync(actor)
-        optimizers[1].step()
+        loop.update(optimizers[1], actor)
         world.requires_grad_(True)
         optimizers[2].zero_grad()
         loss(critic(dream.detach())).backward()
-        loop.sync(critic)
-        optimizers[2].step()
+        loop.update(optimizers[2], critic)
 
 
 @kind()
@@ -150,24 +136,17 @@ def world_not_frozen(loop: Loop) -> None:
     for step in loop.steps():
         of_a.zero_grad()
         loss(world(actor(loop.batch(step)))).backward()
-        loop.sync(actor)
-        of_a.step()
+        loop.update(of_a, actor)
         of_w.zero_grad()
         (world(loop.batch(step, 1)) - 1).pow(2).mean().backward()
-        loop.sync(world)
-        of_w.step()
+        loop.update(of_w, world)
 
 
 @kind(plain="error", plain_cause="finished reduction", three=True)
 def episodes_of_different_length(loop: Loop) -> None:
     """REINFORCE: ranks sum losses over as many calls as their episode is long; a rare action's head is used by some."""
-    model = loop.wrap(Heads(3))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads(3)):
         total = torch.zeros(())
         for time in range(1 + (step + loop.rank) % 2):
             total = total + loss(model(loop.batch(step, time), [0, 1 + (step + loop.rank) % 2])[-1])
         total.backward()
-        loop.sync(model)
-        optimizer.step()

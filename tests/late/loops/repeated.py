@@ -7,8 +7,8 @@ from typing import Any, Tuple
 import torch
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
-from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.tiny_model import Apart, Aside, Blocks, Heads, loss, mlp, sgd, uneven
+from tests.late.loops.loop import SIZE, Loop, sgd
+from tests.late.loops.tiny_model import Apart, Aside, Blocks, Heads, loss, mlp, uneven
 
 STEPS = 9
 # The first step that is another one.
@@ -23,13 +23,8 @@ def unused(rank: int, step: int) -> Tuple[int, ...]:
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def repeated_then_unused(loop: Loop) -> None:
     """All parameters are used in the first steps, and others on each rank in later ones."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=STEPS):
         loss(model(loop.batch(step), unused(loop.rank, step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -40,21 +35,15 @@ def repeated_then_unused_once(loop: Loop) -> None:
     for step in loop.steps(STEPS):
         optimizer.zero_grad(set_to_none=False)
         loss(model(loop.batch(step), (2,) if step == OTHER and loop.rank == 1 else ())).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(plain="hangs", three=True)
 def repeated_then_nothing_used(loop: Loop) -> None:
     """One rank uses no parameter in one step, whose backward leads through the output all the same."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=STEPS):
         x = loop.batch(step).requires_grad_() * 1.0
         loss(model(x, range(4) if step == OTHER and loop.rank == 1 else ())).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="hangs")
@@ -67,74 +56,53 @@ def repeated_then_nothing_used_in_place(loop: Loop) -> None:
         output = model(x, range(4) if step == OTHER and loop.rank == 1 else ())
         optimizer.zero_grad(set_to_none=False)
         loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 @kind(plain="parts", three=True, close=1e-6)
 def repeated_then_twice(loop: Loop) -> None:
     """An output has a second backward, whose gradients plain torch leaves on their rank."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=STEPS):
         output = model(loop.batch(step))
         loss(output).backward(retain_graph=True)
         if step >= OTHER:
             (0.1 * loss(output)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="parts", ours="error", cause="ddpfix:|[Tt]imed out|Connection closed", traced=False)
 def repeated_then_twice_on_ranks_in_turn(loop: Loop) -> None:
     """Each rank has a second backward once, in another step than the other rank: nothing of it can be averaged."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=STEPS):
         value = loss(model(loop.batch(step)))
         value.backward(retain_graph=True)
         loop.sync(model)
         if step == OTHER + 2 * loop.rank:
             value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=TWICE, close=1e-6)
 def repeated_then_one_backward_each(loop: Loop) -> None:
     """Heads are trained by one loss, and later by one each, over a common trunk."""
-    model = loop.wrap(Heads())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads(), count=STEPS):
         one, other = model(loop.batch(step))
         if step < OTHER:
             (loss(one) + loss(other)).backward()
         else:
             loss(one).backward(retain_graph=True)
             loss(other).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 # The first step with two backwards is reduced after each of them, once.
 @kind(three=True, counted=False)
 def repeated_then_parts_in_turn(loop: Loop) -> None:
     """Parts that share nothing are trained by one loss, and later by one each: DDP completes in the last one."""
-    model = loop.wrap(Apart())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(), count=STEPS):
         outputs = model(loop.batch(step))
         if step < OTHER:
             sum(map(loss, outputs), torch.zeros(())).backward()
         else:
             for output in outputs:
                 loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
@@ -142,16 +110,13 @@ def repeated_beside_another_backward(loop: Loop) -> None:
     """A model that is not under DDP has a backward of its own, before and after that of the one that is."""
     model, other = loop.wrap(Blocks()), mlp()
     optimizer = sgd(model, other)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=STEPS, optimizer=optimizer):
         output = model(loop.batch(step))
         if step in (OTHER, OTHER + 1):
             loss(other(loop.same(step))).backward()
         loss(output).backward()
         if step > OTHER:
             loss(other(loop.same(step, 1))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -159,71 +124,50 @@ def repeated_then_unused_beside_another_backward(loop: Loop) -> None:
     """The same, and parameters are unused in the step in which the other backward comes first."""
     model, other = loop.wrap(Blocks()), mlp()
     optimizer = sgd(model, other)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=STEPS, optimizer=optimizer):
         output = model(loop.batch(step), unused(loop.rank, step))
         if step >= OTHER:
             loss(other(loop.same(step))).backward()
         loss(output).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def repeated_then_the_engine_by_hand(loop: Loop) -> None:
     """A later backward with unused parameters does not call torch.autograd.backward, which ddpfix has wrapped."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=STEPS):
         value = loss(model(loop.batch(step), unused(loop.rank, step)))
         if step < OTHER:
             value.backward()
         else:
             engine = torch.autograd.Variable._execution_engine
             engine.run_backward((value,), (torch.ones(()),), False, False, (), True, True)
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def repeated_in_windows_then_unused(loop: Loop) -> None:
     """Gradients are accumulated under no_sync, and later some parameters are unused in both parts of a step."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=STEPS):
         with model.no_sync():
             loss(model(loop.batch(step), unused(loop.rank, step))).backward()
         loss(model(loop.batch(step, 1), unused(loop.rank, step + 1))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def repeated_with_forwards_between(loop: Loop) -> None:
     """Forwards with gradients that no backward follows, in training mode and not."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=STEPS):
         if step >= OTHER:
             model(loop.batch(step, 2))
             model.eval()
             model(loop.batch(step, 3))
             model.train()
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, close=1e-6)
 def repeated_then_a_loss_of_its_own(loop: Loop) -> None:
     """A model's own loss, which DDP does not see, has a backward of its own in later steps, or none."""
-    model = loop.wrap(Aside())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Aside(), count=STEPS):
         value = loss(model(loop.batch(step)))
         own = model.module.own
         if step < OTHER:
@@ -231,8 +175,6 @@ def repeated_then_a_loss_of_its_own(loop: Loop) -> None:
         value.backward()
         if step == OTHER:
             own.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -249,21 +191,15 @@ def repeated_then_another_model(loop: Loop) -> None:
         for other in others:
             output = other(output, unused(loop.rank, step + 1))
         loss(output).backward()
-        loop.sync(model, *others)
-        optimizer.step()
+        loop.update(optimizer, model, *others)
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def repeated_then_frozen(loop: Loop) -> None:
     """A block is frozen after some steps, and thawed again."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks(), count=STEPS):
         model.module.blocks[1].requires_grad_(step not in (OTHER, OTHER + 1))
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class Pair(torch.nn.Module):
@@ -281,10 +217,5 @@ class Pair(torch.nn.Module):
 @kind(plain="error", plain_cause=UNFINISHED)
 def repeated_with_a_structure_then_unused(loop: Loop) -> None:
     """Outputs lie in a structure."""
-    model = loop.wrap(Pair())
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Pair(), count=STEPS):
         loss(model(loop.batch(step), unused(loop.rank, step))["output"][0]).backward()
-        loop.sync(model)
-        optimizer.step()

@@ -9,8 +9,8 @@ import torch
 from torch import distributed, nn
 
 from tests.late.loops.kinds import kind
-from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.loop import SIZE, Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 
 
 def follow(slow: Any, fast: Any, share: float = 0.9) -> None:
@@ -26,29 +26,19 @@ def contrast(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 @kind(three=True)
 def simclr(loop: Loop) -> None:
     """Two views through the wrapped encoder, one loss."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         contrast(model(loop.batch(step)), model(loop.batch(step) + 0.1 * loop.batch(step, 1))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="right")
 def simclr_gathered(loop: Loop) -> None:
     """Negatives of all ranks, gathered without gradients between forward and backward."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         one, other = model(loop.batch(step)), model(loop.batch(step, 1))
         everyone = [torch.zeros_like(other) for _ in range(loop.size)]
         distributed.all_gather(everyone, other.detach())
         everyone[loop.rank] = other
         (contrast(one, other) + (one @ torch.cat(everyone).t()).logsumexp(1).mean()).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 class _Gather(torch.autograd.Function):
@@ -71,27 +61,18 @@ class _Gather(torch.autograd.Function):
 def clip_gathered_with_gradients(loop: Loop) -> None:
     """Two towers whose features are gathered by a function that communicates in backward, too."""
     images, texts = loop.wrap(mlp()), loop.wrap(mlp())
-    optimizer = sgd(images, texts)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(images, texts):
         one = _Gather.apply(images(loop.batch(step))).flatten(0, 1)
         other = _Gather.apply(texts(loop.batch(step, 1))).flatten(0, 1)
         (contrast(one, other) + contrast(other, one)).backward()
-        loop.sync(images, texts)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause="finished reduction")
 def gathered_with_gradients_and_skips(loop: Loop) -> None:
     """A collective of the user's own in the backward of an encoder that leaves blocks out."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         one = _Gather.apply(model(loop.batch(step), uneven(loop.rank, step))).flatten(0, 1)
         contrast(one, one.roll(1, 0)).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
@@ -107,8 +88,7 @@ def byol(loop: Loop) -> None:
             wanted = target(x), target(y)
         optimizer.zero_grad()
         ((online(y) - wanted[0]).pow(2).mean() + (online(x) - wanted[1]).pow(2).mean()).backward()
-        loop.sync(online)
-        optimizer.step()
+        loop.update(optimizer, online)
         follow(target, online.module[0])
 
 
@@ -157,8 +137,7 @@ def moco(loop: Loop) -> None:
         everyone = [torch.zeros_like(keys) for _ in range(loop.size)]
         distributed.all_gather(everyone, keys)
         queue = torch.cat([*everyone, queue])[:8]
-        loop.sync(model)
-        optimizer.step()
+        loop.update(optimizer, model)
 
 
 class _Siamese(nn.Module):
@@ -173,13 +152,8 @@ class _Siamese(nn.Module):
 @kind(three=True)
 def siamese(loop: Loop) -> None:
     """One tower is called twice in a forward."""
-    model = loop.wrap(_Siamese())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(_Siamese()):
         loss(model(loop.batch(step), loop.batch(step, 1))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
@@ -196,8 +170,7 @@ def mean_teacher(loop: Loop) -> None:
             wanted = teacher(loop.batch(step))
         optimizer.zero_grad()
         (student(loop.batch(step) + 0.1) - wanted + 0.3).pow(2).mean().backward()
-        loop.sync(student)
-        optimizer.step()
+        loop.update(optimizer, student)
         follow(teacher, student)
 
 
@@ -205,36 +178,24 @@ def mean_teacher(loop: Loop) -> None:
 def r_drop(loop: Loop) -> None:
     """The same batch twice through dropout, and a loss on what differs."""
     model = loop.wrap(nn.Sequential(nn.Linear(SIZE, SIZE), nn.Dropout(0.5), nn.Linear(SIZE, SIZE)))
-    optimizer = sgd(model)
     torch.manual_seed(100 + loop.rank)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         one, other = model(loop.batch(step)), model(loop.batch(step))
         (loss(one) + (one - other).pow(2).mean()).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def self_distillation(loop: Loop) -> None:
     """Deep supervision: the last part teaches the others through a detached output."""
-    model = loop.wrap(Apart(3))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(3)):
         one, two, last = model(loop.batch(step))
         (loss(last) + (one - last.detach()).pow(2).mean() + (two - last.detach()).pow(2).mean()).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind()
 def gradient_cache(loop: Loop) -> None:
     """GradCache: features without graph, the loss's slope at them, then chunk by chunk a backward with that slope."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         chunks = [loop.batch(step, salt) for salt in range(3)]
         with torch.no_grad():
             features = torch.cat([model(chunk) for chunk in chunks]).requires_grad_()
@@ -246,8 +207,6 @@ def gradient_cache(loop: Loop) -> None:
                     model(chunk).backward(slope)
             else:
                 model(chunk).backward(slope)
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause="finished reduction", three=True)
@@ -262,6 +221,5 @@ def data2vec_masked_student(loop: Loop) -> None:
         optimizer.zero_grad()
         output = student(loop.batch(step), (1,) if (step + loop.rank) % 2 else (2,))
         (output - wanted + 0.3).pow(2).mean().backward()
-        loop.sync(student)
-        optimizer.step()
+        loop.update(optimizer, student)
         follow(teacher, student.module)

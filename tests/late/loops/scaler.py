@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tests.late.loops.kinds import UNFINISHED, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 
 SCALER = ("torch.amp.GradScaler",)
 
@@ -143,28 +143,18 @@ def scaled_by_hand_skipping(loop: Loop) -> None:
 @kind(three=True, close_three=1e-2)
 def autocast(loop: Loop) -> None:
     """The forward runs in bfloat16, the backward outside of autocast."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             value = loss(model(loop.batch(step)).float())
         value.backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def autocast_skipping(loop: Loop) -> None:
     """Forward and backward in bfloat16 with blocks left out."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss(model(loop.batch(step), uneven(loop.rank, step)).float()).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 def _mixed(loop: Loop, dtype: torch.dtype) -> None:
@@ -172,12 +162,8 @@ def _mixed(loop: Loop, dtype: torch.dtype) -> None:
     module.blocks[1].to(dtype)
     module.blocks[1].forward = _cast(module.blocks[1].forward, dtype)
     model = loop.wrap(module)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(model):
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 def _cast(forward: Any, dtype: torch.dtype) -> Any:

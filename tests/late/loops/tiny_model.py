@@ -18,10 +18,6 @@ def loss(output: torch.Tensor) -> torch.Tensor:
     return (output - 0.5).pow(2).mean()
 
 
-def sgd(*models: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim.SGD:
-    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=lr, momentum=momentum)
-
-
 class Heads(nn.Module):
     """A trunk, and heads of which the caller says which are used."""
 

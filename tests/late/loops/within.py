@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from tests.late.loops.kinds import UNFINISHED, kind
-from tests.late.loops.loop import Loop
-from tests.late.loops.tiny_model import Blocks, loss, mlp, sgd, uneven
+from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.tiny_model import Blocks, loss, mlp, uneven
 
 STEPS = 5
 # Where torch's error stays before: DDP cannot be asked there whether it waits.
@@ -149,13 +149,8 @@ class Attacked(nn.Module):
 
 
 def attacked(loop: Loop, partly: bool) -> None:
-    model = loop.wrap(Attacked(partly))
-    optimizer = sgd(model, momentum=0.9)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for model, step in loop.training(Attacked(partly), count=STEPS, momentum=0.9):
         loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="right", three=True)
