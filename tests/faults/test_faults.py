@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
@@ -176,11 +176,6 @@ class Result:
         return all(self.found["after"].values()) and self.found["undo"] == []
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 def check_failure(result: Result, patch: str, *reasons: str, patched: Optional[str] = "two") -> None:
     """One patch failed and left nothing, one line says so, the other one is applied, and undo leaves nothing."""
     assert result.untouched(*([patched] if patched else []))
@@ -197,69 +192,66 @@ def check_failure(result: Result, patch: str, *reasons: str, patched: Optional[s
     assert result.given_back()
 
 
-def test_the_bench_itself(folder: Path) -> None:
-    result = Bench(folder).patch("good").patch("one").run()
+def test_the_bench_itself(tmp_path: Path) -> None:
+    result = Bench(tmp_path).patch("good").patch("one").run()
     assert result.untouched("one", "two") and result.lines == []
     assert result.found["states"] == {"kit.good": "applied", "kit.one": "applied"}
     assert result.given_back()
 
 
-def test_a_target_may_have_a_function_of_its_own(folder: Path) -> None:
+def test_a_target_may_have_a_function_of_its_own(tmp_path: Path) -> None:
     """The others have the patch's; both are one patch, which is undone as a whole."""
-    result = Bench(folder).patch("one", "kit:one", '{at: "kit:Thing.method", call: method}').run()
+    result = Bench(tmp_path).patch("one", "kit:one", '{at: "kit:Thing.method", call: method}').run()
     assert result.untouched("one", "method") and result.lines == []
     assert result.found["states"] == {"kit.one": "applied"} and result.given_back()
 
 
-def test_a_function_of_a_target_that_raises_takes_the_whole_patch_back(folder: Path) -> None:
-    result = Bench(folder).patch("one", "kit:one", '{at: "kit:two", call: refuses}').patch("good").run()
-    check_failure(result, "kit.one", "kit:two: the release looks odd")
+# What goes wrong: the patches, each with its targets, the first of which fails, and what is said of it.
+SIGNATURE = '{at: "kit:Thing.method", expects: [self, x]}'
+GONE = "is not there any more"
+FAILURES: Dict[str, Tuple[List[Tuple[str, ...]], str]] = {
+    "it raises": ([("half",), ("good",)], "RuntimeError('boom')"),
+    "it refuses": ([("refuses",), ("good",)], "kit:one: the release looks odd"),
+    "a function of one target refuses": (
+        [("one", "kit:one", '{at: "kit:two", call: refuses}'), ("good",)],
+        "kit:two: the release looks odd",
+    ),
+    "a target cannot be set": ([("builtin",), ("good",)], "TypeError"),
+    "a target vanished": ([("one", "kit:missing"), ("good",)], f"kit:missing: missing {GONE}"),
+    "its class vanished": ([("one", "kit:Missing.method"), ("good",)], f"kit:Missing.method: Missing.method {GONE}"),
+    "a method vanished": ([("one", "kit:Thing.missing"), ("good",)], f"kit:Thing.missing: Thing.missing {GONE}"),
+}
 
 
-@pytest.mark.parametrize("order", [("half", "good"), ("good", "half")])
-def test_a_patch_that_raises_is_undone_and_the_others_are_applied(folder: Path, order: Any) -> None:
-    bench = Bench(folder)
-    for function in order:
-        bench.patch(function)
-    result = bench.run()
-    check_failure(result, "kit.half", "RuntimeError('boom')")
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_patch_that_fails_is_undone_and_the_others_are_applied(tmp_path: Path, what: str) -> None:
+    patches, reason = FAILURES[what]
+    result = Bench(tmp_path).patch(*patches[0]).patch(*patches[1]).run()
+    check_failure(result, f"kit.{patches[0][0]}", reason)
     assert result.found["left"] == []
 
 
-def test_a_patch_that_refuses_gives_its_reason_in_words(folder: Path) -> None:
-    result = Bench(folder).patch("refuses").patch("good").run()
-    check_failure(result, "kit.refuses", "kit:one: the release looks odd")
+def test_so_it_is_where_the_other_one_comes_first(tmp_path: Path) -> None:
+    check_failure(Bench(tmp_path).patch("good").patch("half").run(), "kit.half", "RuntimeError('boom')")
 
 
-def test_a_patch_that_raises_at_its_second_target_is_undone_at_the_first(folder: Path) -> None:
-    bench = Bench(folder).patch("first_then_raises", "kit:one", "kit.late:*").patch("good")
+def test_a_patch_that_raises_at_its_second_target_is_undone_at_the_first(tmp_path: Path) -> None:
+    bench = Bench(tmp_path).patch("first_then_raises", "kit:one", "kit.late:*").patch("good")
     result = bench.run("assert kit.one(1)[0] == 'ours'\nimport kit.late\nassert kit.one(1)[0] == 'one'")
     check_failure(result, "kit.first_then_raises", "kit.late:*", "boom in the second")
 
 
-def test_a_target_that_cannot_be_set(folder: Path) -> None:
-    result = Bench(folder).patch("builtin").patch("good").run()
-    check_failure(result, "kit.builtin", "TypeError")
-
-
-def test_a_target_whose_signature_changed(folder: Path) -> None:
-    target = '{at: "kit:Thing.method", expects: [self, x]}'
+def test_a_target_whose_signature_changed(tmp_path: Path) -> None:
     kit = KIT.replace("def method(self, x):", "def method(self, hidden, *, mask=None):").replace('["method", x]', "[]")
-    result = Bench(folder, kit).patch("method", target).patch("good").run()
+    result = Bench(tmp_path, kit).patch("method", SIGNATURE).patch("good").run()
     check_failure(result, "kit.method", "Thing.method no longer takes x (has self, hidden, mask)")
-    other = folder / "same"
+    other = tmp_path / "same"
     other.mkdir()
-    assert Bench(other).patch("method", target).run().found["states"] == {"kit.method": "applied"}
+    assert Bench(other).patch("method", SIGNATURE).run().found["states"] == {"kit.method": "applied"}
 
 
-@pytest.mark.parametrize("target", ["kit:missing", "kit:Missing.method", "kit:Thing.missing"])
-def test_a_target_that_vanished(folder: Path, target: str) -> None:
-    result = Bench(folder).patch("one", target).patch("good").run()
-    check_failure(result, "kit.one", f"{target}: {target.partition(':')[2]} is not there any more")
-
-
-def test_a_module_that_vanished_is_waited_for(folder: Path) -> None:
-    result = Bench(folder).patch("one", "kit.missing:one").patch("good").run()
+def test_a_module_that_vanished_is_waited_for(tmp_path: Path) -> None:
+    result = Bench(tmp_path).patch("one", "kit.missing:one").patch("good").run()
     assert result.found["states"] == {"kit.one": "armed", "kit.good": "applied"} and result.lines == []
     assert result.given_back()
 
@@ -268,25 +260,25 @@ def test_a_module_that_vanished_is_waited_for(folder: Path) -> None:
     ("line", "reason"),
     [("from kit import moved_elsewhere", "ImportError"), ("this is no Python", "SyntaxError")],
 )
-def test_a_patch_file_that_cannot_be_imported(folder: Path, line: str, reason: str) -> None:
-    bench = Bench(folder).patch("one")
-    (folder / "patches" / "kit" / "fixes.py").write_text(PATCHES + line + "\n")
+def test_a_patch_file_that_cannot_be_imported(tmp_path: Path, line: str, reason: str) -> None:
+    bench = Bench(tmp_path).patch("one")
+    (tmp_path / "patches" / "kit" / "fixes.py").write_text(PATCHES + line + "\n")
     check_failure(bench.run(), "kit.one", reason, patched=None)
 
 
-def test_the_variable_silences_it(folder: Path) -> None:
-    result = Bench(folder).patch("half").patch("good").run(DDPFIX_KIT_HALF="0")
+def test_the_variable_silences_it(tmp_path: Path) -> None:
+    result = Bench(tmp_path).patch("half").patch("good").run(DDPFIX_KIT_HALF="0")
     assert result.lines == [] and result.found["states"] == {"kit.half": "off", "kit.good": "applied"}
     assert result.untouched("two")
 
 
-def test_it_is_logged_on_rank_0_only(folder: Path) -> None:
-    result = Bench(folder).patch("half").run(RANK="1")
+def test_it_is_logged_on_rank_0_only(tmp_path: Path) -> None:
+    result = Bench(tmp_path).patch("half").run(RANK="1")
     assert result.lines == [] and result.found["states"] == {"kit.half": "failed"}
 
 
-def test_an_unknown_version_is_left_alone_and_can_be_forced(folder: Path) -> None:
-    bench = Bench(folder, version="2.5").patch("one")
+def test_an_unknown_version_is_left_alone_and_can_be_forced(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, version="2.5").patch("one")
     result = bench.run()
     assert result.untouched() and result.found["states"] == {"kit.one": "skip"}
     assert "(kit 2.5 was not tested (nearest: 1.0): left as it is)" in result.found["summary"]
@@ -295,8 +287,8 @@ def test_an_unknown_version_is_left_alone_and_can_be_forced(folder: Path) -> Non
     assert forced.given_back()
 
 
-def test_a_toolkit_that_fails_by_itself_fails_as_without_us(folder: Path) -> None:
-    bench = Bench(folder, "import flag_for_tests\n" + KIT).patch("one")
+def test_a_toolkit_that_fails_by_itself_fails_as_without_us(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "import flag_for_tests\n" + KIT).patch("one")
     bench.write()
     code = (
         "import ddpfix.auto, sys, types\n"
@@ -312,16 +304,16 @@ def test_a_toolkit_that_fails_by_itself_fails_as_without_us(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["cursed", "", None])
-def test_a_broken_matrix_does_not_break_the_import(folder: Path, damage: Optional[str]) -> None:
-    bench = Bench(folder).patch("one")
+def test_a_broken_matrix_does_not_break_the_import(tmp_path: Path, damage: Optional[str]) -> None:
+    bench = Bench(tmp_path).patch("one")
     bench.write()
-    file = folder / "ddpfix" / "compat_matrix.json"
+    file = tmp_path / "ddpfix" / "compat_matrix.json"
     if damage is None:
         file.unlink()
     else:
         file.write_text(file.read_text().replace("cured", damage))
-    (folder / "torch").mkdir()
-    (folder / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
     code = "from ddpfix import _boot; _boot.start(); import torch, kit; print(kit.one(1))"
     done = bench.python(code, DDPFIX="1")
     assert (done.returncode, done.stdout) == (0, "['one', 1]\n")
@@ -346,15 +338,15 @@ ORIGINALS = {"one": one, "two": two, "method": vars(Thing)["method"]}
 """
 
 
-def test_a_module_that_is_imported_twice_during_the_first_import_is_patched_as_it_is(folder: Path) -> None:
-    bench = Bench(folder, kit=TWICE).patch("one", "kit.late:one")
-    (folder / "kit" / "late.py").write_text("def one(x):\n    return ['one', x]\n")
+def test_a_module_that_is_imported_twice_during_the_first_import_is_patched_as_it_is(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, kit=TWICE).patch("one", "kit.late:one")
+    (tmp_path / "kit" / "late.py").write_text("def one(x):\n    return ['one', x]\n")
     result = bench.run(more="import kit.late\nassert kit.late.one(1) == ['ours', 'one', 1]")
     assert result.found["states"] == {"kit.one": "applied"} and result.lines == []
 
 
-def test_what_was_replaced_after_us_is_reported(folder: Path) -> None:
-    bench = Bench(folder).patch("one").patch("method", "kit:Thing.method")
+def test_what_was_replaced_after_us_is_reported(tmp_path: Path) -> None:
+    bench = Bench(tmp_path).patch("one").patch("method", "kit:Thing.method")
     more = (
         "from ddpfix import engine as e\n"
         "assert e.current().verify() == []\n"

@@ -6,9 +6,10 @@ checkpointed, and so on.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 from torch import distributed, nn
@@ -118,10 +119,6 @@ class Deep(nn.Module):
         return x if skipped else x + self.linear(x)
 
 
-def layerdrop(record: Record) -> None:
-    trained(record, wrap(Dropping()), lambda model, step: model(batch(step)).sum())
-
-
 def stochastic_depth(record: Record) -> None:
     net = Net(aux=False)
     net.layers = nn.ModuleList([nn.Linear(SIZE, SIZE), Deep()])
@@ -154,34 +151,12 @@ def wav2vec2(record: Record) -> None:
     trained(record, wrap(net), lambda model, step: model(torch.ones(1, 400))[0].sum())
 
 
-def branch(record: Record) -> None:
-    """A head that is used in the first three steps."""
-    trained(record, wrap(Net()), lambda model, step: model(batch(step), aux=step < 2).sum())
-
-
-def never(record: Record) -> None:
-    trained(record, wrap(Net()), lambda model, step: model(batch(step)).sum())
-
-
 class Two(Net):
     """Has a second output."""
 
     def forward(self, x: Any) -> Any:  # type: ignore[override]
         y = super().forward(x)
         return {"main": y, "extra": self.aux(x)}
-
-
-def outside(record: Record) -> None:
-    def loss(model: Any, step: int) -> Any:
-        output = model(batch(step))
-        return output["main"].sum()
-
-    trained(record, wrap(Two()), loss)
-
-
-def dropped(record: Record) -> None:
-    """The same, and the program keeps nothing but the first output."""
-    trained(record, wrap(Two()), lambda model, step: model(batch(step))["main"].sum())
 
 
 class Lost(Net):
@@ -193,10 +168,6 @@ class Lost(Net):
         return super().forward(x) + shift
 
 
-def lost(record: Record) -> None:
-    trained(record, wrap(Lost()), lambda model, step: model(batch(step)).sum())
-
-
 class Beside(Net):
     """Has a parameter of its own that is used in no step."""
 
@@ -205,39 +176,9 @@ class Beside(Net):
         self.mask = nn.Parameter(torch.ones(SIZE))
 
 
-def beside(record: Record) -> None:
-    trained(record, wrap(Beside()), lambda model, step: model(batch(step)).sum())
-
-
-def many(record: Record) -> None:
-    """More parameters than torch names."""
-    trained(record, wrap(Net(80, aux=False)), lambda model, step: model(batch(step), range(10, 80)).sum())
-
-
-def one_rank(record: Record) -> None:
-    """The first rank alone leaves a layer out."""
-    skips = [] if distributed.get_rank() else [1]
-    trained(record, wrap(Net(aux=False)), lambda model, step: model(batch(step), skips).sum())
-
-
-def each_its_own(record: Record) -> None:
-    """Each rank leaves out another layer."""
-    skips = [1 + distributed.get_rank()]
-    trained(record, wrap(Net(aux=False)), lambda model, step: model(batch(step), skips).sum())
-
-
 class Reentrant(Net):
     def call(self, layer: Any, x: Any) -> Any:
         return reentrant(layer, x)
-
-
-def unused_and_reentrant(record: Record) -> None:
-    """A module that never runs beside reentrant checkpoints, which the flag excludes."""
-
-    def loss(model: Any, step: int) -> Any:
-        return model(batch(step).requires_grad_()).sum()
-
-    trained(record, wrap(Reentrant()), loss)
 
 
 # "Expected to mark a variable ready only once".
@@ -255,31 +196,6 @@ class Twice(Net):
 
 def reentrant_twice(record: Record) -> None:
     trained(record, wrap(Twice(aux=False)), lambda model, step: model(batch(step)).sum())
-
-
-def reentrant_and_flag(record: Record) -> None:
-    def loss(model: Any, step: int) -> Any:
-        return model(batch(step).requires_grad_()).sum()
-
-    trained(record, wrap(Reentrant(), find_unused_parameters=True), loss)
-
-
-def outside_forward(record: Record) -> None:
-    """The loss uses a part of the model by itself."""
-
-    def loss(model: Any, step: int) -> Any:
-        return model(batch(step)).sum() + model.module.aux(batch(step)).sum()
-
-    trained(record, wrap(Net(), find_unused_parameters=True), loss)
-
-
-def two_forwards(record: Record) -> None:
-    """The two forwards of a step use all layers together."""
-
-    def loss(model: Any, step: int) -> Any:
-        return model(batch(step), [1]).sum() + model(batch(step), [2]).sum()
-
-    trained(record, wrap(Net(aux=False), find_unused_parameters=True), loss)
 
 
 def two_backwards(record: Record) -> None:
@@ -332,35 +248,83 @@ def within_with_the_flag(record: Record) -> None:
 # "Your training graph has changed".
 
 
-def static_new(record: Record) -> None:
-    """A layer that the first step skips."""
-    skips = [[1], [1], [], []]
-    net = Net(aux=False)
-    trained(record, wrap(net, static_graph=True), lambda model, step: model(batch(step), skips[step]).sum())
+Build = Callable[[], nn.Module]
+Loss = Callable[[Any, int], Any]
 
 
-def static_less(record: Record) -> None:
-    """A layer that the third step skips."""
-    skips: List[List[int]] = [[], [], [1], []]
-    net = Net(aux=False)
-    trained(record, wrap(net, static_graph=True), lambda model, step: model(batch(step), skips[step]).sum())
+def usual(model: Any, step: int) -> Any:
+    return model(batch(step)).sum()
 
 
-def static_layerdrop(record: Record) -> None:
-    trained(record, wrap(Dropping(), static_graph=True), lambda model, step: model(batch(step)).sum())
+def through_inputs(model: Any, step: int) -> Any:
+    """The inputs need gradients, as reentrant checkpoints ask for them."""
+    return model(batch(step).requires_grad_()).sum()
 
 
-def static_reentrant(record: Record) -> None:
-    """A checkpoint hides the layers, so that the graph of the loss does not show which one is new."""
-    skips = [[1], [1], [], []]
-
-    def loss(model: Any, step: int) -> Any:
-        return model(batch(step).requires_grad_(), skips[step]).sum()
-
-    trained(record, wrap(Reentrant(aux=False), static_graph=True), loss)
+def of_output(model: Any, step: int) -> Any:
+    """The program holds the whole output while it has a loss of one part."""
+    output = model(batch(step))
+    return output["main"].sum()
 
 
-def explicit_false(record: Record) -> None:
-    """The user's own False, which stays."""
-    net = wrap(Net(), find_unused_parameters=False)
-    trained(record, net, lambda model, step: model(batch(step)).sum())
+def skipping(*skips: Sequence[int], inputs: bool = False) -> Loss:
+    """A loss that skips layers, by the step."""
+    return lambda model, step: model(batch(step).requires_grad_(inputs), skips[step % len(skips)]).sum()
+
+
+def stack() -> nn.Module:
+    return Net(aux=False)
+
+
+# The model, its loss and keywords of DDP.
+PROGRAMS: Dict[str, Tuple[Build, Loss, Dict[str, Any]]] = {
+    "layerdrop": (Dropping, usual, {}),
+    # A head that is used in the first three steps, or never.
+    "branch": (Net, lambda model, step: model(batch(step), aux=step < 2).sum(), {}),
+    "never": (Net, usual, {}),
+    # The user's own False, which stays.
+    "explicit_false": (Net, usual, {"find_unused_parameters": False}),
+    "outside": (Two, of_output, {}),
+    # The same, and the program keeps nothing but the first output.
+    "dropped": (Two, lambda model, step: model(batch(step))["main"].sum(), {}),
+    "lost": (Lost, usual, {}),
+    "beside": (Beside, usual, {}),
+    # More parameters than torch names.
+    "many": (lambda: Net(80, aux=False), skipping(range(10, 80)), {}),
+    # The first rank alone leaves a layer out, or each rank another one.
+    "one_rank": (stack, lambda model, step: model(batch(step), [] if distributed.get_rank() else [1]).sum(), {}),
+    "each_its_own": (stack, lambda model, step: model(batch(step), [1 + distributed.get_rank()]).sum(), {}),
+    # A module that never runs beside reentrant checkpoints, which the flag excludes.
+    "unused_and_reentrant": (Reentrant, through_inputs, {}),
+    "reentrant_and_flag": (Reentrant, through_inputs, {"find_unused_parameters": True}),
+    # The loss uses a part of the model by itself.
+    "outside_forward": (
+        Net,
+        lambda model, step: model(batch(step)).sum() + model.module.aux(batch(step)).sum(),
+        {"find_unused_parameters": True},
+    ),
+    # The two forwards of a step use all layers together.
+    "two_forwards": (
+        stack,
+        lambda model, step: model(batch(step), [1]).sum() + model(batch(step), [2]).sum(),
+        {"find_unused_parameters": True},
+    ),
+    # A layer that the first steps skip, or the third one.
+    "static_new": (stack, skipping([1], [1], [], []), {"static_graph": True}),
+    "static_less": (stack, skipping([], [], [1], []), {"static_graph": True}),
+    "static_layerdrop": (Dropping, usual, {"static_graph": True}),
+    # A checkpoint hides the layers, so that the graph of the loss does not show which one is new.
+    "static_reentrant": (
+        lambda: Reentrant(aux=False),
+        skipping([1], [1], [], [], inputs=True),
+        {"static_graph": True},
+    ),
+}
+
+
+def run(record: Record, name: str) -> None:
+    build, loss, options = PROGRAMS[name]
+    trained(record, wrap(build(), **options), loss)
+
+
+globals().update({name: functools.partial(run, name=name) for name in PROGRAMS})

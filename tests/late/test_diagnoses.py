@@ -140,24 +140,22 @@ OTHERS: Dict[str, Tuple[str, Dict[str, str]]] = {
     "stock": ("wav2vec2", {"unused": "off", "layerdrop": "stock"}),
 }
 ALL = {**QUICK, **MORE}
+# Those that the setting trains.
+UNUSED = [name for name, each in ALL.items() if each.error == UNFINISHED and each.lines != [NOT_STATIC]]
+# Left to cells and nox -s rest.
+LONG = pytest.mark.sampled(inside=False, cells=True)
 
 
-def failing(names: Dict[str, Expected]) -> List[Scenario]:
-    plans = [Scenario(f"plain-{name}", function=f"diagnosed:{name}", timeout=20, stays=8) for name in names]
-    return plans + [
-        Scenario(name, function=f"diagnosed:{name}", settings=each.settings, timeout=20, stays=8)
-        for name, each in names.items()
-    ]
+def scenario(key: str, name: str, settings: Optional[Dict[str, str]] = None, lines: Sequence[str] = ()) -> Scenario:
+    """A program of :mod:`tests.late.diagnosed`, with the lines that it is to have."""
+    environ = {"TEST_LINES": json.dumps(list(lines))}
+    return Scenario(key, function=f"diagnosed:{name}", settings=settings, environ=environ, timeout=20, stays=8)
 
 
 def cured(name: str, number: int, expected: Expected, lines: Sequence[str]) -> Scenario:
-    environ = {"TEST_LINES": json.dumps(list(lines))}
-    settings = expected.settings
-    if not any("find_unused_parameters=False" in line or line == SUM for line in lines):
-        return Scenario(f"{name}-{number}", function=f"diagnosed:{name}", settings=settings, environ=environ)
     # Without the flag ddpfix does what is left, as it does by default.
-    by_default = {} if lines == [DO_NOT_FIND] else settings
-    return Scenario(f"{name}-{number}", function=f"diagnosed:{name}", settings=by_default, environ=environ)
+    by_default = list(lines) == [DO_NOT_FIND]
+    return scenario(f"{name}-{number}", name, {} if by_default else expected.settings, lines)
 
 
 def lines_of(error: str) -> List[str]:
@@ -191,7 +189,9 @@ def check_trains(outcomes: Dict[str, Ranks], name: str) -> None:
 
 def run(names: Dict[str, Expected], folder: Path) -> Dict[str, Ranks]:
     """Run programs as they are, and again with the lines that their errors give."""
-    outcomes = launch.train(failing(names), folder / "failing")
+    failing = [scenario(f"plain-{name}", name) for name in names]
+    failing += [scenario(name, name, each.settings) for name, each in names.items()]
+    outcomes = launch.train(failing, folder / "failing")
     plans = []
     for name, expected in names.items():
         lines = lines_of(ends(outcomes[name])[0] or "\nddpfix: cure")
@@ -210,50 +210,25 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     outcomes = run(MORE, tmp_path_factory.mktemp("more"))
-    plans = [Scenario(name, function=f"diagnosed:{name}", settings=OFF, timeout=20, stays=8) for name in DISAGREE]
-    environ = {"TEST_LINES": json.dumps([FIND])}
-    plans += [
-        Scenario(f"{name}-0", function=f"diagnosed:{name}", settings=OFF, environ=environ, timeout=20, stays=8)
-        for name in DISAGREE
-    ]
-    plans += [
-        Scenario(f"late-{name}", function=f"diagnosed:{name}", settings={"unused": "late"}, timeout=20, stays=8)
-        for name, each in ALL.items()
-        if each.error == UNFINISHED and each.lines != [NOT_STATIC]
-    ]
-    plans += [
-        Scenario(key, function=f"diagnosed:{name}", settings=settings, timeout=20, stays=8)
-        for key, (name, settings) in OTHERS.items()
-    ]
+    plans = [scenario(name, name, OFF) for name in DISAGREE]
+    plans += [scenario(f"{name}-0", name, OFF, [FIND]) for name in DISAGREE]
+    plans += [scenario(f"late-{name}", name, {"unused": "late"}) for name in UNUSED]
+    plans += [scenario(key, name, settings) for key, (name, settings) in OTHERS.items()]
     outcomes.update(launch.train(plans, tmp_path_factory.mktemp("disagree")))
     return outcomes
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_each_error_is_explained(quick: Dict[str, Ranks], name: str) -> None:
-    check(quick, name, QUICK[name])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=LONG) for name in MORE)])
+def test_each_error_is_explained_and_with_its_line_the_program_trains(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    outcomes = request.getfixturevalue("quick" if name in QUICK else "more")
+    check(outcomes, name, ALL[name])
+    for number in range(len(ALL[name].trains) or 1):
+        check_trains(outcomes, f"{name}-{number}")
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_with_its_line_the_program_trains(quick: Dict[str, Ranks], name: str) -> None:
-    for number in range(len(QUICK[name].trains) or 1):
-        check_trains(quick, f"{name}-{number}")
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.parametrize("name", MORE)
-def test_each_cause_is_told_apart(more: Dict[str, Ranks], name: str) -> None:
-    check(more, name, MORE[name])
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.parametrize("name", MORE)
-def test_with_its_line_each_program_trains(more: Dict[str, Ranks], name: str) -> None:
-    for number in range(len(MORE[name].trains) or 1):
-        check_trains(more, f"{name}-{number}")
-
-
-@pytest.mark.sampled(inside=False, cells=True)
+@LONG
 @pytest.mark.parametrize("name", DISAGREE)
 def test_ranks_that_disagree_are_named(more: Dict[str, Ranks], name: str) -> None:
     error = ends(more[name])[0]
@@ -264,20 +239,13 @@ def test_ranks_that_disagree_are_named(more: Dict[str, Ranks], name: str) -> Non
     check_trains(more, f"{name}-0")
 
 
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name, each in ALL.items()
-        if each.error == UNFINISHED and each.lines != [NOT_STATIC] and (CAN_ASK or PREPARE not in each.lines)
-    ],
-)
+@LONG
+@pytest.mark.parametrize("name", [name for name in UNUSED if CAN_ASK or PREPARE not in ALL[name].lines])
 def test_without_an_edit_the_setting_trains(more: Dict[str, Ranks], name: str) -> None:
     check_trains(more, f"late-{name}")
 
 
-@pytest.mark.sampled(inside=False, cells=True)
+@LONG
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_left_to_torch_by_the_user_is_explained(more: Dict[str, Ranks], name: str) -> None:
     for error in ends(more[name]):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Sequence
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
-from tests.late.loops.loop import Loop, sgd
+from tests.late.loops.loop import SIZE, Loop, sgd
 from tests.late.loops.tiny_model import Blocks, loss, mlp, uneven
 
 
@@ -109,6 +110,104 @@ add(
     close=1e-7,
 )
 add("non_reentrant_layer_twice", shared(False))
+
+
+class Halved(CheckpointFunction):  # type: ignore[misc]
+    """A checkpoint of the user's own, whose backward returns half of the gradient."""
+
+    @staticmethod
+    def backward(context: Any, *slopes: Any) -> Any:
+        found = CheckpointFunction.backward(context, *slopes)
+        return tuple(each * 0.5 if isinstance(each, torch.Tensor) else each for each in found)
+
+
+class Between(nn.Module):
+    """A block that is checkpointed, reentrant, between two layers that are not.
+
+    Args:
+        uses: how often the block is used in a forward.
+        run: the checkpoint.
+    """
+
+    def __init__(self, uses: int = 1, run: Any = None) -> None:
+        super().__init__()
+        self.first, self.last, self.uses = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE), uses
+        self.block = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Dropout(0.2), nn.Linear(SIZE, SIZE))
+        self.run = run or (lambda block, x: checkpoint(block, x, use_reentrant=True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(self.uses):
+            x = self.run(self.block, x)
+        return self.last(x)
+
+
+# Plain torch ends these, and ddpfix says why.
+_USED_TWICE = {
+    "plain": "error",
+    "plain_cause": TWICE,
+    "ours": "error",
+    "cause": f"(?s){TWICE}.* is used by two reentrant checkpoints, and each of them runs a backward of its own"
+    ".*use_reentrant=False",
+}
+
+
+def _siamese(loop: Loop, micro: int = 1, **options: Any) -> None:
+    """Two forwards before one backward, each through the checkpoint."""
+    model = loop.wrap(Between(), **options)
+    for step in loop.trained(model):
+        for part in range(micro):
+            with model.no_sync() if part + 1 < micro else contextlib.nullcontext():
+                one, other = model(loop.batch(step, 2 * part)), model(loop.batch(step, 2 * part + 1))
+                (one - other).pow(2).mean().backward()
+
+
+@kind(**_USED_TWICE)
+def reentrant_in_two_forwards(loop: Loop) -> None:
+    """One module stands in a checkpoint of each of two forwards, which have one backward."""
+    _siamese(loop)
+
+
+@kind(**_USED_TWICE)
+def reentrant_in_two_forwards_accumulating(loop: Loop) -> None:
+    """The same in micro-batches, of which the first is under no_sync."""
+    _siamese(loop, micro=2)
+
+
+@kind(**_USED_TWICE)
+def reentrant_in_two_forwards_with_views(loop: Loop) -> None:
+    """The same where gradients are views of buckets."""
+    _siamese(loop, gradient_as_bucket_view=True)
+
+
+@kind(**_USED_TWICE)
+def reentrant_three_times(loop: Loop) -> None:
+    """One module stands in three checkpoints of one forward, between layers that are in none."""
+    for model, step in loop.training(Between(3)):
+        loss(model(loop.batch(step))).backward()
+
+
+@kind()
+def reentrant_twice_with_a_static_graph(loop: Loop) -> None:
+    """A static graph has DDP wait for the last of a module's backwards."""
+    for model, step in loop.training(Between(2), static_graph=True):
+        loss(model(loop.batch(step))).backward()
+
+
+@kind()
+def reentrant_looked_at(loop: Loop) -> None:
+    """The output of another forward is alive in the backward, which does not come to it."""
+    for model, step in loop.training(Between()):
+        looked_at = model(loop.batch(step, 1))
+        loss(model(loop.batch(step))).backward()
+        assert looked_at.requires_grad
+
+
+@kind()
+def reentrant_of_the_users_own(loop: Loop) -> None:
+    """A checkpoint of the user's own, whose backward returns half of the gradient."""
+    for model, step in loop.training(Between(run=lambda block, x: Halved.apply(block, True, x))):
+        loss(model(loop.batch(step))).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
