@@ -26,7 +26,6 @@ LATER: Dict[str, int] = {
     "activation/test_untested::test_a_newer_torch_whose_places_are_unchanged_trains_the_same": 1,
     "activation/test_faults::test_the_program_runs_as_without_us": 3,
     "activation/test_introspection": 0,
-    "activation/test_real_torch::test_tools_see_torch_as_it_is": 0,
     "activation/test_children": 0,
     "launchers/test_lines": 0,
     "packaging/test_wheel::test_install_use_and_uninstall": 0,

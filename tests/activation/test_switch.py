@@ -95,10 +95,6 @@ def test_all_ways_at_once_are_one_activation(installed: Place) -> None:
     assert (seen["armed"], seen["active"]) == (1, True)
 
 
-def test_the_import_may_come_late(installed: Place) -> None:
-    assert look(installed.run("-c", "import torch\n" + AUTO + PROBE))["active"]
-
-
 @pytest.mark.parametrize("value", ["maybe", "2", "-1", "on off"])
 def test_a_value_that_is_not_understood_is_one_line(way: Way, value: str) -> None:
     unpatched = start(way.unpatched([], ["-c", PROBE]), way.unpatched_env())

@@ -121,8 +121,7 @@ UNLOCKED = (
         *UNIT,
         "--ignore=tests/unit/test_zoo.py",
         "-k",
-        "not lists_what_is_changed and not in_the_installed_release and not targets_for_what_is_installed"
-        " and not patched_classes_pickle",
+        "not lists_what_is_changed and not in_the_installed_release and not targets_for_what_is_installed",
     ),
     ("tests/late/loops", "tests/trace"),
 )

@@ -449,15 +449,19 @@ def _with(base: Mapping[str, Any], **more: Any) -> Dict[str, Any]:
 
 
 VOCAB = {"vocab_size": 24}
-SEQ2SEQ = {
-    "vocab_size": 24,
-    "d_model": 16,
+# An encoder and a decoder.
+BOTH = {
     "encoder_layers": 4,
     "decoder_layers": 4,
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 16,
     "decoder_ffn_dim": 16,
+}
+SEQ2SEQ = {
+    **BOTH,
+    "vocab_size": 24,
+    "d_model": 16,
     "max_position_embeddings": 32,
     "pad_token_id": 1,
     "bos_token_id": 0,
@@ -499,17 +503,12 @@ MEL_STACK = _with(
 CODES = _with(STACK, ffn_dim=16, num_codebooks=2, max_position_embeddings=32, pad_token_id=1)
 TEXT_OF_CODES = {"input_ids": ids(4, 6)}
 SEAMLESS = {
+    **BOTH,
     "vocab_size": 24,
     "t2u_vocab_size": 24,
     "char_vocab_size": 24,
     "hidden_size": 16,
     "max_position_embeddings": 64,
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
     "speech_encoder_layers": 4,
     "speech_encoder_attention_heads": 2,
     "speech_encoder_intermediate_size": 16,
@@ -529,17 +528,12 @@ SEAMLESS = {
     "unit_hifi_gan_vocab_size": 24,
 }
 SERIES = {
+    **BOTH,
     "prediction_length": 4,
     "context_length": 16,
     "lags_sequence": [1, 2],
     "num_time_features": 1,
     "d_model": 16,
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
 }
 # The past is the context and the longest lag.
 PAST_AND_FUTURE = {
@@ -567,18 +561,13 @@ SWIN = {
     "out_features": ["stage1", "stage2", "stage3", "stage4"],
 }
 DETECTION = {
+    **BOTH,
     "use_timm_backbone": False,
     "use_pretrained_backbone": False,
     "backbone": None,
     "backbone_config": RESNET,
     "d_model": 16,
     "num_queries": 4,
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
 }
 MASKS = {
     "backbone_config": SWIN,
@@ -595,13 +584,20 @@ MASKS = {
 IMAGE = {"pixel_values": floats(2, 3, 32, 32)}
 
 
+def _of(
+    name: str, model: str, options: Mapping[str, Any], inputs: Mapping[str, Array], *draws: str, **more: Any
+) -> TinyModel:
+    prefix = re.sub(r"(Model|ForCausalLM)$", "", model)
+    named = (prefix,) if prefix.endswith("Encoder") else (prefix + "Encoder", prefix + "Decoder")
+    return TinyModel(name, model, prefix + "Config", options, inputs, draws or named, **more)
+
+
 def _speech(name: str, prefix: str, options: Mapping[str, Any], *draws: str) -> TinyModel:
-    return TinyModel(name, prefix + "Model", prefix + "Config", _with(SPEECH, **options), WAVE, draws)
+    return _of(name, prefix + "Model", _with(SPEECH, **options), WAVE, *draws)
 
 
 def _seq2seq(name: str, prefix: str, *draws: str, **options: Any) -> TinyModel:
-    named = draws or (prefix + "Encoder", prefix + "Decoder")
-    return TinyModel(name, prefix + "Model", prefix + "Config", _with(SEQ2SEQ, **options), PAIR, named)
+    return _of(name, prefix + "Model", _with(SEQ2SEQ, **options), PAIR, *draws)
 
 
 STABLE = {"do_stable_layer_norm": True}
@@ -650,15 +646,7 @@ ZOO: Tuple[TinyModel, ...] = (
     _seq2seq("fsmt", "FSMT", src_vocab_size=24, tgt_vocab_size=24, use_cache=False),
     _seq2seq("led", "LED", attention_window=4, max_encoder_position_embeddings=32, max_decoder_position_embeddings=32),
     # From 5.4.0 on its encoder replaces the hidden states by None when it skips a layer.
-    TinyModel(
-        "pegasus_x",
-        "PegasusXModel",
-        "PegasusXConfig",
-        _with(SEQ2SEQ, block_size=4, num_global_tokens=2),
-        PAIR,
-        ("PegasusXEncoder", "PegasusXDecoder"),
-        dies_from="5.3.1",
-    ),
+    _of("pegasus_x", "PegasusXModel", _with(SEQ2SEQ, block_size=4, num_global_tokens=2), PAIR, dies_from="5.3.1"),
     _seq2seq(
         "nllb_moe",
         "NllbMoe",
@@ -667,21 +655,18 @@ ZOO: Tuple[TinyModel, ...] = (
         decoder_sparse_step=2,
         expert_capacity=16,
     ),
-    TinyModel(
+    # A decoder layer in front of which one was skipped is not in the cache of 4.44.2; 4.42.4 and 4.46.3 are well.
+    _of(
         "whisper",
         "WhisperModel",
-        "WhisperConfig",
         _with(SEQ2SEQ, num_mel_bins=4, max_source_positions=10, max_target_positions=16),
         {"input_features": floats(2, 4, 20), "decoder_input_ids": ids(2, 5)},
-        ("WhisperEncoder", "WhisperDecoder"),
-        # A decoder layer in front of which one was skipped is not in the cache of 4.44.2; 4.42.4 and 4.46.3 are well.
         dies_from="4.43",
         lives_from="4.46",
     ),
-    TinyModel(
+    _of(
         "speech_to_text",
         "Speech2TextModel",
-        "Speech2TextConfig",
         _with(
             SEQ2SEQ,
             num_conv_layers=2,
@@ -692,70 +677,52 @@ ZOO: Tuple[TinyModel, ...] = (
             max_target_positions=32,
         ),
         {"input_features": floats(2, 24, 4), "decoder_input_ids": ids(2, 5)},
-        ("Speech2TextEncoder", "Speech2TextDecoder"),
     ),
-    TinyModel(
+    # Its weights cannot be initialised from 4.53.3 on; 4.50.3 is well, releases between were not tried.
+    _of(
         "speech_to_text_2",
         "Speech2Text2ForCausalLM",
-        "Speech2Text2Config",
         _with(SEQ2SEQ, max_target_positions=32),
         {"input_ids": ids(2, 5), "encoder_hidden_states": floats(2, 7, 16)},
-        ("Speech2Text2Decoder",),
-        # Its weights cannot be initialised from 4.53.3 on; 4.50.3 is well, releases between were not tried.
+        "Speech2Text2Decoder",
         broken_from="4.51",
     ),
-    TinyModel(
+    _of(
         "trocr",
         "TrOCRForCausalLM",
-        "TrOCRConfig",
         _with(SEQ2SEQ, cross_attention_hidden_size=16),
         {"input_ids": ids(2, 5), "encoder_hidden_states": floats(2, 7, 16)},
-        ("TrOCRDecoder",),
+        "TrOCRDecoder",
     ),
     # Without its prenets this model takes hidden states on both sides.
-    TinyModel(
+    _of(
         "speecht5",
         "SpeechT5Model",
-        "SpeechT5Config",
-        _with(
-            SPEECH,
-            encoder_layers=4,
-            decoder_layers=4,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=16,
-            decoder_ffn_dim=16,
-        ),
+        _with(SPEECH, **BOTH),
         {"input_values": floats(2, 7, 16), "decoder_input_values": floats(2, 5, 16)},
-        ("SpeechT5Encoder", "SpeechT5Decoder"),
     ),
     # With a cache, 4.50.3 dies when every layer is skipped.
-    TinyModel(
+    _of(
         "opt",
         "OPTModel",
-        "OPTConfig",
         _with(STACK, ffn_dim=16, word_embed_proj_dim=16, max_position_embeddings=32, use_cache=False),
         TEXT,
-        ("OPTDecoder",),
+        "OPTDecoder",
     ),
-    TinyModel(
+    _of(
         "xglm",
         "XGLMModel",
-        "XGLMConfig",
         _with(VOCAB, d_model=16, ffn_dim=16, num_layers=4, attention_heads=2, max_position_embeddings=32),
         TEXT,
-        ("XGLMModel",),
+        "XGLMModel",
     ),
-    TinyModel(
-        "biogpt", "BioGptModel", "BioGptConfig", _with(STACK, max_position_embeddings=32), TEXT, ("BioGptModel",)
-    ),
-    TinyModel(
+    _of("biogpt", "BioGptModel", _with(STACK, max_position_embeddings=32), TEXT, "BioGptModel"),
+    _of(
         "flaubert",
         "FlaubertModel",
-        "FlaubertConfig",
         {"n_words": 24, "vocab_size": 24, "emb_dim": 16, "n_layers": 4, "n_heads": 2, "max_position_embeddings": 32},
         TEXT,
-        ("FlaubertModel",),
+        "FlaubertModel",
     ),
     TinyModel(
         "kosmos2",
@@ -773,10 +740,9 @@ ZOO: Tuple[TinyModel, ...] = (
         {"input_ids": ids(2, 5), "encoder_hidden_states": floats(2, 7, 16)},
         ("PPFormulaNetTextModel",),
     ),
-    TinyModel(
+    _of(
         "mctct",
         "MCTCTModel",
-        "MCTCTConfig",
         _with(
             STACK,
             attention_head_dim=8,
@@ -786,71 +752,32 @@ ZOO: Tuple[TinyModel, ...] = (
             conv_stride=(2,),
         ),
         {"input_features": floats(2, 16, 4)},
-        ("MCTCTEncoder",),
+        "MCTCTEncoder",
     ),
-    TinyModel(
-        "wav2vec2_bert",
-        "Wav2Vec2BertModel",
-        "Wav2Vec2BertConfig",
-        BERT_SPEECH,
-        {"input_features": floats(2, 24, 8)},
-        ("Wav2Vec2BertEncoder",),
-    ),
-    TinyModel(
+    _of("wav2vec2_bert", "Wav2Vec2BertModel", BERT_SPEECH, {"input_features": floats(2, 24, 8)}, "Wav2Vec2BertEncoder"),
+    _of(
         "wav2vec2_bert-adapter",
         "Wav2Vec2BertModel",
-        "Wav2Vec2BertConfig",
         _with(BERT_SPEECH, **ADAPTER),
         {"input_features": floats(2, 24, 8)},
-        ("Wav2Vec2BertEncoder", "Wav2Vec2BertAdapter"),
+        "Wav2Vec2BertEncoder",
+        "Wav2Vec2BertAdapter",
     ),
-    TinyModel(
-        "parakeet",
-        "ParakeetEncoder",
-        "ParakeetEncoderConfig",
-        MEL_STACK,
-        {"input_features": floats(2, 32, 8)},
-        ("ParakeetEncoder",),
-    ),
-    TinyModel(
-        "lasr",
-        "LasrEncoder",
-        "LasrEncoderConfig",
-        MEL_STACK,
-        {"input_features": floats(2, 64, 8)},
-        ("LasrEncoder",),
-    ),
-    TinyModel(
-        "nemotron_asr_streaming",
-        "NemotronAsrStreamingEncoder",
-        "NemotronAsrStreamingEncoderConfig",
-        MEL_STACK,
-        {"input_features": floats(2, 32, 8)},
-        ("NemotronAsrStreamingEncoder",),
-    ),
-    TinyModel(
-        "omniasr",
-        "OmniASRAudioModel",
-        "OmniASRAudioConfig",
-        SPEECH,
-        {"input_values": floats(2, 1, 400)},
-        ("OmniASRAudioModel",),
-    ),
-    TinyModel(
+    _of("parakeet", "ParakeetEncoder", MEL_STACK, {"input_features": floats(2, 32, 8)}),
+    _of("lasr", "LasrEncoder", MEL_STACK, {"input_features": floats(2, 64, 8)}),
+    _of("nemotron_asr_streaming", "NemotronAsrStreamingEncoder", MEL_STACK, {"input_features": floats(2, 32, 8)}),
+    _of("omniasr", "OmniASRAudioModel", SPEECH, {"input_values": floats(2, 1, 400)}, "OmniASRAudioModel"),
+    _of(
         "audioflamingo3",
         "AudioFlamingo3Encoder",
-        "AudioFlamingo3EncoderConfig",
         _with(STACK, num_mel_bins=4, max_source_positions=10),
         {"input_features": floats(2, 4, 20), "input_features_mask": same(1, 2, 20)},
-        ("AudioFlamingo3Encoder",),
     ),
-    TinyModel(
+    _of(
         "qwen2_audio",
         "Qwen2AudioEncoder",
-        "Qwen2AudioEncoderConfig",
         _with(SEQ2SEQ, num_mel_bins=4, max_source_positions=10),
         {"input_features": floats(2, 4, 20)},
-        ("Qwen2AudioEncoder",),
     ),
     TinyModel(
         "vits",
@@ -913,31 +840,10 @@ ZOO: Tuple[TinyModel, ...] = (
         },
         ("SeamlessM4Tv2Encoder", "SeamlessM4Tv2TextToUnitDecoder"),
     ),
-    TinyModel(
-        "time_series_transformer",
-        "TimeSeriesTransformerModel",
-        "TimeSeriesTransformerConfig",
-        SERIES,
-        PAST_AND_FUTURE,
-        ("TimeSeriesTransformerEncoder", "TimeSeriesTransformerDecoder"),
-    ),
+    _of("time_series_transformer", "TimeSeriesTransformerModel", SERIES, PAST_AND_FUTURE),
     # The sparse attention of the default picks random keys; the full one keeps the forward exact.
-    TinyModel(
-        "informer",
-        "InformerModel",
-        "InformerConfig",
-        _with(SERIES, attention_type="full"),
-        PAST_AND_FUTURE,
-        ("InformerEncoder", "InformerDecoder"),
-    ),
-    TinyModel(
-        "autoformer",
-        "AutoformerModel",
-        "AutoformerConfig",
-        _with(SERIES, label_length=4, moving_average=3),
-        PAST_AND_FUTURE,
-        ("AutoformerEncoder", "AutoformerDecoder"),
-    ),
+    _of("informer", "InformerModel", _with(SERIES, attention_type="full"), PAST_AND_FUTURE),
+    _of("autoformer", "AutoformerModel", _with(SERIES, label_length=4, moving_average=3), PAST_AND_FUTURE),
     TinyModel(
         "detr",
         # The first releases take no backbone but timm's; without it, a dummy is in the place of this class.
@@ -950,23 +856,8 @@ ZOO: Tuple[TinyModel, ...] = (
     ),
     # The encoder draws up to 5.0 only. Up to 4.30 the position embeddings have 256 channels whatever
     # the configuration says.
-    TinyModel(
-        "conditional_detr",
-        "ConditionalDetrModel",
-        "ConditionalDetrConfig",
-        DETECTION,
-        IMAGE,
-        ("ConditionalDetrEncoder", "ConditionalDetrDecoder"),
-        older={"4.31": {"d_model": 256}},
-    ),
-    TinyModel(
-        "table_transformer",
-        "TableTransformerModel",
-        "TableTransformerConfig",
-        DETECTION,
-        IMAGE,
-        ("TableTransformerEncoder", "TableTransformerDecoder"),
-    ),
+    _of("conditional_detr", "ConditionalDetrModel", DETECTION, IMAGE, older={"4.31": {"d_model": 256}}),
+    _of("table_transformer", "TableTransformerModel", DETECTION, IMAGE),
     TinyModel(
         "maskformer",
         "MaskFormerModel",
@@ -985,23 +876,14 @@ ZOO: Tuple[TinyModel, ...] = (
     ),
     # The rate of this one is the plain dropout of its configuration, and it has one layer less than
     # decoder_layers says. The image is so small that every feature level is one pixel.
-    TinyModel(
+    _of(
         "mask2former",
         "Mask2FormerModel",
-        "Mask2FormerConfig",
         MASKS,
         {"pixel_values": floats(2, 3, 4, 4)},
-        ("Mask2FormerMaskedAttentionDecoder",),
+        "Mask2FormerMaskedAttentionDecoder",
     ),
     # With levels of different sizes the original forward dies when a layer runs after a number of skipped ones that
     # is no multiple of three: the skip leaves the attention mask of another level behind.
-    TinyModel(
-        "mask2former-levels",
-        "Mask2FormerModel",
-        "Mask2FormerConfig",
-        MASKS,
-        IMAGE,
-        ("Mask2FormerMaskedAttentionDecoder",),
-        dies_from="0",
-    ),
+    _of("mask2former-levels", "Mask2FormerModel", MASKS, IMAGE, "Mask2FormerMaskedAttentionDecoder", dies_from="0"),
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
-import os
 import pickle
-import subprocess
 import sys
 import threading
 from itertools import permutations
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Callable, Iterator, List
 
@@ -22,7 +20,6 @@ from ddpfix.patching.layers import IN_PLACE, stale_copies
 from ddpfix.patching.site import PatchError, Registry, Site, one_search
 from tests.support import undo
 
-ROOT = Path(__file__).parents[2]
 KIT = """
 class Base:
     def inherited(self):
@@ -222,49 +219,29 @@ def test_only_plain_functions_are_closed_over(kit: Any) -> None:
 
 
 @kinds
-@second
+@pytest.mark.parametrize("below", [None, *SECOND])
+@pytest.mark.parametrize("above", [None, *SECOND])
 @pytest.mark.parametrize("attribute", ["method", "inherited"])
-def test_ours_goes_from_below_another_layer(kit: Any, kind: str, other: str, attribute: str) -> None:
+def test_ours_goes_from_between_others(kit: Any, kind: str, below: Any, above: Any, attribute: str) -> None:
     expected = getattr(kit.Thing(), attribute)()
-    original = getattr(kit.Thing, attribute)
+    if below:
+        SECOND[below](kit.Thing, attribute, "below")
+    under = vars(kit.Thing).get(attribute, getattr(kit.Thing, attribute))
     site = Site("p")
     put(site, kind, kit.Thing, attribute, "ours")
-    SECOND[other](kit.Thing, attribute, "theirs")
+    for word in ("above", "top") if above else ():
+        SECOND[above](kit.Thing, attribute, word)
+    over, theirs = ["top", "above"] if above else [], ["below"] if below else []
     top = vars(kit.Thing)[attribute]
-    assert getattr(kit.Thing(), attribute)() == ["theirs", "ours", *expected]
+    assert getattr(kit.Thing(), attribute)() == [*over, "ours", *theirs, *expected]
     assert site.undo() == []
-    assert vars(kit.Thing)[attribute] is top
-    assert getattr(kit.Thing(), attribute)() == ["theirs", *expected]
-    if other != "bare":
-        assert top.__wrapped__ is original
+    assert getattr(kit.Thing(), attribute)() == [*over, *theirs, *expected]
+    assert vars(kit.Thing).get(attribute, under) is (top if above else under)
+    if above and above != "bare":
+        assert top.__wrapped__.__wrapped__ is under
+    for _ in over if above == "wraps" else ():
         naive_unwrap(kit.Thing, attribute)
-        assert getattr(kit.Thing, attribute) is original
-
-
-@kinds
-@second
-def test_ours_goes_from_above_another_layer(kit: Any, kind: str, other: str) -> None:
-    SECOND[other](kit.Thing, "method", "theirs")
-    theirs = vars(kit.Thing)["method"]
-    site = Site("p")
-    put(site, kind, kit.Thing, "method", "ours")
-    assert kit.Thing().method(2) == ["ours", "theirs", "original", 2]
-    assert site.undo() == []
-    assert vars(kit.Thing)["method"] is theirs and kit.Thing().method(2) == ["theirs", "original", 2]
-
-
-@kinds
-@pytest.mark.parametrize("below", SECOND)
-@pytest.mark.parametrize("above", SECOND)
-def test_ours_goes_from_between_two_layers(kit: Any, kind: str, below: str, above: str) -> None:
-    SECOND[below](kit.Thing, "method", "below")
-    site = Site("p")
-    put(site, kind, kit.Thing, "method", "ours")
-    SECOND[above](kit.Thing, "method", "above")
-    SECOND[above](kit.Thing, "method", "top")
-    assert kit.Thing().method() == ["top", "above", "ours", "below", "original", 0]
-    assert site.undo() == []
-    assert kit.Thing().method() == ["top", "above", "below", "original", 0]
+    assert above != "wraps" or vars(kit.Thing)[attribute] is under or below == "wrapt"
 
 
 def test_a_layer_below_ours_still_gets_its_instance(kit: Any) -> None:
@@ -427,27 +404,18 @@ def test_a_copy_that_was_changed_since_is_reported(kit: Any) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
-def test_copies_under_two_patches(kit: Any, order: Any) -> None:
+@pytest.mark.parametrize("searched", [False, True])
+def test_copies_under_two_patches(kit: Any, order: Any, searched: bool) -> None:
     original = kit.function
     sites = [Site("p0"), Site("p1")]
-    sites[0].wrap(kit, "function", adds("a"))
-    sites[1].wrap_hot(kit, "function", closure("b"))
+    with one_search() if searched else contextlib.nullcontext():
+        sites[0].wrap(kit, "function", adds("a"))
+        sites[1].wrap_hot(kit, "function", closure("b"))
+        assert (kit.user.f is original) is searched
     assert kit.user.f() == kit.function() == ["b", "a", "function", 0]
     for number in order:
         assert sites[number].undo() == []
     assert kit.user.f is original and kit.function is original
-
-
-def test_one_search_finds_all_copies_at_its_end(kit: Any) -> None:
-    original = kit.function
-    sites = [Site("p0"), Site("p1")]
-    with one_search():
-        sites[0].wrap(kit, "function", adds("a"))
-        sites[1].wrap_hot(kit, "function", closure("b"))
-        assert kit.user.f is original
-    assert kit.user.f() == kit.function() == ["b", "a", "function", 0]
-    assert sites[0].undo() == [] and kit.user.f() == ["b", "function", 0]
-    assert sites[1].undo() == [] and kit.user.f is original
 
 
 def test_a_patch_that_is_undone_within_a_search_leaves_copies_alone(kit: Any) -> None:
@@ -650,51 +618,3 @@ def test_threads_activate_once(active: Any) -> None:
     for thread in threads:
         thread.join()
     assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2
-
-
-PICKLES = """
-import io, pickle, sys
-import ddpfix.auto
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from torch.distributed import init_process_group
-from transformers.models.wavlm.modeling_wavlm import WavLMEncoder
-from transformers import WavLMConfig
-from ddpfix import engine
-from ddpfix.layerdrop import cover
-first = [init_process_group]
-for _ in range(2):  # before and after a process group is asked for
-    assert pickle.loads(pickle.dumps(init_process_group)) is init_process_group is torch.distributed.init_process_group
-    engine.current().gate.open()
-assert first[0] is not init_process_group
-assert pickle.loads(pickle.dumps(init_process_group)) is init_process_group is torch.distributed.init_process_group
-assert pickle.loads(pickle.dumps(DistributedDataParallel.forward)) is DistributedDataParallel.forward
-assert WavLMEncoder in cover.COVERED
-encoder = WavLMEncoder(WavLMConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8,
-                                   num_conv_pos_embeddings=3, num_conv_pos_embedding_groups=2))
-del encoder.pos_conv_embed  # torch refuses to pickle it, with or without us
-again = pickle.loads(pickle.dumps(encoder.forward))
-assert again.__func__ is WavLMEncoder.forward and type(again.__self__) is WavLMEncoder
-
-torch.save(encoder, sys.argv[1])
-print("fine")
-"""
-READS = """
-import sys, torch
-found = torch.load(sys.argv[1], weights_only=False)
-print(type(found).__name__, "ddpfix" in sys.modules)
-"""
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-def test_patched_classes_pickle_and_are_read_without_us(tmp_path: Path) -> None:
-    def run(code: str) -> str:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
-        environ["PYTHONPATH"] = str(ROOT)
-        command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "model.pt")]
-        done = subprocess.run(command, env=environ, cwd=str(tmp_path), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert run(PICKLES) == "fine\n"
-    assert run(READS) == "WavLMEncoder False\n"

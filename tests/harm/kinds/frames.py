@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.data import DataLoader
 
 from tests.harm.made import Net, batches, fit, net
 from tests.harm.program import program
@@ -175,6 +176,11 @@ class Breaks(nn.Module):
         return out
 
 
+class Holes(list):
+    def __getitem__(self, at):
+        raise FileNotFoundError("a.wav")
+
+
 @program(sample=True)
 def tracebacks_of_refused_calls(rank, size):
     wrapped = DDP(Breaks())
@@ -186,6 +192,9 @@ def tracebacks_of_refused_calls(rank, size):
         refused(lambda: DDP(nn.Tanh())),
         refused(lambda: wrapped(x)),
         refused(lambda: wrapped(x, nothing=1)),
+        refused(lambda: wrapped(torch.ones(2, 5), where="")),
+        refused(lambda: torch.no_grad()(wrapped)(x)),
+        refused(lambda: next(iter(DataLoader(Holes([1, 2]))))),
         refused(lambda: wrapped(x, where="backward").sum().backward()),
         refused(lambda: torch.autograd.backward()),
         refused(lambda: torch.autograd.backward(x.sum(), nothing=1)),

@@ -49,14 +49,15 @@ class Kit:
     Args:
         mode: one of :data:`BY_HAND`, or "ddp".
         number: a seed for the generators.
+        keep: called when the record has grown.
 
     Attributes:
         record: the results of the run so far: of :data:`PARTS` a list each, with an item for each step of an optimizer
             (what the program logs: for each call), and its error.
     """
 
-    def __init__(self, mode: str, number: int) -> None:
-        self.mode, self.number = mode, number
+    def __init__(self, mode: str, number: int, keep: Callable[[], Any] = lambda: None) -> None:
+        self.mode, self.number, self.keep = mode, number, keep
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.record: Dict[str, Any] = {part: [] for part in PARTS}
         self.record["error"] = None
@@ -91,6 +92,7 @@ class Kit:
         self.record["buffers"].append(numbers(buffers))
         self.record["state"].append(numbers([m for m in [*moments, *grads] if isinstance(m, torch.Tensor)]))
         self.record["random"].append(random_states())
+        self.keep()
 
     def run(self, train: Callable[[Kit], None]) -> None:
         """Run the program; generators are equal on all ranks when it begins."""
@@ -98,6 +100,7 @@ class Kit:
         random.seed(self.number)
         numpy.random.seed(self.number)
         torch.manual_seed(self.number)
+        self.keep()
         try:
             train(self)
         except Exception as error:
@@ -105,10 +108,10 @@ class Kit:
             raise
 
 
-def numbers(tensors: List[torch.Tensor]) -> bytes:
-    """The values in double precision, which keeps their bits."""
+def numbers(tensors: List[torch.Tensor]) -> str:
+    """The values in double precision, which keeps their bits, as hexadecimal digits."""
     flat = [each.detach().double().flatten() for each in tensors]
-    return bytes(torch.cat([*flat, torch.zeros(0).double()]).numpy().tobytes())
+    return bytes(torch.cat([*flat, torch.zeros(0).double()]).numpy().tobytes()).hex()
 
 
 def random_states() -> str:
@@ -139,6 +142,6 @@ def alone(train: Callable[[Kit], None], number: int) -> None:
     distributed.init_process_group("gloo")
     kit = Kit("ddp", number)
     kit.run(train)
-    steps, end = len(kit.record["parameters"]), numpy.frombuffer(kit.record["parameters"][-1]).sum()
+    steps, end = len(kit.record["parameters"]), numpy.frombuffer(bytes.fromhex(kit.record["parameters"][-1])).sum()
     print(f"rank {kit.rank}: {steps} steps, sum of parameters {float(end)!r}")
     distributed.destroy_process_group()

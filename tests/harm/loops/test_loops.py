@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import threading
-from typing import Any, Dict, List, Tuple
+from pathlib import Path
+from typing import Any, List, Tuple
 
 import pytest
 
 pytest.importorskip("torch", "2.3", reason="programs use its scaler for the CPU and its hooks after accumulation")
 
-from tests.harm.loops import pool, source  # noqa: E402
+from tests.harm.loops import source  # noqa: E402
 from tests.harm.loops.plan import draw  # noqa: E402
 from tests.harm.loops.verdict import BREACH, CURED, EQUAL, INVALID, Verdict, judged  # noqa: E402
 
@@ -29,19 +29,6 @@ PARTS += [
 ]
 
 
-def verdicts(seeds: range, size: int) -> Dict[int, Verdict]:
-    found: Dict[int, Verdict] = {}
-    lock = threading.Lock()
-
-    def use(lane: pool.Lane, plan: Any) -> None:
-        _, verdict = judged(lane, plan)
-        with lock:
-            found[plan.seed] = verdict
-
-    pool.each(seeds, size, 2, use)
-    return found
-
-
 def is_known(seed: int, size: int, verdict: Verdict) -> bool:
     """Whether a breach is of a kind that is left as it is (docs/unused-parameters.md).
 
@@ -58,11 +45,11 @@ def is_known(seed: int, size: int, verdict: Verdict) -> bool:
 
 
 @pytest.mark.parametrize(("size", "seeds"), PARTS)
-def test_random_loops_keep_the_law(size: int, seeds: range) -> None:
-    found = verdicts(seeds, size)
+def test_random_loops_keep_the_law(size: int, seeds: range, tmp_path: Path) -> None:
+    found = {plan.seed: verdict for plan, verdict, _ in judged([draw(seed, size) for seed in seeds], tmp_path)}
     assert set(found) == set(seeds)
     broken = {seed: each.text for seed, each in found.items() if each.name == BREACH and not is_known(seed, size, each)}
-    assert not broken, f"python -m tests.harm.loops --ranks {size} --seeds {','.join(map(str, broken))} --shrink"
+    assert not broken, f"python -m tests.harm.loops --ranks {size} --seeds {','.join(map(str, broken))}"
     names = [verdict.name for verdict in found.values()]
     assert min(names.count(EQUAL), names.count(CURED)) >= len(seeds) / 10
     assert names.count(INVALID) <= len(seeds) / 20

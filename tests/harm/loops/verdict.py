@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy
 
 from tests.harm.loops.kit import BY_HAND, PARTS
+from tests.harm.loops.launch import Run, train
 from tests.harm.loops.plan import Plan
-from tests.harm.loops.pool import Lane, Run
 
 # Plain is right, and ddpfix equal bit for bit and silent.
 EQUAL = "equal"
@@ -42,20 +43,20 @@ class Verdict:
     text: str = ""
 
 
-def judged(lane: Lane, plan: Plan) -> Tuple[Dict[str, Run], Verdict]:
-    """Run and judge a program; a breach is looked for a second time, because a machine may have been slow."""
-    runs = lane.run(plan)
-    verdict = judge(plan, runs["plain"], runs["ddpfix"])
-    if verdict.name == BREACH:
-        again = lane.run(plan)
-        second = judge(plan, again["plain"], again["ddpfix"])
-        verdict.text += "" if second.name == BREACH else f" (once; then {second.name})"
-    return runs, verdict
+def judged(plans: Sequence[Plan], folder: Path) -> List[Tuple[Plan, Verdict, Dict[str, Run]]]:
+    """Run and judge programs; breaches are looked for a second time, because a machine may have been slow."""
+    found = [(plan, judge(plan, **runs), runs) for plan, runs in zip(plans, train(plans, folder))]
+    again = [plan for plan, verdict, _ in found if verdict.name == BREACH]
+    second = {plan.seed: judge(plan, **runs) for plan, runs in zip(again, train(again, folder) if again else ())}
+    for plan, verdict, _ in found:
+        other = second.get(plan.seed, verdict)
+        verdict.text += "" if other.name == verdict.name else f" (once; then {other.name})"
+    return found
 
 
-def judge(plan: Plan, plain: Run, ours: Run) -> Verdict:
+def judge(plan: Plan, plain: Run, ddpfix: Run) -> Verdict:
     """The verdict on a program that was run in plain torch, by hand and under ddpfix."""
-    if plain.killed or ours.killed:
+    if plain.killed or ddpfix.killed:
         where = "under ddpfix, and ends in plain torch" if not plain.killed else "in plain torch"
         return Verdict(BREACH if not plain.killed else INVALID, f"does not end {where}")
     failed = errors(plain, BY_HAND)
@@ -64,10 +65,10 @@ def judge(plan: Plan, plain: Run, ours: Run) -> Verdict:
     # Under DDP all ranks round alike.
     close = 1e-10 if plan.double else 3e-5
     if errors(plain, ["ddp"]):
-        return _failing(plain, ours, close)
+        return _failing(plain, ddpfix, close)
     if not apart(plain) and any(like(plain, plain, mode, close) for mode in BY_HAND):
-        return _right(plain, ours)
-    return _wrong(plain, ours, close)
+        return _right(plain, ddpfix)
+    return _wrong(plain, ddpfix, close)
 
 
 def _right(plain: Run, ours: Run) -> Verdict:
@@ -149,9 +150,9 @@ def farthest(run: Run, reference: Run, mode: str) -> float:
     return max((distance(*pair) for pair in pairs), default=0.0)
 
 
-def distance(one: bytes, other: bytes) -> float:
+def distance(one: str, other: str) -> float:
     """The largest distance between two states; NaN equals NaN."""
-    first, second = numpy.frombuffer(one), numpy.frombuffer(other)
+    first, second = (numpy.frombuffer(bytes.fromhex(each)) for each in (one, other))
     if len(first) != len(second):
         return float("inf")
     far = numpy.abs(first - second)
@@ -166,5 +167,5 @@ def _far(one: Dict[str, Any], other: Dict[str, Any], part: str) -> str:
     if first is None:
         return " in their number"
     a, b = steps[first]
-    far = f" by {distance(a, b):.1e}" if isinstance(a, bytes) else ""
+    far = f" by {distance(a, b):.1e}" if part in ("parameters", "buffers", "state") else ""
     return f" after step {first}{far}"
