@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Dict, List, Optional
 
@@ -70,14 +68,6 @@ def test_every_rank_of_a_launcher(real: Place, tmp_path: Path, launch: str) -> N
     check(start([real.bin / words[0], *words[1:]], env, tmp_path), tmp_path, module)
 
 
-@pytest.mark.sampled(inside=False)
-def test_every_rank_from_the_checkout(tmp_path: Path, real: Place) -> None:
-    """Nothing is installed: the running interpreter, the checkout on the path, and the module of torchrun."""
-    words = f"-m ddpfix run -m torch.distributed.run --standalone --nproc_per_node=2 {RANKS} a".split()
-    env = real.env(OUT=str(tmp_path), PYTHONPATH=str(ROOT), PATH=os.environ["PATH"])
-    check(start([sys.executable, *words], env, tmp_path), tmp_path, False)
-
-
 def check(done: Finished[str], folder: Path, module: bool) -> None:
     assert done.returncode == 0, done.stderr
     # The launcher and its ranks say nothing but the one line of the process group.
@@ -87,24 +77,3 @@ def check(done: Finished[str], folder: Path, module: bool) -> None:
         assert (seen["finders"], seen["steps"], seen["argv"]) == (1, "applied", [str(RANKS), "a"])
         assert seen["main"] == ["__main__", "tests.activation.ranks" if module else None]
         assert module or seen["path"] == str(RANKS.parent)
-
-
-WORKERS = """
-import torch, sys
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2
-    def __getitem__(self, index):
-        import ddpfix
-        return int(ddpfix.report().active), sum(type(f).__module__ == "ddpfix.import_hook" for f in sys.meta_path)
-if __name__ == "__main__":
-    for kind in ("fork", "spawn"):
-        loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context=kind)
-        print([[int(n) for n in pair] for pair in loader])
-"""
-
-
-def test_data_loader_workers(real: Place, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(WORKERS, encoding="utf-8")
-    done = real.run("-m", "ddpfix", "run", tmp_path / "program.py")
-    assert (done.returncode, done.stdout) == (0, "[[1, 1], [1, 1]]\n" * 2), done.stderr

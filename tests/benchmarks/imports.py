@@ -1,4 +1,4 @@
-"""What ddpfix adds to a process that imports torch, transformers and a model, and which part of it costs what."""
+"""What ddpfix adds to a process that imports torch, transformers and a model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def with_toolkits(folder: Path, quick: bool) -> List[Figure]:
         said["stock"].clear()
     turns = take_turns(runs, 1 if quick else 3)
     torch = median(one["torch"] for one in said["stock"])
-    parts = {**_parts(said["ours"]), **_parts(said["stock"])}
-    total = sum(parts.values())
+    # In the run in which each was least: more work cannot make it shorter, another job can make it longer.
+    total = sum(min(one["own"] for one in of) for of in said.values())
     what = " and ".join(["torch", *modules[:1]])
     return [
-        Figure("added CPU, its parts added up", total, "ms", 25),
+        Figure("added CPU, of ddpfix and of what it needs", total, "ms", 25),
         Figure("the same, of what import torch needs", 100 * total / torch, "%", 2.5, f"import torch: {torch:.0f} ms"),
         # One process differs from the next by more than we add, so this only shows that no part was forgotten.
         Figure(
@@ -42,7 +42,6 @@ def with_toolkits(folder: Path, quick: bool) -> List[Figure]:
             note="rough: one process differs from the next by 100 ms",
         ),
         Figure(f"whole process with {what}", median(turns["stock"]), "ms", note=middle_half(turns["stock"], 0)),
-        *(Figure(f"  {name}", value, "ms") for name, value in sorted(parts.items(), key=lambda pair: -pair[1])),
     ]
 
 
@@ -56,8 +55,3 @@ def _import(place: Place, modules: Any, said: List[Dict[str, Any]], **more: str)
         return float(said[-1]["whole"])
 
     return run
-
-
-def _parts(said: List[Dict[str, Any]]) -> Dict[str, float]:
-    """Each part in the run in which it was least: more work cannot make it shorter, another job can make it longer."""
-    return {name: min(one["parts"][name] for one in said) for name in said[0]["parts"]}

@@ -8,7 +8,6 @@ numbers, so a forward may well be faster with ddpfix; what our own code takes is
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch import nn
 
 from ddpfix import engine
 from ddpfix.layerdrop import call as calls
-from ddpfix.layerdrop import cover, decisions, recompute, training
+from ddpfix.layerdrop import cover, decisions, training
 from tests.benchmarks.measure import take_turns
 from tests.benchmarks.report import Figure
 from tests.support import zoo
@@ -99,7 +98,6 @@ def a_layer(folder: Path, quick: bool) -> List[Figure]:
         return [
             *(figure for stack in STACKS for figure in _of_stack(stack, quick)),
             Figure("our own code, a layer", _answer_us(quick), "us", note="the answer and the comparison"),
-            Figure("our own code, a call is remembered", _remember_us(quick), "us", note="for a recomputation of it"),
         ]
 
 
@@ -182,18 +180,6 @@ def _answer_us(quick: bool) -> float:
         return min(_loop_us(one, 1000) for _ in range(3 if quick else 20))
     finally:
         calls.CURRENT.reset(token)
-
-
-def _remember_us(quick: bool) -> float:
-    module, hidden = nn.Identity(), torch.randn(2, 4, 16)
-    replica = training.Replica(module, 1)
-    steps = itertools.cycle([training.Step(replica, number, reached=True) for number in range(2)])
-
-    def remember() -> None:
-        # Calls of an earlier step whose backward has begun are forgotten on the way, as in training.
-        recompute.remember(module, (hidden,), {}, 1, next(steps))
-
-    return min(_loop_us(remember, 1000) for _ in range(3 if quick else 20))
 
 
 def a_step(folder: Path, quick: bool) -> List[Figure]:

@@ -12,7 +12,6 @@ from typing import List
 import pytest
 
 from tests.benchmarks.__main__ import SECTIONS
-from tests.benchmarks.report import Figure
 from tests.support import ranks
 
 
@@ -34,12 +33,6 @@ def test_every_section_reports_figures(tmp_path: Path) -> None:
         for figure in section["figures"]:
             assert figure["name"] and math.isfinite(figure["value"]), figure
             assert (figure["met"] is None) == (figure["target"] is None), figure
-
-
-def test_every_target_that_was_set_is_judged() -> None:
-    assert Figure("one", 2.0, "x", target=2.0).met is True
-    assert Figure("one", 2.1, "x", target=2.0).met is False
-    assert Figure("one", 2.1, "x").met is None
 
 
 def test_unknown_section_is_refused_by_name() -> None:

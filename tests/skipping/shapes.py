@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import random
 from random import random as coin
 from typing import Any, Dict, Iterator, List, Tuple, cast
@@ -28,13 +29,73 @@ def step(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return x + torch.tanh(layer(x))
 
 
-class Scalar(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and torch.rand([]) < self.rate:
+def drops(rate: float, training: bool = True) -> bool:
+    return training and random.random() < rate
+
+
+RATE = 0.5
+
+
+def drops_by_default(rate: float = RATE) -> bool:
+    return random.random() < rate
+
+
+# The loop that most of them have. By the class: what stands before it, and the condition on which a layer is left out.
+LOOP = """
+class {name}(Encoder):
+    def forward(self, x):
+        {before}
+        for i, layer in enumerate(self.layers):
+            if {condition}:
                 continue
-            x = x + layer(x).tanh()
+            x = step(layer, x)
         return x
+"""
+LOOPS: Dict[str, Tuple[str, str]] = {
+    "Scalar": ("", "self.training and torch.rand([]) < self.rate"),
+    "OnDevice": ("", "self.training and torch.rand(1, device=x.device, dtype=torch.float64) < self.rate"),
+    "Imported": ("", "self.training and coin() < self.rate"),
+    "Uniform": ("", "not (random.uniform(0, 1) > self.rate or not self.training)"),
+    "Percent": ("", "self.training and np.random.uniform(0, 100) < 100 * self.rate"),
+    "Survival": ("survival = 1 - self.rate", "self.training and torch.rand(1, dtype=torch.float64) > survival"),
+    # ESPnet's, and SpeechBrain's.
+    "EmptyVector": (
+        "_probs = torch.empty(len(self.layers)).uniform_()",
+        "not (not self.training or _probs[i] >= self.rate)",
+    ),
+    "NumpyVector": (
+        "keep = np.random.rand(len(self.layers)) if self.rate > 0 else None",
+        "not (not self.training or keep is None or keep[i] > self.rate)",
+    ),
+    "Mask": ("keep = torch.rand(LAYERS) >= self.rate", "not (keep[i] or not self.training)"),
+    "ListedMask": ("keep = (torch.rand(LAYERS) > self.rate).tolist()", "self.training and not keep[i]"),
+    "ListedDraws": ("draws = [random.random() for _ in self.layers]", "self.training and draws[i] < self.rate"),
+    "Depth": ("", "self.training and random.random() < self.rate * (i + 1) / len(self.layers)"),
+    "Function": ("", "drops(self.rate, self.training)"),
+    "Bernoulli": ("", "self.training and torch.bernoulli(torch.tensor(self.rate))"),
+    "Integer": ("", "self.training and random.randint(0, 99) < 100 * self.rate"),
+    "Sampled": ("chosen = random.sample(range(LAYERS), 3) if self.training else range(LAYERS)", "not (i in chosen)"),
+    "ByData": ("", "self.training and torch.rand(1) < x.abs().mean()"),
+    # One number for all layers: the whole stack runs, or none of it.
+    "Once": ("draw = random.random()", "self.training and draw < self.rate"),
+    # The last layer always runs, and has no entry.
+    "ShortMask": ("keep = torch.rand(LAYERS - 1) >= self.rate", "i < LAYERS - 1 and self.training and not keep[i]"),
+    # The first layer has another turn before the loop.
+    "RunBefore": ("x = step(self.layers[0], x)", "self.training and random.random() < self.rate"),
+    "Default": ("", "self.training and drops_by_default()"),
+}
+
+
+def written(name: str) -> type:
+    """The class of a loop, whose source is where that of any file is looked for."""
+    before, condition = LOOPS[name]
+    text, file = LOOP.format(name=name, before=before or "pass", condition=condition), f"{__file__}:{name}"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    exec(compile(text, file, "exec"), globals())
+    return cast(type, globals()[name])
+
+
+OF_LOOPS = tuple(map(written, LOOPS))
 
 
 class Item(Encoder):
@@ -44,15 +105,6 @@ class Item(Encoder):
         for layer in self.layers:
             if not (self.training and torch.rand(1).item() <= self.rate):
                 x = x + layer(x).tanh()
-        return x
-
-
-class OnDevice(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and torch.rand(1, device=x.device, dtype=torch.float64) < self.rate:
-                continue
-            x = step(layer, x)
         return x
 
 
@@ -66,23 +118,6 @@ class Random(Encoder):
         return x
 
 
-class Imported(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and coin() < self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class Uniform(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if random.uniform(0, 1) > self.rate or not self.training:
-                x = step(layer, x)
-        return x
-
-
 class Numpy(Encoder):
     """fairseq's, and so s3prl's."""
 
@@ -91,15 +126,6 @@ class Numpy(Encoder):
             dropout_probability = np.random.random() if self.rate > 0 else 1
             if not self.training or (dropout_probability > self.rate):
                 x = step(layer, x)
-        return x
-
-
-class Percent(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and np.random.uniform(0, 100) < 100 * self.rate:
-                continue
-            x = step(layer, x)
         return x
 
 
@@ -115,17 +141,6 @@ class NumpyGenerator(Encoder):
         return x
 
 
-class EmptyVector(Encoder):
-    """ESPnet's."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _probs = torch.empty(len(self.layers)).uniform_()
-        for idx, m in enumerate(self.layers):
-            if not self.training or (_probs[idx] >= self.rate):
-                x = step(m, x)
-        return x
-
-
 class Vector(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         draws = torch.rand(LAYERS)
@@ -133,17 +148,6 @@ class Vector(Encoder):
             if self.training and draws[i].item() < self.rate:
                 continue
             x = step(self.layers[i], x)
-        return x
-
-
-class NumpyVector(Encoder):
-    """SpeechBrain's."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = np.random.rand(len(self.layers)) if self.rate > 0 else None
-        for i, layer in enumerate(self.layers):
-            if not self.training or keep is None or keep[i] > self.rate:
-                x = step(layer, x)
         return x
 
 
@@ -166,39 +170,10 @@ class ZippedList(Encoder):
         return x
 
 
-class Mask(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.rand(LAYERS) >= self.rate
-        for i, layer in enumerate(self.layers):
-            if keep[i] or not self.training:
-                x = step(layer, x)
-        return x
-
-
 class ZippedMask(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer, dropped in zip(self.layers, torch.rand(LAYERS) < self.rate):
             if self.training and dropped:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class ListedMask(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = (torch.rand(LAYERS) > self.rate).tolist()
-        for i, layer in enumerate(self.layers):
-            if self.training and not keep[i]:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class ListedDraws(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        draws = [random.random() for _ in self.layers]
-        for i, layer in enumerate(self.layers):
-            if self.training and draws[i] < self.rate:
                 continue
             x = step(layer, x)
         return x
@@ -250,15 +225,6 @@ class IndexedRates(Rates):
         return x
 
 
-class Depth(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for index, layer in enumerate(self.layers):
-            if self.training and random.random() < self.rate * (index + 1) / len(self.layers):
-                continue
-            x = step(layer, x)
-        return x
-
-
 class Method(Encoder):
     def drops(self) -> Any:
         return self.training and torch.rand(1).item() < self.rate
@@ -289,19 +255,6 @@ class Overridden(Method):
 
     def drops(self) -> Any:
         return self.training and np.random.rand() < self.rate
-
-
-def drops(rate: float, training: bool = True) -> bool:
-    return training and random.random() < rate
-
-
-class Function(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if drops(self.rate, self.training):
-                continue
-            x = step(layer, x)
-        return x
 
 
 class Runs(Encoder):
@@ -454,15 +407,6 @@ class Unrolled(Encoder):
         return x
 
 
-class Bernoulli(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and torch.bernoulli(torch.tensor(self.rate)):
-                continue
-            x = step(layer, x)
-        return x
-
-
 class TorchGenerator(Encoder):
     def __init__(self) -> None:
         super().__init__()
@@ -474,24 +418,6 @@ class TorchGenerator(Encoder):
             if self.training and torch.rand(1, generator=self.generator) < self.rate:
                 continue
             x = step(layer, x)
-        return x
-
-
-class Integer(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and random.randint(0, 99) < 100 * self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class Sampled(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        chosen = random.sample(range(LAYERS), 3) if self.training else range(LAYERS)
-        for index, layer in enumerate(self.layers):
-            if index in chosen:
-                x = step(layer, x)
         return x
 
 
@@ -508,51 +434,6 @@ class Shallow(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         depth = random.randint(1, LAYERS) if self.training else LAYERS
         for layer in self.layers[:depth]:
-            x = step(layer, x)
-        return x
-
-
-class ByData(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and torch.rand(1) < x.abs().mean():
-                continue
-            x = step(layer, x)
-        return x
-
-
-class Once(Encoder):
-    """One number for all layers: the whole stack runs, or none of it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        draw = random.random()
-        for layer in self.layers:
-            if self.training and draw < self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class ShortMask(Encoder):
-    """The last layer always runs, and has no entry."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.rand(LAYERS - 1) >= self.rate
-        for i, layer in enumerate(self.layers):
-            if i < LAYERS - 1 and self.training and not keep[i]:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class RunBefore(Encoder):
-    """The first layer has another turn before the loop."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = step(self.layers[0], x)
-        for layer in self.layers:
-            if self.training and random.random() < self.rate:
-                continue
             x = step(layer, x)
         return x
 
@@ -639,22 +520,6 @@ class Static(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             if self.training and self.drops(self.rate):
-                continue
-            x = step(layer, x)
-        return x
-
-
-RATE = 0.5
-
-
-def drops_by_default(rate: float = RATE) -> bool:
-    return random.random() < rate
-
-
-class Default(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and drops_by_default():
                 continue
             x = step(layer, x)
         return x
@@ -834,12 +699,13 @@ def shuffled(layers: Any) -> List[Any]:
 
 
 ALL: Tuple[type, ...] = (
-    *(Scalar, Item, OnDevice, Random, Imported, Uniform, Numpy, Percent, NumpyGenerator, EmptyVector, Vector),
-    *(NumpyVector, Zipped, ZippedList, Mask, ZippedMask, ListedMask, ListedDraws, ListedTruths, Rates, IndexedRates),
-    *(ChangedMask, Overridden, Depth, Method, Drawn),
-    *(Function, Runs, Elsewhere, Blocks, Arounds, Listed, While, Kept, Walrus, Checkpointed, Conditional, Dictionary),
-    *(Unrolled, Bernoulli, TorchGenerator, Integer, Sampled, SampledLayers, Shallow, ByData, Once),
-    *(ShortMask, RunBefore, RunElsewhere, TensorRate, TensorRates, ListRates, Statements, Private, Static, Default),
+    *OF_LOOPS,
+    *(Item, Random, Numpy, NumpyGenerator, Vector),
+    *(Zipped, ZippedList, ZippedMask, ListedTruths, Rates, IndexedRates),
+    *(ChangedMask, Overridden, Method, Drawn),
+    *(Runs, Elsewhere, Blocks, Arounds, Listed, While, Kept, Walrus, Checkpointed, Conditional, Dictionary),
+    *(Unrolled, TorchGenerator, SampledLayers, Shallow),
+    *(RunElsewhere, TensorRate, TensorRates, ListRates, Statements, Private, Static),
     *(Coupled, Bookkeeping, Fraction, HandedElsewhere, WithoutAModule, Closed, ClosedRate),
     *(DrawnList, Reading, CountedList, CachedList),
 )
