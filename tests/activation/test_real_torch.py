@@ -57,8 +57,7 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize(
-    "launch",
-    [pytest.param(name, marks=pytest.mark.sampled(inside=name == "run behind torchrun")) for name in LAUNCHES],
+    "launch", [pytest.param(name, marks=pytest.mark.sampled(inside=name == "run behind torchrun")) for name in LAUNCHES]
 )
 def test_every_rank_of_a_launcher(real: Place, tmp_path: Path, launch: str) -> None:
     module = "module" in launch

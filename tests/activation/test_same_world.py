@@ -139,12 +139,7 @@ def test_signals_arrive(way: Way, name: str, code: str) -> None:
 def signalled(words: Sequence[object], env: Dict[str, str], number: int) -> List[object]:
     command = [str(word) for word in words]
     process = subprocess.Popen(
-        command,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=signals.foreground,
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals.foreground
     )
     assert process.stdout is not None
     # It is the process that was started and no child of it, so whoever started it can signal and await it.

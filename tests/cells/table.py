@@ -71,12 +71,7 @@ SEEING = (
     "tests/ranks/test_comparison.py",
 )
 # Its launcher, its loop, its batches of different numbers, and where it is when it stands still.
-LIGHTNING = (
-    "tests/launchers/test_others.py",
-    "tests/late/test_uneven.py",
-    "-k",
-    "lightning or lightened",
-)
+LIGHTNING = ("tests/launchers/test_others.py", "tests/late/test_uneven.py", "-k", "lightning or lightened")
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ def _transformers(versions: str, *others: str) -> Fit:
 _OLD = ("transformers==4.21.3", "numpy<1.24", "accelerate==0.20.3")
 # Interpreters of minor releases; among all cells are those that this package is said to run on.
 PYTHONS: Dict[str, Dict[Tuple[int, ...], str]] = {
-    "torch": {(2, 2): "3.9", (2, 7): "3.12", (2, 9): "3.13", (2, 11): "3.10"},
+    "torch": {(2, 2): "3.9", (2, 7): "3.12", (2, 9): "3.13", (2, 11): "3.10"}
 }
 # What an interpreter could break without ranks; two files are about what is written here, and about these results.
 UNIT = ("tests/unit", "--ignore=tests/unit/test_readme.py", "--ignore=tests/unit/test_tested.py")

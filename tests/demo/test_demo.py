@@ -53,11 +53,7 @@ def test_the_unpatched_toolkit_fails_and_ddpfix_trains(model: str, loop: str, tm
     ],
 )
 def test_without_the_cure_it_fails_and_shows_why(
-    unused: str,
-    complaint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    unused: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
     monkeypatch.setenv("DDPFIX_UNUSED", unused)

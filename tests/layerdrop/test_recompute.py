@@ -181,10 +181,7 @@ def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
 def test_the_same_tensor_in_every_step(reentrant: bool) -> None:
     """A batch that is used again and again has the same storage in all steps."""
     states = hidden().requires_grad_()
-    compare(
-        lambda model: call(model, states),
-        lambda model: checkpoint(call, model, states, use_reentrant=reentrant),
-    )
+    compare(lambda model: call(model, states), lambda model: checkpoint(call, model, states, use_reentrant=reentrant))
 
 
 @pytest.mark.patches("transformers.layerdrop")

@@ -31,14 +31,7 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
     found = names(wheel)
     sources = [path for path in (ROOT / "patches").rglob("*.py") if "__pycache__" not in path.parts]
     assert {f"ddpfix/patches/{path.relative_to(ROOT / 'patches').as_posix()}" for path in sources} <= set(found)
-    wanted = {
-        "compat_matrix.json",
-        "py.typed",
-        "_boot.py",
-        "_env.py",
-        "matrix/loader.py",
-        "_site/sitecustomize.py",
-    }
+    wanted = {"compat_matrix.json", "py.typed", "_boot.py", "_env.py", "matrix/loader.py", "_site/sitecustomize.py"}
     assert {"ddpfix.pth", *(f"ddpfix/{name}" for name in wanted)} <= set(found)
     assert not {"ddpfix/patches.py", "ddpfix/ddpfix.pth"} & set(found)
     assert not [name for name in found if "compiling" in name or name.endswith(".yaml")]
@@ -113,8 +106,7 @@ SAMPLE = {support.VERSIONS[0], [each for each in support.VERSIONS if each in PYT
 
 
 @pytest.mark.parametrize(
-    "version",
-    [pytest.param(each, marks=pytest.mark.sampled(inside=each in SAMPLE)) for each in support.VERSIONS],
+    "version", [pytest.param(each, marks=pytest.mark.sampled(inside=each in SAMPLE)) for each in support.VERSIONS]
 )
 def test_install_use_and_uninstall(version: str, wheel: Path, tmp_path: Path, torch_folder: Path) -> None:
     """A user's whole life with ddpfix, on each Python, with the real requirements and a stub torch."""

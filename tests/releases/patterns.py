@@ -9,19 +9,7 @@ from typing import Any, Dict, Iterator, Optional
 from ddpfix.matrix.model import Target
 from ddpfix.waiting import pattern as name_pattern
 from tests.releases.code import Code, Found
-from tests.releases.compare import (
-    CHANGED,
-    FINE,
-    GONE,
-    NEW,
-    SAME,
-    THERE,
-    UNREADABLE,
-    Place,
-    compared,
-    diff,
-    whereabouts,
-)
+from tests.releases.compare import CHANGED, FINE, GONE, NEW, SAME, THERE, UNREADABLE, Place, compared, diff, whereabouts
 from tests.releases.tree import Unreadable
 
 

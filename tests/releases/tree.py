@@ -39,12 +39,7 @@ class Tree:
     """
 
     def __init__(
-        self,
-        package: str,
-        label: str,
-        paths: Mapping[str, str],
-        read: Callable[[str, int], bytes],
-        near: bool = True,
+        self, package: str, label: str, paths: Mapping[str, str], read: Callable[[str, int], bytes], near: bool = True
     ) -> None:
         self.package, self.label, self.paths, self.near = package, label, paths, near
         self._read = read

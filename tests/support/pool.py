@@ -74,12 +74,7 @@ atexit.register(close)
 
 
 def results(
-    script: Path,
-    scenarios: Sequence[Scenario],
-    folder: Path,
-    size: int,
-    environ: Dict[str, str],
-    kind: Type[R],
+    script: Path, scenarios: Sequence[Scenario], folder: Path, size: int, environ: Dict[str, str], kind: Type[R]
 ) -> Dict[str, List[R]]:
     """Run scenarios (:func:`train`) and return the results of this kind by name, in the order of ranks."""
     train(script, [scenario.plan(folder) for scenario in scenarios], folder, size, environ)

@@ -468,13 +468,7 @@ SEQ2SEQ = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-STACK = {
-    "vocab_size": 24,
-    "hidden_size": 16,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-}
+STACK = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 16}
 SPEECH = _with(
     STACK,
     # Torch 2.0 and 2.1 on a CPU write what is in memory where the gradient of a GELU is transposed.
@@ -493,13 +487,7 @@ WAVE = {"input_values": floats(2, 400)}
 
 
 BERT_SPEECH = _with(STACK, feature_projection_input_dim=8, conv_depthwise_kernel_size=3, output_hidden_size=16)
-MEL_STACK = _with(
-    STACK,
-    num_mel_bins=8,
-    conv_kernel_size=3,
-    subsampling_conv_channels=4,
-    max_position_embeddings=64,
-)
+MEL_STACK = _with(STACK, num_mel_bins=8, conv_kernel_size=3, subsampling_conv_channels=4, max_position_embeddings=64)
 CODES = _with(STACK, ffn_dim=16, num_codebooks=2, max_position_embeddings=32, pad_token_id=1)
 TEXT_OF_CODES = {"input_ids": ids(4, 6)}
 SEAMLESS = {
@@ -647,14 +635,7 @@ ZOO: Tuple[TinyModel, ...] = (
     _seq2seq("led", "LED", attention_window=4, max_encoder_position_embeddings=32, max_decoder_position_embeddings=32),
     # From 5.4.0 on its encoder replaces the hidden states by None when it skips a layer.
     _of("pegasus_x", "PegasusXModel", _with(SEQ2SEQ, block_size=4, num_global_tokens=2), PAIR, dies_from="5.3.1"),
-    _seq2seq(
-        "nllb_moe",
-        "NllbMoe",
-        num_experts=2,
-        encoder_sparse_step=2,
-        decoder_sparse_step=2,
-        expert_capacity=16,
-    ),
+    _seq2seq("nllb_moe", "NllbMoe", num_experts=2, encoder_sparse_step=2, decoder_sparse_step=2, expert_capacity=16),
     # A decoder layer in front of which one was skipped is not in the cache of 4.44.2; 4.42.4 and 4.46.3 are well.
     _of(
         "whisper",
@@ -833,11 +814,7 @@ ZOO: Tuple[TinyModel, ...] = (
         "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2:SeamlessM4Tv2TextToUnitForConditionalGeneration",
         "SeamlessM4Tv2Config",
         SEAMLESS,
-        {
-            "inputs_embeds": floats(2, 4, 16),
-            "char_input_ids": ids(2, 8),
-            "char_count_per_id": same(2, 2, 4),
-        },
+        {"inputs_embeds": floats(2, 4, 16), "char_input_ids": ids(2, 8), "char_count_per_id": same(2, 2, 4)},
         ("SeamlessM4Tv2Encoder", "SeamlessM4Tv2TextToUnitDecoder"),
     ),
     _of("time_series_transformer", "TimeSeriesTransformerModel", SERIES, PAST_AND_FUTURE),

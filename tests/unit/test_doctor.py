@@ -14,16 +14,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 import ddpfix
-from ddpfix.cli.doctor import (
-    activation,
-    choices,
-    command,
-    examination,
-    limits,
-    private,
-    ranks,
-    screen,
-)
+from ddpfix.cli.doctor import activation, choices, command, examination, limits, private, ranks, screen
 from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, in_order
 from ddpfix.matrix import loader
 from tests.support import ranks as processes

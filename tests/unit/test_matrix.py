@@ -261,12 +261,7 @@ BAD = {
     "a list of places": ("      forward: {at", "      - {at", "    places", "a mapping is expected"),
     "no from": ('- from: "2.1"\n', "-\n", 'targets:\n          - {at: "torch.nn:L', "from missing"),
     "no to at the end": ('        to: "2.16"\n', "", LAST_ROW, "to missing"),
-    "from descends": (
-        LAST_ROW,
-        '- from: "2.0.9"',
-        '"2.0.9"',
-        "2.1 of patch torch.flag is claimed by this row and by",
-    ),
+    "from descends": (LAST_ROW, '- from: "2.0.9"', '"2.0.9"', "2.1 of patch torch.flag is claimed by this row and by"),
     "from stays": (LAST_ROW, '- from: "2.1.0"', '"2.1.0"', "row in line 26; rows ascend"),
     "to beyond the next row": (
         'to: "2.0"',
@@ -615,12 +610,7 @@ BAD_MARKS = {
         "signs",
         "accepted are distribution, version_file, marks, pl",
     ),
-    "no version": (
-        '{version: "1.0", words',
-        "{words",
-        "- {words",
-        "version missing",
-    ),
+    "no version": ('{version: "1.0", words', "{words", "- {words", "version missing"),
     "a version that is none": ('"1.0"', "main", "{version: main", "is not a version"),
     "holds everywhere": (
         "words: {core.py: class Core}}",

@@ -192,10 +192,7 @@ def test_explain_of_a_word_names_the_patches_that_speak_of_it(
 
 @pytest.mark.parametrize(
     ("words", "asked"),
-    [
-        (["plan", "--lyaerdrop", "off"], "did you mean --layerdrop"),
-        (["doctro"], "did you mean doctor?"),
-    ],
+    [(["plan", "--lyaerdrop", "off"], "did you mean --layerdrop"), (["doctro"], "did you mean doctor?")],
 )
 def test_an_option_or_command_that_is_misspelt(words: List[str], asked: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -89,11 +89,7 @@ def test_the_numbers_never_change() -> None:
     assert text_key("encoder") == 11527328553368671056
     assert fold(1, 2, 3, 4) == 3705391937491829246
     base = fold(42, 7, text_key("encoder"), 0)
-    assert [uniform(base, layer) for layer in range(3)] == [
-        0.20146985650712912,
-        0.7341826977385795,
-        0.6139746621638432,
-    ]
+    assert [uniform(base, layer) for layer in range(3)] == [0.20146985650712912, 0.7341826977385795, 0.6139746621638432]
 
 
 # Replicas and steps.
