@@ -10,29 +10,9 @@ from typing import Dict, List, Sequence
 
 from tests.upstream import accelerate_suite, torch_suite
 from tests.upstream.expected import EXPECTED
-from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, table, worse
+from tests.upstream.outcomes import MODES, STOCK, Outcomes, compared, table, worse
 
 SUITES: Dict[str, ModuleType] = {"torch": torch_suite, "accelerate": accelerate_suite}
-
-
-def compared(suite: ModuleType, tests: Sequence[str], modes: Sequence[str]) -> Outcomes:
-    """The outcomes of the tests in stock and in these modes.
-
-    What is worse is run once more, in both: on a busy machine a test may pass the first time only, or the second.
-    """
-    every = [STOCK, *(mode for mode in modes if mode != STOCK)]
-    by_mode: Dict[str, Dict[str, Outcome]] = {}
-    for mode in every:
-        print(f"{len(tests)} tests, {mode}", flush=True)
-        by_mode[mode] = suite.run(tests, MODES[mode])
-    outcomes = {test: {mode: by_mode[mode][test] for mode in every} for test in tests}
-    for mode in every:
-        again = worse(outcomes, mode)
-        for name in (mode, STOCK) if again else ():
-            print(f"{len(again)} tests once more, {name}", flush=True)
-            for test, outcome in suite.run(again, MODES[name], 2 * suite.LIMIT).items():
-                outcomes[test][name] = outcome
-    return outcomes
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from tests.upstream.expected import EXPECTED
 
@@ -33,6 +34,38 @@ class Outcome:
 
 # By test, and in it by mode.
 Outcomes = Dict[str, Dict[str, Outcome]]
+# A file that cannot be imported is one failed test, and the tests in it are those of the other mode alone.
+NOT_RUN = Outcome("missing", 0.0, "this test was not run in this mode")
+
+
+def compared(
+    suite: Any, names: Sequence[str], modes: Sequence[str], seconds: Optional[Dict[str, float]] = None
+) -> Outcomes:
+    """The outcomes of tests, or of all in some files, in stock and in these modes.
+
+    What is worse is run once more, in both: on a busy machine a test may pass the first time only, or the second.
+
+    Args:
+        suite: a part of this package that runs tests by name.
+        names: the tests or files.
+        modes: of :data:`MODES`; stock is always run.
+        seconds: how long each mode took is added here.
+    """
+    every, by_mode, taken = list(dict.fromkeys([STOCK, *modes])), {}, {} if seconds is None else seconds
+    for mode in every:
+        begun = time.monotonic()
+        by_mode[mode] = suite.run(names, MODES[mode])
+        taken[mode] = taken.get(mode, 0) + round(time.monotonic() - begun)
+        print(f"{names[0]} and {len(names) - 1} more, {mode}: {time.monotonic() - begun:.0f} s", flush=True)
+    tests = dict.fromkeys(test for found in by_mode.values() for test in found)
+    outcomes = {test: {mode: by_mode[mode].get(test, NOT_RUN) for mode in every} for test in tests}
+    for mode in every:
+        again = worse(outcomes, mode)
+        for name in (mode, STOCK) if again else ():
+            print(f"{len(again)} tests once more, {name}", flush=True)
+            for test, outcome in suite.run(again, MODES[name], 2 * suite.LIMIT).items():
+                outcomes[test][name] = outcome
+    return outcomes
 
 
 def verdict(test: str, mode: str, stock: Outcome, found: Outcome) -> str:

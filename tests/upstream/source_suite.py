@@ -19,8 +19,6 @@ from tests.upstream.outcomes import Outcome
 from tests.upstream.sources import LEFT_OUT, Source
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
-# Seconds for the files of one pattern.
-LIMIT = 1800.0
 OPTIONS = ("-q", "-n", "1", "-p", "no:cacheprovider", "-p", "upstream_applied", "-o", "junit_family=xunit1")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -40,6 +38,9 @@ class SourceSuite:
         applied: patches of ddpfix that were applied in some process of the tests.
         seconds: how long each mode took.
     """
+
+    # Seconds for the files of one pattern.
+    LIMIT = 1800.0
 
     def __init__(self, source: Source, checkout: Path, folder: Path) -> None:
         self.source, self.folder = source, folder

@@ -6,10 +6,9 @@ from typing import Any, List
 
 import pytest
 
-from tests.upstream import __main__ as command
 from tests.upstream import accelerate_suite, torch_suite
 from tests.upstream.expected import EXPECTED
-from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, last_line, table, verdict, worse
+from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, compared, last_line, table, verdict, worse
 
 pytest.importorskip("expecttest", reason="NOT RUN: torch's tests need expecttest, which the extra `test` brings")
 
@@ -95,4 +94,4 @@ class Flaky:
 @pytest.mark.parametrize(("times", "found"), [(0, []), (1, []), (2, ["test_any"])])
 def test_what_fails_is_run_once_more(times: int, found: List[str]) -> None:
     suite: Any = Flaky(times)
-    assert worse(command.compared(suite, ["test_any"], ["auto"]), "auto") == found
+    assert worse(compared(suite, ["test_any"], ["auto"]), "auto") == found

@@ -15,31 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, table, worse
+from tests.upstream.outcomes import MODES, STOCK, Outcomes, compared, table, worse
 from tests.upstream.source_suite import SourceError, SourceSuite
 from tests.upstream.sources import LEFT_OUT, SOURCES
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# A file that cannot be imported is one failed test, and the tests in it are those of the other mode alone.
-NOT_RUN = Outcome("missing", 0.0, "this test was not run in this mode")
-
-
-def compared(suite: SourceSuite, names: Sequence[str], mode: str) -> Outcomes:
-    """The outcomes of each test of some files, stock and under ddpfix; what is worse is run once more in both."""
-    by_mode: Dict[str, Dict[str, Outcome]] = {}
-    for each in (STOCK, mode):
-        begun = time.monotonic()
-        by_mode[each] = suite.run(names, MODES[each])
-        suite.seconds[each] = suite.seconds.get(each, 0) + round(time.monotonic() - begun)
-        print(f"{names[0]} and {len(names) - 1} more, {each}: {time.monotonic() - begun:.0f} s", flush=True)
-    tests = sorted({test for found in by_mode.values() for test in found})
-    outcomes = {test: {each: by_mode[each].get(test, NOT_RUN) for each in (STOCK, mode)} for test in tests}
-    again = worse(outcomes, mode)
-    for each in (STOCK, mode) if again else ():
-        print(f"{len(again)} tests once more, {each}", flush=True)
-        for test, outcome in suite.run(again, MODES[each]).items():
-            outcomes[test][each] = outcome
-    return outcomes
 
 
 def result(suite: SourceSuite, outcomes: Outcomes, mode: str, left: Sequence[str]) -> Dict[str, Any]:
@@ -121,7 +101,7 @@ def main(words: Sequence[str]) -> int:
             return 2
         outcomes: Outcomes = {}
         for names in suite.groups(given.only or ()):
-            outcomes.update(compared(suite, names, given.mode))
+            outcomes.update(compared(suite, names, [given.mode], suite.seconds))
             # A run that is interrupted leaves what it has found, and the names of what it has not run.
             run = {test.partition("::")[0] for test in outcomes}
             left = [name for every in suite.groups() for name in every if name not in run]
