@@ -31,7 +31,6 @@ LATER: Dict[str, int] = {
     "packaging/test_wheel::test_install_use_and_uninstall": 0,
     "packaging/test_editable": 0,
     "packaging/test_odd_machines": 0,
-    "wenet/test_launch::test_every_way_to_switch_it_on": 3,
     "wenet/test_launch::test_a_recipe_with_one_process_a_gpu": 0,
     # What is said: one test of each kind stays.
     "late/test_divergence": 0,

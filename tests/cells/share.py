@@ -13,18 +13,18 @@ SHARE: Dict[str, Tuple[str, ...]] = {
     "funasr-1.0.0": ("overrides", "undo"),
     "funasr-1.0.5": ("precision",),
     "funasr-1.0.17": ("batches", "uneven"),
-    "funasr-1.0.19": ("diagnosis", "entries", "unused"),
+    "funasr-1.0.19": ("entries", "unused"),
     "funasr-1.1.16": ("accumulation", "overrides"),
     "funasr-1.4.16": ("checkpoint", "layerdrop", "probe", "undo", "uneven"),
     "speechbrain-0.5.11": ("options", "stages", "undo"),
     "speechbrain-0.5.13": ("accumulation",),
     "speechbrain-0.5.16": ("accumulation", "options", "options_yaml", "options_device"),
-    "speechbrain-1.0.3": ("checkpointing", "diagnosis", "layerdrop", "undo", "uneven", "unused"),
+    "speechbrain-1.0.3": ("layerdrop", "undo", "uneven", "unused"),
     "speechbrain-1.1.2-transformers5": ("options", "probe", "recipe", "unused"),
     "torchaudio-2.11.0": ("layerdrop",),
     "s3prl-0.4.18": ("layerdrop",),
     "fastNLP-0.7.0": ("unused",),
-    "fastNLP-1.0.1": ("children", "diagnosis", "layerdrop", "overrides", "undo", "unused"),
+    "fastNLP-1.0.1": ("children", "layerdrop", "overrides", "undo", "unused"),
 }
 
 

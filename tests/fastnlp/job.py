@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import json
 import os
-import random
 import sys
 from pathlib import Path
 from typing import Any, Dict
@@ -42,9 +41,9 @@ class Noted(torch.optim.SGD):
 
 def train(options: Dict[str, Any], record: Dict[str, Any]) -> None:
     """One training run; ``record`` fills up while it goes on."""
-    record.update(steps=[], ddp=[], ran=[], places={}, error=None)
+    record.update(steps=[], ddp=[], places={}, error=None)
     model = models.make(options["model"])
-    attach(model, record)
+    attach(record)
     fail_at(model, options.get("fail"))
     optimizer = Noted(model.parameters(), lr=0.1)
     optimizer.record = record
@@ -59,7 +58,6 @@ def train(options: Dict[str, Any], record: Dict[str, Any]) -> None:
         run(names["model"], optimizer, given, options)
         exec(options.get("after") or "")
     finally:
-        record["random"] = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()[:16]
         record["given_stays"] = json.dumps(given, default=str) == before or bool(options.get("before"))
         record["places"] = places()
 
@@ -95,8 +93,8 @@ def fail_at(model: torch.nn.Module, fail: Any) -> None:
         model.evaluate_step = evaluate_step  # type: ignore[assignment]
 
 
-def attach(model: torch.nn.Module, record: Dict[str, Any]) -> None:
-    """Note what DDP was given, and which layers ran in each of its training steps."""
+def attach(record: Dict[str, Any]) -> None:
+    """Note what DDP was given."""
     kind = torch.nn.parallel.DistributedDataParallel
     original = kind.__init__
 
@@ -104,13 +102,10 @@ def attach(model: torch.nn.Module, record: Dict[str, Any]) -> None:
         original(self, *args, **kwargs)
         names = ("find_unused_parameters", "static_graph", "broadcast_buffers", "gradient_as_bucket_view")
         record["ddp"].append({name: getattr(self, name) for name in names})
-        self.register_forward_pre_hook(lambda module, args: record["ran"].append([]))
 
     init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     kind.__init__ = init
     note_raised(kind)
-    for name, layer in models.skipping(model):
-        layer.register_forward_pre_hook(lambda module, args, name=name: _ran(record, name))
 
 
 def note_raised(kind: Any) -> None:
@@ -126,12 +121,6 @@ def note_raised(kind: Any) -> None:
             raise
 
     kind.forward = forward
-
-
-def _ran(record: Dict[str, Any], name: str) -> None:
-    # Activation checkpointing runs a layer again in the backward pass.
-    if record["ran"] and name not in record["ran"][-1]:
-        record["ran"][-1].append(name)
 
 
 def with_driver(model: Any, optimizer: Any, given: Dict[str, Any], options: Dict[str, Any]) -> None:

@@ -53,18 +53,14 @@ class Result(results.Result):
     Attributes:
         steps: a digest of all parameters after each optimizer step.
         ddp: what each DDP was given.
-        ran: for each step, the layers that ran.
         places: the state of ddpfix's patches in that process.
         given_stays: whether the keywords that the user gave are what they were.
-        random: a digest of the state of Python's global generator at the end.
     """
 
     steps: List[str] = field(default_factory=list)
     ddp: List[Dict[str, Any]] = field(default_factory=list)
-    ran: List[List[str]] = field(default_factory=list)
     places: Dict[str, str] = field(default_factory=dict)
     given_stays: bool = True
-    random: str = ""
 
     def failure(self) -> str:
         """The error; of a rank that was ended, what DDP raised before, or "" if it raised nothing."""

@@ -27,11 +27,8 @@ def main() -> None:
 
     serving.dynamo()
 
-    from tests.fastnlp import releases, stand_in
+    from tests.fastnlp import stand_in
 
-    if releases.has_drivers():
-        import fastNLP.transformers.torch.models.bart
-        import fastNLP.transformers.torch.models.cpt  # noqa: F401
     stand_in.apply()
     serving.serve(Path(sys.argv[1]), run)
 

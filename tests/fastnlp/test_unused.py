@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+import re
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from packaging.version import Version
@@ -12,7 +13,6 @@ from tests.fastnlp.launch import FAILURE, Result, Scenario
 
 pytestmark = [pytest.mark.patches("fastnlp.unused"), pytest.mark.filterwarnings("ignore")]
 affected = pytest.mark.skipif(releases.release() < Version("0.7.0"), reason="the flag is this release's own default")
-drivers = pytest.mark.skipif(not releases.has_drivers(), reason="no drivers before 1.0.0")
 Results = Dict[str, List[Result]]
 STAYS = "find_unused_parameters=False is your own setting and stays"
 LATE = {"unused": "late"}
@@ -88,19 +88,48 @@ def finished(results: List[Result]) -> List[str]:
     return results[0].steps
 
 
+# By name: the run without ddpfix that it equals, the flag that each DDP was given, and what is said once or never.
+SAID = "find_unused_parameters=True, as in fastNLP up to 0.6.0"
+ONE_KIND = "activation checkpointing is non-reentrant in this model"
+WRAPPED = "static_graph=True has no effect: the model is wrapped in DDP already"
+SAME: Dict[str, Tuple[str, bool, str, str]] = {
+    "plain": ("given", True, SAID, STAYS),
+    "nothing": ("given", True, SAID, STAYS),
+    "find": ("given", True, "", STAYS),
+    "given": ("given", True, "", FINALIZED),
+    "auto": ("given", True, SAID, STAYS),
+    "whole": ("whole", True, SAID, STAYS),
+    "checkpointed": ("checkpointed", True, ONE_KIND, ""),
+    "reentrant": ("reentrant", True, ONE_KIND, ""),
+    # SGD alone: a parameter that no rank used stays, whether its gradient is None or zero.
+    "late": ("given", False, FINALIZED, ""),
+    "late refused": ("given", False, FINALIZED, ""),
+    "late given": ("given", True, "", FINALIZED),
+    "static": ("static", False, "", SAID),
+    "own": ("own", True, WRAPPED, ""),
+}
+
+
 @affected
 def test_the_reported_failure(unpatched: Results) -> None:
-    for error in failures(unpatched["plain"]):
+    for error in (error for name in ("plain", "auto") if name in unpatched for error in failures(unpatched[name])):
         assert FAILURE in error
         assert "did not receive grad for rank" in error
         assert ": 2 3" in error
 
 
 @affected
-def test_the_fix_equals_the_users_own_flag(unpatched: Results, ours: Results) -> None:
-    assert finished(ours["plain"]) == finished(unpatched["given"])
-    assert [settings["find_unused_parameters"] for settings in ours["plain"][0].ddp] == [True]
-    assert "find_unused_parameters=True, as in fastNLP up to 0.6.0" in ours["plain"][0].log
+@pytest.mark.parametrize("name", SAME)
+def test_it_trains_as_by_the_users_own_keywords(unpatched: Results, ours: Results, name: str) -> None:
+    if name not in ours:
+        pytest.skip("no drivers before 1.0.0")
+    reference, flag, said, unsaid = SAME[name]
+    assert finished(ours[name]) == finished(unpatched[reference])
+    assert [given["find_unused_parameters"] for result in ours[name] for given in result.ddp] == [flag, flag]
+    assert ours[name][0].ddp[0]["static_graph"] == (name == "static")
+    assert said in ours[name][0].log
+    assert not unsaid or unsaid not in ours[name][0].log
+    assert all(result.given_stays for result in ours[name])
 
 
 @affected
@@ -109,12 +138,26 @@ def test_only_the_fix_does_it(ours: Results, name: str) -> None:
     assert all(FAILURE in error for error in failures(ours[name]))
 
 
+@affected
+@pytest.mark.patches("torch.diagnosis")
+def test_the_line_of_the_diagnosis_is_what_the_user_gives(ours: Results) -> None:
+    """That these keywords cure is shown by ``given``. The rank that fails first ends the others."""
+    error = next(error for error in failures(ours["off"]) if "ddpfix: cure" in error)
+    assert "in fastNLP, paste this line" in error
+    # A message may be recorded on one line, and this is its end.
+    (line,) = re.findall(r"(?:Dist)?Trainer\(\.\.\., [^\n]*\)", error)
+    assert line.startswith("Trainer(") is releases.has_drivers()
+    keywords = eval(line.replace("..., ", ""), {"Trainer": dict, "DistTrainer": dict})
+    assert keywords == ddp(find_unused_parameters=True)
+
+
 def test_older_releases_are_not_affected(unpatched: Results, ours: Results) -> None:
     if releases.release() >= Version("0.7.0"):
         pytest.skip("only where the flag is the release's own default")
-    assert finished(unpatched["plain"]) == finished(ours["plain"])
-    assert unpatched["plain"][0].ddp == ours["plain"][0].ddp
-    assert unpatched["plain"][0].ddp[0]["find_unused_parameters"]
+    for name in ("plain", "whole"):
+        assert finished(unpatched[name]) == finished(ours[name])
+        assert unpatched[name][0].ddp == ours[name][0].ddp
+        assert unpatched[name][0].ddp[0]["find_unused_parameters"]
     assert ours["plain"][0].places["fastnlp.unused"] == "not-affected"
 
 
@@ -123,79 +166,8 @@ def test_the_users_own_false_stays_and_is_reported(ours: Results) -> None:
     assert all(FAILURE in error for error in failures(ours["refused"]))
     assert all(result.ddp[0]["find_unused_parameters"] is False for result in ours["refused"] if not result.hung)
     assert STAYS in ours["refused"][0].log
-    assert STAYS not in ours["plain"][0].log
-
-
-@affected
-def test_none_says_nothing(unpatched: Results, ours: Results) -> None:
-    assert finished(ours["nothing"]) == finished(unpatched["given"])
-
-
-@affected
-def test_what_was_given_is_not_changed(ours: Results) -> None:
-    assert all(result.given_stays for name in ("given", "nothing", "plain") for result in ours[name])
-
-
-def test_a_model_without_unused_parameters_trains_the_same(unpatched: Results, ours: Results) -> None:
-    assert finished(ours["whole"]) == finished(unpatched["whole"])
-
-
-@affected
-def test_asking_for_it_in_general_comes_to_the_same(unpatched: Results, ours: Results) -> None:
-    assert finished(ours["find"]) == finished(unpatched["given"])
-
-
-@drivers
-def test_the_driver_may_be_chosen_by_fastnlp(unpatched: Results, ours: Results) -> None:
-    assert all(FAILURE in error for error in failures(unpatched["auto"]))
-    assert finished(ours["auto"]) == finished(unpatched["given"])
-
-
-@drivers
-def test_a_static_graph_of_the_users_stays(unpatched: Results, ours: Results) -> None:
-    assert finished(ours["static"]) == finished(unpatched["static"])
-    expected = {"find_unused_parameters": False, "static_graph": True}
-    assert expected.items() <= ours["static"][0].ddp[0].items()
-
-
-@drivers
-def test_a_model_that_the_user_wrapped(unpatched: Results, ours: Results) -> None:
-    assert finished(ours["own"]) == finished(unpatched["own"])
-    assert len(ours["own"][0].ddp) == 1
-    assert "static_graph=True has no effect: the model is wrapped in DDP already" in ours["own"][0].log
-    assert "static_graph" not in unpatched["own"][0].log
-
-
-@affected
-@pytest.mark.parametrize("name", ["checkpointed", "reentrant"])
-def test_activation_checkpointing_goes_on_to_train(unpatched: Results, ours: Results, name: str) -> None:
-    assert finished(ours[name]) == finished(unpatched[name])
-    assert ours[name][0].ddp[0]["find_unused_parameters"]
-    assert "activation checkpointing is non-reentrant in this model" in ours[name][0].log
 
 
 @affected
 def test_checkpointing_needs_that_help(ours: Results) -> None:
     assert all("Expected to mark a variable ready only once" in error for error in failures(ours["unhelped"]))
-
-
-def flags(results: List[Result]) -> List[bool]:
-    """What each DDP of each rank was given."""
-    return [given["find_unused_parameters"] for result in results for given in result.ddp]
-
-
-@affected
-@pytest.mark.parametrize("name", ["late", "late refused"])
-def test_finalizing_after_backward_needs_no_flag(unpatched: Results, ours: Results, name: str) -> None:
-    # SGD alone: a parameter that no rank used stays, whether its gradient is None or zero.
-    assert finished(ours[name]) == finished(unpatched["given"])
-    assert flags(ours[name]) == [False, False]
-    assert FINALIZED in ours[name][0].log
-    assert FINALIZED not in ours["plain"][0].log
-
-
-@affected
-def test_the_users_own_true_stays_under_late(unpatched: Results, ours: Results) -> None:
-    assert finished(ours["late given"]) == finished(unpatched["given"])
-    assert flags(ours["late given"]) == [True, True]
-    assert FINALIZED not in ours["late given"][0].log

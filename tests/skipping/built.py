@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
@@ -51,12 +52,20 @@ def watched(layers: Any) -> List[int]:
     return ran
 
 
+def streams() -> str:
+    """Return a digest of the states of all global generators."""
+    import numpy
+
+    states: Any = (torch.get_rng_state().tolist(), random.getstate(), [str(each) for each in numpy.random.get_state()])
+    return hashlib.sha256(repr(states).encode()).hexdigest()
+
+
 def weights(model: nn.Module) -> List[float]:
     return [float(each.detach().double().sum()) for each in model.parameters()]
 
 
 def trained(built: Built, wrapped: Any, rank: int) -> Dict[str, Any]:
-    """Train a wrapped model; returns the layers that ran, and the parameters, after each step."""
+    """Train a wrapped model; returns the layers that ran, and the parameters, after each step, and the generators."""
     ran = watched(built.layers)
     seed(100 + rank)
     steps, found = made(wrapped), {"ran": [], "steps": []}  # type: ignore[var-annotated]
@@ -67,6 +76,7 @@ def trained(built: Built, wrapped: Any, rank: int) -> Dict[str, Any]:
         steps.step()
         found["ran"].append(sorted({*ran}))
         found["steps"].append(weights(built.model))
+    found["streams"] = streams()  # type: ignore[assignment]
     return found
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
@@ -17,55 +18,67 @@ Found = Dict[str, List[Rank]]
 OF_ANY_ORIGIN = {f"{name}_layerdrop": "0" for name in ("torch", "transformers")}
 
 
-def plans(models: str, names: Sequence[str], fix: str, others: Dict[str, str]) -> List[Scenario]:
-    """The trainings of each model that the functions below compare.
+def trained(folder: Path, models: Any, names: Sequence[str], fix: str) -> Found:
+    """Train each model in all ways that the functions below compare.
 
     Args:
+        folder: where the ranks leave what they find.
         models: the module of tests with the models.
         names: of the models.
-        fix: the toolkit's own fix.
-        others: settings of all trainings (:data:`OF_ANY_ORIGIN`).
+        fix: the setting of the toolkit's own fix.
     """
-    found: List[Scenario] = []
+    plans: List[Scenario] = []
     for name in names:
-        found += [
-            Scenario(f"plain {name}", models=models, model=name),
-            Scenario(f"flag {name}", models=models, model=name, flag=True),
-            Scenario(f"ours {name}", models=models, model=name, settings=others),
-            Scenario(f"off {name}", models=models, model=name, settings={**others, "layerdrop": "off"}),
-            Scenario(f"any {name}", models=models, model=name, settings={"transformers_layerdrop": "0"}),
-            Scenario(f"switched {name}", models=models, model=name, settings={**others, fix: "0"}, flag=True),
-        ]
-    return found
+        ways = {
+            "plain": Scenario("plain"),
+            "flag": Scenario("flag", flag=True),
+            "ours": Scenario("ours", settings=OF_ANY_ORIGIN),
+            "off": Scenario("off", settings={**OF_ANY_ORIGIN, "layerdrop": "off"}),
+            "any": Scenario("any", settings={"transformers_layerdrop": "0"}),
+            "switched": Scenario("switched", settings={**OF_ANY_ORIGIN, fix: "0"}, flag=True),
+        }
+        plans += [replace(way, name=f"{how} {name}", models=models.__name__, model=name) for how, way in ways.items()]
+    return stacks.train(plans, folder)
 
 
 def fails_without(found: Found, name: str) -> None:
-    """Plain torch ends with its error, or, with the flag, skips other layers on each rank."""
+    """Plain torch ends with its error; with the flag, or without the toolkit's fix, each rank skips other layers."""
     assert all(FAILURE in record["error"] for _, record in found[f"plain {name}"])
-    skips_apart(found, f"flag {name}")
+    for scenario in (f"flag {name}", f"switched {name}"):
+        first, second = both(found, scenario)
+        assert first["ran"] != second["ran"]
 
 
-def skips_apart(found: Found, scenario: str) -> None:
-    (log, first), (_, second) = found[scenario]
-    assert first["error"] is None and second["error"] is None, log
-    assert first["ran"] != second["ran"] and first["steps"] == second["steps"]
-
-
-def skips_alike(found: Found, scenario: str, model: Callable[[], built.Built], layers: int) -> None:
-    """Both ranks skip the same layers, and train what a process without DDP does with these layers."""
-    (log, first), (_, second) = found[scenario]
-    assert first["error"] is None and second["error"] is None, log
-    assert first["ran"] == second["ran"] and first["steps"] == second["steps"]
-    assert 0 < sum(layers - len(ran) for ran in first["ran"]) < built.STEPS * layers, first["ran"]
-    built.seed(0)
-    for ours, reference in zip(first["steps"], built.by_hand(model(), first["ran"], 2)):
-        assert ours == pytest.approx(reference, rel=2e-5, abs=2e-6)
-
-
-def skips_nothing(found: Found, name: str, layers: int) -> None:
-    for log, record in found[f"off {name}"]:
+def both(found: Found, scenario: str) -> List[Dict[str, Any]]:
+    """What two ranks found that ended well, and with the same parameters."""
+    for log, record in found[scenario]:
         assert record["error"] is None, log
-        assert [len(ran) for ran in record["ran"]] == [layers] * built.STEPS
+    records = [record for _, record in found[scenario]]
+    assert records[0]["steps"] == records[1]["steps"]
+    return records
+
+
+def skips_alike(found: Found, name: str, models: Any) -> None:
+    """Both ranks skip the same layers, and train what a process without DDP does with these layers.
+
+    By the toolkit's fix, by that for any model, and with LayerDrop off; the generators advance as in plain torch.
+
+    Args:
+        models: the module of tests that has the model.
+    """
+    for scenario in (f"ours {name}", f"any {name}", f"off {name}"):
+        first, second = both(found, scenario)
+        assert first["ran"] == second["ran"]
+        skipped = sum(models.LAYERS - len(ran) for ran in first["ran"])
+        if scenario.startswith("off"):
+            assert skipped == 0
+            continue
+        assert 0 < skipped < built.STEPS * models.LAYERS, first["ran"]
+        built.seed(0)
+        for ours, reference in zip(first["steps"], built.by_hand(models.MODELS[name](), first["ran"], 2)):
+            assert ours == pytest.approx(reference, rel=2e-5, abs=2e-6)
+    streams = [[record["streams"] for record in both(found, f"{kind} {name}")] for kind in ("flag", "ours")]
+    assert streams[0] == streams[1]
 
 
 def loads_nothing(module: str) -> None:
@@ -75,7 +88,3 @@ def loads_nothing(module: str) -> None:
     environ = ranks.with_release(ranks.environment({"DDPFIX": "1"}))
     code, output = ranks.run([sys.executable, "-W", "ignore", "-c", text], environ, Path.cwd(), 120)
     assert code == 0 and "LOADED []" in output, output
-
-
-def trained(folder: Path, scenarios: Sequence[Scenario]) -> Found:
-    return stacks.train(scenarios, folder)

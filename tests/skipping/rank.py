@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import logging
-import random
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-import numpy as np
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.skipping.built import seed, streams
 from tests.support import serving
-
-
-def seed(number: int) -> None:
-    torch.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number)
-
-
-def streams() -> str:
-    """A digest of the states of all global generators."""
-    states: Any = (torch.get_rng_state().tolist(), random.getstate(), [str(each) for each in np.random.get_state()])
-    return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
 def watched(encoder: Any, layers: List[nn.Module]) -> List[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import os
 import time
 from importlib import import_module
 from importlib.util import find_spec
@@ -54,6 +55,27 @@ def loader(scenario: Dict[str, Any]) -> Any:
         return data
 
     return torch.utils.data.DataLoader(Piped(data), batch_size=None, num_workers=1, persistent_workers=True)
+
+
+def scenario(plan: Dict[str, Any], folder: Path) -> None:
+    """Run a scenario in this (forked) process; one for fewer ranks than there are leaves the last ones out."""
+    plan["found"].update(left_out=plan["size"] <= serving.RANK)
+    if plan["found"]["left_out"]:
+        return
+    os.environ["WORLD_SIZE"] = str(plan["size"])
+    if plan["settings"] is None:
+        run(plan, folder / plan["name"])
+        return
+    import ddpfix
+    from ddpfix.ranks.failures import sentinel
+
+    original = patched()
+    ddpfix.activate(**plan["settings"])
+    sentinel.PERIOD = 0.2
+    plan["found"].update(changed=[name for name, raw in patched().items() if raw is not original[name]])
+    run(plan, folder / plan["name"])
+    plan["found"].update(problems=ddpfix.deactivate())
+    plan["found"].update(left=[name for name, raw in patched().items() if raw is not original[name]])
 
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:

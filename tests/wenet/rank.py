@@ -27,8 +27,11 @@ PARTS = (
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one scenario in this (forked) process."""
-    from tests.wenet import scenarios
+    from tests.wenet import epochs, scenarios
 
+    if scenario["function"] == "uneven":
+        epochs.scenario(scenario, folder)
+        return
     if scenario["settings"] is not None:
         import ddpfix
 

@@ -38,15 +38,14 @@ def group() -> Iterator[None]:
 def depth(plan: Dict[str, Any], record: Record) -> None:
     """Train a net with stochastic depth for some steps; note what ran, and the weights after each step.
 
-    Plan: ``encoder``, ``rate``, ``branch``, ``steps``, ``checkpointing``; ``same_length``: all ranks have batches of
+    Plan: ``encoder``, ``rate``, ``branch``, ``steps``; ``same_length``: all ranks have batches of
     one length; ``moved``: rank 1's generator is used once more, as for a batch that it skipped; ``decisions``: what
     plain torch is to draw, instead of its numbers.
     """
     record.update(ran=[], weights=[])
     made = _spied() if plan.get("spied") else None
-    more = {"gradient_checkpointing": True} if plan.get("checkpointing") else {}
     with group(), _scripted(plan.get("decisions", {}).get(str(RANK))):
-        net = tiny_model.deep(plan["encoder"], plan["rate"], plan.get("branch"), **more)
+        net = tiny_model.deep(plan["encoder"], plan["rate"], plan.get("branch"))
         model = DistributedDataParallel(net, find_unused_parameters=True)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         torch.manual_seed(777)
@@ -192,31 +191,4 @@ def _differ(now: Any, was: Dict[str, Any]) -> bool:
     return now.keys() != was.keys() or any(now[name] is not value for name, value in was.items())
 
 
-def scripted(plan: Dict[str, Any], record: Record) -> None:
-    """Compile what draws, as train.py does on rank 0, and note what comes out in evaluation."""
-    net = tiny_model.deep(plan["encoder"], 0.5, 0.5 if plan["encoder"] == "branchformer" else None).eval()
-    for part in net.modules():
-        part._forward_hooks.clear()
-    feats, lengths = tiny_model.features(0, 0)
-    whole: Any = net.encoder
-    if tiny_model.is_real():
-        record["out"] = float(torch.jit.script(whole)(feats, lengths, -1)[0].abs().sum())
-    else:
-        record["out"] = float(torch.jit.script(whole.encoders._modules["0"])(feats).abs().sum())
-
-
-def probed(plan: Dict[str, Any], record: Record) -> None:
-    """A net with stochastic depth as DDP sees it on two ranks with the same numbers, and the probe in one process."""
-    from tests.support import ddp_finding
-
-    with group():
-        torch.set_num_threads(1)
-        subject = ddp_finding.Subject(
-            lambda: tiny_model.deep(plan["encoder"], plan["rate"], plan.get("branch")),
-            [tiny_model.features(0, step) for step in range(plan["steps"])],
-            lambda output, batch: output,
-        )
-        record.update(ddp_finding.compared(subject))
-
-
-FUNCTIONS = {function.__name__: function for function in (depth, idle, flags, undone, scripted, probed)}
+FUNCTIONS = {function.__name__: function for function in (depth, idle, flags, undone)}

@@ -77,11 +77,3 @@ def test_the_buffer_of_sox(tree: Path) -> None:
     done = output_of(processor(tree), tree, ["torch"], DDPFIX="1")
     assert done.returncode == 0, done.stderr
     assert ", True] [] [" in done.stdout.splitlines()[-1] and done.stdout.splitlines()[-1].endswith("True")
-
-
-@pytest.mark.parametrize("tree", trees.real(trees.since("v2.1.0")))
-def test_init_model_can_be_imported(tree: Path) -> None:
-    unpatched = output_of("wenet.utils.init_model", tree, [])
-    assert unpatched.returncode == 1 and f"ImportError: {TORCH} '" in unpatched.stderr
-    done = output_of("wenet.utils.init_model", tree, [], DDPFIX="1")
-    assert done.returncode == 0, done.stderr

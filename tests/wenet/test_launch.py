@@ -1,4 +1,4 @@
-"""Ways in which WeNet's recipes start ``wenet/bin/train.py``, and ways to switch ddpfix on: every rank is patched.
+"""Ways in which WeNet's recipes start ``wenet/bin/train.py``: every rank is patched.
 
 An item of ``--override_config`` that nobody can read tells them apart: unpatched WeNet skips it with a line.
 """
@@ -15,7 +15,6 @@ import pytest
 
 from tests.wenet import trees
 
-PROBE = Path(__file__).with_name("probe.py")
 REFUSED = "ValueError: --override_config 'nonsense': no key and value can be read here"
 NEEDED = (
     "--data_type",
@@ -80,42 +79,6 @@ def test_unpatched_goes_on(tree: Path, tmp_path: Path) -> None:
         assert "the overrive nonsense format not correct, skip it" in done.stdout, done.stdout
 
 
-AUTO = "import ddpfix.auto, runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-WAYS = {
-    "variable": ({"DDPFIX": "1"}, []),
-    "run": ({}, ["-m", "ddpfix", "run"]),
-    "auto": ({}, ["-c", AUTO]),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("tree", trees.every(("v3",), ("v2.0.0",)))
-def test_every_way_to_switch_it_on(tree: Path, way: str, tmp_path: Path) -> None:
-    environ, before = WAYS[way]
-    words = [sys.executable, *before, script(tree), *arguments(tmp_path, tree)]
-    done = start(words, trees.environ(tree, **environ), tmp_path)
-    assert REFUSED in done.stdout, done.stdout
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        pytest.param([], id="variable"),
-        pytest.param(["-m", "ddpfix", "run"], id="run", marks=pytest.mark.sampled(inside=False, cells=True)),
-    ],
-)
-@pytest.mark.parametrize("tree", trees.every(("v3",), ("v3.0.0", "v3.0.1")))
-def test_torchrun(tree: Path, before: List[str], tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--tee", "3"]
-    # The agent ends the other rank when it sees that one has failed: it looks when both have had their time.
-    torchrun += ["--monitor_interval", "5"]
-    switch = {} if before else {"DDPFIX": "1"}
-    words = [sys.executable, *torchrun, *before, script(tree), *arguments(tmp_path, tree)]
-    done = start(words, trees.environ(tree, **switch), tmp_path)
-    for rank in (0, 1):
-        assert any(f"{rank}]:" in line and REFUSED in line for line in done.stdout.splitlines()), done.stdout
-
-
 @pytest.mark.parametrize("tree", trees.every(("v3",), ("v2.2.1",)))
 def test_a_recipe_with_one_process_a_gpu(tree: Path, tmp_path: Path) -> None:
     words = " ".join(arguments(tmp_path, tree))
@@ -125,18 +88,3 @@ def test_a_recipe_with_one_process_a_gpu(tree: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
         log = (tmp_path / f"{rank}.log").read_text()
         assert REFUSED in log, log
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("tree", trees.every(("v2", "v3"), ("v2.0.0",)))
-def test_data_loader_workers(tree: Path, way: str, tmp_path: Path) -> None:
-    """A forked worker inherits the patches, a spawned one gets them by the environment."""
-    environ, before = WAYS[way]
-    if way == "variable":
-        unpatched = start([sys.executable, PROBE, "fork"], trees.environ(tree), tmp_path)
-        assert [line for line in unpatched.stdout.splitlines() if " True" in line] == []
-    words = [sys.executable, *before, PROBE, "fork", *([] if way == "auto" else ["spawn"])]
-    done = start(words, trees.environ(tree, **environ), tmp_path)
-    lines = [line for line in done.stdout.splitlines() if line.endswith((" True", " False"))]
-    assert lines == ["main True", "fork True", *([] if way == "auto" else ["spawn True"])], done.stdout

@@ -169,12 +169,3 @@ def test_what_means_nothing_ends_the_run(item: str, ours: ModuleType) -> None:
 def test_several_are_applied_in_order(ours: ModuleType) -> None:
     result = given(ours, "accum_grad 2", "new.a 1", "new.b=2", "accum_grad=4")
     assert result["accum_grad"] == 4 and result["new"] == {"a": 1, "b": 2}
-
-
-def test_the_patch_is_undone(unpatched: ModuleType) -> None:
-    site = Site("test")
-    was = vars(unpatched)["override_config"]
-    overrides.read(site, unpatched, None)
-    assert vars(unpatched)["override_config"] is not was
-    site.undo()
-    assert vars(unpatched)["override_config"] is was

@@ -13,7 +13,7 @@ from tests.wenet.uneven_runs import Outcome, era, shards, trained
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 TREES: List[Any] = trees.stood_in(("v1", "v2", "v3"), newest=False)
-# The table in docs/wenet.md is of all scenarios; these are enough to show each fault.
+# These are enough to show each fault.
 UNPATCHED = ("uneven", "step_mode", "validation", "empty", "loader", "fsdp")
 
 

@@ -76,7 +76,7 @@ class StandIn(torch.nn.Module):
         return out, lengths
 
 
-def deep(encoder: str, rate: float, branch: Optional[float] = None, **more: Any) -> Net:
+def deep(encoder: str, rate: float, branch: Optional[float] = None) -> Net:
     """A net whose layers are skipped at ``rate``, and their attention branches at ``branch`` (None: it has none)."""
     torch.manual_seed(0)
     rates = {"stochastic_depth_rate": rate, **({} if branch is None else {"attn_branch_drop_rate": branch})}
@@ -89,7 +89,7 @@ def deep(encoder: str, rate: float, branch: Optional[float] = None, **more: Any)
     conf.update(cgmlp_conv_kernel=3, use_dynamic_chunk=True, use_dynamic_left_chunk=True, causal=True)
     conf.update({} if branch is None else {"merge_method": "learned_ave"})
     kind = {"branchformer": "Branchformer", "e_branchformer": "EBranchformer"}[encoder]
-    net = Net(_of(f"{encoder}.encoder:{kind}Encoder")(20, **{**conf, **rates, **more}))
+    net = Net(_of(f"{encoder}.encoder:{kind}Encoder")(20, **conf, **rates))
     net.train()
     return net
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from tests.support import pool, scenario
+from tests.wenet import launch
 
-RANK = Path(__file__).with_name("uneven_rank.py")
 SIZE = 3
 
 
@@ -43,6 +43,7 @@ class Scenario(scenario.Scenario):
     engine: str = "torch_ddp"
     alive: float = 0
     timeout: float = 20
+    function: str = "uneven"
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class Outcome:
         return [rank["error"] if rank else "" for rank in self.ranks]
 
     def word(self) -> str:
-        """The outcome in a word or two, for the table."""
+        """The outcome in a word or two."""
         if any(rank is None for rank in self.ranks):
             return "aborts" if any("gloo::EnforceNotMet" in log for log in self.logs) else "hangs"
         if not all(rank and not rank["error"] for rank in self.ranks):
@@ -99,7 +100,7 @@ class Outcome:
 
 def train(tree: Path, scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Outcome]:
     """Run scenarios one after the other on a tree's ranks, which stay for the next ones."""
-    pool.train(RANK, [each.plan(folder) for each in scenarios], folder, SIZE, {"TREE": str(tree)})
+    pool.train(launch.RANK, [each.plan(folder) for each in scenarios], folder, SIZE, {"TREE": str(tree)})
     outcomes = {}
     for each in scenarios:
         pairs = pool.records(folder, each.name, each.size)

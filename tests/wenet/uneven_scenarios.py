@@ -1,4 +1,4 @@
-"""The runs of :mod:`tests.wenet.test_uneven` and of the table in docs/wenet.md: each unpatched, and under ddpfix."""
+"""The runs of :mod:`tests.wenet.test_uneven`: each unpatched, and under ddpfix."""
 
 from __future__ import annotations
 
@@ -7,22 +7,6 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 from tests.wenet.uneven_runs import Scenario, era, shards
-
-# What each one shows, for the table.
-MEANING = {
-    "uneven": "3 and 5 batches, two epochs",
-    "nothing": "0 and 3 batches",
-    "three": "2, 4 and 3 batches on three ranks",
-    "step_mode": "3 and 5 batches, validation every second step",
-    "validation": "2 and 4 batches of validation",
-    "empty": "batches without utterances, accumulation 2",
-    "loader": "a bad file on one rank",
-    "worker": "a data-loader worker dies",
-    "step": "a training step raises on one rank",
-    "cv": "a validation step raises on one rank",
-    "fsdp": "FSDP, 3 and 5 batches",
-    "slow": "FSDP, a batch slower than `--timeout`",
-}
 
 
 def fails(where: str, at: int = 102) -> Dict[str, Any]:
