@@ -3,36 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from typing import Any, Callable, ContextManager, Dict
 
 import torch
 from torch import distributed, nn
 
-from tests.late.parting import STEPS, batch, logged, note, nothing, second_rank, sgd, wrapped
+from tests.late.parting import STEPS, batch, logged, note, second_rank, sgd, wrapped
 
 Record = Dict[str, Any]
-Average = Callable[[Any], None]
+Between = Callable[[Any, int], None]
+
+
+def nothing(model: Any, step: int) -> None:
+    pass
 
 
 def loss(model: Any, step: int) -> Any:
     return model(batch(step)).pow(2).mean()
 
 
-def step_within(
-    record: Record, model: Any, optimizer: Any, before: Average = nothing, after: Average = nothing, inside: bool = True
+def trained(
+    record: Record,
+    before: Between = nothing,
+    after: Between = nothing,
+    inside: bool = True,
+    optimizer: Callable[[Any], Any] = sgd,
+    **ddp: Any,
 ) -> None:
-    """Train under ``no_sync``; ``before`` and ``after`` are called around the optimizer's step."""
+    """Train under ``no_sync``.
+
+    Args:
+        record: has the parameters after each step.
+        before: called with the model and the step, in front of the optimizer's step.
+        after: the same, behind it.
+        inside: whether the optimizer steps under ``no_sync`` as well.
+        optimizer: makes it.
+        ddp: keywords of DistributedDataParallel.
+    """
+    model = wrapped(**ddp)
+    steps = optimizer(model)
     for step in range(STEPS):
-        optimizer.zero_grad()
+        steps.zero_grad()
         with contextlib.ExitStack() as stack:
             with model.no_sync():
                 loss(model, step).backward()
                 if inside:
                     stack.enter_context(model.no_sync())
-            before(step)
-            optimizer.step()
-        after(step)
+            before(model, step)
+            steps.step()
+        after(model, step)
         # Without a gradient in common a rank could be done before the other one has begun.
         logged(step)
         note(record, model)
@@ -54,27 +75,6 @@ def averaged(tensors: Any) -> None:
         each /= distributed.get_world_size()
 
 
-# Nothing is averaged.
-
-
-def within(record: Record) -> None:
-    """Backward and optimizer under no_sync (accelerate's accumulate within another one)."""
-    model = wrapped()
-    step_within(record, model, sgd(model))
-
-
-def outside(record: Record) -> None:
-    """The optimizer steps outside of it."""
-    model = wrapped()
-    step_within(record, model, sgd(model), inside=False)
-
-
-def flagged(record: Record) -> None:
-    """With DDP's flag, and an optimizer with more state."""
-    model = wrapped(find_unused_parameters=True)
-    step_within(record, model, torch.optim.AdamW(model.parameters(), lr=0.01))
-
-
 def accumulated_within(record: Record) -> None:
     """Two micro-batches a step, both under no_sync."""
     model = wrapped()
@@ -90,51 +90,45 @@ def accumulated_within(record: Record) -> None:
     flush()
 
 
-# The program averages, or means it so.
-
-
-def gradients_by_hand(record: Record) -> None:
-    model = wrapped()
-    step_within(record, model, sgd(model), before=lambda step: averaged([p.grad for p in model.parameters()]))
-
-
-def parameters_by_hand(record: Record) -> None:
-    model = wrapped()
-    step_within(record, model, sgd(model), after=lambda step: averaged([p.data for p in model.parameters()]))
-
-
-def parameters_now_and_then(record: Record) -> None:
+def averaged_now_and_then(model: Any, step: int) -> None:
     """Local SGD with new tensors in the places of the parameters' data."""
-    model = wrapped()
-
-    def between(step: int) -> None:
-        for parameter in model.parameters() if step % 3 == 2 else ():
-            mean = parameter.data.clone()
-            averaged([mean])
-            parameter.data = mean
-
-    step_within(record, model, sgd(model), after=between)
+    for parameter in model.parameters() if step % 3 == 2 else ():
+        mean = parameter.data.clone()
+        averaged([mean])
+        parameter.data = mean
 
 
-def first_rank_rules(record: Record) -> None:
-    model = wrapped()
-
-    def between(step: int) -> None:
-        for parameter in model.parameters():
-            distributed.broadcast(parameter.data, 0)
-
-    step_within(record, model, sgd(model), after=between)
+def of_the_first_rank(model: Any, step: int) -> None:
+    for parameter in model.parameters():
+        distributed.broadcast(parameter.data, 0)
 
 
-def noise(record: Record) -> None:
+def moved(model: Any, step: int) -> None:
     """The program moves the parameters of each rank itself."""
-    model = wrapped()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.full_like(parameter, 1e-3 * (1 + distributed.get_rank())))
 
-    def between(step: int) -> None:
-        for parameter in model.parameters():
-            parameter.data.add_(torch.full_like(parameter, 1e-3 * (1 + distributed.get_rank())))
 
-    step_within(record, model, sgd(model), after=between)
+UNDER_NO_SYNC: Dict[str, Callable[[Record], None]] = {
+    # Nothing is averaged: backward and optimizer are under no_sync (accelerate's accumulate within another one), or the
+    # optimizer steps outside of it, or has more state, with DDP's flag.
+    "within": trained,
+    "outside": functools.partial(trained, inside=False),
+    "flagged": functools.partial(
+        trained, optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01), find_unused_parameters=True
+    ),
+    # The program averages, or means it so.
+    "gradients_by_hand": functools.partial(
+        trained, before=lambda model, step: averaged([p.grad for p in model.parameters()])
+    ),
+    "parameters_by_hand": functools.partial(
+        trained, after=lambda model, step: averaged([p.data for p in model.parameters()])
+    ),
+    "parameters_now_and_then": functools.partial(trained, after=averaged_now_and_then),
+    "first_rank_rules": functools.partial(trained, after=of_the_first_rank),
+    "noise": functools.partial(trained, after=moved),
+}
+globals().update(UNDER_NO_SYNC)
 
 
 def same_data(record: Record) -> None:
@@ -170,8 +164,9 @@ def warm_up(record: Record) -> None:
 # Ranks with other numbers of backwards.
 
 
-def _backwards(record: Record, model: Any, numbers: Callable[[int], int]) -> None:
+def _backwards(record: Record, numbers: Callable[[int], int]) -> None:
     """Train with a number of backwards in each step that the rank decides; the other one makes up for it at the end."""
+    model = wrapped()
     optimizer = sgd(model)
     done = 0
     for step in range(STEPS):
@@ -186,24 +181,15 @@ def _backwards(record: Record, model: Any, numbers: Callable[[int], int]) -> Non
         loss(model, 0).backward()
 
 
-def twice(record: Record) -> None:
-    """One rank calls backward twice in each step."""
-    _backwards(record, wrapped(), lambda step: 1 + second_rank())
-
-
-def twice_once(record: Record) -> None:
-    """One rank calls it twice in the second step."""
-    _backwards(record, wrapped(), lambda step: 1 + (second_rank() and step == 1))
-
-
-def thrice(record: Record) -> None:
-    """One rank twice, the other one three times."""
-    _backwards(record, wrapped(), lambda step: 2 + second_rank())
-
-
-def as_often(record: Record) -> None:
-    """Both call it equally often, though not in each step."""
-    _backwards(record, wrapped(), lambda step: 1 + step % 2)
+# How often a rank calls backward in a step.
+NUMBERS: Dict[str, Callable[[int], int]] = {
+    "twice": lambda step: 1 + second_rank(),
+    "twice_once": lambda step: 1 + (second_rank() and step == 1),
+    "thrice": lambda step: 2 + second_rank(),
+    # Both equally often, though not in each step.
+    "as_often": lambda step: 1 + step % 2,
+}
+globals().update({name: functools.partial(_backwards, numbers=numbers) for name, numbers in NUMBERS.items()})
 
 
 def line_search(record: Record) -> None:

@@ -30,21 +30,21 @@ def group(tmp_path: Path) -> Any:
 PROGRAM = """
 import sys, time, torch
 from torch import distributed
-from ddpfix.ranks.groups import collectives
+from ddpfix.ranks.groups import internals
 distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
-found = [collectives.ended()]
+found = [internals.ended()]
 def ended(number):
     until = time.monotonic() + 20
-    while collectives.ended() != number and time.monotonic() < until:
+    while internals.ended() != number and time.monotonic() < until:
         time.sleep(0.001)
-    return collectives.ended()
+    return internals.ended()
 for number in (1, 2, 3):
     distributed.all_reduce(torch.ones(2))
     found.append(ended(number))
 other = distributed.new_group([0])
 distributed.all_reduce(torch.ones(2), group=other)
 time.sleep(0.2)
-print([*found, collectives.ended()])
+print([*found, internals.ended()])
 """
 
 
