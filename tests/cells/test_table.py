@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import pytest
 from packaging.version import Version
@@ -120,20 +122,18 @@ def test_is_skipped(): pytest.skip("no")
 """
 
 
-def test_tests_are_recorded_with_what_they_stand_for(tmp_path: Path) -> None:
-    import subprocess
-    import sys
+def recorded(folder: Path, program: str, *words: str) -> Tuple[int, str, Dict[str, Any]]:
+    """Exit code and output of pytest on a file of tests, and what was recorded of them."""
+    (folder / "test_program.py").write_text(program)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.cells.record", "--record", str(folder / "found")]
+    command += ["-p", "no:cacheprovider", "-c", "pyproject.toml", *words, str(folder)]
+    done = subprocess.run(command, cwd=table.TESTS.parent, stdout=subprocess.PIPE, text=True)
+    return done.returncode, done.stdout, json.loads((folder / "found").read_text())
 
-    (tmp_path / "test_program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.cells.record", "--record", str(tmp_path / "found")]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-c", "pyproject.toml", str(tmp_path)],
-        cwd=table.TESTS.parent,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert done.returncode == 1, done.stdout
-    found = json.loads((tmp_path / "found").read_text())
+
+def test_tests_are_recorded_with_what_they_stand_for(tmp_path: Path) -> None:
+    code, output, found = recorded(tmp_path, PROGRAM)
+    assert code == 1, output
     assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
     assert found["patches"] == ["one", "two"] and found["broken"] == ["one", "three", "two"]
     assert "pytest" not in found["packages"] and found["packages"]["torch"]
@@ -155,24 +155,13 @@ def test_of_none(): pass
 
 def test_samples_of_neighbouring_releases_have_all_tests_together(tmp_path: Path) -> None:
     """Each has a test of every patch, and says how many it left out."""
-    import subprocess
-    import sys
-
-    (tmp_path / "test_program.py").write_text(SWEEP)
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.cells.record", "--record", str(tmp_path / "found")]
     ran, left = [], []
     for turn in range(3):
-        done = subprocess.run(
-            [*command, "--sample", "3", "--turn", str(turn), "-c", "pyproject.toml", str(tmp_path)],
-            cwd=table.TESTS.parent,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout
-        found = json.loads((tmp_path / "found").read_text())
+        code, output, found = recorded(tmp_path, SWEEP, "--sample", "3", "--turn", str(turn))
+        assert code == 0, output
         assert found["patches"] == ["one", "two"]
         left.append(found["left"])
-        ran += re.findall(r"::(\S+) PASSED", done.stdout)
+        ran += re.findall(r"::(\S+) PASSED", output)
     assert left == [4, 5, 5] and len(ran) == 27 - sum(left)
     assert {name for name in ran if "[" in name} == {f"test_of_one[{number}]" for number in range(7)}
 

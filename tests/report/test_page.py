@@ -141,33 +141,10 @@ def everywhere(value: Any) -> Any:
     return value
 
 
-KEYS = {
-    *traces.header(0, 1),
-    *traces.row(0, 1, 1, 1, False),
-    "number",
-    "class",
-    "layers",
-    "parameters",
-    "first_layer",
-    "first_parameter",
-    "wrapped_at",
-    "how",
-}
-KEYS |= {
-    "id",
-    "state",
-    "reason",
-    "value",
-    "from",
-    "level",
-    "text",
-    "name",
-    "requested",
-    "effective",
-    "note",
-    "phase",
-    "place",
-}
+# What a trace calls its parts: headers, models, rows, events, settings, patches.
+_OF_MODELS = "number class layers parameters first_layer first_parameter wrapped_at how"
+_OF_OTHERS = "id state reason value from level text name requested effective note phase place"
+KEYS = {*traces.header(0, 1), *traces.row(0, 1, 1, 1, False), *_OF_MODELS.split(), *_OF_OTHERS.split()}
 
 
 @pytest.fixture(scope="module")
@@ -226,21 +203,8 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(each)
 
 
-ODD: List[Any] = [
-    None,
-    True,
-    -1,
-    2**70,
-    1e308,
-    float("nan"),
-    float("inf"),
-    "text",
-    "",
-    [],
-    [1, "x", None, -5, 2**40],
-    {},
-    {"a": []},
-]
+ODD: List[Any] = [None, True, -1, 2**70, 1e308, float("nan"), float("inf")]
+ODD += ["text", "", [], [1, "x", None, -5, 2**40], {}, {"a": []}]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
